@@ -40,7 +40,7 @@ from poise.twin.traces.options import Information, Options
 from poise.twin.trial import simulate
 from poise.units import HOUR, MINUTE, SECOND
 
-POLICIES = "poise,fifo,sjf,srtf,las,tiresias,goodput,edf"
+POLICIES = "poise,fifo,sjf,srtf,las,tiresias,goodput,edf,elasticflow"
 SPEEDS = {"H100": 1.0, "A100": 0.55, "V100": 0.25}
 JOBS = 150
 LONGEST = 60.0

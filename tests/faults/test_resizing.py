@@ -37,7 +37,7 @@ def a_world_of_gangs(seed: int) -> Scenario:
         if random.random() < 0.15:
             acts.append(Act(at=at + int(random.uniform(1, 15) * SECOND), act="cancel", of=f"g{number}"))
     acts += [act for act in scenario.acts if act.act in ("drain", "empty", "undrain", "quota")]
-    policy = "poise" if seed % 8 else "goodput"
+    policy = {0: "goodput", 4: "elasticflow"}.get(seed % 8, "poise")
     return msgspec.structs.replace(scenario, acts=tuple(sorted(acts, key=lambda act: act.at)), policy=policy)
 
 

@@ -171,6 +171,7 @@ class _Placing:
         self.decisions: list[Decision] = []
         self.holds: dict[str, tuple[Reason, ...]] = {}
         self._first = ""  # for whom room is being made
+        self._refusals: dict[Shape, tuple[int, tuple[Reason, ...]]] = {}  # with how many decisions these know of
 
     def more(self, claim: Claim, rows: Rows) -> tuple[Spot, ...]:
         """Spots for the tasks that a gang which resizes is to have there as well, as far as there is room already."""
@@ -223,6 +224,13 @@ class _Placing:
         if not candidate.recovering and candidate.queue not in self.holds:
             self.holds[candidate.queue] = reasons or self._reasons(candidate)
 
+    def _refused(self, shape: Shape) -> tuple[Reason, ...]:
+        """What every node has against it; looked up again once something was placed."""
+        known = self._refusals.get(shape)
+        if known is None or known[0] != len(self.decisions):
+            known = self._refusals[shape] = len(self.decisions), tuple(self.draft.reasons(shape))
+        return known[1]
+
     def _reasons(self, candidate: Candidate) -> tuple[Reason, ...]:
         """Every reason against every artifact of it; where there is room, that is for another."""
         if not len(self.view.fleet):
@@ -233,7 +241,7 @@ class _Placing:
             have = min(needed - 1, int(self.draft.capacity(candidate.shape).sum()))
             found.append(Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(have), wakes="finished"))
         for shape in (candidate.shape, *candidate.others):
-            found += self.draft.reasons(shape)
+            found += self._refused(shape)
         if found:
             return tuple(found)
         if self._first:

@@ -12,10 +12,13 @@ shortest remaining time first; the worse it scales, the more evenly it is shared
 
 from collections.abc import Sequence
 from functools import lru_cache
-from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
+import numpy as np
+
+from poise.model.fleet import Floats, Ints
 from poise.model.jobs import Speedups
+from poise.policy.feasible import MOST_TASKS
 
 LOSS = 0.1
 """The part of the work of an elastic unit that is taken not to be done in parallel where nothing is known of it: with
@@ -23,6 +26,9 @@ eight tasks it is then 4.7 times as fast as with one (Amdahl, 1967)."""
 
 PAYS = 0.3
 """A task beyond the least has to bring this part of what one task alone does; it would be idle for most of its time."""
+
+BISECTIONS = 50
+"""Halvings of the interval in which the price of a device is looked for."""
 
 
 class Bid(NamedTuple):
@@ -37,31 +43,49 @@ class Bid(NamedTuple):
 
 
 @lru_cache(maxsize=16_384)
-def speeds_with(told: Speedups | None, most: int) -> tuple[float, ...]:
-    """With 0, 1, ... `most` tasks, over that with one: as told, beyond that as with the most that was told."""
+def speeds_with(told: Speedups | None, most: int, on_one: int = MOST_TASKS) -> tuple[float, ...]:
+    """With 0, 1, ... `most` tasks, over that with one: as told, beyond that as with the most that was told. More than
+    `on_one` are on several nodes.
+    """
     if told is None or not told.together:
         return (0.0, *(tasks / (1 + LOSS * (tasks - 1)) for tasks in range(1, most + 1)))
     best: list[float] = [0.0]
     for tasks in range(1, most + 1):
-        here = [of[min(tasks, len(of)) - 1] / 1000 for of in (told.together, told.apart) if of]
-        best.append(max(best[-1], *here))
+        could = (told.together, told.apart) if tasks <= on_one else (told.apart or told.together,)
+        best.append(max(best[-1], *(of[min(tasks, len(of)) - 1] / 1000 for of in could if of)))
     return tuple(best)
 
 
-def share_out(bids: Sequence[Bid], devices: int) -> list[int]:
-    """Tasks for each."""
-    given = [0] * len(bids)
-    heap = [(*found, number) for number, bid in enumerate(bids) if (found := step(bid, 0))]
-    heapify(heap)
-    while heap and devices > 0:
-        _, to, number = heappop(heap)
-        bid, takes = bids[number], (to - given[number]) * bids[number].width
-        if takes > devices:
-            continue
-        given[number], devices = to, devices - takes
-        if found := step(bid, to):
-            heappush(heap, (*found, number))
-    return given
+def share_out(gains: Floats, widths: Ints, devices: int) -> Ints:
+    """Tasks for each of J units, such that the sum of their `gains` (J, K + 1), with 0 to K tasks of so many devices
+    each (`widths`), is as large as can be: a device has a price, each unit takes the size that gains it most beyond
+    that, and the price is the lowest at which there are enough. Devices left over go to the largest gains for a device.
+    """
+    every, tasks = np.arange(len(gains)), np.arange(gains.shape[1])
+    takes = widths[:, None] * tasks
+    gains = np.where(takes <= devices, gains, -np.inf)
+    slopes = (gains[:, 1:] - gains[:, :1]) / takes[:, 1:]
+    low, high = 0.0, float(slopes.max(initial=0.0)) + 1e-9
+    sizes = np.zeros(len(gains), np.int64)
+    for _ in range(BISECTIONS):
+        price = (low + high) / 2
+        chosen = (gains - price * takes).argmax(axis=1)
+        if int((widths * chosen).sum()) <= devices:
+            high, sizes = price, chosen
+        else:
+            low = price
+    left = devices - int((widths * sizes).sum())
+    while left > 0:
+        more = takes - takes[every, sizes][:, None]
+        slopes = np.where(
+            (more > 0) & (more <= left), (gains - gains[every, sizes][:, None]) / np.maximum(more, 1), 0.0
+        )
+        place, size = divmod(int(slopes.argmax()), len(tasks))
+        if slopes[place, size] <= 0:
+            break
+        left -= int(more[place, size])
+        sizes[place] = size
+    return sizes
 
 
 def worth_having(speeds: Sequence[float], least: int) -> int:

@@ -28,6 +28,7 @@ from poise.model.decisions import Plan
 from poise.model.fleet import DEVICES, Bools, Floats, Ints
 from poise.model.views import Snapshot
 from poise.policy.claims import Claim, Rows, carry_out, claims_of, devices_by_model, same, vacated
+from poise.policy.elastic import share_out
 from poise.policy.feasible import MOST_TASKS, ability
 from poise.policy.place import Draft
 from poise.units import MINUTE, SECOND
@@ -44,9 +45,6 @@ NONE = 1e-3
 
 FILLS = 64
 """Devices in pieces that are given out one by one in a round; the next ones go in the next round."""
-
-BISECTIONS = 50
-"""Halvings of the interval in which the price of a device is looked for."""
 
 
 class Known(NamedTuple):
@@ -205,28 +203,7 @@ def _sizes(view: Snapshot, bids: Sequence[Bid]) -> dict[str, int]:
         if tasks < width:
             costs[place, tasks] = min(costs[place, tasks], bid.stays)
     each = np.array([bid.claim.shape.gpus for bid in bound])
-    needs = each[:, None] * np.arange(width)
-    low, high = 0.0, 1 / NONE
-    sizes = np.zeros(len(bound), np.int64)
-    for _ in range(BISECTIONS):
-        price = (low + high) / 2
-        chosen = (costs + price * needs).argmin(axis=1)
-        if int((each * chosen).sum()) <= devices:
-            high, sizes = price, chosen
-        else:
-            low = price
-    left = devices - int((each * sizes).sum())
-    every = np.arange(len(bound))
-    while left > 0:
-        more = needs - needs[every, sizes][:, None]
-        could = (more > 0) & (more <= left)
-        gains = np.where(could, (costs[every, sizes][:, None] - costs) / np.maximum(more, 1), 0.0)
-        best = int(gains.argmax())
-        place, size = divmod(best, width)
-        if gains[place, size] <= 0:
-            break
-        left -= int(more[place, size])
-        sizes[place] = size
+    sizes = share_out(-costs, each, devices)
     return {bid.claim.unit: int(size) for bid, size in zip(bound, sizes, strict=True)}
 
 

@@ -4,18 +4,22 @@ How much a further task is worth, and which tasks are worth having at all, is sa
 draft, which knows where there is room.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import NamedTuple
+
+import numpy as np
 
 from poise.model.decisions import Spot, Why
 from poise.model.fleet import Resident
-from poise.model.resources import Shape
+from poise.model.jobs import Work
+from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate
 from poise.policy.allowance import Allowance
-from poise.policy.elastic import Bid, share_out, speeds_with, step
+from poise.policy.elastic import Bid, share_out, speeds_with, step, worth_having
 from poise.policy.place import Draft
-from poise.policy.reclaim import ends, worth
+from poise.policy.reclaim import worth
 from poise.policy.running import lost_work
 from poise.units import MINUTE, SECOND
 
@@ -23,8 +27,43 @@ GROWS_BY = 1.5
 """An elastic unit is restarted in another size only for half as many tasks again: less would not pay. One that has
 yielded comes back to all that it can use, even if that is one task more."""
 
+CHANGES_BY = 1.25
+"""A restart for a change of size by less does not pay: estimates err by more."""
+
+COOL_DOWN = MINUTE
+"""Time between two reallocations off one node, and before an elastic unit changes its size again; longer, the more
+often it was restarted."""
+
 HORIZON = 10 * MINUTE
-"""What is won by sharing devices out anew is counted for so long: then something has come or gone."""
+"""What is won by another size is counted for so long: then something has come or gone."""
+
+SCALES = 0.3
+"""The exponent `p` of the speedup `k^p` for which the order of the remaining work is weighed (Berg et al., 2020)."""
+
+UNSERVED = 1000.0
+"""How many fair shares of one device a unit of unknown length loses by having none at all."""
+
+ON_TIME = 1000.0
+"""How much more the tasks are worth that meet a deadline."""
+
+
+class Unit(NamedTuple):
+    """A unit that takes part: with `speeds` for 0, 1, ... tasks, `least` to `most` of `width` devices each. It has
+    `work` left, in seconds of one device, and is worth `weight`. It has `size` tasks now, of which it loses `lost` seconds
+    if it is to have another number. To be on time it needs `share` tasks (0: that is no matter).
+    """
+
+    name: str
+    speeds: Sequence[float]
+    least: int
+    most: int
+    width: int
+    work: float
+    weight: float
+    size: int = 0
+    lost: float = 0.0
+    guess: bool = False
+    share: int = 0
 
 
 class Begun(NamedTuple):
@@ -37,9 +76,9 @@ class Begun(NamedTuple):
     why: Why
 
 
-def hand_out(begun: Sequence[Begun], draft: Draft, allowance: Allowance) -> None:
+def hand_out(begun: Sequence[Begun], draft: Draft, allowance: Allowance, most: Mapping[str, int]) -> None:
     """Give them what is left, a step at a time to the one that it brings most: beside the members that are placed, then
-    where they run no slower, since a gang is as fast as its slowest member.
+    where they run no slower, since a gang is as fast as its slowest member. By unit, so many tasks at `most`.
     """
     steps = [
         (*found, number, bid)
@@ -50,34 +89,122 @@ def hand_out(begun: Sequence[Begun], draft: Draft, allowance: Allowance) -> None
     while steps:
         _, to, number, bid = heappop(steps)
         one = begun[number]
+        to = min(to, most.get(one.candidate.unit, to))
         while len(one.spots) < to and allowance.room_of(one.candidate, one.shape) and _takes_one(one, draft):
             allowance.take(one.candidate, one.shape, 1)
-        if len(one.spots) == to and (found := step(bid, to)):
+        if len(one.spots) == to < most.get(one.candidate.unit, to + 1) and (found := step(bid, to)):
             heappush(steps, (*found, number, bid))
 
 
-def anew(draft: Draft, residents: Sequence[Resident], free: int) -> dict[str, int]:
-    """The sizes of those of these units that are to be started anew, were all devices that they have and so many `free`
-    ones shared out among them. Nothing unless what is won in `HORIZON` is more than what starting anew loses.
+def sizes(units: Sequence[Unit], devices: int) -> dict[str, int]:
+    """Tasks for each unit, out of so many devices for all.
+
+    Of units whose work is known the speeds are added up, each as often as by its place in the order of the work that is
+    left: with `k^p` as speedup that is the optimum for the mean completion (heSRPT, Berg et al., 2020). What is a guess
+    has a worth that is as steep at a fair share, and falls with it: so all such units get some.
     """
-    now, view = draft.view.now, draft.view
-    bids, lasts = list[Bid](), list[int]()
-    for one in residents:
-        speeds, left = (
-            speeds_with(view.speedups.get(one.unit), one.most),
-            max(SECOND, ends(one, now, draft.speeds) - now),
+    if not units:
+        return {}
+    worths = _by_place(units)
+    widest = max(unit.most for unit in units)
+    gains = np.full((len(units), widest + 1), -inf)
+    for place, unit in enumerate(units):
+        speeds = unit.width * np.array(unit.speeds[: unit.most + 1])
+        fair = devices // (unit.width * len(units))
+        base = float(speeds[min(unit.most, max(1, unit.least, fair))])
+        if unit.guess:
+            speeds = 2 * base - base**2 / np.maximum(speeds, base / UNSERVED)
+        gain = worths[place] * speeds
+        if unit.size:
+            again = worths[place] * unit.width * unit.speeds[unit.size] * unit.lost / (HORIZON / SECOND)
+            gain[0] -= UNSERVED * base * worths[place]
+            gain[1 : unit.size] -= again
+            gain[unit.size + 1 :] -= again
+        if unit.share:
+            gain[unit.share :] += ON_TIME * unit.weight * max(worths) * unit.width
+        gain[1 : max(1, unit.least)] = -inf
+        gains[place, : len(gain)] = gain
+    found = share_out(gains, np.array([unit.width for unit in units]), devices)
+    return {unit.name: int(size) for unit, size in zip(units, found, strict=True)}
+
+
+def changes(resident: Resident, to: int, now: int) -> bool:
+    """Whether a running unit is to be given so many tasks now."""
+    if resident.resizes:
+        return to != resident.size and now >= resident.since + COOL_DOWN
+    much = max(to, resident.size) >= CHANGES_BY * min(to, resident.size)
+    return much and now >= resident.since + COOL_DOWN * (1 + resident.preempted)
+
+
+def _by_place(units: Sequence[Unit]) -> list[float]:
+    """By what a device is worth to each: more, the more weight has as much left to do, or more."""
+    worths, before, q = [0.0] * len(units), 0.0, 1 / (1 - SCALES)
+    for place in sorted(range(len(units)), key=lambda place: -units[place].work / units[place].weight):
+        weight = units[place].weight
+        worths[place] = ((before + weight) ** q - before**q) ** (1 / q)
+        before += weight
+    return worths
+
+
+def units_of(draft: Draft, waiting: Sequence[Candidate]) -> tuple[list[Unit], int]:
+    """All elastic units that run on whole devices and may change, and all that waits for such; and the devices that
+    there are for them.
+    """
+    view, running = draft.view, draft.running
+    left = dict(zip([one.unit for one in running.residents], running.left.tolist(), strict=True))
+    units, devices = list[Unit](), draft.whole_devices_free()
+    for one in view.elastic:
+        if not one.shape.gpus or one.shape.share != WHOLE or one.serves or one.stopping or not one.preemptible:
+            continue
+        told = view.speedups.get(one.unit)
+        on_one = int(draft.able(one.shape).room.max(initial=0))
+        speeds, seconds = speeds_with(told, one.most, on_one), max(1.0, left.get(one.unit, SECOND) / SECOND)
+        width, now = one.shape.gpus, max(1, one.size)
+        devices += width * one.size
+        units.append(
+            Unit(
+                one.unit,
+                speeds,
+                max(1, one.least),
+                max(now, worth_having(speeds, max(1, one.least))),
+                width,
+                seconds * speeds[now] * width,
+                worth(one.priority, one.weight),
+                one.size,
+                0.0 if one.resizes else lost_work(one, view.now) / SECOND,
+                not one.declared and _is_guess(draft, one.kind, one.shape, one.declared, one.work),
+                draft.timely.shares.get(one.unit, 0),
+            )
         )
-        value = worth(one.priority, one.weight) / (left * speeds[one.size])
-        bids.append(Bid(value, speeds, max(1, one.least), one.shape.gpus))
-        lasts.append(left)
-    sizes = share_out(bids, free + sum(one.size * one.shape.gpus for one in residents))
-    won, going = 0.0, dict[str, int]()
-    for one, bid, left, to in zip(residents, bids, lasts, sizes, strict=True):
-        if to and max(to, one.size) >= GROWS_BY * min(to, one.size):
-            gained = (bid.speeds[to] - bid.speeds[one.size]) * min(HORIZON, left)
-            won += bid.worth * (gained - bid.speeds[to] * lost_work(one, now))
-            going[one.unit] = to
-    return going if won > 0 and len(going) > 1 else {}
+    for candidate in waiting:
+        shape, told = candidate.shape, view.speedups.get(candidate.unit)
+        least = candidate.least or candidate.tasks
+        run = draft.speeds.shortest(candidate, draft.able(shape).models) / SECOND
+        if candidate.least:
+            speeds = speeds_with(told, candidate.tasks, int(draft.able(shape).room.max(initial=0)))
+            most, work = worth_having(speeds, least), run * speeds[least] * shape.gpus
+        else:
+            speeds, most, work = tuple(map(float, range(least + 1))), least, run * least * shape.gpus
+        pressed = draft.timely.shares.get(candidate.unit, 0) if candidate.unit in draft.timely.pressed else 0
+        units.append(
+            Unit(
+                candidate.unit,
+                speeds,
+                least,
+                most,
+                shape.gpus,
+                work,
+                worth(candidate.priority, candidate.weight),
+                guess=_is_guess(draft, candidate.kind, shape, candidate.declared, candidate.work),
+                share=min(most, pressed),
+            )
+        )
+    return units, devices
+
+
+def _is_guess(draft: Draft, kind: str, shape: Shape, declared: int, work: Work) -> bool:
+    of = draft.speeds.of(kind, shape.wants.precision, declared, work, devices=True)
+    return all(estimate.source == "default" for estimate in of)
 
 
 def _bid(one: Begun, draft: Draft) -> Bid:

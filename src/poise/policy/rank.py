@@ -147,8 +147,10 @@ def _in_lanes(view: Snapshot, timely: Timely, left: Floats, by_density: Bools | 
             stage[index], rank[index], second[index] = 2, ready[index] - now, 0
     classes[overdue], stage[overdue], rank[overdue], second[overdue] = 0, 0, -waited[overdue], 0
     for index, one in enumerate(ones) if timely.pressed else ():
-        if one.unit in timely.pressed and (by_density is None or not by_density[index]):
-            classes[index], rank[index], second[index] = -1, one.due - now, 0
+        if one.unit in timely.pressed:
+            classes[index] = -1
+            if by_density is None or not by_density[index]:
+                stage[index], rank[index], second[index] = 0, one.due - now, 0
     return [ones[index] for index in np.lexsort((ordinals, second, rank, stage, classes)).tolist()]
 
 

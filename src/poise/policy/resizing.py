@@ -66,10 +66,16 @@ def more_of(resident: Resident, draft: Draft, members: Members, most: int, runs_
 
 
 def find_smaller(
-    candidate: Candidate, shape: Shape, draft: Draft, tasks: int, members: Members, asked: Collection[str]
+    candidate: Candidate,
+    shape: Shape,
+    draft: Draft,
+    tasks: int,
+    members: Members,
+    asked: Collection[str],
+    sizes: Mapping[str, int],
 ) -> Smaller | None:
     """Members of gangs that can be spared for a unit, task by task on the node where fewest have to leave; None where
-    that does not make room for all of its tasks. Units that were `asked` in this round already are not asked again.
+    that does not make room for all of its tasks. By unit, at least so many stay as `sizes` says. Units that were `asked` in this round already are not asked again.
     """
     now, brief = draft.view.now, is_brief(draft.view.profiles.get(candidate.kind), shape, tasks)
 
@@ -79,8 +85,9 @@ def find_smaller(
         free = resident.preemptible and not resident.serves and resident.unit not in asked
         return free and now >= resident.since + SETTLES
 
-    firsts = (of[0][1] for of in members.of.values())
-    spare = {one.unit: one.size - one.least for one in firsts if one.size > one.least and may(one)}
+    firsts = [of[0][1] for of in members.of.values()]
+    keeps = {one.unit: max(one.least, sizes.get(one.unit, 0)) for one in firsts}
+    spare = {one.unit: one.size - keeps[one.unit] for one in firsts if one.size > keeps[one.unit] and may(one)}
     on = {
         row: here
         for row, of in members.on.items()

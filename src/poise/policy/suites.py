@@ -24,10 +24,11 @@ from poise.policy.allowance import Allowance
 from poise.policy.assign import assign
 from poise.policy.choose import Item, choose
 from poise.policy.elastic import speeds_with, worth_having
+from poise.policy.elasticflow import ElasticFlow
 from poise.policy.emptying import being_emptied, hand_over, keep_for_leaving
 from poise.policy.feasible import room_when_empty
 from poise.policy.goodput import Goodput
-from poise.policy.growing import GROWS_BY, Begun, anew, hand_out
+from poise.policy.growing import COOL_DOWN, GROWS_BY, Begun, changes, hand_out, sizes, units_of
 from poise.policy.place import Draft, close_together
 from poise.policy.protocol import Policy
 from poise.policy.queues import Tiresias
@@ -101,9 +102,6 @@ TOGETHER = 64
 
 IDLES = 0.1
 """Room is kept for what waits only where less than this part of its own device time stands idle for that."""
-
-COOL_DOWN = 60 * SECOND
-"""Time between two reallocations off one node, and before an elastic unit is restarted larger."""
 
 MOST_ASKS = 8
 """Sizes of waiting work for which it is looked whether there is room before a round is run."""
@@ -189,6 +187,7 @@ class _Round:
         self._handed_over = not self._emptied
         self._yielding: set[str] = set()
         self._target: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
 
     def place_all(self, ordered: list[Candidate]) -> Plan | None:
         """A place for every candidate, but for those of later lanes than some that are not shown; None if there is none
@@ -255,10 +254,13 @@ class _Round:
     def decide(self, ordered: list[Candidate]) -> Plan:
         """Serve the candidates in order."""
         recipe = self.recipe
+        if self._shares_elastic(ordered):
+            self._sizes = sizes(*units_of(self.draft, list(islice(filter(_takes_whole, ordered), WEIGHED_WAITING))))
+            ordered = sorted(ordered, key=self._by_size)
         if self._is_uneven():
             within = (one for one in ordered if not (one.tenant and self.allowance.against(one)))
             self._target = assign(self.draft, list(islice(within, WEIGHED - self._attempts)), self._prices.of)
-        elif self._weighs_worth:
+        elif self._weighs_worth and not self._sizes:
             ordered = self._most_worth_first(ordered)
         first = ""  # the unit that nobody may overtake, where overtaking is not allowed
         only_behind = False  # it waits on a node already, and others may follow it there
@@ -303,8 +305,7 @@ class _Round:
 
     def _most_worth_first(self, ordered: list[Candidate]) -> list[Candidate]:
         """Of each class those first that are worth most together with what runs, where gangs wait for devices."""
-        whole = (one for one in ordered if one.shape.gpus and one.shape.share == WHOLE and not one.others)
-        here = list(islice(whole, WEIGHED_WAITING))
+        here = list(islice(filter(_takes_whole, ordered), WEIGHED_WAITING))
         if not any(_width(one) > 1 for one in here):
             return ordered
         draft, prices, now = self.draft, self._prices.of, self.view.now
@@ -319,10 +320,23 @@ class _Round:
         chosen = choose(items, devices)
         behind = {one.unit for one in here if _width(one) <= devices} - chosen  # the others keep room for later
 
-        def place(one: Candidate) -> tuple[int, bool]:
-            return self.order.lane(one, now), one.unit in behind
+        return sorted(ordered, key=lambda one: (*self._before(one), one.unit in behind))
 
-        return sorted(ordered, key=place)
+    def _before(self, one: Candidate) -> tuple[int, bool, int]:
+        """By what comes before what each is worth: a promise, a deadline, its class."""
+        pressed = one.unit in self.draft.timely.pressed
+        lane = 0 if pressed else self.order.lane(one, self.view.now)
+        return _promised(one, self.view, self._emptied), not pressed, lane
+
+    def _shares_elastic(self, ordered: Sequence[Candidate]) -> bool:
+        """Whether elastic units on whole devices wait or run, and all of them are weighed together."""
+        if not (self.recipe.elastic and self._weighs_worth) or self._is_uneven():
+            return False
+        return any(one.shape.gpus for one in self.view.elastic) or any(one.least and one.shape.gpus for one in ordered)
+
+    def _by_size(self, one: Candidate) -> tuple[int, bool, int, bool]:
+        """What should have no tasks now comes behind its like."""
+        return *self._before(one), self._sizes.get(one.unit, 1) == 0
 
     def _is_uneven(self) -> bool:
         """Whether there are devices of several models, and who runs where may be changed."""
@@ -374,6 +388,8 @@ class _Round:
             self._ask_again(self.draft.timely.next)
         if self._postponed:
             self._ask_again(self.view.now + 1)
+        elif self._sizes:
+            self._resize()
         elif self.recipe.elastic and not self.holds:
             self._grow()
         for candidate in self._waiting:  # with what is free now that all is placed
@@ -479,8 +495,15 @@ class _Round:
         """All tasks or none; of an elastic unit the least now, and more at the end of the round if room is left."""
         needed = candidate.least or candidate.tasks
         best: tuple[bool, bool, int, int, list[int]] | None = None
+        wanted = self._sizes.get(candidate.unit, 0)
         for variant, shape in enumerate(shapes):
             within = self.allowance.room_of(candidate, shape) >= needed
+            if candidate.least and wanted > needed and self.allowance.room_of(candidate, shape) >= wanted:
+                if rows := self._gang_rows(candidate, shape, wanted):
+                    best = (False, False, 0, variant, rows)
+                    break
+                if self._stopping:
+                    return False
             rows = self._gang_rows(candidate, shape, needed) if within else []
             if rows and len(shapes) == 1:
                 best = (False, False, 0, variant, rows)
@@ -494,8 +517,8 @@ class _Round:
         shape = shapes[variant]
         why = self._why(candidate, shape, rows[0], rows)
         spots = [self.draft.take(row, candidate, shape) for row in rows]
-        self.allowance.take(candidate, shape, needed)
-        if needed < candidate.tasks:
+        self.allowance.take(candidate, shape, len(rows))
+        if len(rows) < candidate.tasks:
             self._begun.append(Begun(candidate, shape, variant, spots, why))
         else:
             self.decisions.append(Place(unit=candidate.unit, spots=tuple(spots), why=why, variant=variant))
@@ -548,7 +571,7 @@ class _Round:
         return [(index, (fleet.device_model == index).any(axis=1)) for index in ordered]
 
     def _place_elastic(self) -> None:
-        hand_out(self._begun, self.draft, self.allowance)
+        hand_out(self._begun, self.draft, self.allowance, self._sizes)
         for one in self._begun:
             place = Place(unit=one.candidate.unit, spots=tuple(one.spots), why=one.why, variant=one.variant)
             self.decisions.append(place)
@@ -649,7 +672,9 @@ class _Round:
         for resident in (of[0][1] for of in self._members.of.values()):
             self._ask_again(resident.since + SETTLES)
         for shape in shapes:
-            found = find_smaller(candidate, shape, self.draft, needed, self._members, self._yielding)
+            found = find_smaller(
+                candidate, shape, self.draft, needed, self._members, self._yielding, self._sizes
+            )
             if found is None:
                 continue
             rank = candidate.serves or self.order.words(candidate, self.view.now)
@@ -680,7 +705,7 @@ class _Round:
             found = make_way(shape, draft, needed, rules, self._leaving, _ANY, self._yielding, run, candidate.priority)
             if found and found.victims:
                 best = (gain, gain, found, shape)
-        guess = self._is_guess(candidate)
+        guess = self._is_guess(candidate) and candidate.unit not in draft.timely.pressed
         prices = self._had_turns if guess else self._prices
         for shape in (candidate.shape, *candidate.others) if not self._target else ():
             run = draft.speeds.shortest(candidate, draft.able(shape).models)
@@ -702,7 +727,9 @@ class _Round:
     def _prices(self) -> Prices:
         """What all that runs is worth where it is; looked at once in a round."""
         rules = self.recipe.preempt or Preemption()
-        return Prices(standings(self.draft, rules), self.draft)
+        of = standings(self.draft, rules)
+        shrinks = {one.unit for one in self.view.elastic if one.unit in self._sizes and one.size > max(1, one.least)}
+        return Prices({unit: price for unit, price in of.items() if unit not in shrinks}, self.draft)
 
     @cached_property
     def _had_turns(self) -> Prices:
@@ -879,29 +906,39 @@ class _Round:
         if best is not None:
             why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"room for more than {best[1].size} tasks")
             self.decisions.append(Preempt(unit=best[1].unit, cause="grow", why=why))
-        else:
-            self._share_anew()
 
-    def _share_anew(self) -> None:
-        """Elastic units that are started anew to change their size are, at most once in `COOL_DOWN`."""
+    def _resize(self) -> None:
+        """Elastic units get the sizes that are worth most for all together; at most once in `COOL_DOWN`, but those that
+        need no restart grow into free room at once.
+        """
         now = self.view.now
-        here = [one for one in self.view.elastic if not (one.resizes or one.stopping or one.unit in self._yielding)]
-        here = [one for one in here if one.preemptible and one.shape.gpus and not one.serves]
         again = int(self.view.memory.get("shared_anew", 0))
-        for at in (again, *(settled(one, COOL_DOWN) for one in here)) if len(here) > 1 else ():
-            self._ask_again(at)
-        here = [one for one in here if now >= settled(one, COOL_DOWN)]
-        if len(here) < 2 or now < again:
+        here = [one for one in self.view.elastic if one.unit in self._sizes and one.unit not in self._yielding]
+        short = sum(_width(one) for one in self._waiting if self._sizes.get(one.unit))
+        for one in here:
+            if one.resizes and one.size < self._sizes[one.unit]:
+                self._grow_in_place(one)
+        if now < again:
+            self._ask_again(again)
             return
-        sizes = anew(self.draft, here, self.draft.whole_devices_free())
-        if not sizes:
+        changing = [one for one in here if changes(one, self._sizes[one.unit], now)]
+        short += sum(one.shape.gpus * max(0, self._sizes[one.unit] - one.size) for one in changing)
+        if not changing or not short:
+            self._ask_again(now + COOL_DOWN)
             return
         self.memory["shared_anew"] = now + COOL_DOWN
-        for one in here:
-            if one.unit in sizes:
-                cause: Literal["grow", "shrink"] = "grow" if sizes[one.unit] > one.size else "shrink"
-                rank = f"{sizes[one.unit]} tasks are worth more"
-                why = Why(policy=self.recipe.name, base=self.view.revision, rank=rank)
+        self._ask_again(now + COOL_DOWN)
+        for one in changing:
+            to = self._sizes[one.unit]
+            rank = f"{to} tasks are worth more"
+            why = Why(policy=self.recipe.name, base=self.view.revision, rank=rank)
+            if one.resizes and to >= max(1, one.least):
+                if to < one.size:
+                    members = sorted(member.task for _, member in self._members.of[one.unit] if not member.stopping)
+                    leaves = tuple(members[to - one.size :])
+                    self.decisions.append(Resize(unit=one.unit, cause="shrink", why=why, leaves=leaves))
+            elif to:
+                cause: Literal["grow", "shrink"] = "grow" if to > one.size else "shrink"
                 self.decisions.append(Preempt(unit=one.unit, cause=cause, why=why))
 
     def _grow_in_place(self, resident: Resident) -> None:
@@ -910,7 +947,8 @@ class _Round:
             self._ask_again(at)
             return
         leaving = sum(one.stopping for _, one in self._members.of[resident.unit])
-        most = self.allowance.room_for(resident.tenant, resident.shape, resident.most - resident.size - leaving)
+        wanted = self._sizes.get(resident.unit, resident.most)
+        most = self.allowance.room_for(resident.tenant, resident.shape, wanted - resident.size - leaving)
         there, here = self._runs_by_row(resident)
         spots = more_of(resident, self.draft, self._members, most, there <= here)
         if spots:
@@ -1033,15 +1071,8 @@ class _Round:
 
     @cached_property
     def _leaving(self) -> Prices:
-        """Running units that should be elsewhere, or not run."""
-        models = self.view.fleet.models
-        on = {one.unit: one.model for residents in self.view.fleet.residents for one in residents}
-        of = {
-            unit: worth
-            for unit, worth in self._prices.of.items()
-            if unit not in self._target or models[self._target[unit]].called != on[unit]
-        }
-        return Prices(of, self.draft)
+        """Running units that should not run now. One that should run on another model leaves only when it has room."""
+        return Prices({unit: price for unit, price in self._prices.of.items() if unit not in self._target}, self.draft)
 
     def _move_stragglers(self) -> None:
         """What takes longer than its like begins anew on another node like its own, if that wins: what is left of it
@@ -1228,6 +1259,11 @@ def _width(candidate: Candidate) -> int:
     return candidate.shape.gpus * (candidate.least or candidate.tasks)
 
 
+def _takes_whole(candidate: Candidate) -> bool:
+    """Whether it waits for whole devices, in one artifact."""
+    return bool(candidate.shape.gpus) and candidate.shape.share == WHOLE and not candidate.others
+
+
 def _only_room(recipe: Recipe) -> bool:
     """Whether all that keeps a unit waiting is that there is no room, or that another came before it."""
     moves = recipe.preempt is not None or recipe.reserve or recipe.elastic or recipe.reallocate
@@ -1318,7 +1354,7 @@ def _order_of(order: str | Mapping[str, float], terms: Mapping[str, RankTerm]) -
 
 
 POLICIES: dict[str, ClusterPolicy] = {recipe.name: Suite(recipe) for recipe in RECIPES} | {
-    policy.name: policy for policy in (Static(), Tiresias(), Goodput(), *SHARING)
+    policy.name: policy for policy in (Static(), Tiresias(), Goodput(), ElasticFlow(), *SHARING)
 }
 
 SAFE_POLICY = "fifo"

@@ -26,18 +26,19 @@ PRESSED = 8.0
 highest. If it were worth more than anything else, whatever is long would drive out all that is short, only to be
 overtaken itself by what comes next, and what made way for it would be late in vain."""
 
-SAFETY = 1.0
+SAFETY = 2.0
 """Mean deviations of its estimate by which work starts before it has to."""
 
 
 class Timely(NamedTuple):
     """The units that are `pressed`, which wait and have to start now; by unit for how long what runs could stand still
-    (`spare`, nanoseconds), and the instant at which the `next` one is pressed (0: none). Deadlines that are not kept
+    (`spare`, nanoseconds) and how many tasks an elastic one needs (`shares`), and the instant at which the `next` one is pressed (0: none). Deadlines that are not kept
     are in none of these.
     """
 
     pressed: frozenset[str] = frozenset()
     spare: Mapping[str, int] = {}
+    shares: Mapping[str, int] = {}
     next: int = 0
 
     def times(self, unit: str) -> float:
@@ -46,7 +47,7 @@ class Timely(NamedTuple):
 
     def makes_late(self, resident: Resident, run: int, priority: int) -> bool:
         """Whether a kept deadline is missed if this stands still for such a run, of a class that is no higher."""
-        return resident.priority <= priority and self.spare.get(resident.unit, run) < run
+        return self.spare.get(resident.unit, run) < run
 
 
 NO_DEADLINES = Timely()
@@ -72,6 +73,7 @@ class _Look:
 
     def __init__(self, view: Snapshot, speeds: Speeds, running: Running) -> None:
         self.view, self.speeds, self.running = view, speeds, running
+        self.shares: dict[str, int] = {}
 
     def all(self, candidates: list[Candidate]) -> Timely:
         now, fleet = self.view.now, self.view.fleet
@@ -97,6 +99,9 @@ class _Look:
             ]
             kept = met(owed, total, now, taken)
             starts = latest_starts(kept, total)
+            for one in owed:
+                if one.unit not in starts:
+                    self.shares.pop(one.unit, None)
             for one in waiting:
                 if one.unit in starts:
                     if starts[one.unit] <= now:
@@ -106,7 +111,7 @@ class _Look:
             for resident, *_ in runs.values():
                 if resident.unit in starts:
                     spare[resident.unit] = starts[resident.unit] - now - lost_work(resident, now) - GRACE
-        return Timely(frozenset(pressed), spare, min(soonest, default=0))
+        return Timely(frozenset(pressed), spare, self.shares, min(soonest, default=0))
 
     def _residents(self) -> dict[str, tuple[Resident, int, float]]:
         """By unit: how long it goes on, and how uncertain that is as a part of it."""
@@ -117,8 +122,16 @@ class _Look:
         return {one.unit: (one, left, part) for one, left, part in rows if not one.stopping}
 
     def _running(self, one: Resident, left: int, varies: float) -> Owed:
-        weight = CLASS_WEIGHT[one.priority] * one.weight
-        return Owed(one.unit, one.due, left, _width(one.shape, one.size), weight, int(SAFETY * varies * left))
+        tasks, weight = one.size, CLASS_WEIGHT[one.priority] * one.weight
+        if one.least:
+            speeds = speeds_with(self.view.speedups.get(one.unit), one.most)
+            work = left * speeds[one.size]
+            time = one.due - self.view.now
+            if left > time:  # else it stays as it is: what it wins by another size is a guess
+                tasks = _fewest(time, work * (1 + SAFETY * varies), one.least, speeds)
+            self.shares[one.unit] = tasks
+            left = int(work / speeds[tasks])
+        return Owed(one.unit, one.due, left, _width(one.shape, tasks), weight, int(SAFETY * varies * left))
 
     def _waiting(self, one: Candidate) -> Owed:
         shape, tasks = one.shape, one.least or one.tasks
@@ -128,13 +141,13 @@ class _Look:
             models = ability(self.view.fleet, shape).models
             left = self.speeds.shortest(one, models)
             varies = min((of[index] for index in range(len(of)) if models[index]), key=_mean, default=varies)
-        margin = int(SAFETY * varies.deviation * left / max(1, varies.mean)) + GRACE
+        part, time = SAFETY * varies.deviation / max(1, varies.mean), one.due - self.view.now
         if one.least:
             speeds = speeds_with(self.view.speedups.get(one.unit), one.tasks)
-            time = one.due - self.view.now - margin
             work = left * speeds[one.least]
-            tasks = _fewest(time, work, one.least, speeds)
+            tasks = self.shares[one.unit] = _fewest(time - GRACE, work * (1 + part), one.least, speeds)
             left = int(work / speeds[tasks])
+        margin = time if varies.source == "default" else int(part * left) + GRACE
         weight = CLASS_WEIGHT[one.priority] * one.weight
         return Owed(one.unit, one.due, left, _width(shape, tasks), weight, margin)
 

@@ -23,10 +23,31 @@ def test_who_is_on_time_does_not_yield_to_who_would_make_it_late() -> None:
     assert world.status("kept") == "running"
 
 
-def test_a_higher_class_makes_kept_work_yield() -> None:
+def test_not_even_a_higher_class_makes_kept_work_late() -> None:
     world = World().nodes(1, gpus=1).job("kept", gpu=1, priority="low", expect="50m", deadline="1h", checkpoint="30s")
     world.round().start("kept").after("5m").job("urgent", gpu=1, priority="urgent", expect="20m").after("1s").round()
-    assert world.status("kept") == "pending"
+    assert world.status("kept") == "running"
+
+
+def test_what_has_to_start_now_goes_before_higher_classes() -> None:
+    world = World().nodes(1, gpus=1).job("here", gpu=1, expect="30m", preemptible=False, **{"class": "other"}).round().start("here")
+    world.job("due", gpu=1, priority="low", expect="10m", deadline="50m")
+    world.job("high", gpu=1, priority="high", expect="10m")
+    world.after("30m").finish("here").round()
+    assert (world.status("due"), world.status("high")) == ("placed", "pending")
+
+
+def test_with_nothing_known_of_its_length_work_with_a_deadline_starts_at_once() -> None:
+    world = World().nodes(1, gpus=1).job("long", gpu=1, expect="10h", checkpoint="30s").round().start("long")
+    world.after("40m").job("due", gpu=1, deadline="10h").after("1s").round()
+    assert world.status("due") in ("placed", "running")
+
+
+def test_an_elastic_unit_gets_the_tasks_that_make_it_be_on_time() -> None:
+    """Four hours on one device, 78 minutes on four. With the margin it takes all four, though the other is shorter."""
+    world = World().nodes(1, cpu=8, gpus=4).job("other", gpu=1, workers="1..4", expect="1h")
+    world.job("due", gpu=1, workers="1..4", expect="4h", deadline="2h30m").round()
+    assert (world.unit("due").size, world.status("other")) == (4, "pending")
 
 
 def test_kept_work_without_devices_does_not_yield_to_its_class_either() -> None:
