@@ -235,8 +235,10 @@ class Draws:
         for prospect in every:
             self._learned.setdefault(id(prospect.learned), (prospect.learned, set()))[1].update(prospect.groups)
 
-    def draw(self, random: Random) -> Drawn:
-        """One future. What is not known of a class, or of what users declare, is the same for all work in it."""
+    def draw(self, random: Random, *, others: bool = True) -> Drawn:
+        """Draw one future, with `others` that arrive or without. An error in an estimate that is common to a class, or
+        to all that users declare, is the same for all work in it.
+        """
         means = {key: learned.draw(random, sorted(groups)) for key, (learned, groups) in self._learned.items()}
         truths: dict[str, Truth] = {}
         progress: dict[str, float] = {}
@@ -246,7 +248,7 @@ class Draws:
             truths[unit.id], progress[unit.id] = _truth(
                 prospect, means[id(prospect.learned)], min(chance, 1 - 1e-9), failing, where
             )
-        arrivals = [*self._arrivals(random, means), *self._other_arrivals(random, means)]
+        arrivals = [*self._arrivals(random, means), *(self._other_arrivals(random, means) if others else ())]
         return Drawn(truths, progress, tuple(sorted(arrivals, key=_at)))
 
     def _prospects_again(self, job: JobState) -> list[_Prospect]:

@@ -34,7 +34,8 @@ time there is."""
 LEAST_UNITS = 50
 
 FEWEST = 5
-"""Futures that should fit into the time there is, before units are left out."""
+"""Futures that should fit into the time there is, before units are left out; other jobs arrive in them only if twice as
+many fit."""
 
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
 
@@ -106,11 +107,12 @@ class Target(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """How much may be looked at: futures, seconds, units."""
+    """Limits of a forecast: futures, seconds, units in each. At least `fewest` futures should fit into the seconds."""
 
     futures: int = FUTURES
     seconds: float = BUDGET
     units: int = MOST_UNITS
+    fewest: int = FEWEST
 
 
 BOUNDS = Bounds()
@@ -118,7 +120,8 @@ BOUNDS = Bounds()
 
 class Futures:
     """Futures of a ledger as of `now`. Those of one number have the same run times, whatever is changed and whoever
-    decides. Nodes that may join in some are known from the beginning on as `joined`.
+    decides. Nodes that may join in some are known from the beginning on as `joined`. Other jobs arrive like the latest
+    `arriving` ones; set it to 0 for futures without them, which take a fraction of the time.
     """
 
     def __init__(
@@ -160,7 +163,7 @@ class Futures:
             self._state_under(change),
             policy,
             self._settings,
-            self.draws.draw(Random(f"{self._seed}/{number}")),  # noqa: S311
+            self.draws.draw(Random(f"{self._seed}/{number}"), others=self.arriving > 0),  # noqa: S311
             self.now,
             change=change,
             until=until or self._own,
@@ -224,19 +227,23 @@ T = TypeVar("T")
 def followed(
     make: Callable[[int], Futures], follow: Callable[[Futures, int, float], T | None], bounds: Bounds, what: str
 ) -> tuple[Futures, list[T]]:
-    """As many as the bounds allow, one after the other; of so many units that a few of them fit into the time there is.
-    Raises `InputError` where not one does; `what` is followed, for people.
+    """Follow as many futures as the bounds allow, one after the other. If the first takes too long, no other jobs
+    arrive in them; if it still does, they have fewer units. Raises `InputError` where not one can be followed to its end;
+    `what` is followed, for people.
     """
     deadline = time.monotonic() + bounds.seconds
-    most, before = bounds.units, 0
-    while True:
-        futures = make(most)
+    limit = bounds.seconds / bounds.fewest
+    futures, before = make(bounds.units), 0
+    first = follow(futures, 0, time.monotonic() + limit / 2) if futures.arriving else None
+    while first is None:
+        futures.arriving = 0
         fewest = futures.units <= LEAST_UNITS or futures.units == before
-        first = follow(futures, 0, deadline if fewest else time.monotonic() + bounds.seconds / FEWEST)
-        if first is not None or fewest:
+        first = follow(futures, 0, deadline if fewest else time.monotonic() + limit)
+        if fewest:
             break
-        before = futures.units
-        most = max(LEAST_UNITS, futures.units // 4)
+        if first is None:
+            before = futures.units
+            futures = make(max(LEAST_UNITS, before // 4))
     if first is None:
         raise InputError(
             f"not one {what} could be followed to its end in the time that there is",
