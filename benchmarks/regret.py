@@ -34,7 +34,7 @@ from poise.kernel.controller import Settings
 from poise.model.jobs import CLASS_WEIGHT, Priority, Speedups, Task, Unit
 from poise.model.resources import Device, Node, Shape
 from poise.model.workload import Arrival, Scaling, Seats, Steady, Truth, Workload
-from poise.policy.suites import policy_named
+from poise.policy.suites import ClusterPolicy, policy_named
 from poise.twin.traces.formats import read_trace
 from poise.twin.traces.options import Information, Options
 from poise.twin.trial import simulate
@@ -284,13 +284,14 @@ def _with(unit: Unit, due: bool) -> Unit:
 # --- what comes of them ----------------------------------------------------------------------------------------------
 
 
-def trial(world: World, policy: str) -> dict[str, Any]:
+def trial(world: World, policy: str, decides: ClusterPolicy | None = None) -> dict[str, Any]:
+    """The figures of one policy in one world; `decides` is a policy that has no name of its own."""
     nodes, workload = world.make()
     began = process_time()
     signal.signal(signal.SIGVTALRM, _give_up)
     signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST)
     try:
-        result = simulate(workload, nodes, policy_named(policy), Settings())
+        result = simulate(workload, nodes, decides or policy_named(policy), Settings())
     except TimeoutError:
         return {
             "world": world.name, "policy": policy, "jobs": 0, "missing": len(workload.arrivals), "mean_h": inf,
@@ -318,6 +319,7 @@ def trial(world: World, policy: str) -> dict[str, Any]:
         "due": len(due),
         "met": met / len(due) if due else 1.0,
         "worst_rho": result.measures.rho.worst,
+        "unfair": result.measures.unfair,
         "makespan_h": max((job.ended for job in done), default=0) / HOUR,
         "preempted": sum(job.preempted for job in jobs) / max(1, len(jobs)),
         "cpu_ms_per_job": 1000 * took / max(1, len(jobs)),

@@ -1,7 +1,7 @@
 """Unequal devices: which unit should run on which model, over all that waits and all that runs.
 
 What it is worth to run a unit somewhere is its weight over the time that it still needs there, with what moving costs
-it (`reclaim.value` and `reclaim.standing`). The sum of that over all units is what an assignment is to make large; for
+it (`reclaim.values` and `reclaim.standing`). The sum of that over all units is what an assignment is to make large; for
 equal devices that is shortest remaining time first (Schrage, 1968), with weights Smith's rule (1956). Units are served
 by what they are worth for each device on the model that suits them best, and take the best of what is left: the greedy
 rule for a knapsack of several kinds of room. That gives the fast devices to what is short, even if it would be nearly
@@ -19,7 +19,7 @@ from poise.model.fleet import Resident
 from poise.model.resources import WHOLE
 from poise.model.views import Candidate
 from poise.policy.place import Draft
-from poise.policy.reclaim import value, worth
+from poise.policy.reclaim import values, worth
 from poise.policy.running import lost_work
 from poise.units import SECOND
 
@@ -154,8 +154,9 @@ def _running(draft: Draft, resident: Resident, here: int, standing: float, left:
 
 
 def _waiting(draft: Draft, candidate: Candidate) -> Entry:
-    shape, now = candidate.shape, draft.view.now
+    shape = candidate.shape
     left = draft.speeds.left(candidate, shape, draft.able(shape).models)
-    worths = [(value(candidate, run, now, draft.timely), index) for index, run in left.items()]
+    gains = values(candidate, left.values(), draft.view.now, draft.timely, waits=draft.waits)
     devices = shape.gpus * (candidate.least or candidate.tasks)
-    return (-max(worths, default=(0.0, 0))[0] / devices, candidate.ordinal, candidate.unit, devices, worths)
+    worths = list(zip(gains, left, strict=True))
+    return (-max(gains, default=0.0) / devices, candidate.ordinal, candidate.unit, devices, worths)

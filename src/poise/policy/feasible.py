@@ -77,7 +77,7 @@ class Ability(NamedTuple):
     `models`: by device model (one more False for `no device`), whether such a device could serve it. `room`: by kind of
     node, how many tasks an empty one holds; `most`: how many all of the fleet does. `uniform`: by kind, whether every
     device will do, so that counting them is enough, and `exact` if so of all kinds. `where` is, by row, whether an
-    empty node holds any, and `everywhere` if all do.
+    empty node holds any, and `everywhere` if all do. `never` caches by row, once asked, why a task could never start.
     """
 
     models: list[bool]
@@ -87,6 +87,7 @@ class Ability(NamedTuple):
     exact: bool
     where: Bools
     everywhere: bool
+    never: dict[int, tuple[Reason, ...]]
 
 
 def ability(fleet: Fleet, shape: Shape) -> Ability:
@@ -122,7 +123,7 @@ def _ability(fleet: Fleet, shape: Shape) -> Ability:
     uniform: list[bool] = (may == has).all(axis=1).tolist()
     where = np.take(room > 0, fleet.kind)
     where.setflags(write=False)
-    return Ability(models, room, uniform, room_when_empty(room, nodes), all(uniform), where, bool(where.all()))
+    return Ability(models, room, uniform, room_when_empty(room, nodes), all(uniform), where, bool(where.all()), {})
 
 
 def _of_processor(wants: Wants) -> Wants:
@@ -226,13 +227,16 @@ def _tasks_of(shape: Shape, parts: Ints) -> Ints:
 
 def refusals(fleet: Fleet, row: int, shape: Shape) -> list[Reason]:
     """Every reason why one task of this shape cannot start on this node now; none when it can."""
-    node = fleet.nodes[row]
-    reasons = never(node, shape)
+    node, able = fleet.nodes[row], ability(fleet, shape)
+    known = able.never.get(row)
+    if known is None:
+        known = able.never[row] = tuple(never(node, shape))
+    reasons = list(known)
     if fleet.closed[row]:
         return [closed_reason(int(fleet.closed[row]), node.name), *reasons]
     if reasons:
         return reasons
-    free = [int(amount) for amount in fleet.free[:, row]]
+    free = fleet.free[:, row].tolist()
     if free[CPU] < shape.cpu:
         reasons.append(_busy("CPU_BUSY", node.name, format_cpu(shape.cpu), format_cpu(free[CPU])))
     if free[MEMORY] < shape.memory:
@@ -240,20 +244,30 @@ def refusals(fleet: Fleet, row: int, shape: Shape) -> list[Reason]:
     if free[NETWORK] < shape.network:
         reasons.append(_busy("NETWORK_BUSY", node.name, format_rate(shape.network), format_rate(free[NETWORK])))
     if shape.gpus:
-        rows, able = np.array([row]), ability(fleet, shape)
-        usable = int(
-            usable_devices(fleet, shape, able, fleet.device_memory[rows], fleet.device_share[rows], rows).sum()
-        )
+        usable = _usable_on(fleet, row, shape, able)
         if usable < shape.gpus:
             reasons.append(_busy("GPU_BUSY", node.name, str(shape.gpus), str(usable)))
             reasons += _cordoned(fleet, row, shape)
     return reasons
 
 
+def _usable_on(fleet: Fleet, row: int, shape: Shape, able: Ability) -> int:
+    """How many devices of one node are in `usable_devices`. One row costs less in plain numbers than as an array."""
+    models, memory = fleet.device_model[row].tolist(), fleet.device_memory[row].tolist()
+    share, spare = fleet.device_share[row].tolist(), fleet.device_spare[row].tolist()
+    whole, least = shape.share == WHOLE, shape.gpu_memory
+    return sum(
+        able.models[model] and has >= (WHOLE if whole else shape.share + kept) and not (least and free < least)
+        for model, free, has, kept in zip(models, memory, share, spare, strict=True)
+    )
+
+
 def _cordoned(fleet: Fleet, row: int, shape: Shape) -> list[Reason]:
     """Which devices of a node would do, if they were open."""
     node = fleet.nodes[row]
     shares = fleet.device_share[row].tolist()
+    if min(shares, default=0) > CORDONED // 2:
+        return []
     closed = [
         str(device.index)
         for device, share in zip(node.devices, shares, strict=False)

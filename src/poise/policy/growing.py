@@ -48,9 +48,9 @@ ON_TIME = 1000.0
 
 
 class Unit(NamedTuple):
-    """A unit that takes part: with `speeds` for 0, 1, ... tasks, `least` to `most` of `width` devices each. It has
-    `work` left, in seconds of one device, and is worth `weight`. It has `size` tasks now, of which it loses `lost` seconds
-    if it is to have another number. To be on time it needs `share` tasks (0: that is no matter).
+    """A unit that takes part: its `speeds` with 0, 1, ... tasks, and from `least` to `most` tasks of `width` devices
+    each. It has `work` left, in seconds of one device, and is worth `weight`. It has `size` tasks now, and a change of
+    size loses `lost` seconds of their work. It needs `share` tasks to be on time (0: no deadline presses).
     """
 
     name: str

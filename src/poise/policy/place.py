@@ -99,13 +99,20 @@ class Kept(NamedTuple):
 
 class Draft:
     """A statement of hypothetical placements on an immutable view. `weights` say how nodes are scored; with `spread`
-    they are scored again after each task, without it a node is filled as long as it has room.
+    they are scored again after each task, without it a node is filled as long as it has room. `waits` is the power to
+    which waiting counts.
     """
 
     def __init__(
-        self, view: Snapshot, weights: Mapping[str, float], terms: Mapping[str, Term], *, spread: bool = False
+        self,
+        view: Snapshot,
+        weights: Mapping[str, float],
+        terms: Mapping[str, Term],
+        *,
+        spread: bool = False,
+        waits: float = 1.0,
     ) -> None:
-        self.view = view
+        self.view, self.waits = view, waits
         self.fleet = fleet = view.fleet
         self.free: Ints = fleet.free.copy()
         self.memory: Ints = fleet.device_memory.copy()
@@ -128,6 +135,7 @@ class Draft:
         self._fullness: Floats | None = None
         self._by_fullness: Ints = np.zeros(0, np.int64)
         self._taken = 0
+        self._meanwhile: dict[Shape, list[int]] = {}
         self._kind: list[int] = fleet.kind.tolist()
 
     # --- looking -----------------------------------------------------------------------------------------------------
@@ -324,9 +332,14 @@ class Draft:
                         tasks += 1
         return tasks
 
-    def has_room_meanwhile(self, row: int, shape: Shape) -> bool:
-        """Whether one task fits on the node while room on it is kept for somebody else."""
-        return not self.fleet.closed[row] and self.room(row).pick(shape, self.able(shape).models) is not None
+    def room_meanwhile(self, shape: Shape) -> list[int]:
+        """The nodes where one task fits while room on them is kept for somebody else; to be read only."""
+        found = self._meanwhile.get(shape)
+        if found is None:
+            able, closed = self.able(shape).models, self.fleet.closed
+            found = [row for row in self.kept if not closed[row] and self.room(row).pick(shape, able) is not None]
+            self._meanwhile[shape] = found
+        return found
 
     def place_behind(self, candidate: Candidate, run: int) -> Spot | None:
         """A place behind brief tasks of the same shape, where so little work is foreseen that waiting costs little.
@@ -449,6 +462,7 @@ class Draft:
     def _add(self, row: int, shape: Shape, tasks: int) -> None:
         free = self.free
         self._changed.append(row)
+        self._meanwhile.clear()
         free[CPU, row] -= shape.cpu * tasks
         if shape.memory:
             free[MEMORY, row] -= shape.memory * tasks

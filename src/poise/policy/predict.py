@@ -12,7 +12,7 @@ sooner.
 
 from collections.abc import Mapping, Sequence
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 from poise.model.fleet import DeviceModel, Resident
 from poise.model.jobs import ALL, Work
@@ -31,6 +31,18 @@ HUNDREDTH = ALL // 100
 
 PACE_VARIES = 10
 """One part in so many of what training foresees of itself by its pace is left as uncertainty."""
+
+
+class _Left(NamedTuple):
+    """What a candidate still has to run, by model (`Speeds.left`) and where that is least, with everything that this
+    depends on: it holds as long as all of these are the same objects.
+    """
+
+    candidate: Candidate
+    able: Sequence[bool]
+    of: list[Estimate]
+    runs: dict[int, int]
+    shortest: int
 
 
 class Speeds:
@@ -54,6 +66,8 @@ class Speeds:
         self._names: dict[tuple[str, str], tuple[str, ...]] = {}
         self._known: dict[tuple[str, bool], tuple[dict[int, DeviceModel], dict[int, float], dict[int, Profile]]] = {}
         self._places: dict[tuple[str, bool], int] = {}
+        self._left: dict[str, _Left] = {}
+        self._left_before: dict[str, _Left] = {}
         self._devices = [index for index, model in enumerate(models) if model.kind != "cpu"]
         self._called = tuple(dict.fromkeys(model.called for model in models))
         for index, model in enumerate(models):
@@ -104,21 +118,46 @@ class Speeds:
         """Nanoseconds that a waiting unit still has to run in its own artifact where that is least, of the models that
         are `able` to run it.
         """
-        shape = candidate.shape
-        if not shape.gpus or not any(able[index] for index in self._devices):
-            return candidate.expected
-        of = self.of(candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=True)
-        if of.count(of[0]) == len(of):  # not told apart
-            return left_of(candidate, of[0])
-        return min(self.left(candidate, shape, able).values(), default=candidate.expected)
+        known = self._left.get(candidate.unit)
+        if known is None or known.candidate is not candidate or known.able is not able:
+            if not candidate.shape.gpus or not any(able[index] for index in self._devices):
+                return candidate.expected
+            known = self._look(candidate, able)
+        return known.shortest
 
     def left(self, candidate: Candidate, shape: Shape, able: Sequence[bool]) -> dict[int, int]:
-        """The same by model, for those that have the devices it needs. How long it has outlived what was foreseen says
-        nothing of how much faster one model is than another.
+        """The same by model, for those that have the devices it needs; to be read only. How long it has outlived what
+        was foreseen says nothing of how much faster one model is than another.
         """
         if not shape.gpus:
             return {}
+        if shape is candidate.shape:
+            known = self._left.get(candidate.unit)
+            if known is None or known.candidate is not candidate or known.able is not able:
+                known = self._look(candidate, able)
+            return known.runs
         of = self.of(candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=True)
+        return self._by_device(candidate, able, of)
+
+    def take_over(self, earlier: "Speeds") -> None:
+        """Reuse what `earlier` found for the same fleet, where it comes from the same estimates."""
+        self._left_before = earlier._left
+
+    def _look(self, candidate: Candidate, able: Sequence[bool]) -> _Left:
+        """What is left of a candidate that needs devices, in its own artifact; remembered."""
+        precision = candidate.shape.wants.precision
+        of = self.of(candidate.kind, precision, candidate.declared, candidate.work, devices=True)
+        known = self._left_before.get(candidate.unit)
+        if known is None or known.of is not of or known.candidate is not candidate or known.able is not able:
+            runs = self._by_device(candidate, able, of)
+            known = _Left(candidate, able, of, runs, min(runs.values(), default=candidate.expected))
+        if len(self._left) >= MOST_RUNS:
+            self._left.clear()
+        self._left[candidate.unit] = known
+        return known
+
+    def _by_device(self, candidate: Candidate, able: Sequence[bool], of: list[Estimate]) -> dict[int, int]:
+        """What is left by model, of those that are `able`."""
         could = [index for index in self._devices if able[index]]
         if not could:
             return {}
@@ -221,7 +260,10 @@ def speeds_of(view: Snapshot) -> Speeds:
     fleet = view.fleet
     known: Speeds | None = fleet.runs.get("speeds")
     if known is None or known.profiles is not view.profiles or known.throughputs is not view.throughputs:
-        known = fleet.runs["speeds"] = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
+        found = fleet.runs["speeds"] = Speeds(fleet.models, view.profiles, view.throughputs, fleet.runs)
+        if known is not None:
+            found.take_over(known)
+        return found
     return known
 
 

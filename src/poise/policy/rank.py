@@ -37,6 +37,9 @@ LENDING = AGEING
 """For so long after that, or as long as `ageing` takes, others may use this room meanwhile if they say that they will
 be gone in time; then nobody may any more, since what is said of run times may be wrong again and again."""
 
+FEW = 4096
+"""Up to this many waiting units are looked up one by one; of more it is cheaper to ask once for all that are alike."""
+
 NEVER = 2**62
 """An instant after all others."""
 
@@ -46,6 +49,17 @@ RESERVATIONS = 4
 LEVELS = (30 * SECOND, 5 * MINUTE, 1 * HOUR)
 """Attained service at which a unit falls to the next level of `mlfq`: one quantum, then about twelve times as much each
 time, since run times of jobs spread over orders of magnitude (Tiresias, Gu et al., 2019, section 4.2)."""
+
+
+MOST_FAIR = 16.0
+"""The power to which waiting counts with the highest fairness."""
+
+
+def power_of(fairness: float) -> float:
+    """The power to which the wait of a unit counts, relative to its length: 0 without fairness, 1 at a half, and then
+    ever more until the longest relative wait decides alone.
+    """
+    return min(MOST_FAIR, fairness / max(1e-9, 1 - fairness))
 
 
 class Order(NamedTuple):
@@ -80,10 +94,10 @@ def by_urgency(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]
     return _in_lanes(view, timely, np.array(_to_go(view, [one.tail for one in view.candidates]), float))
 
 
-def by_value(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
+def by_value(view: Snapshot, timely: Timely = NO_DEADLINES, *, waits: float = 1.0) -> list[Candidate]:
     """As `by_urgency`, but for work with devices: of a class that goes first which is worth most for the device time it
-    takes (`density`), and waiting counts against its own length. So a long wait of what is long does not keep devices
-    from what is short, and what is wide waits longer than what is narrow for the same work.
+    takes (`density`), and waiting counts against its own length, to the power `waits`. So a long wait of what is long
+    does not keep devices from what is short, and what is wide waits longer than what is narrow for the same work.
     """
     if _is_in_order(view):
         return list(view.candidates)
@@ -92,14 +106,18 @@ def by_value(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
     fleet, speeds = view.fleet, speeds_of(view)
     runs: dict[object, int] = {}
     lengths: list[int] = []
+    few = len(view.candidates) <= FEW
     for one in view.candidates:
+        if few:
+            lengths.append(one.tail - one.expected + speeds.shortest(one, ability(fleet, one.shape).models))
+            continue
         alike = (one.queue, one.work, one.declared, one.expected, one.saved, one.progress, one.left, one.outlived)
         run = runs.get(alike)
         if run is None:
             run = runs[alike] = speeds.shortest(one, ability(fleet, one.shape).models)
         lengths.append(one.tail - one.expected + run)
     left = np.array(_to_go(view, lengths), float)
-    return _in_lanes(view, timely, left, np.array([one.shape.gpus > 0 for one in view.candidates]))
+    return _in_lanes(view, timely, left, np.array([one.shape.gpus > 0 for one in view.candidates]), waits)
 
 
 def _is_in_order(view: Snapshot) -> bool:
@@ -119,7 +137,9 @@ def _to_go(view: Snapshot, lengths: Sequence[int]) -> Sequence[int]:
     return lengths if len(left) == len(lengths) else [left[one.job] for one in view.candidates]
 
 
-def _in_lanes(view: Snapshot, timely: Timely, left: Floats, by_density: Bools | None = None) -> list[Candidate]:
+def _in_lanes(
+    view: Snapshot, timely: Timely, left: Floats, by_density: Bools | None = None, waits: float = 1.0
+) -> list[Candidate]:
     """By class, raised by waiting; then the few that have waited longest with their patience over, then by the
     nanoseconds `left` of their jobs; those marked `by_density` by what they are worth for each second of each device
     instead (Smith's rule, 1956, for jobs of unequal width), more the longer they wait. What has to start now to be on
@@ -136,7 +156,8 @@ def _in_lanes(view: Snapshot, timely: Timely, left: Floats, by_density: Bools | 
         weight = np.array([one.weight for one in ones]) / 1000
         if timely.pressed:
             weight = weight * np.array([timely.times(one.unit) for one in ones])
-        rank = np.where(by_density, left * np.maximum(1, devices) / (weight * (1 + waited / (STARVES * left))), rank)
+        longs_for = (1 + np.maximum(0, waited) / (STARVES * left)) ** waits
+        rank = np.where(by_density, left * np.maximum(1, devices) / (weight * longs_for), rank)
     aged = np.flatnonzero(waited >= AGEING)
     classes[aged] -= waited[aged] // np.array([ageing(ones[index]) for index in aged.tolist()], np.int64)
     overdue = classes < 0
@@ -192,7 +213,10 @@ def candidate_level(candidate: Candidate, now: int) -> int:
 
 def ageing(candidate: Candidate) -> int:
     """How long it waits for each class by which it is raised."""
-    return min(NEVER, max(AGEING, AGES_BY * candidate.expected)) if candidate.shape.gpus else AGEING
+    if not candidate.shape.gpus:
+        return AGEING
+    every = AGES_BY * candidate.expected
+    return AGEING if every <= AGEING else every if every <= NEVER else NEVER
 
 
 def effective_class(candidate: Candidate, now: int) -> int:
@@ -343,8 +367,11 @@ def by_terms(weights: Mapping[str, float], terms: Mapping[str, RankTerm] = RANK_
 
 def _class_lane(candidate: Candidate, now: int) -> int:
     """Who has waited so long as urgent goes before all others."""
-    overdue = now - candidate.ready >= ageing(candidate) * (candidate.priority + 1)
-    return -1 if overdue else effective_class(candidate, now)
+    waited = now - candidate.ready
+    if waited < AGEING:
+        return candidate.priority
+    raised = waited // ageing(candidate)
+    return -1 if raised > candidate.priority else candidate.priority - raised
 
 
 def _expected(candidate: Candidate, now: int) -> int:

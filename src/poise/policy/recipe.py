@@ -32,6 +32,9 @@ Weight = Annotated[float, msgspec.Meta(ge=-MAX_WEIGHT, le=MAX_WEIGHT)]
 MAX_TERMS = 64
 """Terms of one order or score: each is computed for every candidate, or every node."""
 
+FAIRNESS = 0.5
+"""Waiting for ten times its own length doubles what a unit is worth: nothing starves, for little in the mean."""
+
 Turns = Literal["no", "equal", "weighted"]
 TURNS = ("no", "equal", "weighted")
 YIELDS_BY = ("class", "value", "remaining", "attained", "level", "deadline")
@@ -43,7 +46,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `order` is the name of an order or a preset, or weights of terms. `score` weighs node terms; with `spread` a node is
     scored again after every task it takes. `turns` takes nodes in turn instead. `overtake`: what is behind a blocked
     unit may start before it. `reserve` keeps room for what has waited; `preempt` says who may make whom yield.
-    `elastic` grows units into idle room, `reallocate` moves work off hot nodes. `triggers` is not the policy's own
+    `elastic` grows units into idle room, `reallocate` moves work off hot nodes. `fairness`, from 0 to 1, is how much a
+    long wait counts against a short run where the order is `value`. `triggers` is not the policy's own
     business but that of who asks it: what forces a round.
     """
 
@@ -57,6 +61,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     preempt: Preemption | None = None
     elastic: bool = False
     reallocate: bool = False
+    fairness: float = FAIRNESS
     triggers: Triggers = Triggers()
 
 
@@ -120,6 +125,7 @@ class PolicySpec(msgspec.Struct, forbid_unknown_fields=True):
     preempt: PreemptSpec | msgspec.UnsetType | None = msgspec.UNSET
     elastic: bool | msgspec.UnsetType = msgspec.UNSET
     reallocate: bool | msgspec.UnsetType = msgspec.UNSET
+    fairness: float | msgspec.UnsetType = msgspec.UNSET
     triggers: TriggersSpec | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -164,6 +170,8 @@ def _compile(spec: PolicySpec, terms: Collection[str], rank_terms: Collection[st
         changes["score"] = _score(spec.score, terms, found)
     if spec.turns is not msgspec.UNSET:
         changes["turns"] = found.get("", _one_of, spec.turns, TURNS, "turns")
+    if spec.fairness is not msgspec.UNSET:
+        changes["fairness"] = found.get(0.0, _fairness, spec.fairness)
     if spec.preempt is None:
         changes["preempt"] = None
     elif spec.preempt is not msgspec.UNSET:
@@ -192,6 +200,15 @@ def _order(order: str | dict[str, float], rank_terms: Collection[str], found: Fi
             )  # fmt: skip
         return _one_of(order, known, "order")
     return _weights(order, rank_terms, "order", found)
+
+
+def _fairness(fairness: float) -> float:
+    if not 0 <= fairness <= 1:
+        raise SpecError(
+            "fairness is out of range", code="E103", field="fairness", need="from 0 to 1", have=shown(fairness),
+            hint="fairness: 0.5",
+        )  # fmt: skip
+    return fairness
 
 
 def _score(score: dict[str, float], terms: Collection[str], found: Findings) -> dict[str, float]:
@@ -285,6 +302,7 @@ _EXAMPLES = {
     "at_once": "at_once: 16",
     "elastic": "elastic: true",
     "reallocate": "reallocate: true",
+    "fairness": "fairness: 0.5",
     "triggers": "triggers: {use_above: 90%, use_for: 10s}",
     "failed_checks": "failed_checks: 3",
     "response_above": "response_above: 200ms",

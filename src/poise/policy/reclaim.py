@@ -38,6 +38,9 @@ HYSTERESIS = 1.2
 LEAST = 1e-9
 """A weight below all others."""
 
+ROUNDING = 1e-9
+"""A sum of prices is no more than this part off, in whatever order they are added."""
+
 UNSURE = 3.0
 """What is lost for certain counts so many times the deviation of what is won by it, as a part of its mean."""
 
@@ -164,14 +167,17 @@ class Prices:
     def __init__(self, of: Mapping[str, float], draft: Draft) -> None:
         self.of = of
         self._free = draft.fleet.free[DEVICES]
-        held = [(row, of.get(unit, inf), devices) for row, unit, devices in draft.running.holders]
-        offers = sorted([offer for offer in held if offer[1] < inf])
-        self._offers: dict[int, list[tuple[float, int]]] = {}
-        for row, price, devices in offers:
-            self._offers.setdefault(row, []).append((price, devices))
+        offers: dict[int, list[tuple[float, int]]] = {}
+        for row, unit, devices in draft.running.holders:
+            price = of.get(unit, inf)
+            if price < inf:
+                offers.setdefault(row, []).append((price, devices))
+        for here in offers.values():
+            here.sort()
+        self._offers = offers
         self._rows: dict[int, list[int]] = {}
         self._least: dict[int, dict[int, float]] = {}
-        self.least = min([offer[1] for offer in offers], default=inf)
+        self.least = min([here[0][0] for here in offers.values()], default=inf)
 
     def rows(self, devices: int) -> list[int]:
         """Where so many devices could be free on one node, those first where the cheapest that free them cost least."""
@@ -195,6 +201,18 @@ class Prices:
                         found[row] = price
                         break
         return self._least[devices]
+
+    def covering(self, row: int, devices: int) -> float:
+        """Less than what any units of a node cost together of which so many devices come free: as if the last of them,
+        in the order of what each device costs, could yield in part (Dantzig, 1957).
+        """
+        lacks, total = devices - int(self._free[row]), 0.0
+        for cost, frees in sorted([(price / frees, frees) for price, frees in self._offers.get(row, ()) if frees]):
+            if lacks <= 0:
+                break
+            total += cost * min(frees, lacks)
+            lacks -= frees
+        return total * (1 - ROUNDING)
 
     def _cost(self, row: int, devices: int) -> float:
         """The sum of the least prices on a node of which so many devices come free."""
@@ -237,7 +255,10 @@ def standings(draft: Draft, rules: Preemption) -> dict[str, float]:
     spared = running.left - lost
     of = HYSTERESIS * worths / (np.maximum(1, spared) / SECOND)
     standing = np.where((spared > 0) & (draft.view.now >= asked_from), of, inf)
-    rows = np.flatnonzero(may)[::-1]  # of a gang the first counts
+    if may.all():
+        prices = standing[::-1].tolist()  # of a gang the first counts
+        return dict(zip([one.unit for one in reversed(running.residents)], prices, strict=True))
+    rows = np.flatnonzero(may)[::-1]
     return dict(zip([running.residents[row].unit for row in rows.tolist()], standing[rows].tolist(), strict=True))
 
 
@@ -249,18 +270,24 @@ def crowding(draft: Draft) -> float:
     return waiting / max(1, devices)
 
 
-def value(candidate: Candidate, run: int, now: int, timely: Timely = NO_DEADLINES) -> float:
-    """What it is worth to start a unit that is foreseen to run for so long: its weight over that time; twice as much
-    when it has waited as long as `STARVES` runs. One that has to start now to be on time is worth
-    `PRESSED` times as much.
+def value(candidate: Candidate, run: int, now: int, timely: Timely = NO_DEADLINES, *, waits: float = 1.0) -> float:
+    """The worth of starting a unit that is foreseen to run for `run` nanoseconds: its weight over that time. A wait as
+    long as `STARVES` runs doubles it, where waiting counts once (to the power `waits`). A unit that has to start now to
+    be on time is worth `PRESSED` times as much.
     """
-    of_class = effective_class(candidate, now)
-    weight = (
-        timely.times(candidate.unit)
-        * worth(of_class, candidate.weight)
-        * (1 + (now - candidate.ready) / (STARVES * max(run, SECOND)))
-    )
-    return weight / (max(run, 1) / SECOND)
+    return values(candidate, (run,), now, timely, waits=waits)[0]
+
+
+def values(
+    candidate: Candidate, runs: Collection[int], now: int, timely: Timely = NO_DEADLINES, *, waits: float = 1.0
+) -> list[float]:
+    """The same for each of several lengths."""
+    weight = timely.times(candidate.unit) * worth(effective_class(candidate, now), candidate.weight)
+    waited = now - candidate.ready
+    longs_for: list[float] = [1 + waited / (STARVES * (run if run > SECOND else SECOND)) for run in runs]
+    if waits != 1.0:
+        longs_for = [more**waits for more in longs_for]
+    return [weight * more / ((run if run > 1 else 1) / SECOND) for more, run in zip(longs_for, runs, strict=True)]
 
 
 def worth(priority: int, weight: int) -> float:
@@ -323,28 +350,30 @@ def make_way(
     worth: float,
     asked: Collection[str],
     run: int = 0,
-    priority: int = CLASSES - 1,
 ) -> Yielding | None:
     """The cheapest set of units found, each of a price below `worth`, that would leave room for so many tasks; None if
-    there is none. None of them that is of no lower class than `priority` misses a deadline for yielding for so
-    long a `run`.
+    there is none. None of them misses a deadline that is kept for standing still for so long a `run`.
     """
     if prices.least >= worth:
         return None
     of = prices.of
 
     def may(resident: Resident) -> bool:
-        if draft.timely.makes_late(resident, run, priority):
+        if draft.timely.makes_late(resident, run):
             return False
         return of.get(resident.unit, inf) < worth and resident.unit not in asked and not resident.stopping
 
     free = draft.capacity(shape)
-    bounds = prices.at_least(shape.gpus if shape.share == WHOLE else 0)
+    devices = shape.gpus if shape.share == WHOLE else 0
+    bounds = prices.at_least(devices)
     if not free.any() and min(bounds.values(), default=inf) >= worth:
         return None
     near = _cheapest_rows(draft, shape, tasks, prices)
     most = rules.at_most(shape, tasks) - len(asked)
-    at_least = {row: 0.0 if free[row] else bounds.get(row, inf) for row in near}
+    at_least = {row: 0.0 if has else bounds.get(row, inf) for row, has in zip(near, free[near].tolist(), strict=True)}
+    for row, bound in at_least.items():
+        if 0.0 < bound < worth:
+            at_least[row] = max(bound, prices.covering(row, devices))
     return _cheapest(shape, draft, tasks, at_least, most, may, lambda resident: of[resident.unit], worth)
 
 
@@ -505,19 +534,24 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
     lack least of what they could hold; with what may yield to a unit counted as free, only those that lack nothing.
     """
     fleet, able = draft.fleet, draft.able(shape)
-    free = np.maximum(draft.free, 0)
+    if len(draft.kept) == len(fleet):
+        return []
+    asks = {CPU: shape.cpu, MEMORY: shape.memory, NETWORK: shape.network, DEVICES: shape.gpus}
+    resources = [resource for resource, need in asks.items() if need]
+    free = np.maximum(draft.free[resources], 0)
     if yielding_to is not None:
         for lower in range(yielding_to.priority + 1, CLASSES):
-            free += fleet.yielding[lower]
+            free += fleet.yielding[lower][resources]
     mask: Bools = able.where & (fleet.closed == 0)
     if draft.kept:
         mask[list(draft.kept)] = False  # as if those had started for whom it is kept, and did not end
-    asks = {CPU: shape.cpu, MEMORY: shape.memory, NETWORK: shape.network, DEVICES: shape.gpus}
     needs = np.array([[need] for need in asks.values() if need])
     if tasks > 1 and yielding_to is None:
         needs = needs * np.clip(able.room[fleet.kind], 1, tasks)
-    resources = [resource for resource, need in asks.items() if need]
-    lacks = np.maximum(0.0, 1 - free[resources] / needs).sum(axis=0) if resources else np.zeros(len(fleet))
+    if len(resources) == 1:
+        lacks = np.maximum(0.0, 1 - free[0] / needs[0])
+    else:
+        lacks = np.maximum(0.0, 1 - free / needs).sum(axis=0) if resources else np.zeros(len(fleet))
     if yielding_to is not None:
         mask &= lacks <= 0
     rows = mask.nonzero()[0]
@@ -543,8 +577,10 @@ def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices) -> li
 
 def _earliest(draft: Draft, shape: Shape, rows: list[int]) -> list[tuple[int, int]]:
     """Of these rows those that will have devices for one task, the soonest first, and when that is."""
+    if not rows:
+        return []
     free = np.maximum(draft.share[rows], 0).sum(axis=1)
-    return draft.running.soonest(rows, shape.gpus * shape.share - free)
+    return draft.running.soonest(rows, (shape.gpus * shape.share - free).tolist())
 
 
 def openings_on(

@@ -75,7 +75,8 @@ def find_smaller(
     sizes: Mapping[str, int],
 ) -> Smaller | None:
     """Members of gangs that can be spared for a unit, task by task on the node where fewest have to leave; None where
-    that does not make room for all of its tasks. By unit, at least so many stay as `sizes` says. Units that were `asked` in this round already are not asked again.
+    that does not make room for all of its tasks. A gang keeps at least its number in `sizes`. Units that were `asked`
+    in this round already are not asked again.
     """
     now, brief = draft.view.now, is_brief(draft.view.profiles.get(candidate.kind), shape, tasks)
 

@@ -5,6 +5,7 @@ attempt is remembered with the fleet (`Fleet.runs`), and holds as long as the sa
 came from are the same.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -16,6 +17,7 @@ import numpy as np
 from poise.model.fleet import Fleet, Floats, Ints, Resident
 from poise.model.jobs import GRACE
 from poise.model.profiles import Profile, remaining_each
+from poise.model.resources import WHOLE
 from poise.policy.predict import Speeds
 
 SINCE, RUNS, STOPPING, MEAN, DEVIATION, LIKELY, LIKELY_DEVIATION, HOLDS, STAYS = range(9)
@@ -25,15 +27,14 @@ _NOTHING: Ints = np.zeros((STAYS + 1, 0), np.int64)
 
 
 class _On(NamedTuple):
-    """What is foreseen of each of a node's attempts, in `columns` (9, A) as well, and from which profiles that came: of
-    each its `sources`, and all `names` of them.
+    """What is foreseen of each of a node's attempts, and from which profiles that came: of each its `sources`, and all
+    `names` of them.
     """
 
     residents: tuple[Resident, ...]
     names: frozenset[str]
     sources: list[tuple[str, ...]]
     foreseen: list[list[int]]
-    columns: Ints
 
 
 def lost_work(resident: Resident, now: int) -> int:
@@ -46,7 +47,9 @@ def lost_work(resident: Resident, now: int) -> int:
 
 
 class _Seen(NamedTuple):
-    """The same of a fleet, by row, of these profiles; and all of it in `columns`."""
+    """The same of a fleet, by row, of these profiles; and all of it in `columns` (9, A), of which only what has changed
+    is replaced.
+    """
 
     profiles: Mapping[str, Profile]
     throughputs: object
@@ -57,14 +60,14 @@ class _Seen(NamedTuple):
 class _Endings(NamedTuple):
     """All attempts in the order of rows, and on each in the order in which they will end: `at` an instant, as `number`
     on its row; `freed` are the thousandths of devices that have come free with it, on the rows before it as well. Those
-    of a row begin at `first[row]`; so many have come free `before` them. There is one instant more than attempts.
+    of a row begin at `first[row]`; so many have come free `before` them. Plain numbers: a round looks at few rows.
     """
 
-    first: Ints
-    at: Ints
-    number: Ints
-    freed: Ints
-    before: Ints
+    first: list[int]
+    at: list[int]
+    number: list[int]
+    freed: list[int]
+    before: list[int]
 
 
 _Each = tuple[list[tuple[tuple[Resident, ...], Ints] | None], Ints | None]
@@ -115,6 +118,17 @@ class Running:
         return found
 
     @cached_property
+    def widths(self) -> dict[str, int]:
+        """By unit how many devices it has in all, of those that have whole ones; to be read only."""
+        known: tuple[list[tuple[Resident, ...]], dict[str, int]] = self._fleet.runs.get("widths", ([], {}))
+        rows, found = known
+        if len(rows) != len(self._fleet) or any(map(is_not, rows, self._fleet.residents)):
+            whole = (one for one in self.residents if one.shape.gpus and one.shape.share == WHOLE)
+            found = {one.unit: one.shape.gpus * one.size for one in whole}
+            self._fleet.runs["widths"] = self._fleet.residents.copy(), found
+        return found
+
+    @cached_property
     def any_stopping(self) -> bool:
         return bool(self._columns[STOPPING].any())
 
@@ -148,21 +162,25 @@ class Running:
         known = self._endings_on.get(row)
         if known is None:
             found = self._endings
-            start, end = found.first[row : row + 2].tolist()
-            at, number = found.at[start:end].tolist(), found.number[start:end].tolist()
-            known = self._endings_on[row] = list(zip(at, number, strict=True))
+            start, end = found.first[row : row + 2]
+            known = self._endings_on[row] = list(zip(found.at[start:end], found.number[start:end], strict=True))
         return known
 
-    def soonest(self, rows: Sequence[int], lacks: Ints) -> list[tuple[int, int]]:
+    def soonest(self, rows: Sequence[int], lacks: Sequence[int]) -> list[tuple[int, int]]:
         """The instant at which so many thousandths of devices more will be free on each of these rows, and the row: the
         soonest first, without those where that will never be. What lacks nothing has it now.
         """
-        found, on = self._endings, np.array(rows, np.int64)
-        number = found.freed.searchsorted(found.before[on] + lacks)
-        has = lacks <= 0
-        instants = np.where(has, self._now, found.at[number]).tolist()
-        could = (has | (number < found.first[on + 1])).tolist()
-        return sorted([(at, row) for at, row, may in zip(instants, rows, could, strict=True) if may])
+        found, now, soonest = self._endings, self._now, []
+        for row, lack in zip(rows, lacks, strict=True):
+            if lack <= 0:
+                soonest.append((now, row))
+                continue
+            end = found.first[row + 1]
+            number = bisect_left(found.freed, found.before[row] + lack, found.first[row], end)
+            if number < end:
+                soonest.append((found.at[number], row))
+        soonest.sort()
+        return soonest
 
     @cached_property
     def _endings(self) -> _Endings:
@@ -177,7 +195,8 @@ class Running:
         at = self._now + np.where(columns[STOPPING] > 0, GRACE, left)
         order = np.lexsort((number, at, row))
         freed = np.concatenate(([0], np.cumsum(columns[HOLDS][order])))
-        return _Endings(first, np.append(at[order], 0), number[order], freed[1:], freed[first[:-1]])
+        columns_in_order = first, at[order], number[order], freed[1:], freed[first[:-1]]
+        return _Endings(*[column.tolist() for column in columns_in_order])
 
     @cached_property
     def _columns(self) -> Ints:
@@ -187,26 +206,36 @@ class Running:
         if seen is None or seen.throughputs is not speeds.throughputs or len(seen.rows) != len(fleet):
             seen = _Seen({}, speeds.throughputs, [None] * len(fleet), _NOTHING)
         changed = _changed(seen.profiles, speeds.profiles)
-        rows, same = seen.rows.copy(), True
+        rows, parts = seen.rows.copy(), list[Ints]()
+        learned: dict[int, list[int]] = {}  # by column
+        place = old = since = 0  # how many columns there are before this row, and in what was seen; not yet in parts
         for row, residents in enumerate(fleet.residents):
             known = rows[row]
-            if known is None or known.residents is not residents or (changed and not known.names.isdisjoint(changed)):
-                rows[row], same = self._look(residents, known, changed), False
-        if same and seen.profiles is speeds.profiles:
+            if known is None or known.residents is not residents:
+                on = rows[row] = self._look(residents, known, changed)
+                parts.append(seen.columns[:, since:old])
+                if residents:
+                    parts.append(np.array(on.foreseen, np.int64).T)
+                old += len(known.residents) if known is not None else 0
+                since = old
+            else:
+                if changed and not known.names.isdisjoint(changed):
+                    foreseen = self._look_again(known, changed)
+                    learned.update((place + number, foreseen[number]) for number in range(len(foreseen)))
+                    rows[row] = known._replace(foreseen=foreseen)
+                old += len(residents)
+            place += len(residents)
+        if not parts and not learned and seen.profiles is speeds.profiles:
             return seen.columns
-        parts = [on.columns for on in rows if on is not None and on.residents]
-        columns = seen.columns if same else np.concatenate(parts, axis=1) if parts else _NOTHING
+        columns = np.concatenate([*parts, seen.columns[:, since:]], axis=1) if parts else seen.columns
+        if learned:
+            columns = columns if parts else columns.copy()
+            columns[:, list(learned)] = np.array(list(learned.values()), np.int64).T
         fleet.runs["running"] = _Seen(speeds.profiles, speeds.throughputs, rows, columns)
         return columns
 
     def _look(self, residents: tuple[Resident, ...], known: _On | None, changed: set[str]) -> _On:
-        """What is foreseen on a row where something is not as it was."""
-        if known is not None and known.residents is residents:  # something was learned
-            foreseen = [
-                of if changed.isdisjoint(sources) else self._foreseen(one)
-                for one, of, sources in zip(residents, known.foreseen, known.sources, strict=True)
-            ]
-            return known._replace(foreseen=foreseen, columns=np.array(foreseen, np.int64).T)
+        """What is foreseen on a row where something else runs than did."""
         before: dict[int, list[int]] = {}
         if known is not None:
             before = {
@@ -216,8 +245,14 @@ class Running:
             }
         sources = [self._speeds.sources_of(one.kind, one.model) for one in residents]
         foreseen = [before.get(id(one)) or self._foreseen(one) for one in residents]  # `known` has it still
-        columns = np.array(foreseen, np.int64).T if foreseen else _NOTHING
-        return _On(residents, frozenset(chain.from_iterable(sources)), sources, foreseen, columns)
+        return _On(residents, frozenset(chain.from_iterable(sources)), sources, foreseen)
+
+    def _look_again(self, known: _On, changed: set[str]) -> list[list[int]]:
+        """What is foreseen on a row where the same runs, now that something was learned."""
+        return [
+            of if changed.isdisjoint(sources) else self._foreseen(one)
+            for one, of, sources in zip(known.residents, known.foreseen, known.sources, strict=True)
+        ]
 
     def _foreseen(self, resident: Resident) -> list[int]:
         mean, likely = self._speeds.both_of_attempt(resident)

@@ -7,7 +7,7 @@ blocked gets room kept or makes others yield (reclaim); what still waits is held
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -45,7 +45,9 @@ from poise.policy.rank import (
     RankTerm,
     ageing,
     by_terms,
+    by_value,
     effective_class,
+    power_of,
 )
 from poise.policy.recipe import RECIPES, Recipe
 from poise.policy.reclaim import (
@@ -124,7 +126,8 @@ class Suite:
     ) -> None:
         self.recipe = recipe
         self.name = recipe.name
-        self.order = _order_of(recipe.order, rank_terms)
+        self.waits = power_of(recipe.fairness)
+        self.order = _order_of(recipe.order, rank_terms, self.waits)
         self.terms = terms
         for name in recipe.score:
             terms[name]
@@ -139,7 +142,7 @@ class Suite:
         Where there is room for all that is shown, the order does not matter, and what is alike is placed together;
         should that not work out after all (room is in pieces), the units are served one by one.
         """
-        draft = Draft(view, self.recipe.score, self.terms, spread=self.recipe.spread)
+        draft = Draft(view, self.recipe.score, self.terms, spread=self.recipe.spread, waits=self.waits)
         ordered = self.order.sort(view, draft.timely)
         emptied = being_emptied(view.fleet)
         if view.yielded or emptied:  # room was made for them, or is there, whatever the order says now
@@ -149,7 +152,7 @@ class Suite:
             plan = _Round(self, draft).place_all(ordered)
             if plan is not None:
                 return plan
-            draft = Draft(view, self.recipe.score, self.terms, spread=self.recipe.spread)
+            draft = Draft(view, self.recipe.score, self.terms, spread=self.recipe.spread, waits=self.waits)
         return _Round(self, draft).decide(_serving_first(ordered) if self.recipe.preempt is not None else ordered)
 
 
@@ -166,7 +169,7 @@ class _Round:
         self._why_behind = suite.why_behind
         self._only_room = suite.only_room
         self._full: set[Shape] = set()
-        self._told: dict[Shape, Reasons] = {}
+        self._told: dict[Shape, tuple[Reasons, bool]] = {}  # and whether room is kept for some unit
         self._left: dict[Shape, int] = {}
         self._empty_room: dict[Shape, int] = {}
         self._gang_room: dict[Shape, int] = {}  # at most: room only shrinks in a round
@@ -308,18 +311,7 @@ class _Round:
         here = list(islice(filter(_takes_whole, ordered), WEIGHED_WAITING))
         if not any(_width(one) > 1 for one in here):
             return ordered
-        draft, prices, now = self.draft, self._prices.of, self.view.now
-        widths = {one.unit: one.shape.gpus * one.size for one in draft.running.residents if one.shape.share == WHOLE}
-        items = [
-            Item(unit, prices[unit], width) for unit, width in widths.items() if prices.get(unit, _ANY) < _ANY and width
-        ]
-        devices = draft.whole_devices_free() + sum(item.width for item in items)
-        for one in here:
-            run = draft.speeds.shortest(one, draft.able(one.shape).models)
-            items.append(Item(one.unit, value(one, run, now, draft.timely), _width(one)))
-        chosen = choose(items, devices)
-        behind = {one.unit for one in here if _width(one) <= devices} - chosen  # the others keep room for later
-
+        behind = self._left_out(here)
         return sorted(ordered, key=lambda one: (*self._before(one), one.unit in behind))
 
     def _before(self, one: Candidate) -> tuple[int, bool, int]:
@@ -337,6 +329,24 @@ class _Round:
     def _by_size(self, one: Candidate) -> tuple[int, bool, int, bool]:
         """What should have no tasks now comes behind its like."""
         return *self._before(one), self._sizes.get(one.unit, 1) == 0
+
+    def _left_out(self, waiting: Sequence[Candidate]) -> set[str]:
+        """Of what waits for whole devices, what is not among that which is worth most together with what runs."""
+        draft, now, free = self.draft, self.view.now, self.draft.whole_devices_free()
+        if sum(map(_width, waiting)) <= free:  # all has room, whatever it is worth
+            return set()
+        prices = self._prices.of
+        items = [
+            Item(unit, price, width)
+            for unit, width in draft.running.widths.items()
+            if (price := prices.get(unit, _ANY)) < _ANY
+        ]
+        devices = free + sum([item.width for item in items])
+        for one in waiting:
+            run = draft.speeds.shortest(one, draft.able(one.shape).models)
+            items.append(Item(one.unit, value(one, run, now, draft.timely, waits=draft.waits), _width(one)))
+        chosen = choose(items, devices)
+        return {one.unit for one in waiting if _width(one) <= devices} - chosen  # the others keep room for later
 
     def _is_uneven(self) -> bool:
         """Whether there are devices of several models, and who runs where may be changed."""
@@ -483,12 +493,11 @@ class _Round:
 
     def _meanwhile(self, candidate: Candidate, shape: Shape) -> int | None:
         """Room that is kept for another, if this one is known to be gone before it is needed."""
-        now = self.view.now
-        for row, keeps in self.draft.kept.items():
-            if self.draft.has_room_meanwhile(row, shape):
-                run = self.draft.run_on(candidate, shape, row)
-                if run.source != "default" and all(kept.until >= now + run.most for kept in keeps):
-                    return row
+        now, kept = self.view.now, self.draft.kept
+        for row in self.draft.room_meanwhile(shape) if kept else ():
+            run = self.draft.run_on(candidate, shape, row)
+            if run.source != "default" and all(one.until >= now + run.most for one in kept[row]):
+                return row
         return None
 
     def _place_gang(self, candidate: Candidate, shapes: tuple[Shape, ...]) -> bool:
@@ -672,9 +681,7 @@ class _Round:
         for resident in (of[0][1] for of in self._members.of.values()):
             self._ask_again(resident.since + SETTLES)
         for shape in shapes:
-            found = find_smaller(
-                candidate, shape, self.draft, needed, self._members, self._yielding, self._sizes
-            )
+            found = find_smaller(candidate, shape, self.draft, needed, self._members, self._yielding, self._sizes)
             if found is None:
                 continue
             rank = candidate.serves or self.order.words(candidate, self.view.now)
@@ -701,16 +708,16 @@ class _Round:
             index = self._target[candidate.unit]
             shape = _on_model(candidate.shape, self.view.fleet.models[index].name)
             run = draft.speeds.left(candidate, shape, draft.able(shape).models)[index]
-            gain = value(candidate, run, now, draft.timely)
-            found = make_way(shape, draft, needed, rules, self._leaving, _ANY, self._yielding, run, candidate.priority)
+            gain = value(candidate, run, now, draft.timely, waits=min(1.0, draft.waits))
+            found = make_way(shape, draft, needed, rules, self._leaving, _ANY, self._yielding, run)
             if found and found.victims:
                 best = (gain, gain, found, shape)
         guess = self._is_guess(candidate) and candidate.unit not in draft.timely.pressed
         prices = self._had_turns if guess else self._prices
         for shape in (candidate.shape, *candidate.others) if not self._target else ():
             run = draft.speeds.shortest(candidate, draft.able(shape).models)
-            gain = value(candidate, run, now, draft.timely)
-            found = make_way(shape, draft, needed, rules, prices, gain, self._yielding, run, candidate.priority)
+            gain = value(candidate, run, now, draft.timely, waits=min(1.0, draft.waits))
+            found = make_way(shape, draft, needed, rules, prices, gain, self._yielding, run)
             if found and found.victims and gain > found.price and (best is None or gain - found.price > best[0]):
                 best = (gain - found.price, gain, found, shape)
         if best is not None and guess and any(one.unit not in self._had_turns.of for one in best[2].victims):
@@ -725,9 +732,13 @@ class _Round:
 
     @cached_property
     def _prices(self) -> Prices:
-        """What all that runs is worth where it is; looked at once in a round."""
+        """What all that runs is worth where it is; looked at once in a round. An elastic unit that has more than its
+        least is not asked to yield: it shrinks. Only a deadline does not wait for that.
+        """
         rules = self.recipe.preempt or Preemption()
         of = standings(self.draft, rules)
+        if self.draft.timely.pressed:
+            return Prices(of, self.draft)
         shrinks = {one.unit for one in self.view.elastic if one.unit in self._sizes and one.size > max(1, one.least)}
         return Prices({unit: price for unit, price in of.items() if unit not in shrinks}, self.draft)
 
@@ -846,12 +857,16 @@ class _Round:
         for shape in (candidate.shape, *candidate.others):
             known = self._told.get(shape)
             if known is None:
-                known = self._told[shape] = tuple(self.draft.reasons(shape))
+                found = tuple(self.draft.reasons(shape))
+                known = self._told[shape] = found, any(reason.code == "RESERVED" for reason in found)
+            if not known[1]:
+                reasons += known[0]
+                continue
             reasons += [
                 Reason(code="KEPT", subject=reason.subject, wakes="finished")
                 if reason.code == "RESERVED" and reason.need == candidate.unit
                 else reason
-                for reason in known
+                for reason in known[0]
             ]
         return tuple(reasons) or (Reason(code="NEXT_ROUND", wakes="decided"),)
 
@@ -1071,8 +1086,17 @@ class _Round:
 
     @cached_property
     def _leaving(self) -> Prices:
-        """Running units that should not run now. One that should run on another model leaves only when it has room."""
-        return Prices({unit: price for unit, price in self._prices.of.items() if unit not in self._target}, self.draft)
+        """Running units that should not run now, and those that should run on another model and lose little by leaving
+        before there is room.
+        """
+        models, now = self.view.fleet.models, self.view.now
+        stays = {
+            one.unit
+            for one in self.draft.running.residents
+            if (index := self._target.get(one.unit)) is not None
+            and (models[index].called == one.model or lost_work(one, now) > MIN_RUN)
+        }
+        return Prices({unit: price for unit, price in self._prices.of.items() if unit not in stays}, self.draft)
 
     def _move_stragglers(self) -> None:
         """What takes longer than its like begins anew on another node like its own, if that wins: what is left of it
@@ -1345,11 +1369,13 @@ def _told(worth: float) -> float:
     return float(f"{3600 * worth:.3g}")
 
 
-def _order_of(order: str | Mapping[str, float], terms: Mapping[str, RankTerm]) -> Order:
+def _order_of(order: str | Mapping[str, float], terms: Mapping[str, RankTerm], waits: float) -> Order:
     if not isinstance(order, str):
         for name in order:
             terms[name]
         return by_terms(order, terms)
+    if order == "value":
+        return ORDERS[order]._replace(sort=partial(by_value, waits=waits))
     return by_terms(PRESETS[order]) if order in PRESETS else ORDERS[order]
 
 

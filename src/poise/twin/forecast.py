@@ -228,8 +228,8 @@ def followed(
     make: Callable[[int], Futures], follow: Callable[[Futures, int, float], T | None], bounds: Bounds, what: str
 ) -> tuple[Futures, list[T]]:
     """Follow as many futures as the bounds allow, one after the other. If the first takes too long, no other jobs
-    arrive in them; if it still does, they have fewer units. Raises `InputError` where not one can be followed to its end;
-    `what` is followed, for people.
+    arrive in them; if it still does, they have fewer units. Raises `InputError` where not one can be followed to its
+    end; `what` is followed, for people.
     """
     deadline = time.monotonic() + bounds.seconds
     limit = bounds.seconds / bounds.fewest

@@ -174,9 +174,9 @@ def test_room_that_is_kept_is_there_meanwhile() -> None:
     world = World().nodes(2, cpu=2)
     trial = draft(world)
     trial.keep(0, "j99.main", Shape(cpu=2000), until=world.now + MINUTE)
-    assert trial.has_room_meanwhile(0, ONE)
-    assert not trial.has_room_meanwhile(0, Shape(cpu=3000))
-    assert not trial.has_room_meanwhile(0, Shape(gpus=1))
+    assert trial.room_meanwhile(ONE) == [0]
+    assert trial.room_meanwhile(Shape(cpu=3000)) == []
+    assert trial.room_meanwhile(Shape(gpus=1)) == []
 
 
 # --- counts that are kept up to date ---------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
-import numpy as np
 import pytest
 from hypothesis import given
 
@@ -165,7 +164,7 @@ def test_devices_come_free_in_the_order_in_which_what_has_them_ends(
             if freed >= left:
                 wanted.append((NOW + minutes * MINUTE, row))
                 break
-    asked = np.array(lacks[: len(rows)]) * WHOLE
+    asked = [lack * WHOLE for lack in lacks[: len(rows)]]
     assert running.soonest(list(range(len(rows))), asked) == sorted(wanted)
 
 

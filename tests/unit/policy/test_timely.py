@@ -30,7 +30,13 @@ def test_not_even_a_higher_class_makes_kept_work_late() -> None:
 
 
 def test_what_has_to_start_now_goes_before_higher_classes() -> None:
-    world = World().nodes(1, gpus=1).job("here", gpu=1, expect="30m", preemptible=False, **{"class": "other"}).round().start("here")
+    world = (
+        World()
+        .nodes(1, gpus=1)
+        .job("here", gpu=1, expect="30m", preemptible=False, **{"class": "other"})
+        .round()
+        .start("here")
+    )
     world.job("due", gpu=1, priority="low", expect="10m", deadline="50m")
     world.job("high", gpu=1, priority="high", expect="10m")
     world.after("30m").finish("here").round()
