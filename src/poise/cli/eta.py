@@ -177,11 +177,13 @@ def _moment(at: float, eta: "Eta") -> str:
 
 def _notes(told: "Etas") -> list[str]:
     known = ", ".join(f"{source} ({count})" for source, count in sorted(told.sources.items())) or "nothing"
-    more = "else" if told.coming else "more"
+    submitted = f"nothing {'else' if told.coming else 'more'} is submitted"
+    if told.arriving:
+        submitted = f"jobs arrive as the latest {told.arriving} did"
     notes = [
         f"poise: {told.futures} futures of {told.units} units as `{told.policy}` decides, in {told.seconds:.1f} s; "
         f"run times from {known}",
-        f"poise: taken for granted: nothing {more} is submitted, and nodes stay as they are",
+        f"poise: taken for granted: {submitted}, and nodes stay as they are",
     ]
     for one in told.coming:
         again = f"poise: `{one.name}` came {one.seen} times, every {format_duration(one.every)}"

@@ -4,30 +4,30 @@ makes of that.
     draws = Draws(ledger, now)
     happened = run_future(ledger, policy, draws.draw(Random(7)), nodes, now)
 
-A run time is an estimate (`policy/predict`) times an error, and errors are drawn from those made before: those of the
-class on that model of device where it has run there, those of what users declared where nothing was learned. So an
-estimate that was always twice too long is taken for half of what it says. Where too few are known, the estimate's own
-uncertainty counts. What runs already is drawn from the runs that take longer than it has.
+A run time is what was foreseen before any history (declared, or by a throughput table), times an error. The sizes of
+errors are learned from past runs (`engine/runtimes`). The part that they have in common, over all work and within a
+class, is drawn once for each future; the rest is drawn for each run. A job that runs already is drawn from the runs
+that take longer than it has. Other jobs arrive as they did lately.
 """
 
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from math import exp, log, sqrt
+from math import log
 from random import Random
 from statistics import NormalDist
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
+from poise.engine.runtimes import Learned, Means, Run, Unlearned
 from poise.engine.twin import Twin
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import JobState, Ledger, UnitState
 from poise.model.events import Event, Finished, Placed, Preempted, Started
 from poise.model.fleet import Fleet, model_under
 from poise.model.jobs import ALL, Priority
-from poise.model.profiles import ENOUGH_RUNS, Estimate
+from poise.model.profiles import DEFAULT_RUN, Estimate
 from poise.model.resources import Node
 from poise.model.workload import Arrival, Steady, Truth
 from poise.policy.predict import Speeds
@@ -41,8 +41,17 @@ ENOUGH_ERRORS = 8
 """Errors of what users declared, before they are taken for those to come; and runs of other classes, before one of
 which nothing is known is taken for one like these."""
 
-FEW = 8
-"""Runs of each class that count there."""
+MOST_RUNS = 2000
+"""Past runs that are looked at in all: the latest."""
+
+UNSAID = 1.0
+"""The same of run times of which nothing was said."""
+
+DECLARED = 0.65
+"""Standard deviation of the logarithm of actual over declared run time, before any was seen."""
+
+BETWEEN = 0.2
+"""What of it is between classes: users err in the same direction, whatever they run."""
 
 HORIZON = 400 * DAY
 """How far a future is followed: whatever has not happened by then is taken to never happen."""
@@ -64,119 +73,17 @@ AHEAD = 7 * DAY
 MOST_COMING = 100
 """For so long, and so many units of them in all, jobs that come again are foreseen."""
 
-USUAL = 0.8
-"""The mean deviation of the logarithms of a class's run times, where none has run often enough to tell: that of a
-lognormal distribution whose logarithms have a standard deviation of 1."""
+MOST_OTHERS = 100
+"""Units of other jobs that arrive in one future. It bounds the time that a future takes."""
+
+BLOCK = 10
+"""Jobs in a row that arrive as they came: users submit several that are alike."""
 
 IN_VAIN = 50
 """Rounds that place nothing before it is looked whether anything can still come. Waiting alone changes what a policy
 does for a while: a class is gained every five minutes."""
 
-SHAPE = 0.5
-"""Of the tail of run times beyond all that is known: Pareto's of shape 2, as `model/profiles.remaining` has it."""
-
 _NORMAL = NormalDist()
-
-
-class Errors(Protocol):
-    """How much longer work takes than foreseen, as a factor: a distribution."""
-
-    def draw(self, chance: float, beyond: float) -> float:
-        """The factor that a `chance` of all exceed no more, of those that are larger than `beyond`."""
-        ...
-
-
-class Seen:
-    """Errors as they were. The next one falls into each of the gaps between those that were seen with the same chance,
-    which holds for any distribution if they are exchangeable (Vovk et al., 2005); beyond the largest and below the
-    smallest they thin out by Pareto's law, in step with how widely they are spread.
-
-    Of a few the spread says little: it is taken together with what is `usual`, which counts as much as three of them.
-
-    `unfinished` are runs that have come so far and go on. That they are not over tells of those that will come: the
-    gaps beyond them weigh more, by the product-limit estimate (Kaplan and Meier, 1958). Else a class would be taken for
-    as brief as those of its runs that happen to be over.
-    """
-
-    def __init__(self, errors: Iterable[float], unfinished: Iterable[float] = (), usual: float = USUAL) -> None:
-        self._logs = sorted(log(max(error, 1e-9)) for error in errors)
-        going = sorted(log(max(error, 1e-9)) for error in unfinished)
-        count = len(self._logs)
-        self._chances: list[float] = []
-        left = 1.0
-        for place, at in enumerate(self._logs):
-            left *= 1 - 1 / (count - place + len(going) - bisect_left(going, at) + 1)
-            self._chances.append(1 - left)
-        spread = _spread(self._logs)
-        if count >= ENOUGH_RUNS:
-            self._scale = max(0.02, (spread * count + usual * ENOUGH_RUNS) / (count + ENOUGH_RUNS))
-        else:
-            self._scale = max(usual, spread)
-
-    def draw(self, chance: float, beyond: float) -> float:
-        logs, chances = self._logs, self._chances
-        if beyond > 0:
-            at = log(beyond)
-            if at > logs[-1] + 2 * self._scale:
-                return exp(at - SHAPE * log(1 - chance))  # it overruns all that was seen: another law holds for it
-            before = self._below(at)
-            chance = before + chance * (1 - before)
-        if chance <= chances[0]:
-            return exp(logs[0] + self._scale * log(max(chance, 1e-9) / chances[0]))
-        if chance >= chances[-1]:
-            return exp(logs[-1] - self._scale * log(max(1 - chance, 1e-9) / (1 - chances[-1])))
-        above = bisect_left(chances, chance)
-        part = (chance - chances[above - 1]) / (chances[above] - chances[above - 1])
-        return exp(logs[above - 1] + part * (logs[above] - logs[above - 1]))
-
-    def _below(self, at: float) -> float:
-        """The chance of an error of at most this logarithm."""
-        logs, chances = self._logs, self._chances
-        if at <= logs[0]:
-            return chances[0] * exp((at - logs[0]) / self._scale)
-        if at >= logs[-1]:
-            return 1 - (1 - chances[-1]) * exp((logs[-1] - at) / self._scale)
-        above = bisect_right(logs, at)
-        width = logs[above] - logs[above - 1]
-        return chances[above - 1] + (at - logs[above - 1]) / width * (chances[above] - chances[above - 1])
-
-
-def _spread(logs: Sequence[float]) -> float:
-    """The mean distance of sorted logarithms from their median, for as many as there are: that of a few is less than
-    that of all.
-    """
-    count = len(logs)
-    middle = logs[count // 2]
-    return sum(abs(each - middle) for each in logs) / max(1, count - 1) * (count + 1) / max(1, count)
-
-
-class Unseen:
-    """Errors of an estimate of which nothing is known but its mean deviation, as a part of it: lognormal around a
-    median of 1, since run times are products of many things and heavy-tailed.
-
-    The mean deviation of a lognormal variable is `2 (2 Φ(s/2) - 1)` times its mean (Aitchison and Brown, 1957), where
-    `s` is the standard deviation of its logarithm.
-    """
-
-    def __init__(self, deviation: float) -> None:
-        self._sigma = 2 * _NORMAL.inv_cdf(0.5 + min(max(deviation, 0.02), 1.8) / 4)
-
-    def draw(self, chance: float, beyond: float) -> float:
-        before = _NORMAL.cdf(log(beyond) / self._sigma) if beyond > 0 else 0.0
-        if before > 0.99:
-            return exp(log(beyond) - SHAPE * log(1 - chance))
-        place = before + chance * (1 - before)
-        return exp(self._sigma * _NORMAL.inv_cdf(min(max(place, 1e-9), 1 - 1e-9)))
-
-
-class Longer:
-    """Errors as of another kind, of those that are larger than a `least`."""
-
-    def __init__(self, errors: Errors, least: float) -> None:
-        self._errors, self._least = errors, least
-
-    def draw(self, chance: float, beyond: float) -> float:
-        return self._errors.draw(chance, max(beyond, self._least))
 
 
 class Coming(NamedTuple):
@@ -222,6 +129,35 @@ def recurring(ledger: Ledger, now: int) -> list[Coming]:
     return kept
 
 
+class Stream(NamedTuple):
+    """Jobs that came lately, in order, and the nanoseconds from the one before to each."""
+
+    jobs: tuple[JobState, ...] = ()
+    gaps: tuple[int, ...] = ()
+
+
+NONE = Stream()
+
+
+def stream(ledger: Ledger, now: int, coming: Sequence[Coming]) -> Stream:
+    """The latest jobs, without services and what is foreseen as `coming`. Empty where they came at fewer than
+    `ENOUGH_ERRORS` different minutes: so few tell of no rate. Gaps are stretched by the time since the last one.
+    """
+    again = {(one.job.tenant, one.name) for one in coming}
+    jobs = [
+        job
+        for job in list(ledger.jobs.values())[-LATEST:]
+        if job.calls is None
+        and not any(unit.spec.serves for unit in job.units)
+        and (job.tenant, job.name or job.units[0].spec.kind) not in again
+    ]
+    if len({job.submitted // MINUTE for job in jobs}) < ENOUGH_ERRORS:
+        return Stream()
+    quiet = (now - jobs[0].submitted) / (jobs[-1].submitted - jobs[0].submitted)
+    gaps = [round((after.submitted - before.submitted) * quiet) for before, after in pairwise(jobs)]
+    return Stream(tuple(jobs[1:]), tuple(gaps))
+
+
 class Drawn(NamedTuple):
     """What the unfinished units of a ledger really have to do in one future, and what of it is done, by unit; and what
     arrives in it, at nanoseconds from now.
@@ -233,29 +169,29 @@ class Drawn(NamedTuple):
 
 
 class _Prospect(NamedTuple):
-    """A unit, and what is foreseen of it: by device model the seconds that its least tasks take and how wrong that may
-    be; on which of them it runs, and the seconds of those tasks that it has taken by now, of which `kept` count. Of
-    work that told how far it is, `progress` is that. It fails with a chance of `fails`. Of how wrong the estimate is
-    all of its class have a part in common, `together`.
+    """A unit, and what is foreseen of it: by device model the seconds that its least tasks take, before it is corrected
+    by what was `learned`, and the group that it belongs to there. It runs on the model number `on`, and has taken
+    `taken` seconds of those tasks by now, of which `kept` count. Of work that told how far it is, `progress` is that.
+    It fails with a chance of `fails`.
     """
 
     unit: UnitState
     called: tuple[str, ...]
     seconds: tuple[float, ...]
-    errors: tuple[Errors, ...]
+    groups: tuple[str, ...]
+    learned: Learned | Unlearned
     on: int
     taken: float
     kept: float
     progress: float
     fails: float
-    together: float
     serves: bool
 
 
 class Draws:
     """What there is to be drawn of unfinished `jobs` of a ledger as of `now`, with the rates of a throughput table; for
-    nodes that may have `joined`, and of jobs that are `coming` again, too. `sources` counts units by where what is
-    foreseen of them comes from; `guesses` are the classes of which nothing is known.
+    nodes that may have `joined`, and of jobs that are `coming` again, too. `others` arrive as they did lately.
+    `sources` counts units by the source of their estimate; `guesses` are the classes of which nothing is known.
     """
 
     def __init__(
@@ -266,6 +202,7 @@ class Draws:
         jobs: Iterable[str],
         joined: Sequence[Node] = (),
         coming: Sequence[Coming] = (),
+        others: Stream = NONE,
     ) -> None:
         self.sources: Counter[str] = Counter()
         self.guesses: set[str] = set()
@@ -275,40 +212,49 @@ class Draws:
         self._now = now
         self._places = {(model.called, model.kind != "cpu"): at for at, model in enumerate(self._fleet.models)}
         self._speeds = Speeds(self._fleet.models, ledger.profiles, throughputs)
-        self._declared: Errors | None = None
-        self._any: Errors | None = None
-        self._runs: dict[str, Errors] = {}
-        self._usual = USUAL
-        self._look_back(Speeds(self._fleet.models, {}, throughputs))
+        self._unlearned = Speeds(self._fleet.models, {}, throughputs)
+        self._guesses: dict[tuple[str, float], Unlearned] = {}
+        self._said: Learned | None = None
+        self._unsaid: Learned | None = None
+        self._look_back()
         self._prospects = [
             self._prospect(job, unit)
             for job in map(ledger.jobs.__getitem__, jobs)
             for unit in job.units
             if not unit.over
         ]
-        self._kinds = sorted({prospect.unit.spec.kind for prospect in self._prospects})
         known, guesses = self.sources.copy(), self.guesses.copy()
-        self._coming = [
-            (one, [self._prospect(one.job, UnitState(unit.spec, one.job.id, 0, unit.queue)) for unit in one.job.units])
-            for one in coming
-        ]
+        self._coming = [(one, self._prospects_again(one.job)) for one in coming]
+        self._others, self._gaps = [(job, self._prospects_again(job)) for job in others.jobs], others.gaps
         self.sources, self.guesses = known, guesses  # these are of what is there
+        every = [
+            *self._prospects,
+            *(prospect for _, prospects in [*self._coming, *self._others] for prospect in prospects),
+        ]
+        self._learned: dict[int, tuple[Learned | Unlearned, set[str]]] = {}
+        for prospect in every:
+            self._learned.setdefault(id(prospect.learned), (prospect.learned, set()))[1].update(prospect.groups)
 
-    def draw(self, random: Random) -> Drawn:
-        """One future. What is not known of a class is the same for all of its units, and they are long or brief
-        together: of `n` past runs, the mean is uncertain by a part `1 / (n + 1)` of the variance of one more.
+    def draw(self, random: Random, *, others: bool = True) -> Drawn:
+        """Draw one future, with `others` that arrive or without. An error in an estimate that is common to a class, or
+        to all that users declare, is the same for all work in it.
         """
+        means = {key: learned.draw(random, sorted(groups)) for key, (learned, groups) in self._learned.items()}
         truths: dict[str, Truth] = {}
         progress: dict[str, float] = {}
-        of_class = {kind: random.gauss(0.0, 1.0) for kind in self._kinds}
         for prospect in self._prospects:
-            unit, together = prospect.unit, prospect.together
-            own, failing, where = random.gauss(0.0, 1.0), random.random(), random.random()
-            chance = _NORMAL.cdf(sqrt(together) * of_class[unit.spec.kind] + sqrt(1 - together) * own)
-            truths[unit.id], progress[unit.id] = _truth(prospect, min(chance, 1 - 1e-9), failing, where)
-        return Drawn(truths, progress, tuple(sorted(self._arrivals(random), key=_at)))
+            unit = prospect.unit
+            chance, failing, where = random.random(), random.random(), random.random()
+            truths[unit.id], progress[unit.id] = _truth(
+                prospect, means[id(prospect.learned)], min(chance, 1 - 1e-9), failing, where
+            )
+        arrivals = [*self._arrivals(random, means), *(self._other_arrivals(random, means) if others else ())]
+        return Drawn(truths, progress, tuple(sorted(arrivals, key=_at)))
 
-    def _arrivals(self, random: Random) -> Iterator[Arrival]:
+    def _prospects_again(self, job: JobState) -> list[_Prospect]:
+        return [self._prospect(job, UnitState(unit.spec, job.id, 0, unit.queue)) for unit in job.units]
+
+    def _arrivals(self, random: Random, means: Mapping[int, Means]) -> Iterator[Arrival]:
         """What comes again, each at its time give or take what it was off before; no sooner than now."""
         for one, prospects in self._coming:
             at = one.last
@@ -316,61 +262,74 @@ class Draws:
                 at = max(self._now, at + max(OFTEN, round(random.gauss(one.every, one.deviation * DEVIATIONS))))
                 if at > self._now + AHEAD:
                     break
-                truths = {}
-                for prospect in prospects:
-                    chance, failing, where = random.random(), random.random(), random.random()
-                    truths[prospect.unit.spec.name] = _truth(prospect, min(chance, 1 - 1e-9), failing, where)[0]
-                units = tuple(unit.spec for unit in one.job.units)
-                yield Arrival(at=at - self._now, units=units, truths=truths, tenant=one.job.tenant)
+                yield self._arrival(one.job, prospects, at - self._now, random, means)
 
-    def _look_back(self, unlearned: Speeds) -> None:
+    def _other_arrivals(self, random: Random, means: Mapping[int, Means]) -> Iterator[Arrival]:
+        """Jobs like those that came lately, at gaps like theirs: blocks of the past in a random order (a moving-block
+        bootstrap; Künsch, 1989).
+        """
+        at, units = 0, 0
+        while self._others and units < MOST_OTHERS:
+            first = random.randrange(len(self._others))
+            for (job, prospects), gap in zip(
+                self._others[first : first + BLOCK], self._gaps[first : first + BLOCK], strict=True
+            ):
+                at, units = at + gap, units + len(prospects)
+                if at > HORIZON or units > MOST_OTHERS:
+                    return
+                yield self._arrival(job, prospects, at, random, means)
+
+    def _arrival(
+        self, job: JobState, prospects: Sequence[_Prospect], at: int, random: Random, means: Mapping[int, Means]
+    ) -> Arrival:
+        truths = {}
+        for prospect in prospects:
+            chance, failing, where = random.random(), random.random(), random.random()
+            truths[prospect.unit.spec.name] = _truth(
+                prospect, means[id(prospect.learned)], min(chance, 1 - 1e-9), failing, where
+            )[0]
+        return Arrival(at=at, units=tuple(unit.spec for unit in job.units), truths=truths, tenant=job.tenant)
+
+    def _look_back(self) -> None:
         """What past work took, and how wrong its users were."""
-        runs: dict[str, list[float]] = {}
-        declared: list[float] = []
-        done = (job for job in reversed(self._ledger.jobs.values()) if job.calls is None)
-        for unit in (unit for job in done for unit in job.units if unit.status == "done"):
-            spec, task = unit.spec, unit.tasks[0]
-            known = self._ledger.nodes.get(task.node)
-            seconds = _whole_run(unit) / SECOND
-            if known is None or not seconds:
+        said: list[Run] = []
+        unsaid: list[Run] = []
+        seen: Counter[str] = Counter()
+        jobs = (job for job in reversed(self._ledger.jobs.values()) if job.calls is None)
+        for unit in (unit for job in jobs for unit in job.units):
+            if len(unsaid) >= MOST_RUNS:
+                break
+            over = unit.status == "done"
+            if over:
+                node, devices = unit.tasks[0].node, unit.tasks[0].devices
+                known = self._ledger.nodes.get(node)
+                model = model_under(known.node, devices) if known is not None else ""
+                seconds = _whole_run(unit) / SECOND
+            else:
+                model, seconds = self._so_far(unit)
+                seconds = 0.0 if unit.over or unit.progress else seconds
+            if not model or not seconds or seen[unit.spec.kind] >= LATEST:
                 continue
-            key = f"{spec.kind}@{model_under(known.node, task.devices)}"
-            of_class = runs.setdefault(key, [])
-            if len(of_class) < LATEST:
-                of_class.append(seconds)
-            wrong = self._wrong(unit, seconds, model_under(known.node, task.devices), unlearned)
-            if wrong and len(declared) < LATEST:
-                declared.append(wrong)
-        self._past, self._going = runs, self._unfinished()
-        so_far = [(unit, *self._so_far(unit)) for unit in self._ledger.active_units()]
-        said = [self._wrong(unit, seconds, model, unlearned) for unit, model, seconds in so_far]
-        spreads = sorted(_spread(sorted(map(log, of))) for of in runs.values() if len(of) >= ENOUGH_RUNS)
-        if spreads:
-            self._usual = max(0.02, spreads[len(spreads) // 2])
-        if len(declared) >= ENOUGH_ERRORS:
-            self._declared = Seen(declared, filter(None, said))
-        every = [seconds for of_class in runs.values() for seconds in of_class[:FEW]]
-        if len(every) >= ENOUGH_ERRORS:
-            self._any = Seen(every, [seconds for of_class in self._going.values() for seconds in of_class[:FEW]])
+            seen[unit.spec.kind] += 1
+            for runs, expect in ((unsaid, 0), *(((said, unit.spec.expect),) if unit.spec.expect else ())):
+                foreseen, group = self._before_history(unit, model, expect)
+                runs.append(Run(group, log(foreseen), log(max(seconds, 1e-3) / foreseen), over))
+        if sum(run.over for run in said) >= ENOUGH_ERRORS:
+            self._said = Learned(said, DECLARED, between=BETWEEN)
+        if any(run.over for run in unsaid):
+            self._unsaid = Learned(unsaid, UNSAID, between=UNSAID, slope=0.0)
 
-    def _wrong(self, unit: UnitState, seconds: float, model: str, unlearned: Speeds) -> float:
-        """How many times as long as its user declared it took; 0 where nothing was."""
+    def _before_history(self, unit: UnitState, model: str, expect: int) -> tuple[float, str]:
+        """The seconds that are foreseen of a unit on a model of device where nothing is learned, and its group. Without
+        a table that tells the models apart, each is another group.
+        """
         spec, devices = unit.spec, unit.shape.gpus > 0
         place = self._places.get((model, devices))
-        if not spec.expect or place is None:
-            return 0.0
-        precision = unit.shape.wants.precision
-        said = unlearned.of(spec.kind, precision, spec.expect, spec.work, devices=devices)[place]
-        return seconds * SECOND / said.mean if said.source in ("declared", "throughput table") else 0.0
-
-    def _unfinished(self) -> dict[str, list[float]]:
-        """By class and model of device, the seconds that what runs has taken."""
-        going: dict[str, list[float]] = {}
-        for unit in self._ledger.active_units():
-            model, seconds = self._so_far(unit)
-            if seconds and not unit.progress and self._ledger.jobs[unit.job].calls is None:
-                going.setdefault(f"{unit.spec.kind}@{model}", []).append(seconds)
-        return going
+        if place is None:
+            return (expect or DEFAULT_RUN) / SECOND, f"{spec.kind}@{model}"
+        told = self._unlearned.of(spec.kind, unit.shape.wants.precision, expect, spec.work, devices=devices)[place]
+        tabled = expect or told.source == "throughput table"
+        return told.mean / SECOND, spec.kind if tabled else f"{spec.kind}@{model}"
 
     def _so_far(self, unit: UnitState) -> tuple[str, float]:
         """The model of device that it runs on, and the seconds of its least tasks that it has taken."""
@@ -391,16 +350,18 @@ class Draws:
         called = tuple(self._fleet.models[at].called for at in looked_at)
         model, taken = self._so_far(unit)
         on = called.index(model) if model in called else 0
-        seconds, errors = self._foreseen(unit, called, looked_at, on, estimates)
+        learned, seconds, groups = self._foreseen(unit, called, looked_at, on, estimates)
         kept = 0.0
         if not unit.progress:
             kept = (unit.saved + unit.carried) / least / SECOND
         source = estimates[looked_at[on]].source if looked_at else "default"
         serves = job.calls is not None or bool(spec.serves)
         if not serves:
+            if source == "throughput table" and isinstance(learned, Unlearned) and not spec.expect:
+                source = "default"  # how much faster one model is than another says nothing of how long it takes
             if source == "default":
                 self.guesses.add(spec.kind)
-                source = "other classes" if self._any is not None else source
+                source = "other classes" if learned is self._unsaid else source
             self.sources[source] += 1
         profile = self._ledger.profiles.get(spec.kind)
         chance = profile.failures / 1000 if profile is not None else 0.0
@@ -409,55 +370,55 @@ class Draws:
             unit=unit,
             called=called,
             seconds=seconds,
-            errors=errors,
+            groups=groups,
+            learned=learned,
             on=on,
             taken=max(taken + kept, unit.outlived / SECOND),
             kept=kept,
             progress=unit.progress / ALL,
             fails=chance ** (1 + max(0, tries_left)),
-            together=1 / (1 + max(1, len(self._past.get(f"{spec.kind}@{called[on]}", ())))) if called else 0.0,
             serves=serves,
         )
 
     def _foreseen(
         self, unit: UnitState, called: Sequence[str], looked_at: Sequence[int], on: int, estimates: Sequence[Estimate]
-    ) -> tuple[tuple[float, ...], tuple[Errors, ...]]:
-        """By model of device the seconds, and how wrong that may be. Where a class has run on some of them, on the
-        others it takes as much longer as is estimated of the class, and is as wrong as there; unless what is said of
-        this very run tells more.
+    ) -> tuple[Learned | Unlearned, tuple[float, ...], tuple[str, ...]]:
+        """What was learned that tells most of it; by model of device the seconds before that, and the group. Where no
+        table tells the models apart, and a class has run on some of them, on the others it takes as much longer as is
+        estimated of the class.
         """
         spec = unit.spec
-        known = [at for at, name in enumerate(called) if self._past.get(f"{spec.kind}@{name}")]
+        said = [self._before_history(unit, name, spec.expect) for name in called]
+        unsaid = [self._before_history(unit, name, 0) for name in called]
+        known = [at for at, (_, group) in enumerate(unsaid) if self._unsaid is not None and self._unsaid.knows(group)]
         base = on if on in known else next(iter(known), None)
-        precision, devices = unit.shape.wants.precision, unit.shape.gpus > 0
-        of_class = self._speeds.of(spec.kind, precision, 0, spec.work, devices=devices) if base is not None else []
-        seconds: list[float] = []
-        errors: list[Errors] = []
-        for at, name in enumerate(called):
-            estimate = estimates[looked_at[at]]
-            said = estimate.source in ("declared", "throughput table") and spec.expect > 0
-            if at in known and not said:
-                seconds.append(1.0)
-                errors.append(self._runs_of(f"{spec.kind}@{name}"))
-            elif base is not None and not said:
-                seconds.append(of_class[looked_at[at]].mean / of_class[looked_at[base]].mean)
-                errors.append(self._runs_of(f"{spec.kind}@{called[base]}"))
-            elif self._any is not None and estimate.source == "default":
-                going = sorted(self._going.get(f"{spec.kind}@{name}", ()))  # it is not as brief as what runs of it
-                seconds.append(1.0)
-                errors.append(Longer(self._any, going[len(going) // 2]) if going else self._any)
-            else:
-                wrong = self._declared if said else None
-                seconds.append(estimate.mean / SECOND)
-                errors.append(wrong or Unseen(estimate.deviation / estimate.mean))
-        return tuple(seconds), tuple(errors)
-
-    def _runs_of(self, key: str) -> Errors:
-        """Of a class on a model of device: seconds, as errors of an estimate of one."""
-        found = self._runs.get(key)
-        if found is None:
-            found = self._runs[key] = Seen(self._past[key], self._going.get(key, ()), self._usual)
-        return found
+        best: tuple[float, Learned, list[tuple[float, str]]] | None = None
+        if spec.expect and self._said is not None and called:
+            seconds, group = said[on]
+            best = self._said.uncertainty(group, log(seconds)), self._said, said
+        if self._unsaid is not None and called and (base is not None or self._unsaid.count >= ENOUGH_ERRORS):
+            first = on if base is None else base
+            of_class = self._speeds.of(spec.kind, unit.shape.wants.precision, 0, spec.work, devices=unit.shape.gpus > 0)
+            told = [
+                (seconds, group)
+                if at in known or unsaid[first][1] == group
+                else (
+                    unsaid[first][0]
+                    * (of_class[looked_at[at]].mean / of_class[looked_at[first]].mean if base is not None else 1.0),
+                    unsaid[first][1],
+                )
+                for at, (seconds, group) in enumerate(unsaid)
+            ]
+            uncertainty = self._unsaid.uncertainty(unsaid[first][1], log(unsaid[first][0]))
+            guessed = spec.expect and self._said is None and base is None
+            if not guessed and (best is None or uncertainty < best[0]):
+                best = uncertainty, self._unsaid, told
+        if best is not None:
+            return best[1], tuple(seconds for seconds, _ in best[2]), tuple(group for _, group in best[2])
+        kind = "" if spec.expect else spec.kind
+        deviation = max((estimates[at].deviation / estimates[at].mean for at in looked_at), default=1.0)
+        guess = self._guesses.setdefault((kind, deviation), Unlearned(deviation))
+        return guess, tuple(estimates[at].mean / SECOND for at in looked_at), (kind,) * len(called)
 
 
 def _whole_run(unit: UnitState) -> int:
@@ -473,20 +434,20 @@ def _whole_run(unit: UnitState) -> int:
     )
 
 
-def _truth(prospect: _Prospect, chance: float, failing: float, where: float) -> tuple[Truth, float]:
+def _truth(prospect: _Prospect, means: Means, chance: float, failing: float, where: float) -> tuple[Truth, float]:
     """What a unit has to do where its chances are these, and the part of it that is done."""
     spec = prospect.unit.spec
     least = spec.least or len(spec.tasks)
     if prospect.serves or not prospect.seconds:  # its caller says when it ends
         return Truth(pace=Steady(float("inf"), least)), 0.0
-    beyond = prospect.taken / (1 - min(prospect.progress, 0.999)) / prospect.seconds[prospect.on]
-    here, wrong = prospect.seconds[prospect.on], prospect.errors[prospect.on]
-    whole, at_first = here * wrong.draw(chance, beyond), here * wrong.draw(chance, 0.0)
-    rates = {
-        name: at_first / max(1e-9, mean * errors.draw(chance, 0.0))
-        for at, (name, mean, errors) in enumerate(zip(prospect.called, prospect.seconds, prospect.errors, strict=True))
-        if at != prospect.on
-    }
+
+    def takes(at: int, beyond: float) -> float:
+        seconds, group = prospect.seconds[at], prospect.groups[at]
+        return seconds * prospect.learned.factor(means, group, log(seconds), chance, beyond / seconds)
+
+    beyond = prospect.taken / (1 - min(prospect.progress, 0.999))
+    whole, at_first = takes(prospect.on, beyond), takes(prospect.on, 0.0)
+    rates = {name: at_first / max(1e-9, takes(at, 0.0)) for at, name in enumerate(prospect.called) if at != prospect.on}
     truth = Truth(
         pace=Steady(whole, least, rates),
         checkpoint=spec.checkpoint,

@@ -30,6 +30,9 @@ from poise.twin.forecast import Bounds, Etas, Target, foresee
 FEWEST = 10
 """Futures: fewer tell too little of a chance."""
 
+ROOM = 15
+"""Futures that should fit into the time: more than the fewest, as the first one may be shorter than the others."""
+
 ENDS_AFTER = 30
 """Seconds after which this process ends in any case; reading a log of millions of records takes a few."""
 
@@ -48,7 +51,7 @@ def answer(ledger: Ledger, policy: ClusterPolicy, settings: Settings, question: 
     if all(node.status != "up" for node in ledger.nodes.values()):
         return msgspec.structs.replace(told, unknown="nodes")
     target = Target(job, tuple(unit.id for unit in units), job.id)
-    bounds = Bounds(question.futures, question.seconds)
+    bounds = Bounds(question.futures, question.seconds, fewest=ROOM)
     try:
         seen = foresee(ledger, policy, settings, now, [target], bounds=bounds)
     except InputError:  # not one future was followed to its end

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from poise.engine.futures import UNCHANGED, Change, Draws, Happened, recurring, run_future
+from poise.engine.futures import UNCHANGED, Change, Draws, Happened, recurring, run_future, stream
 from poise.errors import InputError
 from poise.kernel.controller import ROUND, Settings
 from poise.kernel.ledger import JobState, Ledger, units_status
@@ -34,7 +34,8 @@ time there is."""
 LEAST_UNITS = 50
 
 FEWEST = 5
-"""Futures that should fit into the time there is, before units are left out."""
+"""Futures that should fit into the time there is, before units are left out; other jobs arrive in them only if twice as
+many fit."""
 
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
 
@@ -79,7 +80,7 @@ class Etas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Forecasts as of a revision and a moment (seconds since 1970): from so many `futures`, of so many `asked`, that
     took so many `seconds`. In each were `units` units; `left_out` more were not looked at. `sources` counts units by
     where their run times come from, `guesses` are the classes of which nothing is known; `coming` are jobs that come
-    again and again, and do in the futures.
+    again and again, and do in the futures; others arrive like the `arriving` latest (0: none do).
     """
 
     revision: int
@@ -94,6 +95,7 @@ class Etas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sources: dict[str, int] = {}
     guesses: tuple[str, ...] = ()
     coming: tuple[Again, ...] = ()
+    arriving: int = 0
 
 
 class Target(NamedTuple):
@@ -105,11 +107,12 @@ class Target(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """How much may be looked at: futures, seconds, units."""
+    """Limits of a forecast: futures, seconds, units in each. At least `fewest` futures should fit into the seconds."""
 
     futures: int = FUTURES
     seconds: float = BUDGET
     units: int = MOST_UNITS
+    fewest: int = FEWEST
 
 
 BOUNDS = Bounds()
@@ -117,7 +120,8 @@ BOUNDS = Bounds()
 
 class Futures:
     """Futures of a ledger as of `now`. Those of one number have the same run times, whatever is changed and whoever
-    decides. Nodes that may join in some are known from the beginning on as `joined`.
+    decides. Nodes that may join in some are known from the beginning on as `joined`. Other jobs arrive like the latest
+    `arriving` ones; set it to 0 for futures without them, which take a fraction of the time.
     """
 
     def __init__(
@@ -133,9 +137,12 @@ class Futures:
     ) -> None:
         self.kept, self.left_out = _first(ledger, most, frozenset(keep))
         self.coming = recurring(ledger, now)
-        self.draws = Draws(ledger, now, settings.throughputs, self.kept, joined, self.coming)
+        others = stream(ledger, now, self.coming)
+        self.arriving = len(others.jobs)
+        self.draws = Draws(ledger, now, settings.throughputs, self.kept, joined, self.coming, others)
         self.now = now
-        self.units = sum(not unit.over for job in self.kept for unit in ledger.jobs[job].units)
+        self._own = tuple(unit.id for job in self.kept for unit in ledger.jobs[job].units if not unit.over)
+        self.units = len(self._own)
         self._settings = settings
         self._ledger = ledger
         self._state = ledger.keeping(self.kept).encode()
@@ -151,15 +158,15 @@ class Futures:
         change: Change = UNCHANGED,
         until: Sequence[str] = (),
     ) -> Happened | None:
-        """The future of this number; None if there is no time to follow it to its end."""
+        """The future of this number, until these units are over, or all of its own; None if there is no time for it."""
         happened = run_future(
             self._state_under(change),
             policy,
             self._settings,
-            self.draws.draw(Random(f"{self._seed}/{number}")),  # noqa: S311
+            self.draws.draw(Random(f"{self._seed}/{number}"), others=self.arriving > 0),  # noqa: S311
             self.now,
             change=change,
-            until=until,
+            until=until or self._own,
             watch=lambda: time.monotonic() < deadline,
         )
         return happened if happened.whole else None
@@ -209,6 +216,7 @@ def foresee(
         coming=tuple(
             Again(one.name, one.every, one.seen, max(0, one.last + one.every - now)) for one in futures.coming
         ),
+        arriving=futures.arriving,
         jobs=tuple(_eta(target, seen, now) for target in targets),
     )
 
@@ -219,19 +227,23 @@ T = TypeVar("T")
 def followed(
     make: Callable[[int], Futures], follow: Callable[[Futures, int, float], T | None], bounds: Bounds, what: str
 ) -> tuple[Futures, list[T]]:
-    """As many as the bounds allow, one after the other; of so many units that a few of them fit into the time there is.
-    Raises `InputError` where not one does; `what` is followed, for people.
+    """Follow as many futures as the bounds allow, one after the other. If the first takes too long, no other jobs
+    arrive in them; if it still does, they have fewer units. Raises `InputError` where not one can be followed to its
+    end; `what` is followed, for people.
     """
     deadline = time.monotonic() + bounds.seconds
-    most, before = bounds.units, 0
-    while True:
-        futures = make(most)
+    limit = bounds.seconds / bounds.fewest
+    futures, before = make(bounds.units), 0
+    first = follow(futures, 0, time.monotonic() + limit / 2) if futures.arriving else None
+    while first is None:
+        futures.arriving = 0
         fewest = futures.units <= LEAST_UNITS or futures.units == before
-        first = follow(futures, 0, deadline if fewest else time.monotonic() + bounds.seconds / FEWEST)
-        if first is not None or fewest:
+        first = follow(futures, 0, deadline if fewest else time.monotonic() + limit)
+        if fewest:
             break
-        before = futures.units
-        most = max(LEAST_UNITS, futures.units // 4)
+        if first is None:
+            before = futures.units
+            futures = make(max(LEAST_UNITS, before // 4))
     if first is None:
         raise InputError(
             f"not one {what} could be followed to its end in the time that there is",
@@ -379,17 +391,19 @@ def check(
     choose: Choose,
     *,
     jobs: int = CHECKED,
+    among: int = 0,
     bounds: Bounds = LOOKING_BACK,
     seed: int = 0,
 ) -> Checked:
     """Go through a log twice: for what came of every job, and for what would have been foreseen of some of them, evenly
     chosen, when each was submitted. `start` is the state before the first event, which is changed; `choose` gives the
-    policy that decided. `bounds` are for all of them together, but for the futures.
+    policy that decided. With `among`, only the first so many submitted jobs are looked at. `bounds` are for all of them
+    together, but for the futures.
     """
     began = time.monotonic()
     first = start.revision
     came = _what_came(events, Ledger.decode(start.encode()))
-    known = [revision for revision, outcome in came.items() if outcome.started >= 0]
+    known = [revision for revision, outcome in came.items() if outcome.started >= 0][: among or None]
     chosen = {known[place * len(known) // min(jobs, len(known))] for place in range(min(jobs, len(known)))}
     ledger, left = start, len(chosen)
     made: list[Past] = []

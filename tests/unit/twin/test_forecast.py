@@ -1,6 +1,7 @@
 """When jobs start and end: futures of a ledger, and forecasts of a log compared with what came."""
 
 import time
+from random import Random
 from typing import Any
 
 import msgspec
@@ -54,7 +55,12 @@ def test_what_comes_again_is_part_of_what_is_to_come() -> None:
     run.twin.run((4 * 3600 + 660) * SECOND)
     now, ledger = run.twin.began + run.twin.now, run.twin.ledger
     told = foresee(
-        ledger, policy_named("sjf"), Settings(), now, [Target(ledger.jobs["j7"], ("j7.main",), "j7")], bounds=FEW
+        ledger,
+        policy_named("sjf"),
+        Settings(),
+        now,
+        [Target(ledger.jobs["j7"], ("j7.main",), "j7")],
+        bounds=Bounds(100),
     )
     [again] = told.coming
     assert (again.name, again.seen) == ("work", 5)
@@ -63,7 +69,12 @@ def test_what_comes_again_is_part_of_what_is_to_come() -> None:
     alone = msgspec.structs.replace(ledger.jobs["j4"], name="renamed")
     ledger.jobs["j4"] = alone
     again_not = foresee(
-        ledger, policy_named("sjf"), Settings(), now, [Target(ledger.jobs["j7"], ("j7.main",), "j7")], bounds=FEW
+        ledger,
+        policy_named("sjf"),
+        Settings(),
+        now,
+        [Target(ledger.jobs["j7"], ("j7.main",), "j7")],
+        bounds=Bounds(100),
     )
     assert again_not.coming == ()
     assert seconds(again_not.jobs[0].start)[1] == pytest.approx(1140 + 3000, rel=0.15)
@@ -183,3 +194,41 @@ def test_of_what_nothing_is_known_no_forecast_counts() -> None:
     assert run.twin.run()
     told = check(run.events, Ledger(), lambda began: FIFO, bounds=Bounds(2))
     assert (told.finish.count, told.guesses, told.unheard) == (0, 1, 0)
+
+
+def test_jobs_arrive_as_they_did_lately() -> None:
+    """Shortest first: two of the brief jobs that come every ten minutes overtake the long one."""
+    run, now = brief_jobs_before_a_long_one()
+    ledger = run.twin.ledger
+    target = Target(ledger.jobs["j13"], ("j13.main",), "j13")
+    told, again = (foresee(ledger, policy_named("sjf"), Settings(), now, [target], bounds=FEW) for _ in range(2))
+    assert told.arriving == 12
+    assert seconds(told.jobs[0].start)[2] > 600
+    assert told.jobs == again.jobs, "the same seed"
+
+
+def test_where_there_is_little_time_no_jobs_arrive() -> None:
+    """All units are still followed, and have the same run times."""
+    run, now = brief_jobs_before_a_long_one()
+    times: list[float] = []
+    made = Futures(run.twin.ledger, Settings(), now)
+    with_others = made.draws.draw(Random(7))  # noqa: S311
+
+    def follow(futures: Futures, number: int, deadline: float) -> int | None:
+        times.append(deadline - time.monotonic())
+        return None if futures.arriving else number
+
+    futures, seen = followed(lambda most: made, follow, Bounds(3, 40.0, fewest=10), "future")
+    assert (futures.arriving, futures.units, seen) == (0, 2, [0, 1, 2])
+    assert times == [pytest.approx(2, abs=0.5), *[pytest.approx(40, abs=2)] * 3]
+    without = made.draws.draw(Random(7), others=False)  # noqa: S311
+    assert (without.truths, without.arrivals) == (with_others.truths, ())
+    assert len(with_others.arrivals) > 50
+
+
+def brief_jobs_before_a_long_one() -> tuple[Run, int]:
+    brief = [arrival(600 * each + 250 * (each % 3), 500.0) for each in range(12)]
+    long = changed(arrival(11 * 600 + 510, 5000.0), kind="long")
+    run = Run("sjf", [node("n1")], [*brief, long])
+    run.twin.run((11 * 600 + 530) * SECOND)
+    return run, run.twin.began + run.twin.now
