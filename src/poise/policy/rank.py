@@ -121,8 +121,8 @@ def by_value(view: Snapshot, timely: Timely = NO_DEADLINES, *, waits: float = 1.
 
 
 def _is_in_order(view: Snapshot) -> bool:
-    """Whether there is nothing to sort: single tasks of one kind that are expected to run equally long are alike, and in
-    order of submission already.
+    """Whether there is nothing to sort: single tasks of one kind that are expected to run equally long are alike, and
+    in order of submission already.
     """
     ones = view.candidates
     if len(ones) < 2:

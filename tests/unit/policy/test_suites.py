@@ -1061,3 +1061,9 @@ def test_many_at_once_are_placed_as_far_as_there_is_room(
         [unit] = job.units
         assert (unit.status == "active") == (unit.id in promised)
         assert unit.status == "active" or unit.queue in held
+
+
+def test_jobs_of_one_class_are_served_by_their_length() -> None:
+    """They wait in one queue, but their users declared how long each takes."""
+    world = World().nodes(1, gpus=1).job("long", gpu=1, expect="10h").job("short", gpu=1, expect="1m").round()
+    assert (world.status("long"), world.status("short")) == ("pending", "placed")
