@@ -1,7 +1,7 @@
-"""Who gets the devices that are left: elastic units that were placed with their least, and those that run too small.
+"""How many tasks each elastic unit should have, and who gets the devices that are left.
 
-How much a further task is worth, and which tasks are worth having at all, is said by `elastic`; here it is asked of a
-draft, which knows where there is room.
+`sizes` weighs all elastic units on whole devices and all gangs that wait together; `hand_out` gives units that were
+placed with their least what a draft has room for. `elastic` says how much a further task is worth.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,6 +45,9 @@ UNSERVED = 1000.0
 
 ON_TIME = 1000.0
 """How much more the tasks are worth that meet a deadline."""
+
+WEIGHED_SIZES = 2**14
+"""Units times sizes that are weighed in one round, which takes some 15 ms; beyond that all units keep theirs."""
 
 
 class Unit(NamedTuple):
@@ -103,15 +106,16 @@ def sizes(units: Sequence[Unit], devices: int) -> dict[str, int]:
     left: with `k^p` as speedup that is the optimum for the mean completion (heSRPT, Berg et al., 2020). What is a guess
     has a worth that is as steep at a fair share, and falls with it: so all such units get some.
     """
-    if not units:
+    units = [unit for unit in units if unit.least * unit.width <= devices]
+    widest = min(devices, max([unit.most for unit in units], default=0))
+    if not 0 < len(units) * widest <= WEIGHED_SIZES:
         return {}
     worths = _by_place(units)
-    widest = max(unit.most for unit in units)
     gains = np.full((len(units), widest + 1), -inf)
     for place, unit in enumerate(units):
-        speeds = unit.width * np.array(unit.speeds[: unit.most + 1])
+        speeds = unit.width * np.array(unit.speeds[: min(unit.most, widest) + 1])
         fair = devices // (unit.width * len(units))
-        base = float(speeds[min(unit.most, max(1, unit.least, fair))])
+        base = float(speeds[min(len(speeds) - 1, max(1, unit.least, fair))])
         if unit.guess:
             speeds = 2 * base - base**2 / np.maximum(speeds, base / UNSERVED)
         gain = worths[place] * speeds

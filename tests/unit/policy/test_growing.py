@@ -1,5 +1,6 @@
 """Elastic units beside idle devices: they take what brings enough, once, and no more than their tenant may have."""
 
+from poise.policy.growing import Unit, sizes
 from poise.testing import World
 
 
@@ -21,3 +22,35 @@ def test_elastic_units_of_a_tenant_share_what_its_quota_leaves() -> None:
         )
     world.round()
     assert world.unit("a").size + world.unit("b").size == 6
+
+
+LINEAR = tuple(map(float, range(9)))
+"""Speeds with 0 to 8 tasks that scale without loss."""
+
+
+def test_the_shorter_of_two_known_units_gets_more() -> None:
+    """By place the short one counts 1.23 times (1 + 1 to the power 0.3), and scaling has no loss: it gets all."""
+    short, long = Unit("short", LINEAR, 1, 8, 1, 600.0, 2.0), Unit("long", LINEAR, 1, 8, 1, 6000.0, 2.0)
+    assert sizes([short, long], 8) == {"short": 8, "long": 0}
+
+
+def test_units_of_unknown_length_share_evenly() -> None:
+    units = [Unit(name, LINEAR, 1, 8, 1, work, 2.0, guess=True) for name, work in (("a", 1.0), ("b", 2.0))]
+    assert sizes(units, 8) == {"a": 4, "b": 4}
+
+
+def test_a_running_unit_keeps_its_least_and_a_restart_must_pay() -> None:
+    """To go from 6 tasks to fewer would lose 10 minutes of them, as much as ten minutes of 6 other tasks gain."""
+    long = Unit("long", LINEAR, 2, 8, 1, 6000.0, 2.0, size=6, lost=600.0)
+    short = Unit("short", LINEAR, 1, 8, 1, 600.0, 2.0)
+    assert sizes([long, short], 8) == {"long": 6, "short": 2}
+    assert sizes([long._replace(lost=0.0), short], 8) == {"long": 2, "short": 6}
+
+
+def test_tasks_that_meet_a_deadline_come_first() -> None:
+    due, short = Unit("due", LINEAR, 1, 8, 1, 6000.0, 2.0, share=5), Unit("short", LINEAR, 1, 8, 1, 60.0, 2.0)
+    assert sizes([short, due], 8) == {"short": 3, "due": 5}
+
+
+def test_what_could_never_fit_and_what_is_too_much_to_weigh_is_left_out() -> None:
+    assert sizes([Unit("wide", tuple(map(float, range(20))), 16, 19, 1, 60.0, 2.0)], 8) == {}
