@@ -45,13 +45,13 @@ MOST_RUNS = 2000
 """Past runs that are looked at in all: the latest."""
 
 UNSAID = 1.0
-"""The same of run times of which nothing was said."""
+"""The same for run times without a declared time."""
 
 DECLARED = 0.65
 """Standard deviation of the logarithm of actual over declared run time, before any was seen."""
 
 BETWEEN = 0.2
-"""What of it is between classes: users err in the same direction, whatever they run."""
+"""The part that classes share: users err in the same direction, whatever they run."""
 
 HORIZON = 400 * DAY
 """How far a future is followed: whatever has not happened by then is taken to never happen."""

@@ -73,7 +73,7 @@ class Means(NamedTuple):
 
 
 class Learned:
-    """What runs of several groups tell of those to come. Needs one run or more that is over."""
+    """Forecast runs from those of several groups. Needs at least one run that has ended."""
 
     def __init__(self, runs: Iterable[Run], usual: float, *, between: float, slope: float = SLOPE) -> None:
         by_group: dict[str, list[Run]] = {}
@@ -169,7 +169,7 @@ class Learned:
             group.mean = self._effect(group, self._level, self._slope)
 
     def _fit_spreads(self) -> None:
-        """What is not over, then the spreads within groups, of all, and between groups."""
+        """Update the unfinished runs, then the spreads within groups, overall, and between groups."""
         for group in self._groups.values():
             for place, run in enumerate(group.runs):
                 if not run.over:
@@ -212,7 +212,7 @@ class Learned:
         return pull, exp(mean - 1 / pull - 1 / (3 * pull**2))
 
     def _squares(self, group: _Group) -> float:
-        """Of what lies off the group's mean, where that is the mean of its own runs."""
+        """The squared deviations from the group's mean, where that is the mean of its own runs."""
         rests = [
             error - self._slope * (run.x - self._centre) for error, run in zip(group.errors, group.runs, strict=True)
         ]
