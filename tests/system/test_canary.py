@@ -43,7 +43,7 @@ class Hangs(Old):
 class Refuses(Old):
     def predict(self, batch: list[float]) -> list[float]:
         if 0.0 in batch:
-            time.sleep(2)
+            time.sleep(4)
             raise ValueError("no zero")
         return super().predict(batch)
 
@@ -203,8 +203,13 @@ def test_the_end_does_not_wait_for_what_was_recorded(home: Living) -> None:
 def test_what_it_held_when_it_was_promoted_is_still_asked_of_stable(home: Living) -> None:
     serving = serve(home, "model: models.py:Refuses, replicas: 2, share: [50%], after: 20, latency: 1000")
     serving.until_said("canary: 2 of 2 ready")
+    assert serving.ask(21).value == 42.0, "the first is asked of stable, the next one of the canary"
     with ThreadPoolExecutor(24) as pool:
-        asked = [pool.submit(serving.ask, number) for number in [0] * 2 + [21] * 150]
+        asked = [pool.submit(serving.ask, 0)]
+        until(
+            lambda: serving.metric("serve_replica_processing_queries", deployment="twice-canary"), "the canary is asked"
+        )
+        asked += [pool.submit(serving.ask, 21) for _ in range(150)]
         serving.until_said("the canary is promoted")
         assert {one.result().value for one in asked} <= {42.0, 0.0}, "nobody sees it fail"
         assert all(one.result().took < 10 for one in asked)
