@@ -107,13 +107,17 @@ def replay(events: Iterable[Event]) -> Ledger:
 
 
 class World:
-    """One control plane and its nodes. `policy` is a name or a policy."""
+    """One control plane and its nodes. `policy` is a name or a policy. Rounds are decided when something happens, or at
+    the instant that the last plan named; at each `poll` (ns) too, if one is set.
+    """
 
-    def __init__(self, policy: str | ClusterPolicy = "poise", *, check: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, policy: str | ClusterPolicy = "poise", *, check: bool = True, poll: int = 0, **settings: Any
+    ) -> None:
         self._policy = policy_named(policy) if isinstance(policy, str) else policy
         self.now = SECOND
         self.check = check
-        self.controller = Controller(Ledger(), Settings(policy=self._policy.name, **settings))
+        self.controller = Controller(Ledger(), Settings(policy=self._policy.name, poll=poll, **settings))
         self.log: list[Event] = []
         self.durable = 0
         self.slow_disk = False

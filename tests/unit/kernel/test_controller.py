@@ -275,7 +275,7 @@ def decides(world: World) -> bool:
 
 
 def test_a_round_follows_an_event_and_then_every_200_ms_while_something_waits() -> None:
-    world = World(check=False).nodes(1, cpu=1).job().job().after("1ms")
+    world = World(check=False, poll=machine.ROUND).nodes(1, cpu=1).job().job().after("1ms")
     rounds = len(world.plans)
     world.after("10s")
     assert len(world.plans) - rounds in range(49, 53)

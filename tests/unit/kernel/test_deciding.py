@@ -1,6 +1,6 @@
 """Deciding takes time: what the controller does between asking for a plan and being handed it."""
 
-from poise.kernel.controller import Decide, Decided
+from poise.kernel.controller import ROUND, Decide, Decided
 from poise.model.decisions import Plan
 from poise.testing import World
 from poise.units import SECOND
@@ -13,7 +13,7 @@ def asked(world: World) -> Decide:
 
 
 def thinking() -> tuple[World, Decide]:
-    world = World().job("waits").after("1s")
+    world = World(poll=ROUND).job("waits").after("1s")
     world.now += SECOND
     return world, asked(world)
 
