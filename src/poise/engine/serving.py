@@ -308,10 +308,6 @@ class ServiceTwin(Trial):
     def replicas(self) -> int:
         return len(self._by_name)
 
-    def forget(self) -> None:
-        """What has come from now on is `seen`."""
-        self.seen = Seen()
-
     def _start(self) -> None:
         self._look()
 
@@ -322,7 +318,7 @@ class ServiceTwin(Trial):
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def _ask(self, number: int, request: Request) -> None:
-        self.seen.asked += 1
+        self.seen.ask(len(self._open))
         self._do(self.batcher.arrive(number, self.now))
 
     def _cancel(self, number: int) -> None:
@@ -333,7 +329,9 @@ class ServiceTwin(Trial):
             if isinstance(effect, Batch):
                 self._send(effect)
             elif isinstance(effect, Refuse):
-                self.seen.refuse(effect.why, max(effect.foreseen, self.now - self._open[effect.request].at))
+                came = self._open[effect.request].at
+                if came >= self.batcher.started(self.now):
+                    self.seen.refuse(effect.why, max(effect.foreseen, self.now - came))
                 self._over(effect.request, effect.why)
             elif isinstance(effect, Replace):
                 self._lose(self._by_name[effect.replica])
@@ -357,7 +355,9 @@ class ServiceTwin(Trial):
         self.seen.busy += took
         for number in told:
             if number in self._open:
-                self.seen.took.append(self.now - self._open[number].at)
+                came = self._open[number].at
+                if came >= self.batcher.started(self.now):
+                    self.seen.took.append(self.now - came)
                 self._over(number)
         if job.leaving:
             self._stop(job)

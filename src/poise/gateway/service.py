@@ -179,10 +179,6 @@ class Service:
                 self._do(self.batcher.down(name, now), now)
                 self._has_changed()
 
-    def forget(self) -> None:
-        """What has come from now on is `seen`."""
-        self.seen = Seen()
-
     def measure(self) -> None:
         """Set what is only told when somebody asks."""
         rooms = [replica.curve.room for replica in self.batcher.replicas.values() if replica.curve.room]
@@ -194,8 +190,8 @@ class Service:
         """As `Asked.ask`. `timeout`: nanoseconds, 0: as long as the service says; it is the same to every `asker`."""
         now = time.monotonic_ns()
         self._asked += 1
-        self.seen.asked += 1
         self._pending[self._asked] = Pending(body, tell, now, deferred)
+        self.seen.ask(len(self._pending))
         self._do(self.batcher.arrive(self._asked, now, timeout=timeout, deferred=deferred), now)
         return self._asked
 
@@ -342,24 +338,29 @@ class Service:
         pending = self._pending.pop(refuse.request, None)
         if pending is not None:
             self._metrics.refused(refuse.why)
-            if not pending.patient:
-                self.seen.refuse(refuse.why, max(refuse.foreseen, time.monotonic_ns() - pending.came))
+            now = time.monotonic_ns()
+            if self._counts(pending, now):
+                self.seen.refuse(refuse.why, max(refuse.foreseen, now - pending.came))
             pending.tell(refuse)
             if self.listeners:
-                self._heard(pending, refuse, time.monotonic_ns())
+                self._heard(pending, refuse, now)
             self._changed.set()
 
     def _tell(self, number: int, answer: Answer, now: int) -> None:
         pending = self._pending.pop(number, None)
         if pending is not None:
             self._metrics.answered(answer.status, now - pending.came)
-            if not pending.patient:
+            if self._counts(pending, now):
                 self.seen.took.append(now - pending.came)
             pending.tell(answer)
             if self.listeners:
                 self._heard(pending, answer, now)
             if not self._pending:
                 self._changed.set()
+
+    def _counts(self, pending: Pending, now: int) -> bool:
+        """Whether the objective holds for it: it is in a hurry, and did not wait for a start."""
+        return not pending.patient and pending.came >= self.batcher.started(now)
 
     def _heard(self, pending: Pending, told: Answer | Refuse, now: int) -> None:
         for listener in tuple(self.listeners):

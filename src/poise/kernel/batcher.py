@@ -84,13 +84,16 @@ Effect = Batch | Refuse | Replace
 
 
 class Request(msgspec.Struct):
-    """`due`: when it must be answered; `foreseen`: when it was thought that it would be, as it came."""
+    """`due`: when it must be answered; `foreseen`: when it was thought that it would be, as it came. `over`: it was
+    answered, refused or cancelled, and is dropped wherever it still is.
+    """
 
     number: int
     came: int
     due: int
     foreseen: int
     tries: int = 0
+    over: bool = False
 
 
 class Replica(msgspec.Struct):
@@ -123,7 +126,8 @@ class Batcher:
         self._held = 0  # since when a larger batch is waited for
         self._ask_at = 0
         self._gathering = False
-        self._gone: set[int] = set()  # cancelled while they were being served
+        self._behind: list[Request] = []  # waited for the first replica to start
+        self._started = 0
 
     # --- what is asked from outside ----------------------------------------------------------------------------------
 
@@ -134,6 +138,15 @@ class Batcher:
     @property
     def serving(self) -> int:
         return sum(len(replica.requests) for replica in self.replicas.values())
+
+    def started(self, now: int) -> int:
+        """The instant from which requests wait for capacity: a replica is ready, and every request that waited for it
+        to start is over. Requests that came before it waited for a start. In the future as long as that lasts.
+        """
+        while self._behind and self._behind[-1].over:
+            self._behind.pop()
+            self._started = now
+        return self._started if self.replicas and not self._behind else now + 1
 
     def rate(self, now: int) -> float:
         """Accepted requests in a nanosecond, lately."""
@@ -180,12 +193,14 @@ class Batcher:
     def cancel(self, number: int) -> None:
         """Whoever asked has gone: it is not served if it waits, and its answer is dropped if it is being served."""
         for lane in self._lanes:
-            if lane.pop(number, None) is not None:
+            if (waiting := lane.pop(number, None)) is not None:
+                waiting.over = True
                 return
-        for group in (*self._again, *(replica.requests for replica in self.replicas.values())):
-            if any(request.number == number for request in group):
-                self._gone.add(number)
-                return
+        for group in self._groups():
+            for request in group:
+                if request.number == number:
+                    request.over = True
+                    return
 
     def up(self, name: str, now: int, known: Sequence[tuple[int, float]] = (), room: int = 0) -> list[Effect]:
         """A replica is ready. `known`: what batches take there, as far as that was tried, else what others take is gone
@@ -195,6 +210,9 @@ class Batcher:
         if not known:
             curve.borrow(max((other.curve.known() for other in self.replicas.values()), key=len, default=[]))
         curve.has_room(room)
+        if not self.replicas:
+            waiting = (lane.values() for lane in self._lanes)
+            self._behind, self._started = [request for group in (*waiting, *self._again) for request in group], now
         self.replicas[name] = Replica(name, curve)
         return self._serve(now)
 
@@ -224,6 +242,8 @@ class Batcher:
             replica.curve.learn(items, took)
         replica.curve.has_room(room)
         told = self._taken_from(replica)
+        for request in told:
+            request.over = True
         if self.limits.objective:
             self._learn_margin(told, now)
         return [request.number for request in told], self._serve(now)
@@ -235,7 +255,7 @@ class Batcher:
             return []
         requests = self._taken_from(replica)
         if len(requests) == 1:
-            return [Refuse(requests[0].number, "broken", message), *self._serve(now)]
+            return [_refused(requests[0], "broken", message), *self._serve(now)]
         self._halve(requests)
         return self._serve(now)
 
@@ -254,11 +274,8 @@ class Batcher:
             for request in [one for one in lane.values() if one.due <= now]:
                 del lane[request.number]
                 effects.append(_expired(request))
-        for group in (*self._again, *(replica.requests for replica in self.replicas.values())):
-            for request in group:
-                if request.due <= now and request.number not in self._gone:
-                    self._gone.add(request.number)
-                    effects.append(_expired(request))
+        for group in self._groups():
+            effects += [_expired(request) for request in group if request.due <= now and not request.over]
         effects += [Replace(replica.name) for replica in self.replicas.values() if _hangs(replica, now)]
         return effects + self._serve(now)
 
@@ -281,7 +298,7 @@ class Batcher:
 
     def _next_batch(self, replica: Replica, now: int, effects: list[Effect]) -> Batch | None:
         while self._again:
-            group = self._without_gone(self._again.popleft())
+            group = _open(self._again.popleft())
             fits, rest = group[: replica.curve.largest], group[replica.curve.largest :]
             if rest:
                 self._again.appendleft(rest)
@@ -370,17 +387,13 @@ class Batcher:
             self.margin = min(MOST_MARGIN, max(1.0, overruns[int((1 - UNLUCKY) * len(overruns))]))
 
     def _taken_from(self, replica: Replica) -> list[Request]:
-        requests = self._without_gone(replica.requests)
+        requests = _open(replica.requests)
         replica.batch, replica.requests = 0, []
         return requests
 
-    def _without_gone(self, requests: list[Request]) -> list[Request]:
-        """Those of them for whom somebody still waits; the others are forgotten."""
-        if not self._gone:
-            return requests
-        left = [request for request in requests if request.number not in self._gone]
-        self._gone.difference_update(request.number for request in requests)
-        return left
+    def _groups(self) -> list[list[Request]]:
+        """Requests that are being served, or are to be sent again."""
+        return [*self._again, *(replica.requests for replica in self.replicas.values())]
 
     def _retry(self, replica: Replica, why: Why, message: str) -> list[Effect]:
         requests = self._taken_from(replica)
@@ -389,7 +402,7 @@ class Batcher:
         for request in requests:
             request.tries += 1
             if request.tries >= TRIES:
-                refused.append(Refuse(request.number, why, message))
+                refused.append(_refused(request, why, message))
             else:
                 again.append(request)
         if again and again[0].tries > 1:
@@ -414,8 +427,18 @@ def _too_late(delay: int, wanted: int) -> str:
     return f"it would take {delay / MILLISECOND:.0f} ms, which is more than {wanted / MILLISECOND:.0f} ms"
 
 
+def _open(requests: list[Request]) -> list[Request]:
+    """Those of them for whom somebody still waits."""
+    return [request for request in requests if not request.over]
+
+
+def _refused(request: Request, why: Why, message: str) -> Refuse:
+    request.over = True
+    return Refuse(request.number, why, message)
+
+
 def _expired(request: Request) -> Refuse:
-    return Refuse(request.number, "expired", f"not answered within {(request.due - request.came) / SECOND:g} s")
+    return _refused(request, "expired", f"not answered within {(request.due - request.came) / SECOND:g} s")
 
 
 __all__ = ["Batch", "Batcher", "Effect", "Refuse", "Replace"]

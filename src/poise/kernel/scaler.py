@@ -18,7 +18,7 @@ SOON = 1 * SECOND
 none is seen at once."""
 
 ENOUGH = 20
-"""Requests of which that can be told."""
+"""Latencies from which a P99 or a mean is told. Fewer are kept until there are as many."""
 
 UNLUCKY = 0.01
 """The share of requests that may miss the objective: it is one for the P99."""
@@ -29,15 +29,22 @@ NO_ROOM = frozenset({"full", "late", "expired"})
 
 
 class Seen(msgspec.Struct):
-    """What has come of a service: how often it was asked, what answers took to which the objective holds, and for how
-    long replicas worked, in nanoseconds. Among what answers took is what those were foreseen to take that were
-    `refused` for want of room.
+    """The record of a service since a window began: how often it was asked, what answers took to which the objective
+    holds, and for how long replicas worked, in nanoseconds. Among what answers took is what those were foreseen to take
+    that were `refused` for want of room. Requests that waited for the first replica to start are not among them: more
+    replicas would not have been ready sooner. `peak`: the most requests that were there at one time.
     """
 
     asked: int = 0
     took: list[int] = []
     busy: int = 0
     refused: int = 0
+    peak: int = 0
+
+    def ask(self, there: int) -> None:
+        """A request has come: `there` are waiting or being served now."""
+        self.asked += 1
+        self.peak = max(self.peak, there)
 
     def refuse(self, why: Why, took: int) -> None:
         """A request was refused that had taken, or was foreseen to take, so long."""
@@ -45,10 +52,14 @@ class Seen(msgspec.Struct):
             self.refused += 1
             self.took.append(took)
 
+    def after(self) -> "Seen":
+        """An empty record, with the latencies that were too few to be judged."""
+        return Seen(took=self.took if len(self.took) < ENOUGH else [])
+
 
 class Followed(Protocol):
-    """The service whose load is followed. `replicas`: how many are ready; `seen`: what has come since it was told to
-    `forget`.
+    """The service whose load is followed. `replicas`: how many are ready; `seen`: its record, which the scaler
+    replaces when a window ends.
     """
 
     name: str
@@ -57,9 +68,6 @@ class Followed(Protocol):
 
     @property
     def replicas(self) -> int: ...
-
-    def forget(self) -> None:
-        """What has come from now on is `seen`."""
 
 
 class Scaler:
@@ -96,7 +104,8 @@ class Scaler:
     def look(self, now: int, start_up: int) -> int:
         """How many there shall be now. `start_up`: how long a replica takes until it is ready."""
         service = self._service
-        self._waited += service.batcher.waiting * (now - self._looked)
+        starting = service.batcher.started(now) > now
+        self._waited += 0 if starting else service.batcher.waiting * (now - self._looked)
         self._looked = now
         wakes = self.wanted == 0 and service.batcher.waiting > 0
         ended = now - self._since >= self._length and not wakes
@@ -116,6 +125,7 @@ class Scaler:
                 capacity=max(able, default=0.0),
                 start_up=start_up,
                 waiting=service.batcher.waiting,
+                starting=starting,
                 announced=self._announced,
                 memory=self._memory,
             )
@@ -123,7 +133,7 @@ class Scaler:
         self._take(verdict)
         self._decided = now
         if ended:
-            service.forget()
+            service.seen = service.seen.after()
             self._since, self._waited = now, 0.0
         return self.wanted
 
@@ -132,7 +142,7 @@ class Scaler:
         objective, took = self._rules.latency_p99, self._service.seen.took
         if not objective or self.wanted >= self._rules.most or now - max(self._since, self._decided) < SOON:
             return False
-        return len(took) >= ENOUGH and sum(one > objective for one in took) > UNLUCKY * len(took)
+        return len(took) >= ENOUGH and _p99(sorted(took)) > objective
 
     def _take(self, verdict: Scale) -> None:
         self._memory = verdict.memory
@@ -144,18 +154,24 @@ class Scaler:
 
     def _window(self, now: int) -> Window:
         seen, length = self._service.seen, now - self._since
-        took = sorted(seen.took)
+        took = sorted(seen.took) if len(seen.took) >= ENOUGH else []
         replicas = self._service.replicas
         return Window(
             at=now,
             rate=seen.asked * SECOND / length,
             mean=sum(took) // len(took) if took else 0,
-            p99=took[int(0.99 * len(took))] if took else 0,
+            p99=_p99(took),
             queue=self._waited / length,
             devices=min(1.0, seen.busy / (length * replicas)) if replicas else 0.0,
             replicas=replicas,
             refused=seen.refused / seen.asked if seen.asked else 0.0,
+            peak=seen.peak,
         )
+
+
+def _p99(took: Sequence[int]) -> int:
+    """Of latencies in order; 0 of none. The largest alone decides nothing."""
+    return took[min(int((1 - UNLUCKY) * len(took)), len(took) - 2)] if took else 0
 
 
 __all__ = ["Followed", "Scaler", "Seen"]

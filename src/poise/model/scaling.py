@@ -17,6 +17,8 @@ Signal = Literal["cpu", "devices", "rate", "latency", "queue"]
 class Window(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One window that ended at `at`. `queue` is how many requests waited in the mean, `replicas` how many served. What
     was refused for want of room counts in `mean` and `p99` with what it was foreseen to take; `refused` is its share.
+    `mean` and `p99` are 0 where too few were answered to tell. `peak`: the most requests that were there at one time;
+    0 if that is not known.
     """
 
     at: int
@@ -28,6 +30,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     devices: float = 0.0
     replicas: int = 0
     refused: float = 0.0
+    peak: int = 0
 
 
 class Announced(msgspec.Struct, frozen=True):
@@ -152,7 +155,8 @@ class ScaleView(msgspec.Struct, frozen=True, kw_only=True):
     is what was seen so far of the next one, where that cannot wait. Nothing is learned from it.
     `replicas` is what each that serves or starts can take within the objective (0 where that is not learned yet),
     `capacity` what one more could (0: nothing is known), which is ready `start_up` after it is asked for. `waiting`
-    requests wait now.
+    requests wait now, for a start and not for capacity where the service is `starting`: it has no replica yet, or still
+    serves what came before it had one.
     """
 
     now: int
@@ -164,6 +168,7 @@ class ScaleView(msgspec.Struct, frozen=True, kw_only=True):
     capacity: float = 0.0
     start_up: int = 0
     waiting: int = 0
+    starting: bool = False
     announced: tuple[Announced, ...] = ()
     memory: ScaleMemory = ScaleMemory()
 

@@ -101,6 +101,13 @@ def learn(learned: Learned, at: int, rate: float, rules: ScaleRules, window: int
     )
 
 
+def at_rest(learned: Learned) -> Learned:
+    """After the last replica has gone: nothing is foreseen from the rates before, and no rate is doubted any longer.
+    Seasons, and how often forecasts were exceeded, are kept.
+    """
+    return msgspec.structs.replace(learned, last=0.0, level=0.0, soon=0.0, long=0.0, usual=0.0, doubted=None)
+
+
 def foresee(learned: Learned, ended: int, ahead: int, rules: ScaleRules, window: int) -> Outlook:
     """Of the window `ahead` of the one that ended last (1: the next), with all between: the most that is foreseen."""
     change, most = 0.0, 0.0
@@ -214,4 +221,4 @@ def _part(season: Season, at: int, window: int) -> int:
     return (at - window) % season.period * len(season.changes) // season.period
 
 
-__all__ = ["begin", "decided", "foresee", "learn"]
+__all__ = ["at_rest", "begin", "decided", "foresee", "learn"]

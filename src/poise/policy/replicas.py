@@ -15,7 +15,7 @@ from math import ceil
 import msgspec
 
 from poise.model.scaling import Because, Learned, Outlook, Scale, ScaleMemory, ScaleView, Signal, Window
-from poise.policy.foresight import begin, decided, foresee, learn
+from poise.policy.foresight import at_rest, begin, decided, foresee, learn
 from poise.policy.protocol import Policy
 from poise.policy.sharing import weights
 from poise.units import format_duration
@@ -57,6 +57,8 @@ class Scaler:
         memory = msgspec.structs.replace(memory, wishes=_wishes(view, memory, wish))
         floor = max((_bounded(view, line.wish)[0] for line in lines if line.code == "ANNOUNCED"), default=0)
         replicas, emptied, empty_at = _emptied(view, memory, max(replicas, floor))
+        if not replicas and memory.learned is not None:
+            memory = msgspec.structs.replace(memory, learned=at_rest(memory.learned))
         instants = [at for at in (until, empty_at, *_announced_at(view)) if at is not None and at > view.now]
         return Scale(
             policy=self.name,
@@ -228,8 +230,10 @@ def _by_latency(view: ScaleView, _: ScaleMemory) -> Because | None:
     have = f"{name} is {format_duration(seen)}"
     have += f" with {last.refused:.0%} of the requests refused" if last.refused else ""
     if seen > objective and last.replicas:
-        wish = _up(last.replicas * seen / objective)
-        return Because(code="LATENCY", wish=wish, have=have, need=format_duration(objective))
+        wish, need = _up(last.replicas * seen / objective), format_duration(objective)
+        if 0 < last.peak < wish:  # a replica more than there are requests at one time has nothing to do
+            wish, need = last.peak, f"{need}, and no more than {last.peak} requests were there at one time"
+        return Because(code="LATENCY", wish=wish, have=have, need=need)
     return _in_proportion(view, last, "LATENCY", seen / objective, have, format_duration(objective))
 
 
@@ -244,6 +248,9 @@ def _used_up(view: ScaleView) -> tuple[str, int, int] | None:
 
 
 def _by_queue(view: ScaleView, _: ScaleMemory) -> Because | None:
+    """Says nothing while requests wait for a start: as many would wait, however many replicas start."""
+    if view.starting:
+        return None
     last, bearable = _last(view), view.rules.waiting
     waiting = max(float(view.waiting), last.queue if last else 0.0)
     ratio = waiting / bearable / max(1, len(view.replicas))

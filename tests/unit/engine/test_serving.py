@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poise.engine.serving import CANCELLED, Clients, FrontTwin, Open, Request, ServiceTwin, Story, Trial
-from poise.model.scaling import ScaleRules
+from poise.model.scaling import ScaleRules, Signal
 from poise.model.servers import HangUp, Server, Serving, Speed
 from poise.model.serving import Limits
 from poise.model.serving_upstreams import Front, compile_upstreams
@@ -163,6 +163,47 @@ def test_replicas_come_when_there_is_more_and_are_paid_for_while_they_start() ->
     assert len(used) >= 4
     assert used[-1].paid == used[-1].ready + 5 * SECOND
     assert twin.places[0].paid == twin.now
+
+
+@pytest.mark.parametrize("signals", [("rate", "latency", "queue"), ("latency",)])
+def test_after_scale_to_zero_few_requests_start_one_replica(signals: tuple[Signal, ...]) -> None:
+    """A start takes 8 s, and the objective is 100 ms: what waits for the start misses no capacity. A busy past does not
+    count either: the service has been at zero since.
+    """
+    busy = [at * 10 * MILLISECOND for at in range(3000)]
+    wakes = 5 * MINUTE
+    seldom = [wakes + at * 18 * SECOND for at in range(20)]
+    together = [wakes + 8 * MINUTE + at * MILLISECOND for at in range(30)]
+    servers = tuple(batches((1, 10), (8, 20), name=f"r{each}") for each in range(84))
+    twin = ServiceTwin(
+        Limits(batch=8, objective=100 * MILLISECOND),
+        Serving(servers=servers, start=8 * SECOND),
+        Open([Request(at) for at in [*busy, *seldom, *together, together[-1] + 30 * SECOND]]),
+        rules=ScaleRules(
+            signals=signals, least=0, most=84, idle=MINUTE, fall=30 * SECOND, latency_p99=100 * MILLISECOND
+        ),
+        scaler=scaler_named("forecast"),
+    )
+    stories = twin.run()
+    after = [line.split(":")[1].strip() for at, line in twin.said if at >= wakes]
+    assert after == ["from 0 to 1", "from 1 to 0", "from 0 to 1"]
+    assert all(story.why == "" for story in stories)
+
+
+def test_after_scale_to_zero_a_load_that_needs_more_replicas_gets_them() -> None:
+    """500 requests/s, of which one replica takes 100."""
+    later = [5 * MINUTE + at * 2 * MILLISECOND for at in range(500 * 60)]
+    twin = ServiceTwin(
+        Limits(batch=1, queue=100_000),
+        Serving(servers=tuple(batches((1, 10), name=f"r{each}") for each in range(10)), start=8 * SECOND),
+        Open([Request(at) for at in [0, *later]]),
+        rules=ScaleRules(least=0, most=10, idle=MINUTE, fall=30 * SECOND, latency_p99=100 * MILLISECOND),
+        scaler=scaler_named("forecast"),
+    )
+    twin.run()
+    grown = [(at, line) for at, line in twin.said if at > 5 * MINUTE + SECOND]
+    assert grown[0][0] < 5 * MINUTE + 20 * SECOND
+    assert max(int(line.split()[4].rstrip(":")) for _, line in grown) >= 7
 
 
 # --- theory ----------------------------------------------------------------------------------------------------------

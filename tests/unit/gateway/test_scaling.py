@@ -99,6 +99,8 @@ def test_an_objective_that_is_missed_is_seen_within_a_second_and_told() -> None:
     assert followed.scaler.why == ""
     seen = followed.service.seen
     seen.asked, seen.took, seen.refused = 40, [50 * MILLISECOND] * 39 + [150 * MILLISECOND], 4
+    assert followed.scaler.look(followed.now + SECOND, SECOND) == 1, "one request decides nothing"
+    seen.took[0] = 150 * MILLISECOND
     assert followed.scaler.look(followed.now + SECOND // 2, SECOND) == 1
     assert followed.scaler.look(followed.now + SECOND, SECOND) == 2
     assert followed.scaler.why == "P99 is 150 ms with 10% of the requests refused, the objective is 100 ms"
@@ -107,6 +109,8 @@ def test_an_objective_that_is_missed_is_seen_within_a_second_and_told() -> None:
 def test_what_may_be_late_is_in_no_danger() -> None:
     async def asked() -> tuple[int, int]:
         service = Followed(ScaleRules(least=1, most=2, latency_p99=100 * MILLISECOND)).service
+        service._channels["j1.main"] = Mock()
+        service.batcher.up("j1.main", 0)
         told: list[Answer | Refuse] = []
         for deferred in (True, False):
             service.ask(b"1", told.append, timeout=MILLISECOND, deferred=deferred)
@@ -114,6 +118,28 @@ def test_what_may_be_late_is_in_no_danger() -> None:
         return service.seen.refused, len(service.seen.took)
 
     assert asyncio.run(asked()) == (1, 1)
+
+
+def test_a_request_that_waits_for_a_start_is_in_no_danger_either_whatever_becomes_of_it() -> None:
+    async def asked() -> tuple[int, int]:
+        service = Followed(ScaleRules(least=0, most=2, latency_p99=100 * MILLISECOND)).service
+        told: list[Answer | Refuse] = []
+        service.ask(b"1", told.append, timeout=MILLISECOND)
+        await service.drained()
+        return service.seen.refused, len(service.seen.took)
+
+    assert asyncio.run(asked()) == (0, 0)
+
+
+def test_latencies_that_are_too_few_to_be_judged_are_kept_until_there_are_enough() -> None:
+    rules = ScaleRules(signals=("latency",), least=1, most=9, latency_p99=100 * MILLISECOND)
+    followed = Followed(rules)
+    followed.service._channels["j1.main"] = Mock()
+    wanted = []
+    for _ in range(4):
+        followed.service.seen.took += [200 * MILLISECOND] * 6
+        wanted.append(followed.passes(0.6))
+    assert wanted == [1, 1, 1, 2]
 
 
 def test_replicas_of_a_gateway_that_was_killed_stay_until_fewer_have_been_enough_for_long() -> None:

@@ -55,6 +55,21 @@ def test_requests_wait_for_the_first_replica() -> None:
     assert batches(batcher.up("a", SECOND, KNOWN)) == [("a", (1,))]
 
 
+def test_who_came_before_the_first_replica_waited_for_its_start_and_who_came_behind_did_not() -> None:
+    batcher = Batcher(Limits(batch=1))
+    batcher.arrive(1, 0)
+    batcher.arrive(2, 1)
+    assert batcher.started(2) > 2
+    [(_, first)] = batches(batcher.up("a", SECOND, KNOWN))
+    batcher.arrive(3, SECOND + 1)
+    assert batcher.started(SECOND + 1) > SECOND + 1
+    assert batcher.answered("a", 1, MILLISECOND, 1, 2 * SECOND)[0] == list(first) == [1]
+    batcher.cancel(2)
+    assert batcher.started(3 * SECOND) == 3 * SECOND == batcher.started(4 * SECOND)
+    batcher.down("a", 5 * SECOND)
+    assert batcher.started(5 * SECOND) > 5 * SECOND
+
+
 def test_a_slow_replica_takes_what_the_quicker_would_be_later_with_however_many_wait() -> None:
     """`a` is busy until 10 ms and then takes 10 ms each: `b` leaves it those that are done there before its 35 ms."""
     batcher = Batcher(Limits(batch=1))
@@ -374,7 +389,7 @@ class Story(RuleBasedStateMachine):
             self.take(self.batcher.tick(self.now))
         assert not self.open
         assert not self.batcher.waiting
-        assert not self.batcher._gone, "nothing is remembered of those who have gone"
+        assert self.batcher.started(self.now) <= self.now, "nobody waits for a start any more"
 
 
 TestStory = Story.TestCase

@@ -434,3 +434,17 @@ def test_an_objective_that_is_missed_by_a_little_is_missed() -> None:
     for p99, replicas in ((95, 2), (101, 3)):
         window = Window(at=MINUTE, rate=1.0, p99=p99 * MILLISECOND, replicas=2)
         assert SCALERS["hpa"].decide(view(rules, [window], 2)).replicas == replicas
+
+
+def test_a_missed_objective_asks_for_no_more_replicas_than_there_were_requests_at_one_time() -> None:
+    rules = ScaleRules(signals=("latency",), least=1, most=84, latency_p99=100 * MILLISECOND)
+    window = Window(at=MINUTE, rate=1.0, p99=8 * SECOND, replicas=1, peak=3)
+    scale = SCALERS["hpa"].decide(view(rules, [window], 1))
+    assert scale.replicas == 3
+    assert scale.cause().endswith("the objective is 100 ms, and no more than 3 requests were there at one time")
+
+
+def test_requests_that_wait_for_a_start_ask_for_one_replica() -> None:
+    rules = ScaleRules(signals=("queue",), least=0, most=84)
+    for starting, replicas in ((True, 1), (False, 40)):
+        assert SCALERS["hpa"].decide(view(rules, [], 0, waiting=40, starting=starting)).replicas == replicas
