@@ -78,7 +78,7 @@ def front(
 
 
 def client(url: str, **options: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="sk-of-the-client", max_retries=0, **options)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="sk-of-the-client", **{"max_retries": 0} | options)
 
 
 WEB = httpx.Client(verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), timeout=5.0)

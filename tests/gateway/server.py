@@ -88,10 +88,10 @@ class Model:
     """The application. Its fields are set while it runs:
 
     `wait`: seconds before an answer begins, as many times as long as it has more requests than `slots`, if it has any;
-    `pause`: between two words of a stream. `status`: answers with this error,
-    and `retry_after`. `cut_after`: a stream ends without its end after so many words; `in_event`: within an event.
-    `well`: whether probes are answered well. It keeps the `asked` bodies with their `headers`, and counts those that
-    were `gone` before their answer was complete.
+    `pause`: between two words of a stream. `status`: answers with this error, and `retry_after`. `cut_after`: a stream
+    ends without its end after so many words; `in_event`: within an event. `dies_of`: a prompt at which it breaks the
+    connection off, as a server that dies. `well`: whether probes are answered well. It keeps the `asked` bodies with
+    their `headers`, and counts those that were `gone` before their answer was complete.
     """
 
     def __init__(self, name: str, *models: str) -> None:
@@ -104,6 +104,7 @@ class Model:
         self.retry_after = ""
         self.cut_after = 0
         self.in_event = False
+        self.dies_of = ""
         self.well = True
         self.padding = ""
         self.asked: list[dict[str, Any]] = []
@@ -142,6 +143,9 @@ class Model:
                 await answering
 
     async def _answer(self, scope: MutableMapping[str, Any], send: Any, asked: dict[str, Any]) -> None:
+        if self.dies_of and asked.get("prompt") == self.dies_of:
+            scope["extensions"]["poise.abort"]["now"]()
+            return
         await asyncio.sleep(self.wait * max(1.0, self.running / self.slots if self.slots else 0.0))
         kind = "chat.completion" if "chat" in scope["path"] else "text_completion"
         common = {"id": "1", "created": 1, "model": asked["model"], "system_fingerprint": self.name}

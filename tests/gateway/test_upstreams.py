@@ -133,6 +133,31 @@ def test_what_was_killed_before_it_answered_is_asked_elsewhere() -> None:
             dying.communicate()
 
 
+def test_a_prompt_that_kills_its_server_kills_two_and_is_refused_from_then_on() -> None:
+    with models("a", "b", "c") as (all_of_them, urls), front(urls) as (_, url):
+        for model in all_of_them:
+            model.dies_of = "kill"
+        lost = ask(url, prompt="kill")
+        assert lost.status_code == 502 and lost.headers["x-should-retry"] == "false"
+        assert "as another was before with this prompt; it is refused for 1m0s" in lost.text
+        held = ask(url, prompt="kill", max_tokens=3)
+        assert held.status_code == 422 and held.headers["x-should-retry"] == "false"
+        assert held.json()["error"]["code"] == "quarantined"
+        assert 0 < int(held.headers["retry-after"]) <= 60
+        with pytest.raises(openai.UnprocessableEntityError):  # its own retries are two
+            client(url, max_retries=2).completions.create(model="m", prompt="kill")
+        assert sum(len(model.asked) for model in all_of_them) == 2
+        assert ask(url).status_code == 200
+
+
+def test_a_prompt_that_two_servers_died_of_is_asked_of_no_more_even_if_one_of_them_was_behind_a_proxy() -> None:
+    with models("a", "b", "c") as (all_of_them, urls), front(urls) as (_, url):
+        for model in all_of_them:
+            model.status = 502
+        assert ask(url).status_code == 502
+        assert sum(len(model.asked) for model in all_of_them) == 2
+
+
 @pytest.mark.parametrize("status", [429, 502, 503])
 def test_what_an_upstream_refuses_is_asked_elsewhere(status: int) -> None:
     with models("a", "b") as ((a, _), urls), front(urls) as (app, url):

@@ -25,6 +25,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from poise.kernel.batcher import Batch, Batcher, Effect, Refuse, Replace
 from poise.kernel.lanes import Line
+from poise.kernel.quarantine import LOSSES
 from poise.kernel.resilience import Breaker, Health, RetryBudget, is_slow
 from poise.kernel.scaler import LOOK_EVERY, Scaler, Seen
 from poise.model.routing import Asked, RouteView
@@ -539,6 +540,7 @@ class FrontTwin(Trial):
         self._line: Line[_Waiter] = Line()
         self._sent: dict[int, SentTo] = {}
         self._tried: dict[int, set[str]] = {}
+        self._lost: dict[int, int] = {}  # servers that were lost with a request
 
     def _start(self) -> None:
         for told, place in zip(self._front.upstreams, self.places, strict=True):
@@ -601,7 +603,7 @@ class FrontTwin(Trial):
             member.waiting.append(number)
             self._go_on(member)
         else:
-            self._at(now, partial(self._fails, number))
+            self._at(now, partial(self._fails, number, was_sent=False))
         return True
 
     def _view(self, waiter: _Waiter, members: Iterable[_Member]) -> RouteView:
@@ -649,11 +651,13 @@ class FrontTwin(Trial):
             member.breaker.on_success(now)
         return sent
 
-    def _fails(self, number: int) -> None:
-        """Its connection is lost; another is asked, if it may be."""
+    def _fails(self, number: int, was_sent: bool) -> None:
+        """Its connection is lost; another is asked, if it may be: once more at most where it `was_sent`."""
         if number not in self._sent:
             return
-        again = len(self._tried[number]) <= self._front.retries.most and self._budget.take(self.now)
+        self._lost[number] = self._lost.get(number, 0) + was_sent
+        may_again = len(self._tried[number]) <= self._front.retries.most and self._lost[number] < LOSSES
+        again = may_again and self._budget.take(self.now)
         self._give_back(number, "failed")
         self._wake()
         if again:
@@ -732,7 +736,7 @@ class FrontTwin(Trial):
         held = [*member.waiting, *member.to_read, *(number for _, number in member.writing)]
         for number in held:
             member.forget(number)
-            self._at(self.now + noticed, partial(self._fails, number))
+            self._at(self.now + noticed, partial(self._fails, number, was_sent=True))
         member.plan += 1
 
     def _comes(self, place: Place) -> None:

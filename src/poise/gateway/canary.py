@@ -1,8 +1,10 @@
 """A version of a service on trial: which requests it gets, what is held beside what, and how the trial ends.
 
 Whoever asks loses nothing by it: what the canary does not answer with 200, or not in half of the time that there is, or
-held when its last replica died, is asked of stable. Copies are made of what stable has answered already. Neither
-version's answers are kept for the other: each has a cache of its own, and what comes out of one is not counted.
+held when its last replica died, is asked of stable. What a replica of the canary died of is not sent to another of
+them, and stable serves it alone: a request that kills its server kills one of each. Copies are made of what stable has
+answered already. Neither version's answers are kept for the other: each has a cache of its own, and what comes out of
+one is not counted.
 """
 
 import asyncio
@@ -18,6 +20,7 @@ from poise.gateway.recording import read_recorded
 from poise.gateway.service import ANYBODY, Asked, Asker, Service, Tell
 from poise.gateway.wire import Answer
 from poise.kernel.batcher import Refuse
+from poise.kernel.quarantine import LOSSES
 from poise.model.canary import KEPT, Judgement, Stage, Tally, TrialRules
 from poise.policy.canary import NOTHING, agrees, judge
 
@@ -76,6 +79,7 @@ class Trial:
         self._replay: asyncio.Task[None] | None = None
         stable.service.listeners.append(self._heard_stable)
         canary.service.listeners.append(self._heard_canary)
+        canary.service.batcher.losses = 1
         self._next_stage("")
 
     @property
@@ -178,6 +182,8 @@ class Trial:
         if isinstance(told, Answer) and told.status == 200:
             self._told(entry, told)
         elif entry.number in self._open:
+            if isinstance(told, Refuse) and told.why == "lost":
+                self._stable.service.suspect(entry.body)
             self._ask_stable(entry)
 
     def _turn(self) -> bool:
@@ -276,6 +282,7 @@ class Trial:
         self._measure(float(promoted), 1 if promoted else 2)
         self._stable.service.listeners.remove(self._heard_stable)
         self._canary.service.listeners.remove(self._heard_canary)
+        self._canary.service.batcher.losses = LOSSES
         self.close()
         self.ended.set_result(promoted)
 

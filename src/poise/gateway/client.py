@@ -42,6 +42,10 @@ FAILURES = (aiohttp.ClientError, ConnectionError, OSError)
 """What asking, and reading an answer, raise when the upstream or the way to it failed."""
 
 
+NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)
+"""Those of them after which it is certain that the upstream had nothing of the request. Only connecting is timed."""
+
+
 class Client:
     """Connections to all upstreams, kept and used again."""
 

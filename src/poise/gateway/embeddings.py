@@ -18,7 +18,7 @@ import msgspec
 
 from poise.decoding import json_decoder
 from poise.gateway.openai import Refused, read_inputs
-from poise.gateway.refusals import refusal
+from poise.gateway.refusals import NOT_AGAIN, refusal
 from poise.gateway.service import ANYBODY, Asked, Asker, Service
 from poise.gateway.wire import Answer
 from poise.kernel.batcher import Refuse
@@ -155,8 +155,9 @@ def _cancel(asked: Asked, numbers: Sequence[int]) -> None:
 def _refused(name: str, refuse: Refuse) -> Refused:
     """As the service refuses a question of its own route, in OpenAI's form."""
     told = refusal(refuse)
-    away = int(told.headers.get("retry-after", "0"))
-    return Refused(told.status, f"`{name}`: {told.message}", code=refuse.why, reason=refuse.why, retry_after=away)
+    message, away = f"`{name}`: {told.message}", int(told.headers.get("retry-after", "0"))
+    final = NOT_AGAIN[0] in told.headers
+    return Refused(told.status, message, code=refuse.why, reason=refuse.why, retry_after=away, final=final)
 
 
 __all__ = ["Embeddings"]

@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from poise.decoding import json_decoder
+from poise.gateway.refusals import NOT_AGAIN
+from poise.kernel.quarantine import digest
 from poise.units import MILLISECOND, SECOND, is_plain
 
 CHAT, COMPLETIONS, EMBEDDINGS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"
@@ -100,7 +102,9 @@ class Refused(Exception):
         param: str | None = None,
         retry_after: int = 0,
         allow: str = "",
+        final: bool = False,
     ) -> None:
+        """`final`: a client had better not retry it by itself."""
         super().__init__(message)
         self.status = status
         self.code = code
@@ -108,6 +112,7 @@ class Refused(Exception):
         self.param = param
         self.retry_after = retry_after
         self.allow = allow
+        self.final = final
 
     def body(self) -> bytes:
         return error_body(self.status, str(self), self.code, self.param)
@@ -118,6 +123,8 @@ class Refused(Exception):
             made.append((b"retry-after", str(self.retry_after).encode()))
         if self.allow:
             made.append((b"allow", self.allow.encode()))
+        if self.final:
+            made.append((NOT_AGAIN[0].encode(), NOT_AGAIN[1].encode()))
         return made
 
 
@@ -152,6 +159,12 @@ def read_inputs(body: bytes) -> Inputs:
     if not all(inputs):
         raise Refused(400, "An input is empty", code="invalid_body", param="input")
     return Inputs([msgspec.json.encode(one) for one in inputs], asked.encoding_format == "base64")
+
+
+def prompt_key(path: str, body: bytes) -> bytes:
+    """A hash of the model and the prompt that a request asks, whatever else it says. The body is one that was read."""
+    asked = _read(_decode, path, body)
+    return digest(asked.model.encode(), bytes(asked.messages), bytes(asked.prompt), bytes(asked.input))
 
 
 T = TypeVar("T")

@@ -6,8 +6,16 @@ from poise.gateway.wire import MOST_BODIES
 from poise.kernel.batcher import Refuse
 from poise.units import SECOND
 
-STATUS = {"full": 503, "late": 503, "ending": 503, "expired": 504, "broken": 500, "lost": 502}
+STATUS = {
+    "full": 503, "late": 503, "ending": 503, "expired": 504, "broken": 500, "lost": 502, "quarantined": 422,
+}  # fmt: skip
 """What a refusal is in HTTP."""
+
+NOT_AGAIN = ("x-should-retry", "false")
+"""OpenAI's clients retry by themselves what fails, unless the answer says this."""
+
+DEADLY = frozenset({"lost", "quarantined"})
+"""Refusals of requests that servers died of: a client that retries them kills more."""
 
 MAX_BODY = 64 << 20
 """Bytes of a request's body."""
@@ -33,8 +41,10 @@ def no_room() -> Refused:
 def refusal(refuse: Refuse) -> Refused:
     """What whoever asked is told of a question that a service refuses."""
     status = STATUS[refuse.why]
-    headers = {"retry-after": str(-(-max(refuse.after, 1) // SECOND))} if status == 503 else {}
+    headers = dict([NOT_AGAIN]) if refuse.why in DEADLY else {}
+    if status == 503 or refuse.why == "quarantined":
+        headers["retry-after"] = str(-(-max(refuse.after, 1) // SECOND))
     return Refused(status, refuse.message, headers=headers)
 
 
-__all__ = ["MAX_BODY", "Refused", "no_room", "refusal", "too_large"]
+__all__ = ["MAX_BODY", "NOT_AGAIN", "Refused", "no_room", "refusal", "too_large"]

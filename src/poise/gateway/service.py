@@ -30,10 +30,11 @@ from poise.gateway.wire import (
     framed,
 )
 from poise.kernel.batcher import Batch, Batcher, Effect, Refuse
+from poise.kernel.quarantine import LOSSES, Quarantine, digest
 from poise.kernel.scaler import Seen
 from poise.model.serving import Limits
 from poise.model.spec import check_name
-from poise.units import SECOND
+from poise.units import SECOND, format_duration
 
 DIALLED_AGAIN = 1.0
 """Seconds until it is listened again where there was no room for one more."""
@@ -95,6 +96,7 @@ class Service:
         """`path` is where replicas dial."""
         self.name = name
         self.batcher = Batcher(limits)
+        self.quarantine = Quarantine()
         self.path = path
         self.on_hang: Callable[[str], None] = lambda name: None
         """Told the name of a replica that hangs and is to be ended."""
@@ -175,8 +177,7 @@ class Service:
             if name.partition(".")[0] == job and _epoch_of(name) < epoch:
                 del self._channels[name]
                 channel.abort()
-                now = time.monotonic_ns()
-                self._do(self.batcher.down(name, now), now)
+                self._is_down(name, time.monotonic_ns())
                 self._has_changed()
 
     def measure(self) -> None:
@@ -192,8 +193,20 @@ class Service:
         self._asked += 1
         self._pending[self._asked] = Pending(body, tell, now, deferred)
         self.seen.ask(len(self._pending))
-        self._do(self.batcher.arrive(self._asked, now, timeout=timeout, deferred=deferred), now)
+        suspect = False
+        if self.quarantine:
+            key = digest(body)
+            if held := self.quarantine.held(key, now):
+                self._refuse(_held(self._asked, held))
+                return self._asked
+            suspect = self.quarantine.suspects(key, now)
+        arrived = self.batcher.arrive(self._asked, now, timeout=timeout, deferred=deferred, suspect=suspect)
+        self._do(arrived, now)
         return self._asked
+
+    def suspect(self, body: bytes) -> None:
+        """Another version's replica was lost while it served this."""
+        self.quarantine.lost(digest(body), time.monotonic_ns())
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -262,7 +275,7 @@ class Service:
         now = time.monotonic_ns()
         if (before := self._channels.pop(hello.name, None)) is not None:
             before.close()
-            self._do(self.batcher.down(hello.name, now), now)
+            self._is_down(hello.name, now)
         self._channels[hello.name] = channel
         self.forms = hello.forms
         self._do(self.batcher.up(hello.name, now, hello.known, hello.room), now)
@@ -279,9 +292,23 @@ class Service:
         self._dialled.discard(channel)
         if self._channels.get(name) is channel:
             del self._channels[name]
-            now = time.monotonic_ns()
-            self._do(self.batcher.down(name, now), now)
+            self._is_down(name, time.monotonic_ns())
             self._has_changed()
+
+    def _is_down(self, name: str, now: int) -> None:
+        """What the replica held is sent once more, alone. What was lost twice is refused wherever it waits."""
+        lost = {number: one.body for number in self._requests_of(name) if (one := self._pending.get(number))}
+        held = {body: self.quarantine.lost(digest(body), now) for body in set(lost.values())}
+        if any(held.values()):
+            for number, body in [(number, one.body) for number, one in self._pending.items()]:
+                if number not in lost and held.get(body):
+                    self.batcher.cancel(number)
+                    self._refuse(_held(number, held[body]))
+        effects = self.batcher.down(name, now)
+        for place, effect in enumerate(effects):
+            if isinstance(effect, Refuse) and (pause := held.get(lost.get(effect.request, b""), 0)):
+                effects[place] = msgspec.structs.replace(effect, message=f"{effect.message}; {_for_how_long(pause)}")
+        self._do(effects, now)
 
     def fits(self, name: str, message: Answers) -> bool:
         """Whether it is an answer to what the replica was asked, if it was: anything else would leave somebody waiting
@@ -350,6 +377,8 @@ class Service:
         pending = self._pending.pop(number, None)
         if pending is not None:
             self._metrics.answered(answer.status, now - pending.came)
+            if self.quarantine:
+                self.quarantine.answered(digest(pending.body))
             if self._counts(pending, now):
                 self.seen.took.append(now - pending.came)
             pending.tell(answer)
@@ -481,6 +510,15 @@ class _Channel(asyncio.Protocol):
         """At once: nothing that is still to be sent will be taken."""
         if self._transport is not None:
             self._transport.abort()
+
+
+def _held(number: int, held: int) -> Refuse:
+    message = f"{LOSSES} replicas died, or were lost, while they served the same request; {_for_how_long(held)}"
+    return Refuse(number, "quarantined", message, held)
+
+
+def _for_how_long(held: int) -> str:
+    return f"it is refused for {format_duration(held)}"
 
 
 def _epoch_of(name: str) -> int:

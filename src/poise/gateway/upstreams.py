@@ -12,14 +12,17 @@ What it keeps to:
 * Bodies and answers are passed on byte by byte, and as they come. At most 128 KiB of an answer wait for its client; one
   that takes nothing for `stalled` is dropped. When a client hangs up, its request to the upstream is closed at once.
 * A request is tried again elsewhere as long as nothing of an answer was sent on: after a failed connection, or 502, 503
-  or 429; within the budget for all and `retries.most` for one. An answer that was begun is never begun again: a stream
-  that is cut ends with an error event, everything else with its connection.
+  or 429; within the budget for all and `retries.most` for one. Where a connection was lost after the request was sent,
+  or a proxy says so (502), it is tried once more at most: an upstream may have died of it. Prompts with which two were
+  lost are refused for a while (`poise.kernel.quarantine`). An answer that was begun is never begun again: a stream that
+  is cut ends with an error event, everything else with its connection.
 * The time-out, or what the client says of its patience (`x-request-timeout-seconds`, `x-envoy-upstream-rq-timeout-ms`,
   `x-stainless-read-timeout`), bounds waiting, all tries and the answer; upstreams are told what is left of it.
 * What cannot be taken is refused at once, with 429 or 503 and when to come back.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -43,7 +46,7 @@ from poise.gateway.asgi import (
     tell_methods,
     whole_body,
 )
-from poise.gateway.client import FAILURES, Client, answered_on, asked_on, told_to_wait
+from poise.gateway.client import FAILURES, NOT_SENT, Client, answered_on, asked_on, told_to_wait
 from poise.gateway.embeddings import Embeddings
 from poise.gateway.health import Prober
 from poise.gateway.metrics import Metrics
@@ -57,13 +60,16 @@ from poise.gateway.openai import (
     error_event,
     left,
     only_embeddings,
+    prompt_key,
     read_deadlines,
     read_lane,
     read_question,
     unknown_model,
 )
 from poise.gateway.pool import Choose, Outcome, Place, Pool, model_of
+from poise.gateway.refusals import NOT_AGAIN
 from poise.gateway.service import ANYBODY, Asker
+from poise.kernel.quarantine import LOSSES, Quarantine
 from poise.kernel.resilience import RetryBudget
 from poise.model.serving_upstreams import Front
 from poise.units import SECOND, format_bytes, format_duration
@@ -73,6 +79,9 @@ AGAIN = frozenset({429, 502, 503})
 
 RESTS = frozenset({429, 503})
 """Answers whose Retry-After is kept to."""
+
+LOST_BEHIND = 502
+"""What a proxy answers whose own server was lost, perhaps with the request."""
 
 FAULTY = frozenset({500, 502, 503, 504})
 """Answers that count as failures of an upstream. 429 does not: it is busy, and says so."""
@@ -103,6 +112,7 @@ class Upstreams:
         self._pool = Pool(front, choose, metrics, _now, self._own)
         self._keys = _keys(front, keys)
         self._budget = RetryBudget(front.retries)
+        self._quarantine = Quarantine()
         self._room = Room(front.bodies)
         self._running: set[asyncio.Task[Any]] = set()
         self._stopping = False
@@ -226,6 +236,7 @@ class Upstreams:
         request.own = self._own.get(request.question.model)
         if request.own is None:
             self._pool.serving(request.question.model)
+            self._check_quarantine(request)
         elif scope["path"] != EMBEDDINGS:
             raise only_embeddings(request.own.name)
         else:
@@ -235,6 +246,19 @@ class Upstreams:
         request.target = f"{scope['path']}?{query}" if query else scope["path"]
         self._metrics.requests.labels(request.question.model).inc()
         self._budget.on_request(request.began)
+
+    def _check_quarantine(self, request: "_Request") -> None:
+        """Raises `Refused` for a prompt with which upstreams were lost."""
+        if not self._quarantine:
+            return
+        key, now = prompt_key(request.scope["path"], request.body), _now()
+        if held := self._quarantine.held(key, now):
+            message = f"{LOSSES} upstreams were lost while they answered this prompt; {_for_how_long(held)}"
+            away = math.ceil(held / SECOND)
+            raise Refused(
+                422, message, code="quarantined", reason="quarantined", param="model", retry_after=away, final=True
+            )
+        request.lost = int(self._quarantine.suspects(key, now))
 
     async def _bounded(self, request: "_Request") -> None:
         """Answers, or says that the time was over."""
@@ -278,13 +302,16 @@ class Upstreams:
                 outcome, reason = await self._ask(request, place, may_again, tried)
             except FAILURES as error:
                 outcome, reason = "failed", "connection"
+                held = 0 if isinstance(error, NOT_SENT) else self._lost(request)
                 if request.is_begun:
                     self._count(request, "cut")
-                    await self._fail(request, 502, f"The upstream `{name}` was lost in the middle of its answer", "cut")
+                    message = f"The upstream `{name}` was lost in the middle of its answer{_as_another(held)}"
+                    await self._fail(request, 502, message, "cut")
                     return
-                if not may_again or not self._budget.take(_now()):
-                    message = f"The upstream `{name}` failed: {type(error).__name__}"
-                    raise Refused(502, message, code="upstream_failed", reason=reason) from None
+                is_final = request.lost >= LOSSES
+                if is_final or not may_again or not self._budget.take(_now()):
+                    message = f"The upstream `{name}` failed: {type(error).__name__}{_as_another(held)}"
+                    raise Refused(502, message, code="upstream_failed", reason=reason, final=is_final) from None
             except asyncio.CancelledError:
                 if request.is_ours and request.timer.expired():  # a client may have less patience than any could meet
                     outcome = "failed"
@@ -301,6 +328,9 @@ class Upstreams:
         response = await self._client.ask(place.member, request.target, request.body, headers)
         try:
             status = response.status
+            if status == LOST_BEHIND:
+                request.lost += 1
+            may_again = may_again and request.lost < LOSSES and not _is_final(response)
             if status in RESTS:
                 self._pool.rest(place.member, told_to_wait(response))
             if status in AGAIN and may_again and self._another_may(request, tried):
@@ -309,9 +339,16 @@ class Upstreams:
             if status >= 400:
                 self._count(request, str(status))
                 return "failed" if status in FAULTY else "refused", ""
+            if self._quarantine:
+                self._quarantine.answered(prompt_key(request.scope["path"], request.body))
             return "answered", ""
         finally:
             response.close()  # what was read to its end has given its connection back before
+
+    def _lost(self, request: "_Request") -> int:
+        """An upstream was lost that may have died of the request: for how long its prompt is refused now."""
+        request.lost += 1
+        return self._quarantine.lost(prompt_key(request.scope["path"], request.body), _now())
 
     def _another_may(self, request: "_Request", tried: set[str]) -> bool:
         """Whether another upstream could take the request, and the budget allows it."""
@@ -381,6 +418,7 @@ class _Request:
         self.status = 0
         self.is_begun = self.is_over = self.is_stream = self.is_deferred = False
         self.held = 0  # nanoseconds that its client did not read
+        self.lost = 0  # upstreams that were lost with it
         self._stalled = stalled
         self._last = b""
 
@@ -421,6 +459,19 @@ def _keys(front: Front, given: Mapping[str, str]) -> dict[str, str]:
             raise SpecError("the variable with the key is not set", field=at, need=told.key_from, hint=hint)
         made[told.name] = given[told.key_from]
     return made
+
+
+def _is_final(response: aiohttp.ClientResponse) -> bool:
+    """Whether it says that it had better not be asked of others."""
+    return response.headers.get(NOT_AGAIN[0]) == NOT_AGAIN[1]
+
+
+def _as_another(held: int) -> str:
+    return f", as another was before with this prompt; {_for_how_long(held)}" if held else ""
+
+
+def _for_how_long(held: int) -> str:
+    return f"it is refused for {format_duration(held)}"
 
 
 async def _until_gone(receive: Receive) -> None:

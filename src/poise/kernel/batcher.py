@@ -1,9 +1,10 @@
 """Requests to one service, from when they come until they are answered or refused: a machine without a clock.
 
 Requests wait in two lanes. A replica that is idle is sent what `policy.batching` says; what it answers teaches its
-curve. Nothing that was accepted is lost: what a replica held that died, or ran out of memory, is sent again, to another
-if there is one, in halves once it has broken twice, so that one request which breaks whatever serves it is found by
-itself and refused by itself. Who is foreseen to be late is refused when it comes, before it has cost anything.
+curve. Nothing that was accepted is lost: what a replica held that died is sent once more, each request alone, so that
+one which kills whatever serves it kills two, and takes no other along. A batch that raised, or ran out of memory, is
+sent again in halves, so that one request which breaks it is found by itself and refused by itself. Who is foreseen to
+be late is refused when it comes, before it has cost anything.
 
 Instants and durations are in nanoseconds. Every method returns what is to be done now.
 """
@@ -15,6 +16,7 @@ from math import exp
 
 import msgspec
 
+from poise.kernel.quarantine import LOSSES
 from poise.model.serving import Curve, Limits
 from poise.policy.batching import Batching, QueueView, Wait, foreseen
 from poise.units import MILLISECOND, SECOND
@@ -24,9 +26,6 @@ RATE_OVER = SECOND
 
 LOOK_EVERY = 100 * MILLISECOND
 """While somebody waits or is served, it is looked so often whether it has become too late."""
-
-TRIES = 3
-"""A request is given to so many replicas that die of it, or are lost, before it is refused."""
 
 HANGS_AFTER = 30 * SECOND
 """A replica that has held a batch for so long, and for ten times what it should take, hangs."""
@@ -50,7 +49,7 @@ WORTH_A_LOOK = 4
 """Of answers that were foreseen to take, with the margin, more than such a part of the objective."""
 
 Why = str
-"""full · late · expired · broken · lost: why a request is refused."""
+"""full · late · expired · broken · lost · quarantined: why a request is refused."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -92,7 +91,7 @@ class Request(msgspec.Struct):
     came: int
     due: int
     foreseen: int
-    tries: int = 0
+    losses: int = 0
     over: bool = False
 
 
@@ -106,6 +105,7 @@ class Replica(msgspec.Struct):
     sent: int = 0
     busy: int = 0
     draining: bool = False
+    suspected: bool = False  # the last batch was a request with which another replica was lost
 
 
 class Batcher:
@@ -113,6 +113,8 @@ class Batcher:
 
     def __init__(self, limits: Limits, policy: Batching | None = None) -> None:
         self.limits = limits
+        self.losses = LOSSES
+        """A request is refused once so many replicas died, or were lost, while they served it."""
         self.policy = policy or Batching()
         self.replicas: dict[str, Replica] = {}
         self.margin = MARGIN
@@ -160,8 +162,12 @@ class Batcher:
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
-    def arrive(self, number: int, now: int, *, timeout: int = 0, deferred: bool = False) -> list[Effect]:
-        """A request has come. `timeout`: after which whoever asks gives it up, if that is sooner than the service."""
+    def arrive(
+        self, number: int, now: int, *, timeout: int = 0, deferred: bool = False, suspect: bool = False
+    ) -> list[Effect]:
+        """A request has come. `timeout`: after which whoever asks gives it up, if that is sooner than the service. A
+        `suspect` is one with which a replica was lost before: it is served alone.
+        """
         limits = self.limits
         if self.waiting >= limits.queue:
             clears = self._clears_in(now)
@@ -178,7 +184,11 @@ class Batcher:
         if done > now + patience:
             return [Refuse(number, "late", _too_late(done - now, patience), done - now - patience, done - now)]
         self._count(now)
-        self._lanes[deferred][number] = Request(number, now, now + patience, done)
+        request = Request(number, now, now + patience, done, losses=int(suspect))
+        if suspect:
+            self._again.append([request])
+        else:
+            self._lanes[deferred][number] = request
         return self._serve(now)
 
     def gather(self) -> None:
@@ -298,6 +308,8 @@ class Batcher:
 
     def _next_batch(self, replica: Replica, now: int, effects: list[Effect]) -> Batch | None:
         while self._again:
+            if self._again[0][0].losses and replica.suspected and any(self._lanes):
+                break  # one by one they would hold up everybody else
             group = _open(self._again.popleft())
             fits, rest = group[: replica.curve.largest], group[replica.curve.largest :]
             if rest:
@@ -338,6 +350,7 @@ class Batcher:
     def _send(self, replica: Replica, requests: list[Request], padded: int, now: int) -> Batch:
         self._number += 1
         replica.batch, replica.requests, replica.sent = self._number, requests, now
+        replica.suspected = requests[0].losses > 0
         replica.busy = int(now + replica.curve.takes(min(len(requests), replica.curve.largest)))
         return Batch(replica.name, self._number, tuple([request.number for request in requests]), padded)
 
@@ -397,18 +410,15 @@ class Batcher:
 
     def _retry(self, replica: Replica, why: Why, message: str) -> list[Effect]:
         requests = self._taken_from(replica)
+        if self.losses > 1:
+            message += ", and so did another"
         refused: list[Effect] = []
-        again: list[Request] = []
-        for request in requests:
-            request.tries += 1
-            if request.tries >= TRIES:
+        for request in reversed(requests):
+            request.losses += 1
+            if request.losses >= self.losses:
                 refused.append(_refused(request, why, message))
             else:
-                again.append(request)
-        if again and again[0].tries > 1:
-            self._halve(again)
-        elif again:
-            self._again.appendleft(again)
+                self._again.appendleft([request])
         return refused
 
     def _halve(self, requests: list[Request]) -> None:

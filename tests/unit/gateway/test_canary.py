@@ -19,6 +19,7 @@ from poise.gateway.recording import Recorder, read_recorded
 from poise.gateway.service import ANYBODY, Asker, Listener, Service, Tell
 from poise.gateway.wire import Answer
 from poise.kernel.batcher import Refuse
+from poise.kernel.quarantine import LOSSES
 from poise.model.canary import Stage, TrialRules
 from poise.model.serving import Limits
 from poise.units import MILLISECOND, SECOND
@@ -33,7 +34,8 @@ class Played:
         self.answers = answers
         self.listeners: list[Listener] = []
         self.replicas = 1
-        self.batcher = SimpleNamespace(limits=Limits(timeout=10 * SECOND))
+        self.batcher = SimpleNamespace(limits=Limits(timeout=10 * SECOND), losses=LOSSES)
+        self.suspected: list[bytes] = []
         self.asked: list[bytes] = []
         self.timeouts: list[int] = []
         self.askers: list[Asker] = []
@@ -43,6 +45,9 @@ class Played:
         self.held: dict[int, tuple[bytes, Tell]] = {}
 
     async def ready(self) -> None: ...
+
+    def suspect(self, body: bytes) -> None:
+        self.suspected.append(body)
 
     def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
         self.asked.append(body)
@@ -111,6 +116,7 @@ def test_shares_are_answered_by_it_in_even_turns_until_it_is_promoted() -> None:
     bench.ask(40)
     assert bench.trial.state == "promoted"
     assert bench.trial.ended.result() is True
+    assert bench.canary.batcher.losses == LOSSES, "as one that serves"
     assert bench.measured == [(0.25, 0), (0.5, 0), (1.0, 1)]
 
 
@@ -134,6 +140,8 @@ def test_whoever_asks_never_sees_it_fail() -> None:
     assert [(one.status, one.body) for one in told] == [(200, b"%d" % number) for number in range(100)]
     assert bench.trial.state == "rolled back"
     assert len(bench.canary.asked) == 10, "it is known after ten that it only fails"
+    lost = bench.canary.asked[1::3]
+    assert bench.stable.suspected == lost, "stable serves alone what a replica of the canary died of"
     assert "rolled back: errors 100.00% beside 0.00%" in bench.said[-1]
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from poise.gateway.refusals import refusal
 from poise.gateway.service import Service
 from poise.gateway.service_metrics import Registry, ServiceMetrics
 from poise.gateway.shared import SHARED_FROM, make_buffer
 from poise.gateway.wire import LENGTH, Answer, Answers, FromReplica, Hello, Place, Work, decode_work, framed
 from poise.kernel.batcher import Refuse
 from poise.model.serving import Limits
-from poise.units import SECOND
+from poise.units import MINUTE, SECOND
 
 
 class Played:
@@ -131,6 +132,60 @@ def test_whoever_asks_is_answered_by_another_where_a_replica_says_too_few_or_wha
     served(tmp_path, use)
 
 
+def test_a_request_that_kills_its_replica_kills_two_and_is_held_and_its_twins_are_never_sent(tmp_path: Path) -> None:
+    async def use(service: Service) -> None:
+        told: dict[bytes, Any] = {}
+
+        def ask(body: bytes, name: bytes) -> None:
+            service.ask(body, lambda answer: told.setdefault(name, answer))
+
+        first = await joined(service, "a")
+        ask(b"kill", b"poison")
+        await asyncio.to_thread(first.read)
+        ask(b"kill", b"twin")
+        ask(b"1", b"other")
+        first.close()
+        await until(lambda: service.replicas == 0)
+        second = await joined(service, "b")
+        assert (await asyncio.to_thread(second.read)).bodies == [b"kill"]
+        second.close()
+        await until(lambda: len(told) == 2)
+        assert (told[b"poison"].why, told[b"twin"].why) == ("lost", "quarantined")
+        assert told[b"poison"].message.endswith("and so did another; it is refused for 1m0s")
+        assert [refusal(told[name]).headers["x-should-retry"] for name in (b"poison", b"twin")] == ["false"] * 2
+        third = await joined(service, "c")
+        work = await asyncio.to_thread(third.read)
+        third.say(Answers(work.number, 1000, 1, [OK]))
+        await until(lambda: b"other" in told)
+        ask(b"kill", b"again")
+        assert told[b"again"].why == "quarantined" and 0 < told[b"again"].after <= MINUTE
+        assert (work.bodies, told[b"other"]) == ([b"1"], OK)
+        third.close()
+
+    served(tmp_path, use)
+
+
+def test_an_innocent_request_whose_replica_was_killed_is_cleared_by_its_answer(tmp_path: Path) -> None:
+    async def use(service: Service) -> None:
+        told = list[Any]()
+        for name in ("a", "b"):
+            gone = await joined(service, name)
+            service.ask(b"1", told.append)
+            await asyncio.to_thread(gone.read)
+            gone.close()
+            await until(lambda: service.replicas == 0)
+            well = await joined(service, f"{name}2")
+            work = await asyncio.to_thread(well.read)
+            well.say(Answers(work.number, 1000, 1, [OK]))
+            await until(lambda: not service._pending)
+            assert not service.quarantine
+            well.close()
+            await until(lambda: service.replicas == 0)
+        assert told == [OK, OK]
+
+    served(tmp_path, use)
+
+
 def test_an_attempt_that_another_followed_is_hung_up_on_and_what_it_was_asked_is_asked_of_others(
     tmp_path: Path,
 ) -> None:
@@ -179,7 +234,7 @@ def test_nothing_is_kept_of_those_that_come_and_go_at_any_moment(tmp_path: Path)
                 await asyncio.to_thread(replica.dialled)
             if number % 3 == 2:
                 replica.say(Hello("a"))
-                service.ask(b"x" * SHARED_FROM, lambda told: None, timeout=SECOND)
+                service.ask(b"%d" % number * SHARED_FROM, lambda told: None, timeout=SECOND)
                 await asyncio.to_thread(replica.read)
             replica.close()
         await until(lambda: service.replicas == 0 and descriptors() == before)
@@ -243,7 +298,7 @@ def test_without_memory_for_its_bodies_a_request_is_refused_in_time(
         told = list[Any]()
         monkeypatch.setattr("poise.gateway.shared.os.ftruncate", full)
         service.ask(b"x" * SHARED_FROM, told.append)
-        for name in "abc":
+        for name in "ab":
             replica = Played(service.path)
             await asyncio.to_thread(replica.dialled)
             replica.say(Hello(name))

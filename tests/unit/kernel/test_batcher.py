@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from poise.kernel.batcher import TRIES, Batch, Batcher, Effect, Refuse, Replace
+from poise.kernel.batcher import Batch, Batcher, Effect, Refuse, Replace
 from poise.model.serving import Curve, Limits
 from poise.units import MILLISECOND, SECOND
 
@@ -91,28 +91,53 @@ def test_a_killed_replica_loses_nothing() -> None:
     assert batches(effects) == [("b", (0,))], "what was interrupted goes before what waits"
 
 
-def test_what_kills_whoever_serves_it_is_found_by_halving_and_refused() -> None:
+def test_what_kills_whoever_serves_it_kills_two_and_takes_nobody_along() -> None:
     batcher = Batcher(Limits())
     for number in range(8):
         batcher.arrive(number, 0)
-    poison, served, gone = 5, set(), []
-    for life in range(40):
-        name = f"r{life}"
-        effects = batcher.up(name, life, KNOWN)
+    poison, lives = 5, 0
+    served: set[int] = set()
+    gone: list[tuple[int, str]] = []
+    while not gone:
+        lives += 1
+        name = f"r{lives}"
+        effects = batcher.up(name, lives, KNOWN)
         while (sent := [one for one in effects if isinstance(one, Batch)]) and poison not in sent[0].requests:
-            told, effects = batcher.answered(name, sent[0].number, MILLISECOND, len(sent[0].requests), life)
+            told, effects = batcher.answered(name, sent[0].number, MILLISECOND, len(sent[0].requests), lives)
             served.update(told)
-        effects = batcher.down(name, life)
-        gone += refused(effects)
-        if gone:
-            break
-    assert (poison, "lost") in gone
-    while (left := [one for one in batcher.up("last", 100, KNOWN) if isinstance(one, Batch)]) or batcher.serving:
-        told, _ = batcher.answered("last", left[0].number, MILLISECOND, len(left[0].requests), 100)
+        gone = refused(batcher.down(name, lives))
+    assert (gone, lives) == ([(poison, "lost")], 2)
+    effects = batcher.up("last", 100, KNOWN)
+    while left := [one for one in effects if isinstance(one, Batch)]:
+        told, effects = batcher.answered("last", left[0].number, MILLISECOND, len(left[0].requests), 100)
         served.update(told)
-        batcher.down("last", 100)
-    assert served | {number for number, _ in gone} == set(range(8))
-    assert len(gone) <= TRIES, "others that shared its last batches at most"
+    assert served == set(range(8)) - {poison}
+
+
+def test_those_that_are_sent_again_one_by_one_take_turns_with_those_that_wait() -> None:
+    batcher = busy()
+    for number in range(1, 4):
+        batcher.arrive(number, 0)
+    _, effects = batcher.answered("a", 1, MILLISECOND, 1, MILLISECOND)
+    assert batches(effects) == [("a", (1, 2, 3))]
+    for number in range(4, 8):
+        batcher.arrive(number, MILLISECOND)
+    batcher.down("a", MILLISECOND)
+    effects, order = batcher.up("b", MILLISECOND, KNOWN), []
+    while sent := [one for one in effects if isinstance(one, Batch)]:
+        order.append(sent[0].requests)
+        _, effects = batcher.answered("b", sent[0].number, MILLISECOND, len(sent[0].requests), MILLISECOND)
+    assert order == [(1,), (4, 5, 6), (2,), (7,), (3,)]
+
+
+def test_a_suspect_is_served_alone_and_not_sent_again() -> None:
+    batcher = busy()
+    batcher.arrive(1, 0)
+    batcher.arrive(2, 0, suspect=True)
+    batcher.arrive(3, 0)
+    _, effects = batcher.answered("a", 1, MILLISECOND, 1, MILLISECOND)
+    assert batches(effects) == [("a", (2,))]
+    assert refused(batcher.down("a", MILLISECOND)) == [(2, "lost")]
 
 
 def test_what_the_model_refuses_is_told_to_who_asked_it_and_to_nobody_else() -> None:
