@@ -295,7 +295,7 @@ class Service:
             self._is_down(name, time.monotonic_ns())
             self._has_changed()
 
-    def _is_down(self, name: str, now: int) -> None:
+    def _is_down(self, name: str, now: int, how: str = "died") -> None:
         """What the replica held is sent once more, alone. What was lost twice is refused wherever it waits."""
         lost = {number: one.body for number in self._requests_of(name) if (one := self._pending.get(number))}
         held = {body: self.quarantine.lost(digest(body), now) for body in set(lost.values())}
@@ -304,7 +304,7 @@ class Service:
                 if number not in lost and held.get(body):
                     self.batcher.cancel(number)
                     self._refuse(_held(number, held[body]))
-        effects = self.batcher.down(name, now)
+        effects = self.batcher.down(name, now, how)
         for place, effect in enumerate(effects):
             if isinstance(effect, Refuse) and (pause := held.get(lost.get(effect.request, b""), 0)):
                 effects[place] = msgspec.structs.replace(effect, message=f"{effect.message}; {_for_how_long(pause)}")
@@ -349,8 +349,16 @@ class Service:
             elif isinstance(effect, Refuse):
                 self._refuse(effect)
             else:
-                self.on_hang(effect.replica)
+                self._replace(effect.replica, now)
         self._arm(now)
+
+    def _replace(self, name: str, now: int) -> None:
+        """The replica is asked nothing more from now on: what it held need not wait until its process has ended."""
+        if (channel := self._channels.pop(name, None)) is not None:
+            channel.abort()
+            self._is_down(name, now, "hung")
+            self._has_changed()
+        self.on_hang(name)
 
     def _send(self, batch: Batch, now: int) -> None:
         pending = self._pending

@@ -3,8 +3,10 @@
 Requests wait in two lanes. A replica that is idle is sent what `policy.batching` says; what it answers teaches its
 curve. Nothing that was accepted is lost: what a replica held that died is sent once more, each request alone, so that
 one which kills whatever serves it kills two, and takes no other along. A batch that raised, or ran out of memory, is
-sent again in halves, so that one request which breaks it is found by itself and refused by itself. Who is foreseen to
-be late is refused when it comes, before it has cost anything.
+sent again in halves, so that one request which breaks it is found by itself and refused by itself. A replica that has
+held a batch for far too long is *overdue*: another one that is idle serves its requests as well, one by one, and the
+first answer counts. In the end it *hangs*, and is replaced. Who is foreseen to be late is refused when it comes, before
+it has cost anything.
 
 Instants and durations are in nanoseconds. Every method returns what is to be done now.
 """
@@ -27,8 +29,21 @@ RATE_OVER = SECOND
 LOOK_EVERY = 100 * MILLISECOND
 """While somebody waits or is served, it is looked so often whether it has become too late."""
 
-HANGS_AFTER = 30 * SECOND
-"""A replica that has held a batch for so long, and for ten times what it should take, hangs."""
+OVERDUE = 3.0
+"""Times what its batch should take, and at least the objective, after which a replica is overdue …"""
+
+OVERDUE_AFTER = 1 * SECOND
+"""… or at least so long where there is no objective."""
+
+HANGS = 10
+"""Times what its batch should take, and the objective, after which a replica hangs …"""
+
+HANGS_AFTER = (5 * SECOND, 30 * SECOND)
+"""… and at least so long: to stand still for a moment is no hang, and what a first batch takes is not known. Between
+the two, a third of the time-out where there is no objective: then two thirds are left to answer what it holds."""
+
+LAST_CHANCE = 0.5
+"""Of its patience a request has waited for a replica that is overdue before it goes before those that wait."""
 
 WAITS_LONGEST = 10 * SECOND
 """What may be late is served before all others once it has waited for so long: it does not starve."""
@@ -74,7 +89,7 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class Replace(msgspec.Struct, frozen=True):
-    """The replica hangs: end it, so that it is started again."""
+    """The replica hangs: say that it is `down`, and end it, so that it is started again."""
 
     replica: str
 
@@ -84,7 +99,7 @@ Effect = Batch | Refuse | Replace
 
 class Request(msgspec.Struct):
     """`due`: when it must be answered; `foreseen`: when it was thought that it would be, as it came. `over`: it was
-    answered, refused or cancelled, and is dropped wherever it still is.
+    answered, refused or cancelled, and is dropped wherever it still is. `held`: so many replicas serve it.
     """
 
     number: int
@@ -93,6 +108,7 @@ class Request(msgspec.Struct):
     foreseen: int
     losses: int = 0
     over: bool = False
+    held: int = 0
 
 
 class Replica(msgspec.Struct):
@@ -105,6 +121,7 @@ class Replica(msgspec.Struct):
     sent: int = 0
     busy: int = 0
     draining: bool = False
+    warm: bool = False  # it has answered a batch
     suspected: bool = False  # the last batch was a request with which another replica was lost
 
 
@@ -174,7 +191,7 @@ class Batcher:
             return [Refuse(number, "full", f"{limits.queue} requests wait already", clears, clears)]
         patience = min(timeout, limits.timeout) if timeout else limits.timeout
         ahead = self.waiting if deferred else len(self._lanes[0]) + sum(map(len, self._again))
-        done = foreseen(now, ahead, self._open())
+        done = foreseen(now, ahead, self._open(now))
         if limits.objective and ahead and not deferred and (done - now) * self.margin > limits.objective:
             if not limits.defer:
                 takes = int((done - now) * self.margin)
@@ -223,15 +240,15 @@ class Batcher:
         if not self.replicas:
             waiting = (lane.values() for lane in self._lanes)
             self._behind, self._started = [request for group in (*waiting, *self._again) for request in group], now
-        self.replicas[name] = Replica(name, curve)
+        self.replicas[name] = Replica(name, curve, warm=bool(known))
         return self._serve(now)
 
-    def down(self, name: str, now: int) -> list[Effect]:
+    def down(self, name: str, now: int, how: str = "died") -> list[Effect]:
         """A replica has gone; what it held is sent again."""
         replica = self.replicas.pop(name, None)
         if replica is None:
             return []
-        effects = self._retry(replica, "lost", f"{name} died while it was served")
+        effects = self._retry(replica, "lost", f"{name} {how} while it was served")
         return effects + self._serve(now)
 
     def drain(self, name: str) -> None:
@@ -251,6 +268,7 @@ class Batcher:
         if items:
             replica.curve.learn(items, took)
         replica.curve.has_room(room)
+        replica.warm = True
         told = self._taken_from(replica)
         for request in told:
             request.over = True
@@ -263,10 +281,11 @@ class Batcher:
         replica = self.replicas.get(name)
         if replica is None or replica.batch != batch:
             return []
+        is_alone = len(replica.requests) == 1
         requests = self._taken_from(replica)
-        if len(requests) == 1:
-            return [_refused(requests[0], "broken", message), *self._serve(now)]
-        self._halve(requests)
+        if is_alone:
+            return [*(_refused(request, "broken", message) for request in requests), *self._serve(now)]
+        self._halve([request for request in requests if not request.held])
         return self._serve(now)
 
     def no_memory(self, name: str, batch: int, message: str, now: int) -> list[Effect]:
@@ -286,7 +305,7 @@ class Batcher:
                 effects.append(_expired(request))
         for group in self._groups():
             effects += [_expired(request) for request in group if request.due <= now and not request.over]
-        effects += [Replace(replica.name) for replica in self.replicas.values() if _hangs(replica, now)]
+        effects += [Replace(replica.name) for replica in self.replicas.values() if self._hangs(replica, now)]
         return effects + self._serve(now)
 
     # --- how ---------------------------------------------------------------------------------------------------------
@@ -316,12 +335,15 @@ class Batcher:
                 self._again.appendleft(rest)
             if fits:
                 return self._send(replica, fits, len(fits), now)
+        if (request := self._overdue(now, LAST_CHANCE)) is not None:
+            return self._send(replica, [request], 1, now)
         lane = self._lane(now)
         while lane and (first := next(iter(lane.values()))).due < now + replica.curve.takes(1):
             del lane[first.number]  # it would be late, and has cost nothing yet
             effects.append(_expired(first))
         if not lane:
-            return None
+            request = self._overdue(now)
+            return None if request is None else self._send(replica, [request], 1, now)
         first = next(iter(lane.values()))
         verdict = self.policy.decide(
             QueueView(
@@ -351,6 +373,8 @@ class Batcher:
         self._number += 1
         replica.batch, replica.requests, replica.sent = self._number, requests, now
         replica.suspected = requests[0].losses > 0
+        for request in requests:
+            request.held += 1
         replica.busy = int(now + replica.curve.takes(min(len(requests), replica.curve.largest)))
         return Batch(replica.name, self._number, tuple([request.number for request in requests]), padded)
 
@@ -361,8 +385,32 @@ class Batcher:
             return second
         return first
 
-    def _open(self) -> list[tuple[Curve, int]]:
-        return [(replica.curve, replica.busy) for replica in self.replicas.values() if not replica.draining]
+    def _open(self, now: int) -> list[tuple[Curve, int]]:
+        open_ones = [replica for replica in self.replicas.values() if not replica.draining]
+        in_time = [replica for replica in open_ones if not self._is_overdue(replica, now)]
+        return [(replica.curve, replica.busy) for replica in in_time or open_ones]
+
+    def _overdue(self, now: int, waited: float = 0.0) -> Request | None:
+        """A request that a replica which is overdue holds, and that has waited for this part of its patience. It is
+        one that nobody else holds, and that no replica was lost with: alone it takes no other along.
+        """
+        for replica in self.replicas.values():
+            if self._is_overdue(replica, now):
+                for request in replica.requests:
+                    is_fresh = request.held == 1 and not request.losses and not request.over
+                    if is_fresh and now - request.came >= waited * (request.due - request.came):
+                        return request
+        return None
+
+    def _is_overdue(self, replica: Replica, now: int) -> bool:
+        usual = OVERDUE * (replica.busy - replica.sent)
+        return replica.batch > 0 and now - replica.sent > max(usual, self.limits.objective or OVERDUE_AFTER)
+
+    def _hangs(self, replica: Replica, now: int) -> bool:
+        least, most = HANGS_AFTER
+        objective, timeout = self.limits.objective, self.limits.timeout
+        after = min(most, max(least, HANGS * objective if objective else timeout // 3)) if replica.warm else most
+        return replica.batch > 0 and now - replica.sent > max(after, HANGS * (replica.busy - replica.sent))
 
     def _elsewhere(self, replica: Replica, waiting: int, now: int) -> int:
         """When quicker replicas that are busy now would be done with the last of so many that wait; 0 without one. By
@@ -400,9 +448,11 @@ class Batcher:
             self.margin = min(MOST_MARGIN, max(1.0, overruns[int((1 - UNLUCKY) * len(overruns))]))
 
     def _taken_from(self, replica: Replica) -> list[Request]:
-        requests = _open(replica.requests)
+        requests = replica.requests
+        for request in requests:
+            request.held -= 1
         replica.batch, replica.requests = 0, []
-        return requests
+        return _open(requests)
 
     def _groups(self) -> list[list[Request]]:
         """Requests that are being served, or are to be sent again."""
@@ -417,7 +467,7 @@ class Batcher:
             request.losses += 1
             if request.losses >= self.losses:
                 refused.append(_refused(request, why, message))
-            else:
+            elif not request.held:
                 self._again.appendleft([request])
         return refused
 
@@ -426,11 +476,7 @@ class Batcher:
         self._again.extendleft(half for half in (requests[middle:], requests[:middle]) if half)
 
     def _clears_in(self, now: int) -> int:
-        return max(0, foreseen(now, self.waiting, self._open()) - now)
-
-
-def _hangs(replica: Replica, now: int) -> bool:
-    return replica.batch > 0 and now - replica.sent > max(HANGS_AFTER, 10 * (replica.busy - replica.sent))
+        return max(0, foreseen(now, self.waiting, self._open(now)) - now)
 
 
 def _too_late(delay: int, wanted: int) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from poise.gateway.service import Service
 from poise.gateway.service_metrics import Registry, ServiceMetrics
 from poise.gateway.shared import SHARED_FROM, make_buffer
 from poise.gateway.wire import LENGTH, Answer, Answers, FromReplica, Hello, Place, Work, decode_work, framed
-from poise.kernel.batcher import Refuse
+from poise.kernel.batcher import Refuse, Replace
 from poise.model.serving import Limits
-from poise.units import MINUTE, SECOND
+from poise.units import MILLISECOND, MINUTE, SECOND
 
 
 class Played:
@@ -182,6 +183,27 @@ def test_an_innocent_request_whose_replica_was_killed_is_cleared_by_its_answer(t
             well.close()
             await until(lambda: service.replicas == 0)
         assert told == [OK, OK]
+
+    served(tmp_path, use)
+
+
+def test_what_a_hung_replica_holds_is_answered_by_an_idle_one_and_it_is_hung_up_on_at_once(tmp_path: Path) -> None:
+    async def use(service: Service) -> None:
+        service.batcher.limits = Limits(objective=20 * MILLISECOND, timeout=10 * SECOND)
+        hung, told, ended = await joined(service, "a"), list[Any](), list[str]()
+        service.on_hang = ended.append
+        service.ask(b"1", told.append)
+        await asyncio.to_thread(hung.read)
+        idle = await joined(service, "b")
+        work = await asyncio.to_thread(idle.read)
+        idle.say(Answers(work.number, 1000, 1, [OK]))
+        await until(lambda: told == [OK])
+        service._do([Replace("a")], time.monotonic_ns())
+        assert (ended, service.replicas) == (["a"], 1)
+        assert await asyncio.to_thread(hung.hung_up)
+        assert (work.bodies, told) == ([b"1"], [OK])
+        hung.close()
+        idle.close()
 
     served(tmp_path, use)
 

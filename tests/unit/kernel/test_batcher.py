@@ -3,6 +3,7 @@
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -305,6 +306,93 @@ def test_a_replica_that_hangs_is_replaced() -> None:
     assert Replace("a") in batcher.tick(31 * SECOND)
 
 
+@pytest.mark.parametrize(
+    ("limits", "seconds"),
+    [
+        (Limits(objective=200 * MILLISECOND), 5),
+        (Limits(objective=SECOND), 10),
+        (Limits(), 10),  # a third of its time-out
+    ],
+)
+def test_what_a_replica_held_that_hangs_is_answered_in_time(limits: Limits, seconds: int) -> None:
+    batcher = busy(limits)
+    batcher.arrive(1, MILLISECOND)
+    assert Replace("a") not in batcher.tick(seconds * SECOND)
+    assert Replace("a") in batcher.tick(seconds * SECOND + MILLISECOND)
+    batcher.down("a", seconds * SECOND + MILLISECOND, "hung")
+    assert batches(batcher.up("b", 11 * SECOND, KNOWN)) == [("b", (0,))]
+    told, effects = batcher.answered("b", 2, MILLISECOND, 1, 11 * SECOND)
+    assert (told, batches(effects)) == ([0], [("b", (1,))])
+
+
+def test_a_replica_that_has_answered_nothing_yet_may_take_longer() -> None:
+    batcher = busy()
+    batcher.up("b", 0)
+    assert batches(batcher.arrive(1, 0)) == [("b", (1,))]
+    assert Replace("b") not in batcher.tick(30 * SECOND)
+    assert Replace("b") in batcher.tick(31 * SECOND)
+
+
+def test_an_idle_replica_serves_what_another_holds_for_too_long_and_the_first_answer_counts() -> None:
+    batcher = busy(Limits(objective=100 * MILLISECOND))
+    for number in (1, 2):
+        batcher.arrive(number, 0)
+    _, effects = batcher.answered("a", 1, 4 * MILLISECOND, 1, 0)
+    assert batches(effects) == [("a", (1, 2))]
+    batcher.up("b", 0, KNOWN)
+    assert batcher.tick(100 * MILLISECOND) == []
+    now = 101 * MILLISECOND
+    assert batches(batcher.tick(now)) == [("b", (1,))], "alone: if it is a request that hangs, it takes none along"
+    told, effects = batcher.answered("b", 3, 4 * MILLISECOND, 1, now)
+    assert (told, batches(effects)) == ([1], [("b", (2,))])
+    told, _ = batcher.answered("a", 2, 102 * MILLISECOND, 2, now)
+    assert told == [2]
+    assert batcher.answered("b", 4, 4 * MILLISECOND, 1, now)[0] == []
+
+
+def test_a_request_that_hangs_its_replica_hangs_two() -> None:
+    batcher = busy(Limits(objective=100 * MILLISECOND))
+    batcher.up("b", 0, KNOWN)
+    batcher.up("c", 0, KNOWN)
+    assert batches(batcher.tick(SECOND)) == [("b", (0,))]
+    assert batches(batcher.tick(2 * SECOND)) == [], "no third, however idle"
+    assert batcher.tick(6 * SECOND) == [Replace("a")]
+    assert batcher.down("a", 6 * SECOND, "hung") == [], "another serves it"
+    assert batcher.tick(7 * SECOND) == [Replace("b")]
+    [refuse] = batcher.down("b", 7 * SECOND, "hung")
+    assert refuse == Refuse(0, "lost", "b hung while it was served, and so did another")
+
+
+def test_where_none_is_idle_what_an_overdue_replica_holds_goes_first_at_half_of_its_patience() -> None:
+    batcher = busy(Limits(timeout=20 * SECOND))
+    batcher.up("b", 0, [(1, SECOND)])
+    number, sent = 2, []
+    effects, now = batcher.arrive(1, 0), 0
+    while (0,) not in sent:
+        sent += [one.requests for one in effects if isinstance(one, Batch) and one.replica == "b"]
+        now += SECOND
+        batcher.arrive(number, now)
+        number += 1
+        _, effects = batcher.answered("b", batcher.replicas["b"].batch, SECOND, 1, now)
+        sent += [one.requests for one in effects if isinstance(one, Batch)]
+        effects = []
+    assert now == 10 * SECOND
+
+
+def test_a_replica_that_is_overdue_is_not_counted_on() -> None:
+    limits = Limits(objective=50 * MILLISECOND)
+    refusals = []
+    for hung in (False, True):
+        batcher = busy(limits)
+        batcher.up("b", 0, KNOWN)
+        now = SECOND if hung else 0
+        batcher.tick(now)
+        if not hung:
+            batcher.arrive(1, now)
+        refusals.append(len([one for number in range(2, 400) for one in batcher.arrive(number, now)]))
+    assert refusals[1] > 1.2 * refusals[0]
+
+
 def test_a_replica_that_is_drained_is_sent_nothing_more() -> None:
     batcher = busy()
     batcher.arrive(1, 0)
@@ -335,12 +423,17 @@ class Story(RuleBasedStateMachine):
             if isinstance(one, Batch):
                 assert one.replica not in self.out, "a replica that is busy was sent a batch"
                 assert len(set(one.requests)) == len(one.requests) <= one.padded
-                others: set[int] = {number for batch in self.out.values() for number in batch.requests}
-                assert not others & set(one.requests), "two replicas were sent one request"
+                others = [number for batch in self.out.values() for number in batch.requests]
+                again = [number for number in one.requests if number in others]
+                assert not again or len(one.requests) == 1, "what another holds is sent alone"
+                assert all(others.count(number) == 1 for number in again), "three replicas were sent one request"
                 self.out[one.replica] = one
             elif isinstance(one, Refuse):
                 assert one.request in self.open, "a request was told twice"
                 self.open.discard(one.request)
+            else:
+                self.out.pop(one.replica, None)
+                self.take(self.batcher.down(one.replica, self.now, "hung"))
 
     @rule(deferred=st.booleans(), timeout=st.sampled_from([0, 50 * MILLISECOND]), count=st.integers(1, 9))
     def arrive(self, deferred: bool, timeout: int, count: int) -> None:
