@@ -6,6 +6,8 @@ import socket
 import time
 from typing import NamedTuple
 
+import msgspec
+import numpy
 import pytest
 
 from poise.gateway import replica
@@ -102,6 +104,37 @@ def test_json_is_read_where_it_is() -> None:
 
     asked = b"[" + b",".join(b"%d" % number for number in range(40_000)) + b"]"
     assert worked(Long(), asked).answers == [b"%d" % sum(range(40_000))]
+
+
+class Diverging:
+    """As given, but NaN and Infinity for some, in each shape that a result may have."""
+
+    def predict(self, batch: list[str]) -> list[object]:
+        nan, infinity = float("nan"), float("inf")
+        results = {
+            "number": nan,
+            "list": [1.0, [0.5, -infinity]],
+            "record": {"scores": [1.0, infinity], "none": None},
+            "array": numpy.array([1.0, nan], "f4"),
+            "tuple": (None, nan),
+            "fine": {"nothing": None, "word": "null"},
+        }
+        return [results[one] for one in batch]
+
+
+def test_a_result_that_json_has_no_number_for_is_an_error_for_the_request_that_it_answers() -> None:
+    asked = ["number", "list", "record", "array", "tuple", "fine"]
+    message, answers = worked(Diverging(), *(b'"%b"' % one.encode() for one in asked))
+    assert isinstance(message, Answers)
+    assert [one.status for one in message.answers] == [500] * 5 + [200]
+    said = [msgspec.json.decode(answer)["error"]["message"] for answer in answers[:5]]
+    assert said == [
+        f"the result cannot be told: `{place}` is {value}, and JSON has no such number"
+        for place, value in (
+            ("$", "nan"), ("$[1][1]", "-inf"), ("$.scores[1]", "inf"), ("$[1]", "nan"), ("$[1]", "nan")
+        )
+    ]  # fmt: skip
+    assert answers[5] == b'{"nothing":null,"word":"null"}'
 
 
 def test_sizes_beyond_the_largest_batch_are_not_tried() -> None:

@@ -7,7 +7,7 @@ The model is a class with
 * `decode(self, body)` (optional): an input from the bytes of a request, instead of JSON; raises ValueError if they are
   none. With `body: memoryview` a large one is read where the gateway put it, and is good until the batch is answered;
 * `encode(self, result)` (optional): bytes or a view of them, text, or anything that JSON can say, instead of the result
-  as it is;
+  as it is. JSON has no NaN and no infinity: a result with one of them is an error for the request that it answers;
 * `example(self)` (optional): an input to try sizes of batches with when it starts, so that the first requests find it
   warm and its speed known.
 
@@ -33,6 +33,7 @@ import time
 import types
 import typing
 from collections.abc import Callable, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -174,7 +175,10 @@ class Model:
                 return Result(200, BYTES, flat)
             if isinstance(told, str) and self._encode is not None:
                 return Result(200, TEXT, told.encode())
-            return Result(200, JSON, msgspec.json.encode(told, enc_hook=_plain))
+            body = msgspec.json.encode(told, enc_hook=_plain)
+            if b"null" in body and (place := _not_finite(msgspec.to_builtins(told, enc_hook=_plain))):
+                raise ValueError(f"{place}, and JSON has no such number")
+            return Result(200, JSON, body)
         except Exception as error:
             return failure(500, str(error), "the result cannot be told")
 
@@ -269,6 +273,19 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise NotImplementedError(f"{type(value).__name__} is nothing that JSON can say")
+
+
+def _not_finite(value: Any, place: str = "$") -> str:
+    """The first number that JSON writes as `null`, and where it is; empty where there is none."""
+    if isinstance(value, float):
+        return "" if isfinite(value) else f"`{place}` is {value}"
+    if isinstance(value, dict):
+        inner = ((each, f"{place}.{key}") for key, each in value.items())
+    elif isinstance(value, list | tuple):
+        inner = ((each, f"{place}[{at}]") for at, each in enumerate(value))
+    else:
+        return ""
+    return next(filter(None, (_not_finite(each, where) for each, where in inner)), "")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
