@@ -42,9 +42,6 @@ CALM = 10 * SECOND
 LOOK_EVERY = 5 * SECOND
 """How often somebody looks who must not see everything."""
 
-REPLAYED = 3
-"""Of so many seeds one is decided again from its log."""
-
 MOST_STEPS = 400_000
 """More would be a simulation that goes round in circles."""
 
@@ -145,8 +142,7 @@ class Simulation:
             self.catch_up()
             if host is not None and host.ledger.revision == self.judge.ledger.revision:  # nothing is in flight
                 self.judge.taken_up(host.ledger)
-            if scenario.seed % REPLAYED == 0:
-                self._decide_again()
+            self._decide_again()
 
     def _decide_again(self) -> None:
         """From the log alone the same policy decides the same."""

@@ -14,7 +14,8 @@ Rules it keeps:
 * A gang that resizes loses members, lets some go and gets new ones while the others run on. Those are its members who
   have joined and are not leaving, ranked by the epoch in which they joined, and then by their number.
 * Instants begin at 1: an instant of 0 means that it has not happened.
-* What is looped over has an order that survives encoding: jobs as submitted, nodes by name, queues by rank.
+* What is looped over has an order that survives encoding: jobs as submitted, nodes and queues by name, what waits in a
+  queue by rank. A policy that loops over its view then decides the same after a restart and in a replay.
 
 Life of a unit: waiting (for `needs`) → pending → active → done | failed | cancelled, or skipped when something it needs
 failed. A unit that serves calls rests as *waiting* while there is nothing for it to do. A lost attempt brings it back
@@ -148,6 +149,9 @@ MAX_CORDONS = 4096
 PASSED_OVER = -(2**30)
 """What a part of a task still waits for (`missing`) that was cancelled before its turn: so much less than nothing that
 no end of what it needed makes it more."""
+
+IN_ORDER = ("backlog", "memory", "quotas", "running", "yielded")
+"""Maps of a view that a policy may loop over. The others are for look-ups by key, and have no fixed order."""
 
 MAX_PROFILES = 4096
 """Classes whose run times are kept; of more, those not seen for longest are forgotten."""
@@ -499,6 +503,11 @@ class Ledger:
 
     _fleet: Fleet | None
     _outdated: Fleet
+    _queues: dict[str, dict[str, Candidate]]
+    _shapes: dict[Shape, int]
+    _has_new_queue: bool
+    _has_new_shape: bool
+    _pending_count: int
 
     def __init__(self, state: State | None = None) -> None:
         self._before = 0  # the instant of the event before the latest one
@@ -1603,7 +1612,7 @@ class Ledger:
         shape = unit.shape
         if self._held_by:
             self._count(unit, 1)
-        self._shapes[shape] = self._shapes.get(shape, 0) + 1
+        self._count_shape(shape)
         key = shape.key()
         pool = node.pools.get(key)
         if pool is None:
@@ -1627,6 +1636,12 @@ class Ledger:
                 node.shares.setdefault(key, []).append(Share(unit.id, shape.share, shape.gpu_memory))
         self._residents.pop(unit.id, None)
         self._stale.add(node.node.name)
+
+    def _count_shape(self, shape: Shape) -> None:
+        """One more attempt of this shape is on a node."""
+        known = self._shapes.get(shape, 0)
+        self._has_new_shape |= not known
+        self._shapes[shape] = known + 1
 
     def _give_back(self, unit: UnitState, index: int) -> None:
         task = unit.tasks[index]
@@ -1784,6 +1799,7 @@ class Ledger:
         queue = self._queues.get(unit.queue)
         if queue is None:
             self._queues[unit.queue] = {candidate.unit: candidate}
+            self._has_new_queue = True
             return
         if _rank(candidate) < _rank(next(reversed(queue.values()))):
             self._unsorted.add(unit.queue)
@@ -1857,7 +1873,7 @@ class Ledger:
             now=now,
             fleet=self.fleet().copy(),
             candidates=tuple(candidates),
-            backlog={queue: len(units) for queue, units in self._queues.items()},
+            backlog=self._backlog(),
             profiles=self._profiles_shown(),
             throughputs=NO_RATES if throughputs is None else throughputs,
             speedups=dict(self._speedups),
@@ -1884,9 +1900,9 @@ class Ledger:
                 for unit in sorted(self._phased.values(), key=_ordinal)
                 if not unit.stopping
             ),
-            yielded=dict(self._state.yielded),
+            yielded=dict(sorted(self._state.yielded.items())),
             quotas={tenant: quota.amounts.plus(held, -1) for tenant, (quota, held) in self.quotas().items()},
-            running=self._shapes.copy(),
+            running=self._running(),
             memory=self._state.memory,
             triggers=triggers,
             seed=seed,
@@ -1897,6 +1913,19 @@ class Ledger:
         if self._shown_profiles is None:
             self._shown_profiles = dict(self._state.profiles)
         return self._shown_profiles
+
+    def _backlog(self) -> dict[str, int]:
+        """How many units wait in each queue, by name. Sorted anew only where a queue was added since."""
+        if self._has_new_queue:
+            self._queues, self._has_new_queue = dict(sorted(self._queues.items())), False
+        return {queue: len(units) for queue, units in self._queues.items()}
+
+    def _running(self) -> dict[Shape, int]:
+        """How many attempts of each shape are on nodes, by the key of the shape."""
+        if self._has_new_shape:
+            self._shapes = dict(sorted(self._shapes.items(), key=lambda item: item[0].key()))
+            self._has_new_shape = False
+        return self._shapes.copy()
 
     def queued_in(self, queue: str) -> Iterable[Candidate]:
         """All that waits in a queue, shown or not."""
@@ -2157,7 +2186,7 @@ class Ledger:
         self._cancelling: dict[str, JobState] = {}
         self._names: dict[tuple[str, str], str] = {}
         self._keys: dict[tuple[str, str], str] = {}
-        self._queues: dict[str, dict[str, Candidate]] = {}
+        self._queues = {}
         self._delayed: dict[str, UnitState] = {}
         self._active: dict[str, UnitState] = {}
         self._recovering: dict[str, UnitState] = {}
@@ -2165,7 +2194,8 @@ class Ledger:
         self._compared: dict[str, UnitState] = {}
         self._phased: dict[str, UnitState] = {}
         self._stragglers: dict[str, UnitState] = {}
-        self._shapes: dict[Shape, int] = {}
+        self._shapes = {}
+        self._has_new_shape = self._has_new_queue = False  # since these were sorted
         self._speedups: dict[str, Speedups] = {}
         self._on: dict[str, dict[tuple[str, int], tuple[UnitState, int]]] = {}
         self._fleet = None
@@ -2200,7 +2230,7 @@ class Ledger:
                     self._index_straggling(unit)
                     for task in unit.tasks:
                         if task.active:
-                            self._shapes[unit.shape] = self._shapes.get(unit.shape, 0) + 1
+                            self._count_shape(unit.shape)
         self._count_held()
 
     def _mark(self, unit: UnitState) -> None:
@@ -2293,7 +2323,11 @@ class Ledger:
         ):
             mine, theirs = getattr(self, index), getattr(again, index)
             _hold(mine == theirs, f"index {index} differs from one made anew: {mine} is not {theirs}")
-        _hold(self.snapshot(self.now) == again.snapshot(self.now), "a policy would see something else after a restart")
+        mine, theirs = self.snapshot(self.now), again.snapshot(self.now)
+        _hold(mine == theirs, "a policy would see something else after a restart")
+        for field in IN_ORDER:
+            here, there = list(getattr(mine, field).items()), list(getattr(theirs, field).items())
+            _hold(here == there, f"a policy would see {field} in another order after a restart: {here} is not {there}")
         cordoned = [device for device, cordon in self._state.cordons.items() if cordon.opened and not cordon.code]
         _hold(not cordoned, f"remembered without a reason: {cordoned}")
         _hold(self._state.held.keys() <= self._queues.keys(), "reasons are kept for a queue in which nothing waits")

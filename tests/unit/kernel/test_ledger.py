@@ -453,6 +453,20 @@ def test_nodes_are_seen_in_the_same_order_whenever_they_joined() -> None:
     assert list(Ledger.decode(world.ledger.encode()).snapshot(0).fleet.names) == names
 
 
+def test_queues_and_shapes_are_seen_in_the_same_order_whenever_they_came() -> None:
+    world = World("fifo", check=False).nodes(1, cpu=8)
+    for cpu in (3, 1, 2):
+        world.job(cpu=cpu).round()
+    for number, cpu in enumerate((7, 4, 6)):
+        world.job(f"waits{number}", cpu=cpu)
+    world.job("again", cpu=7).cancel("waits0")  # its queue was made first, and all that is left in it came last
+    world.job(cpu=2).finish("j1.main")
+    live, reloaded = world.ledger.snapshot(world.now), Ledger.decode(world.ledger.encode()).snapshot(world.now)
+    assert list(live.backlog) == list(reloaded.backlog)
+    assert list(live.running) == list(reloaded.running)
+    assert [len(live.backlog), len(live.running)] == [4, 2]
+
+
 def test_time_neither_steps_back_nor_begins_before_one() -> None:
     ledger = Ledger()
     with pytest.raises(InvariantBroken):
