@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -586,28 +587,92 @@ def test_a_damaged_journal_gives_what_is_whole(connect: Open, tmp_path: Path, da
         data[data.index(b'"done"') + 1] ^= 1
     journal.write_bytes(data)
     again = connect()
-    left = ["j1.x", "j1.y"] if damage == "torn" else ["j1.y", "j1.z"]
-    assert [one[1][0] for one in again.ended] == left
+    unknown = "j1.z" if damage == "torn" else "j1.x"
+    assert [(one[1][0], one[2]["outcome"]) for one in again.ended] == [
+        (task, "lost" if task == unknown else "done") for task in ("j1.x", "j1.y", "j1.z")
+    ]
     again.run("w", "true")
     again.ending("w")
-    assert kinds(journal) == ["keeper", "ended", "ended", "starting", "ended"]
+    assert kinds(journal) == ["keeper", "ended", "ended", "ended", "starting", "ended"]
 
 
-def test_a_full_disk_loses_no_ending(connect: Open, tmp_path: Path) -> None:
-    journal = tmp_path / "slot-0.journal"
+def fill(line: Line, full: bool = True) -> None:
+    """No file of the keeper can grow, as on a full disk; or again."""
+    size = (line.folder / "slot-0.journal").stat().st_size
+    resource.prlimit(line.pid, resource.RLIMIT_FSIZE, (size if full else resource.RLIM_INFINITY, -1))
+
+
+def test_what_cannot_be_recorded_is_not_run_but_handed_back(connect: Open, tmp_path: Path) -> None:
     line = connect()
-    os.kill(line.pid, signal.SIGKILL)
-    line.close()
-    journal.unlink()
-    journal.symlink_to("/dev/full")  # every write to it fails as on a full disk
-    (tmp_path / "slot-0.journal.new").mkdir()  # and it cannot be replaced
+    line.run("first", "true")
+    line.ending("first")
+    fill(line)
+    for task in ("x", "y"):
+        line.run(task, "mkdir", str(tmp_path / task))
+    for task in ("x", "y"):
+        ending = line.ending(task)
+        assert (ending["outcome"], "cannot be written: File too large" in ending["note"]) == ("returned", True)
+    assert "nothing can be started" in line.until("unfit")[1]
+    fill(line, full=False)
+    wait_until(lambda: "j1.y" in (tmp_path / "slot-0.journal").read_text())
+    line.run("z", "mkdir", str(tmp_path / "z"))
+    assert line.ending("z")["outcome"] == "done"
+    assert [(tmp_path / task).exists() for task in ("x", "y", "z")] == [False, False, True]
+
+
+def test_a_deleted_journal_is_written_anew_before_anything_runs(connect: Open, tmp_path: Path) -> None:
     line = connect()
     line.run("x", "false")
-    assert line.ending()["outcome"] == "failed"
-    journal.unlink()  # space returns
-    wait_until(lambda: journal.exists() and b'"ended",["j1.x",1]' in journal.read_bytes())
-    assert kinds(journal) == ["starting", "ended"]
-    assert [one[1][0] for one in connect().ended] == ["j1.x"]
+    line.ending("x")
+    (tmp_path / "slot-0.journal").unlink()
+    line.run("y", "grep", '"starting",."j1.y",1', str(tmp_path / "slot-0.journal"))
+    assert line.ending("y")["outcome"] == "done"
+    os.kill(line.pid, signal.SIGKILL)
+    assert [(one[1][0], one[2]["outcome"]) for one in connect().ended] == [("j1.x", "failed"), ("j1.y", "done")]
+
+
+def test_an_ending_that_cannot_be_written_holds_the_slot(connect: Open, tmp_path: Path) -> None:
+    line = connect()
+    go = tmp_path / "go"
+    line.shell("x", f"until test -e {go}; do sleep 0.01; done; exit 3")
+    line.until("started", "x")
+    fill(line)
+    go.touch()
+    assert line.ending("x")["code"] == 3
+    line.run("y", "true")
+    assert line.ending("y")["outcome"] == "returned"
+    fill(line, full=False)
+    wait_until(lambda: kinds(tmp_path / "slot-0.journal") == ["keeper", "starting", "ended", "ended"])
+    os.kill(line.pid, signal.SIGKILL)
+    assert [(one[1][0], one[2]["outcome"]) for one in connect().ended] == [("j1.x", "failed"), ("j1.y", "returned")]
+
+
+@pytest.mark.root
+def test_an_ending_has_its_place_on_a_disk_that_fills_meanwhile(connect: Open, tmp_path: Path) -> None:
+    if os.getuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", tmp_path]).returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        line = connect()
+        go, elsewhere = tmp_path / "go", tmp_path / "full"
+        result = tmp_path / "result.json"
+        result.write_text(json.dumps("é" * 30_000, ensure_ascii=False))  # six bytes each in the journal
+        line.shell("x", f"until test -e {go}; do sleep 0.01; done; exit 3", result=str(result))
+        line.until("started", "x")
+        go.touch()
+        with contextlib.suppress(OSError), elsewhere.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        assert line.ending("x")["code"] == 3
+        os.kill(line.pid, signal.SIGKILL)
+        line.close()
+        again = connect()
+        assert [(one[1][0], one[2]["code"]) for one in again.ended] == [("j1.x", 3)]
+        again.run("y", "true")
+        assert again.ending("y")["outcome"] == "returned"
+        os.kill(again.pid, signal.SIGKILL)
+        again.close()
+    finally:
+        subprocess.run(["umount", "-l", tmp_path], check=True)
 
 
 def test_the_journal_is_bounded(connect: Open, tmp_path: Path) -> None:

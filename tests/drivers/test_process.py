@@ -33,6 +33,8 @@ class Fleet:
     def __init__(self, folder: Path, **options: Any) -> None:
         self.keepers = Keepers(folder / "keepers", options.pop("logs", folder / "logs"), **options)
         self.keepers.on_change = self._on_change
+        self.fitness: list[str] = []
+        self.keepers.on_fitness = self.fitness.append
         self.running: dict[str, Running] = {}
         self.ended: dict[str, Ending] = {}
         self.order: list[str] = []
@@ -472,7 +474,6 @@ def test_agent_and_keeper_are_both_killed(tmp_path: Path) -> None:
 
 def test_a_keeper_that_does_not_answer_a_new_agent_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped, it could not keep a lease; and the agent would wait for it for ever."""
-    monkeypatch.setattr(process, "_START_SECONDS", 0.5)
 
     async def story() -> None:
         async with fleet(tmp_path) as first:
@@ -480,6 +481,7 @@ def test_a_keeper_that_does_not_answer_a_new_agent_is_ended(tmp_path: Path, monk
             first.start(1, "j1.b", "sleep 60")
             stopped, other = await first.until_running("j1.a", "j1.b")
             os.kill(first.keeper_of(stopped), signal.SIGSTOP)
+        monkeypatch.setattr(process, "_START_SECONDS", 2.0)
         async with fleet(tmp_path) as second:
             assert [(one.attempt.task, one.ending.outcome) for one in second.seen.ended] == [("j1.a", "lost")]
             assert [one.launch.attempt.task for one in second.seen.held] == ["j1.b"]
@@ -619,7 +621,17 @@ def test_without_a_place_for_keepers_everything_is_handed_back(tmp_path: Path) -
                 (tmp_path / "keepers" / f"slot-0.{suffix}").mkdir()
             one.start(0, "j1.a", "true")
             assert await one.until_ended("j1.a") == ["returned"]
-            assert "no keeper could be started" in one.ended["j1.a"].note
+            assert one.fitness == [one.ended["j1.a"].note], "said once, before it is handed back"
+            assert "no keeper could be started" in one.fitness[0]
+            one.keepers.try_out()
+            await one.until(lambda: len(one.fitness) == 2)
+            assert one.fitness[1] == one.fitness[0]
+            for suffix in ("lock", "sock"):
+                (tmp_path / "keepers" / f"slot-0.{suffix}").rmdir()
+            one.keepers.try_out()
+            await one.until(lambda: one.fitness[-1] == "")
+            one.start(0, "j1.b", "true")
+            assert await one.until_ended("j1.b") == ["done"]
 
     run(tmp_path, story)
 

@@ -75,6 +75,9 @@ RECONNECT_SECONDS = (0.05, 0.25, 1.0)
 DIAL_SECONDS, SILENCE_SECONDS = 10.0, 2.0
 """Where one of several control planes takes a connection and says nothing, another may lead and wait for its nodes."""
 
+TRY_SECONDS = 1.0, 64.0
+"""Pauses until a node that can start nothing is tried again: the first, and the longest; each is twice the last."""
+
 STILL_RUNS = 5
 """Exit code of an agent that was told to end while commands of its node go on."""
 
@@ -182,7 +185,9 @@ class Agent:
         self._met = asyncio.Event()
         self._answered = False
         self._told_lack = ""
+        self._unfit = asyncio.Event()
         keepers.on_change = self._on_change
+        keepers.on_fitness = self._on_fitness
 
     def adopt(self, held: Iterable[Held], ended: Iterable[Ended]) -> None:
         """Measure what an earlier agent's keepers hold."""
@@ -378,6 +383,25 @@ class Agent:
             told = await asyncio.to_thread(self._keepers.tellings.look, [*self._running]) if self._running else []
             if told or self._node.listens():
                 self._feed(machine.Telling(tuple(told)))
+
+    def _on_fitness(self, why: str) -> None:
+        if why and not self._unfit.is_set():
+            _log.error("%s", why)
+        self._feed(machine.Fitness(why))
+        (self._unfit.set if why else self._unfit.clear)()
+
+    async def watch_fitness(self) -> None:
+        """Try again what could not be started, more and more rarely; one that is unfit again soon goes on as it was."""
+        pause, longest = TRY_SECONDS
+        while True:
+            since = self._clock.now()
+            await self._unfit.wait()
+            if self._clock.now() - since > longest * SECOND:
+                pause = TRY_SECONDS[0]
+            while self._unfit.is_set():
+                await asyncio.sleep(pause)
+                pause = min(longest, 2 * pause)
+                self._keepers.try_out()
 
     async def ship(self) -> None:
         """What commands write, as they write it. An end is told after all that was written before it."""
@@ -585,7 +609,7 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
     agent.adopt(observed.held, observed.ended)
     settle_memory()
     loop = asyncio.get_running_loop()
-    works = [agent.run(), agent.measure(), agent.watch_training(), agent.watch_meetings()]
+    works = [agent.run(), agent.measure(), agent.watch_training(), agent.watch_meetings(), agent.watch_fitness()]
     if home.doors != (home.socket,):
         works.append(agent.ship())
     if offer.prunes:

@@ -77,7 +77,8 @@ def _control(home: Home) -> Iterator[Check]:
 def _running(home: Home) -> Iterator[Check]:
     try:
         with contextlib.closing(connected(home)) as client:
-            status, door = client.status(), client.door
+            status, unfit = client.status(), [node for node in client.nodes() if node.unfit]
+            door = client.door
     except PoiseError as error:
         remedy = f"tail {home.messages}" if home.elsewhere is None else "ask who shares it"
         yield Check("control plane", "fail", str(error), error.record.hint or remedy)
@@ -103,6 +104,8 @@ def _running(home: Home) -> Iterator[Check]:
         yield Check("control plane", "warn", f"{text}; {lost}", "poise nodes")
     else:
         yield Check("control plane", "ok", text)
+    for node in unfit:
+        yield Check(f"node {node.name}", "fail", node.unfit, f"df -h; ulimit -u; tail {home.messages}")
 
 
 def _bound(home: Home) -> Iterator[Check]:

@@ -75,6 +75,7 @@ def _shown(found: list[NodeReport]) -> Shown:
         [
             Column("NODE", [node.name for node in found]),
             Column("STATUS", [status_text(node.status) for node in found]),
+            Column("WHY", [node.unfit for node in found], bare=True),
             Column("LOAD", [node.level or "-" for node in found]),
             Column("BUSY", [_busy(node.load) for node in found], only="wide", moving=True),
             Column("FAILURES", [f"{node.failures / 10:.0f} %" for node in found], right=True, only="wide"),

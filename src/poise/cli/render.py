@@ -16,6 +16,7 @@ STATUS_STYLE = {
     "lost": "red",
     "recovering": "yellow",
     "suspect": "yellow",
+    "unfit": "red",
     "stopping": "yellow",
     "stopped": "yellow",
     "cancelled": "magenta",

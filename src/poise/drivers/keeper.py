@@ -9,9 +9,10 @@ shim per command. It uses the standard library only, has one thread, and stays s
 Rules it keeps
     * One command at a time, in the order of arrival; the next starts at once, without asking anybody.
     * An attempt is run at most once: a second order for an attempt that is held, running or ended is ignored.
-    * Before a command is spawned its intent is on file, and before the next is spawned so is the ending of the last:
-      after `kill -9` of the keeper the journal tells what may have run from what has not. (It is not synced: it
-      survives the death of the keeper, not of the machine, and after a reboot no command is running anyway.)
+    * No record, no spawn: before a command is spawned its intent is on file, so is the ending of the last one, and
+      there is room on the disk for its own ending. After `kill -9` of the keeper the journal tells what may have run
+      from what has not. (It is not synced: it survives the death of the keeper, not of the machine, and after a reboot
+      no command is running anyway.) Where that cannot be had, all that waits is handed back, and `unfit` says why.
     * Nothing of a command survives it: its group, its session and whatever was orphaned to the keeper are killed.
     * No work is lost to a broken connection or a full disk: endings are kept until the agent says `forget`.
 
@@ -26,12 +27,14 @@ Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", 
     * `["stop", ATTEMPT, HUNG]`: SIGTERM, `grace`, SIGKILL; one that has not started is `returned`. HUNG, if it is there
       and not empty, is what was seen of one that hangs: its outcome is `hung` then.
     * `["forget", [ATTEMPT, ...]]`: these endings are durable elsewhere.
+    * `["try"]`: whether something could be started; answered with `unfit`.
     * `["quit"]`: leave as soon as there is no work.
     To the agent
     * `["keeper", version, pid]`, `["held", pid, ticks, RUN LINE]`..., `["ended", ...]`..., `["whole"]`: the answer to
       hello.
     * `["started", ATTEMPT, pid, ticks]`: only of a command that runs for longer than a report waits.
     * `["ended", ATTEMPT, ENDING]`.
+    * `["unfit", WHY]`: it can start nothing for now, and has handed back what waited; empty: it can.
     ORDER: argv, env, folder, cpus, memory, grace (ns), out, err, bound (bytes per log), result, until, hang (ns),
     progress; only argv is needed. UNTIL and until: an instant on CLOCK_BOOTTIME in nanoseconds. Then the command is
     killed, whatever has become of the agent, and the attempt is `lost`. ENDING: outcome, code, signal, run, cpu, peak,
@@ -93,11 +96,14 @@ LOOK_EVERY = 1 * SECOND  # at most, whether a command gets on; a tenth of `hang`
 
 LOG_BOUND = 64 << 20
 RESULT_LIMIT = 64 << 10
+ENDING_LIMIT = 4 * RESULT_LIMIT  # of an ending in the journal: quoted, a result takes up to three times its bytes
 JOURNAL_LIMIT = 256 << 10  # rewritten when it is larger than this and mostly forgotten
 LINE_LIMIT = 16 << 20  # a longer line is no order
 SMALLEST_LIMIT = 1 << 20  # below this a cgroup could not even execute a program
 PROTECTED = -900  # score for the kernel's out-of-memory killer; commands get the score that the keeper was started with
 BLOCK = 4096  # holes are cut along this
+KEEP_SIZE, PUNCH_HOLE = 0x01, 0x02  # of fallocate
+CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV)  # of file systems that know no such thing
 PAGE = os.sysconf("SC_PAGE_SIZE")
 TICK = SECOND // os.sysconf("SC_CLK_TCK")  # nanoseconds
 
@@ -195,34 +201,48 @@ def proportional(pids: Iterable[int]) -> int:
 
 
 class Journal:
-    """Lines that survive the keeper. What could not be written waits in memory and is tried again."""
+    """Lines that survive the keeper. What could not be written waits in memory and is tried again.
+
+    Blocks beyond the end of the file are reserved for the ending of the command that runs, so that a disk which fills
+    meanwhile cannot lose it. Where the file system cannot reserve (NFS, ZFS), such an ending waits in memory.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.size = 0
         self.rewrite_at = JOURNAL_LIMIT
         self.retry_at = 0
+        self._why_not = ""  # be opened, or written to the end
         self._waiting = b""
         self._fd = -1
+        self._reserved = 0
         self._open()
 
     def whole(self) -> bool:
         """Whether all of it is in the file."""
         return not self._waiting
 
+    def why_unfit(self) -> str:
+        """Why no command may be spawned: not all is in the file, or no room is left for an ending. Else empty."""
+        if self._fd < 0:
+            self._open()
+        if self._fd < 0 or self._waiting:
+            return self._why_not
+        if self._reserved - self.size >= ENDING_LIMIT:
+            return ""
+        upto = reach(self.size)
+        number = allocate(self._fd, KEEP_SIZE, 0, upto)
+        if number in (0, *CANNOT_ALLOCATE):
+            self._reserved = upto
+            return ""
+        return os.strerror(number)
+
+    def is_there(self) -> bool:
+        """Whether what is written can still be found: nobody has deleted the file."""
+        return self._fd < 0 or os.fstat(self._fd).st_nlink > 0
+
     def write(self, lines: list[bytes]) -> None:
-        text = b"".join([b"%08x %b\n" % (zlib.crc32(line), line) for line in lines])
-        if self._waiting:
-            self._waiting += text
-            return
-        try:
-            written = os.write(self._fd, text)
-        except OSError:
-            written = 0
-        self.size += written
-        if written < len(text):
-            self._waiting = text[written:]
-            self.retry_at = now() + RETRY_WRITE
+        self._append(b"".join([b"%08x %b\n" % (zlib.crc32(line), line) for line in lines]))
 
     def retry(self) -> None:
         """Writes what waits; the file is opened anew, because it may have been replaced."""
@@ -230,23 +250,33 @@ class Journal:
         text, self._waiting = self._waiting, b""
         if text:
             self._open()
-            try:
-                written = os.write(self._fd, text)
-            except OSError:
-                written = 0
-            self.size += written
-            if written < len(text):
-                self._waiting = text[written:]
-                self.retry_at = now() + RETRY_WRITE
+            self._append(text)
 
-    def replace(self, lines: list[bytes]) -> None:
-        """Starts over with these lines, all or nothing."""
+    def _append(self, text: bytes) -> None:
+        if self._waiting:
+            self._waiting += text
+            return
+        written = 0
+        try:
+            written = os.write(self._fd, text)
+            self._why_not = os.strerror(errno.ENOSPC)
+        except OSError as error:
+            self._why_not = error.strerror or "?"
+        self.size += written
+        if written < len(text):
+            self._waiting = text[written:]
+            self.retry_at = now() + RETRY_WRITE
+
+    def replace(self, lines: list[bytes]) -> bool:
+        """Starts over with these lines and room for one more ending, all or nothing. Whether it could."""
         text = b"".join([b"%08x %b\n" % (zlib.crc32(line), line) for line in lines])
         fresh = self.path + ".new"
         try:
             fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
                 whole = os.write(fd, text) == len(text)
+                number = allocate(fd, KEEP_SIZE, 0, reach(len(text)))
+                whole = whole and number in (0, *CANNOT_ALLOCATE)
             finally:
                 os.close(fd)
             if not whole:
@@ -255,11 +285,12 @@ class Journal:
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(fresh)
-            return
+            return False
         self._waiting = b""
         self.retry_at = 0
         self.rewrite_at = max(JOURNAL_LIMIT, 2 * len(text))
         self._open()
+        return True
 
     def read(self) -> Iterator[bytes]:
         """Every line whose checksum holds; a torn tail and damaged lines are passed over."""
@@ -275,9 +306,17 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        with contextlib.suppress(OSError):
+        self._reserved = 0
+        try:
             self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             self.size = os.fstat(self._fd).st_size
+        except OSError as error:
+            self._why_not = error.strerror or "?"
+
+
+def reach(size: int) -> int:
+    """Up to where a journal of this size has blocks, so that one more ending fits."""
+    return -(-(size + ENDING_LIMIT) // RESULT_LIMIT) * RESULT_LIMIT
 
 
 class Log:
@@ -377,10 +416,14 @@ class Log:
 
 def punch(fd: int, start: int, length: int) -> bool:
     """Gives a range of a file back to the disk and leaves every offset as it is; False if the file system cannot."""
-    keep_size_and_punch_hole = 0x01 | 0x02
+    return allocate(fd, KEEP_SIZE | PUNCH_HOLE, start, length) == 0
+
+
+def allocate(fd: int, mode: int, start: int, length: int) -> int:
+    """`fallocate`; 0, or the number of the error."""
     call = ctypes.CDLL(None, use_errno=True).fallocate64
     call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    return bool(call(fd, keep_size_and_punch_hole, start, length) == 0)
+    return 0 if call(fd, mode, start, length) == 0 else ctypes.get_errno()
 
 
 class Cgroup:
@@ -723,6 +766,9 @@ class Keeper:
             self._on_renew(text_of(message[1]), message[2])
         elif kind == "forget":
             self._on_forget([text_of(attempt) for attempt in message[1]])
+        elif kind == "try":
+            self._events.append(b'["unfit",%b]' % quote(self._why_unfit()))
+            self._flush()
         elif kind == "quit":
             self._leaving = True
 
@@ -808,16 +854,23 @@ class Keeper:
     # -- the journal
 
     def _recall(self) -> None:
-        """Takes over the endings that an earlier keeper of this slot left unforgotten."""
+        """Takes over the endings that an earlier keeper of this slot left unforgotten. What that one began and did not
+        end is lost: whoever buried it may have found no room to write that down.
+        """
         for line in self._journal.read():
             entry = parse(line)
-            if entry[0] == "ended":
+            if entry[0] == "starting":
+                key = text_of(entry[1])
+                self._endings[key] = b'["ended",%b,{"outcome":"lost","note":"its keeper was killed"}]' % key
+            elif entry[0] == "ended":
                 self._endings[text_of(entry[1])] = line
             elif entry[0] == "forget":
                 for attempt in entry[1]:
                     self._endings.pop(text_of(attempt), None)
         self._known.update(self._endings)
-        self._journal.replace([self._header(), *self._endings.values()])
+        lines = [self._header(), *self._endings.values()]
+        if not self._journal.replace(lines):
+            self._journal.write(lines)
 
     def _header(self) -> bytes:
         boot = read_file("/proc/sys/kernel/random/boot_id").strip()
@@ -864,9 +917,9 @@ class Keeper:
         """Starts the first command of the queue that can be started."""
         while self._queue and self._command is None:
             key, line = self._queue.popleft()
-            self._entries.append(b'["starting",%b]' % key)
-            self._journal.write(self._entries)
-            self._entries = []
+            if unfit := self._intend(key):
+                self._hand_back(key, unfit)
+                break
             try:
                 self._start(key, line)
             except Unstartable as why:
@@ -877,6 +930,28 @@ class Keeper:
                 self._end(key, b'"outcome":"unstartable","code":126,"note":%b' % note)
         if self._command is None:
             self._rest()
+
+    def _intend(self, key: bytes) -> str:
+        """Writes down that this is going to be spawned. Why that cannot be done; empty if it is on file."""
+        if why := self._why_unfit():
+            return why
+        self._entries.append(b'["starting",%b]' % key)
+        self._journal.write(self._entries)
+        self._entries = []
+        return self._why_unfit()
+
+    def _why_unfit(self) -> str:
+        """Why nothing may be spawned; empty if it may."""
+        there = self._journal.is_there() or self._journal.replace(self._essence())
+        why = self._journal.why_unfit() if there else "it was deleted"
+        return why and f"nothing can be started: `{self._journal.path}` cannot be written: {why}"
+
+    def _hand_back(self, key: bytes, why: str) -> None:
+        """Nothing can be started: this and all that waits behind it is returned."""
+        for one in (key, *(waiting for waiting, _ in self._queue)):
+            self._end(one, b'"outcome":"returned","note":' + quote(why))
+        self._queue.clear()
+        self._events.append(b'["unfit",%b]' % quote(why))
 
     def _start(self, key: bytes, line: bytes) -> None:
         order = parse(line, len(RUN) + len(key) + 1)  # the record behind it is not for us

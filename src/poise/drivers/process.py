@@ -95,6 +95,10 @@ class _Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     ending: Ending
 
 
+class _Unfit(msgspec.Struct, frozen=True, array_like=True, tag="unfit"):
+    why: str
+
+
 class _Whole(msgspec.Struct, frozen=True, array_like=True, tag="whole"):
     pass
 
@@ -113,8 +117,9 @@ class _Header(msgspec.Struct, frozen=True, array_like=True, tag="keeper"):
     boot: str
 
 
+_TRY = b'["try"]\n'
 _encode = msgspec.json.Encoder().encode
-_messages = json_decoder(_Greeting | _Holds | _Started | _Ended | _Whole)
+_messages = json_decoder(_Greeting | _Holds | _Started | _Ended | _Unfit | _Whole)
 _entries = json_decoder(_Header | _Starting | _Started | _Ended | _Forgotten)
 
 
@@ -201,6 +206,8 @@ class Keepers:
     """
 
     on_change: Callable[[Sequence[Running], Sequence[Ended]], None]
+    on_fitness: Callable[[str], None]
+    """Why nothing can be started here, and has been handed back; empty when it was tried and could be."""
 
     def __init__(
         self,
@@ -221,6 +228,7 @@ class Keepers:
         its checkpoints in `checkpoints`.
         """
         self.on_change = lambda running, ended: None
+        self.on_fitness = lambda why: None
         self.folder = folder.absolute()
         self.logs = logs.absolute()
         self.devices = {device.index: device for device in devices}
@@ -285,6 +293,13 @@ class Keepers:
             self._members.add(launch.attempt)
             self._write_orders(launch.attempt, launch.orders)
         place.start(Held(slot, launch, cpus, None))
+
+    def try_out(self) -> None:
+        """Look whether something could be started, with the keeper of the first slot; `on_fitness` has the answer."""
+        slot = self._slots.get(0)
+        if slot is None:
+            slot = self._slots[0] = _Slot(self, 0)
+        slot.try_out()
 
     def stop(self, attempt: Attempt, hung: str = "") -> None:
         """Ends a running attempt, hands a waiting one back; nothing if it is not held. `hung` is what was seen of one
@@ -432,6 +447,7 @@ class _Slot(asyncio.Protocol):
         self._named: set[Attempt] = set()  # what an answer to hello has named so far
         self._dismissed = False
         self._recalled = False
+        self._trying = False
 
     # -- what should be there
 
@@ -439,12 +455,23 @@ class _Slot(asyncio.Protocol):
         self.held[held.launch.attempt] = held
         if self.up:
             self._say(self._keepers.launched(held))
-        elif self._dismissed and self._transport is not None:
-            if not self._recalled:
-                self._recalled = True
-                self._transport.write(self._keepers.hello)  # it may have left already; then another is started
         else:
+            self._call()
+
+    def try_out(self) -> None:
+        self._trying = True
+        if self.up:
+            self._say(_TRY)
+        else:
+            self._call()
+
+    def _call(self) -> None:
+        """There is to be a keeper."""
+        if not self._dismissed or self._transport is None:
             self._ensure()
+        elif not self._recalled:
+            self._recalled = True
+            self._transport.write(self._keepers.hello)  # it may have left already; then another is started
 
     def stop(self, attempt: Attempt, hung: str = "") -> None:
         if attempt in self.held and attempt not in self._stopping:
@@ -580,6 +607,9 @@ class _Slot(asyncio.Protocol):
                 self._keepers.adopted(self, attempt, message.run.launch)
             if message.pid:
                 self._on_running(attempt, message.pid, running)
+        elif kind is _Unfit:
+            self._trying = False
+            self._keepers.on_fitness(message.why)
         elif kind is _Whole:
             self._on_whole()
 
@@ -605,6 +635,8 @@ class _Slot(asyncio.Protocol):
             self._say(_encode(["forget", sorted(self._forgotten)]) + b"\n")
             self._forgotten.clear()
         self._named.clear()
+        if self._trying:
+            self._say(_TRY)
         if self._whole is not None and not self._whole.done():
             self._whole.set_result(None)
 
@@ -708,7 +740,7 @@ class _Slot(asyncio.Protocol):
             await self._bury(gone)
         finally:
             self._work = None
-        if self.held:
+        if self.held or self._trying:
             self._ensure()
         else:
             self._bury_if_empty()
@@ -764,6 +796,8 @@ class _Slot(asyncio.Protocol):
     def _return(self, note: str) -> None:
         gone, self.held = self.held, {}
         self._stopping.clear()
+        self._trying = False
+        self._keepers.on_fitness(note)  # first: else what is handed back comes back at once
         ending = Ending(outcome="returned", note=note)
         self._keepers.changed([], [Ended(attempt=attempt, ending=ending) for attempt in gone])
 

@@ -49,6 +49,7 @@ from poise.model.events import (
     NodeLost,
     NodeSuspected,
     NodeTrusted,
+    NodeUnfit,
     Placed,
     PolicyFailed,
     Preempted,
@@ -907,6 +908,7 @@ class Controller:
             self._addressed.add(name)
             self._outbox.appendleft((0, Send(name, Heard(beat=message.number))))  # it promises nothing
         elif isinstance(message, Report):
+            self._take_fitness(name, message.unfit, now)  # before what it hands back is placed again
             self._take_told(name, message.told, now)  # first: the last word of what has ended
             self._take_report(name, message.running, message.ended, now)
             self._take_faults(name, message.faults, now)
@@ -949,6 +951,7 @@ class Controller:
             self._commit(NodeJoined(at=now, node=hello.node))
             self._dirty = True
         self._connected.add(name)
+        self._take_fitness(name, hello.unfit, now)
         self._take_report(name, hello.running, hello.ended, now)
         self._take_faults(name, hello.faults, now)
         self._send(name, self._desired(name, hello, now))
@@ -1002,6 +1005,12 @@ class Controller:
         for done in ended:
             if self._valid(done.attempt, name):
                 self._finish(done.attempt, done.ending, now)
+
+    def _take_fitness(self, name: str, why: str | None, now: int) -> None:
+        """A node can start nothing, or can again."""
+        if why is not None and why != self.ledger.nodes[name].unfit:
+            self._commit(NodeUnfit(at=now, name=name, why=why))
+            self._dirty = True
 
     def _take_faults(self, name: str, faults: Iterable[DeviceFault], now: int) -> None:
         """A device that has failed gives no room any more. What ran there is lost, and is told to end; the node cannot

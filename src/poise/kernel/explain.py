@@ -485,6 +485,7 @@ def node_report(
         load=load,
         failures=state.failures,
         upkeep=upkeep,
+        unfit=state.unfit,
     )
 
 

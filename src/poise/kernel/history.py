@@ -39,6 +39,7 @@ from poise.model.events import (
     NodeLost,
     NodeSuspected,
     NodeTrusted,
+    NodeUnfit,
     Placed,
     PolicyFailed,
     Preempted,
@@ -290,6 +291,8 @@ class History:
                 self._note(event.at, "node suspected", event.name, "it has been silent for a moment")
             case NodeTrusted():
                 self._note(event.at, "node trusted", event.name, "")
+            case NodeUnfit():
+                self._note(event.at, "node unfit" if event.why else "node fit", event.name, event.why)
             case NodeForgotten():
                 self._note(event.at, "node forgotten", event.name, "")
             case NodeDrained():

@@ -58,6 +58,7 @@ from poise.model.events import (
     NodeLost,
     NodeSuspected,
     NodeTrusted,
+    NodeUnfit,
     Placed,
     PolicyFailed,
     Preempted,
@@ -411,7 +412,7 @@ class NodeState(msgspec.Struct):
 
     `level` is its load level, `hot` whether that has been high for a sustained window; `failures` the smoothed share of
     attempts that failed there, in thousandths. A `suspect` has been silent for a moment. One that is drained and
-    `moves` is being emptied: what runs there goes on elsewhere.
+    `moves` is being emptied: what runs there goes on elsewhere. One that is `unfit` can start nothing, and says why.
     """
 
     node: Node
@@ -430,14 +431,17 @@ class NodeState(msgspec.Struct):
     failures: int = 0
     suspect: bool = False
     moves: bool = False
+    unfit: str = ""
 
     @property
     def condition(self) -> str:
-        """up, suspect, drained, emptying or lost; something may be placed there only while it is up."""
+        """up, suspect, unfit, drained, emptying or lost; something may be placed there only while it is up."""
         if self.status == "lost":
             return "lost"
         if self.drained:
             return "emptying" if self.moves else "drained"
+        if self.unfit:
+            return "unfit"
         return "suspect" if self.suspect else "up"
 
     def shared_memory(self, device: int) -> int:
@@ -1260,6 +1264,10 @@ class Ledger:
 
     def _node_trusted(self, event: NodeTrusted) -> None:
         self._state.nodes[event.name].suspect = False
+        self._look_anew(event.name)
+
+    def _node_unfit(self, event: NodeUnfit) -> None:
+        self._state.nodes[event.name].unfit = event.why
         self._look_anew(event.name)
 
     def _node_forgotten(self, event: NodeForgotten) -> None:
@@ -2171,6 +2179,7 @@ class Ledger:
             NodeLost: self._node_lost,
             NodeSuspected: self._node_suspected,
             NodeTrusted: self._node_trusted,
+            NodeUnfit: self._node_unfit,
             NodeForgotten: self._node_forgotten,
             NodeDrained: self._node_drained,
             DeviceCordoned: self._device_cordoned,

@@ -134,6 +134,12 @@ class Faulted(msgspec.Struct, frozen=True):
     faults: tuple[DeviceFault, ...]
 
 
+class Fitness(msgspec.Struct, frozen=True):
+    """Why nothing can be started here; empty: work can be, again."""
+
+    why: str
+
+
 class Telling(msgspec.Struct, frozen=True):
     """Attempts have said how they get on, otherwise than before; without any it was looked, and nothing has changed."""
 
@@ -149,7 +155,9 @@ class Disconnected(msgspec.Struct, frozen=True):
 
 
 Effect = Start | Stop | Renew | Order | Forget | Say | Hang
-Message = Desired | Acked | Heard | Changed | Faulted | Telling | Load | Upkeep | Window | Connected | Disconnected
+Message = (
+    Desired | Acked | Heard | Changed | Faulted | Fitness | Telling | Load | Upkeep | Window | Connected | Disconnected
+)
 
 
 class Slot(msgspec.Struct):
@@ -218,6 +226,8 @@ class NodeMachine:
         self._steps = Steps()
         self._faults: dict[DeviceFault, None] = {}  # not known to be heard
         self._said_faults: tuple[DeviceFault, ...] = ()
+        self._unfit = ""  # why nothing can be started
+        self._unsaid_unfit: str | None = None
         self._said_load: Load | None = None
         self._windows: deque[Window] = deque(maxlen=MAX_WINDOWS)  # while nobody hears of them the oldest go
         self._said_window: Window | None = None
@@ -270,6 +280,8 @@ class NodeMachine:
             case Faulted():
                 self._faults.update(dict.fromkeys(map(self._identified, message.faults)))
                 effects = self._report(now)
+            case Fitness():
+                effects = self._fitness(message, now)
             case Telling():
                 effects = self._tell(message, now)
             case Load():
@@ -383,6 +395,7 @@ class NodeMachine:
         self._unanswered.clear()
         self._unsaid_running.clear()
         self._unsaid_ended.clear()
+        self._unsaid_unfit = None
         self._unsaid_told = self._told.copy()  # said anew, once this is answered
         queued = tuple(attempt for attempt in self._launches if attempt not in self._running)
         self._said_faults = tuple(self._faults)
@@ -392,6 +405,7 @@ class NodeMachine:
             running=tuple(self._running.values()),
             ended=tuple(self._ended.values()),
             faults=self._said_faults,
+            unfit=self._unfit,
         )
         return [self._say(hello, now)]
 
@@ -419,6 +433,8 @@ class NodeMachine:
             key = (launch.queued, launch.priority, self._levels.get(launch.kind, 0))
             line = pool.lines.setdefault(key, deque())
             line.append(Waiting(launch, now))
+        if self._unfit:
+            self._hand_all_back()
         effects.extend(self._fill(now))
         effects.extend(self._report(now))
         return effects
@@ -460,6 +476,10 @@ class NodeMachine:
                     self._end(Ended(attempt=attempt, ending=Ending(outcome="returned")))
                     return
 
+    def _hand_all_back(self) -> None:
+        for attempt in self.waiting():
+            self._hand_back(attempt)
+
     def _identified(self, fault: DeviceFault) -> DeviceFault:
         device = next((device for device in self.node.devices if device.index == fault.index), None)
         return fault if device is None else msgspec.structs.replace(fault, id=identity_of(self.node.name, device))
@@ -476,6 +496,15 @@ class NodeMachine:
                 self._learn(self._launches[done.attempt].kind, done.ending)
                 self._end(self._as_it_was(done))
         return self._fill(now) + self._report(now)
+
+    def _fitness(self, fitness: Fitness, now: int) -> list[Effect]:
+        """While nothing can be started nothing waits here: it may be started elsewhere."""
+        if fitness.why == self._unfit:
+            return []
+        self._unfit = self._unsaid_unfit = fitness.why
+        if self._unfit:
+            self._hand_all_back()
+        return self._report(now)
 
     def _tell(self, telling: Telling, now: int) -> list[Effect]:
         for told in telling.told:
@@ -521,7 +550,7 @@ class NodeMachine:
     def _report(self, now: int) -> list[Effect]:
         """One report in flight at a time: while the log writes one, the next gathers what comes."""
         unsaid = self._unsaid_running or self._unsaid_ended or self._unsaid_told or self._faults
-        if not self._connected or self._in_flight or not unsaid:
+        if not self._connected or self._in_flight or not (unsaid or self._unsaid_unfit is not None):
             return []
         self._said_faults = tuple(self._faults)
         self._serial += 1
@@ -531,7 +560,9 @@ class NodeMachine:
             ended=tuple(self._unsaid_ended.values()),
             faults=self._said_faults,
             told=tuple(self._unsaid_told.pop(attempt) for attempt in [*self._unsaid_told][:MOST_TOLD]),
+            unfit=self._unsaid_unfit,
         )
+        self._unsaid_unfit = None
         self._in_flight[self._serial] = Sent(now, tuple(self._unsaid_ended))
         self._unsaid_running.clear()
         self._unsaid_ended.clear()

@@ -242,7 +242,12 @@ def _against_waiting(ledger: Ledger, shape: Shape, spots: tuple[Spot, ...], brie
 def _closed(node: NodeState | None, name: str) -> list[Reason]:
     if node is None:
         return [Reason(code="UNKNOWN_NODE", subject=name, fixable="never")]
-    codes = (("NODE_LOST", node.status == "lost"), ("NODE_SUSPECT", node.suspect), ("NODE_DRAINED", node.drained))
+    codes = (
+        ("NODE_LOST", node.status == "lost"),
+        ("NODE_SUSPECT", node.suspect),
+        ("NODE_DRAINED", node.drained),
+        ("NODE_UNFIT", bool(node.unfit)),
+    )
     return [Reason(code=code, subject=name) for code, holds in codes if holds]
 
 

@@ -35,6 +35,7 @@ from poise.model.events import (
     NodeLost,
     NodeSuspected,
     NodeTrusted,
+    NodeUnfit,
     Placed,
     Preempted,
     QuotaSet,
@@ -150,6 +151,7 @@ class Sight:
                 | NodeLevelled()
                 | NodeSuspected()
                 | NodeTrusted()
+                | NodeUnfit()
                 | DeviceCordoned()
             ):
                 return event

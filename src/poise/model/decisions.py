@@ -49,6 +49,7 @@ REASONS = {
     "DEVICE_CORDONED": "closed to new work: device {have}",
     "NODE_LOST": "is lost",
     "NODE_SUSPECT": "has been silent for a moment",
+    "NODE_UNFIT": "cannot start commands; `poise nodes` says why",
     "SHARE_TOO_LARGE": "work may share up to {have} of one of its devices, {need} needed",
     "NO_NODES": "no node has joined yet",
     "QUOTA": "the quota of {subject} has {have} left, {need} needed",

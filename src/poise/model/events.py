@@ -225,6 +225,14 @@ class NodeTrusted(msgspec.Struct, frozen=True, tag="trusted", kw_only=True):
     name: str
 
 
+class NodeUnfit(msgspec.Struct, frozen=True, tag="unfit", kw_only=True, omit_defaults=True):
+    """A node can start nothing, and says `why`: nothing new is placed there until it can. Without `why`, it can."""
+
+    at: int
+    name: str
+    why: str = ""
+
+
 class NodeForgotten(msgspec.Struct, frozen=True, tag="forgotten", kw_only=True):
     """A node is no longer part of the fleet, and holds nothing any more."""
 
@@ -405,6 +413,7 @@ Event = (
     | NodeLost
     | NodeSuspected
     | NodeTrusted
+    | NodeUnfit
     | NodeForgotten
     | NodeDrained
     | DeviceCordoned

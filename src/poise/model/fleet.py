@@ -21,12 +21,12 @@ Bools = NDArray[np.bool_]
 CPU, MEMORY, NETWORK, DEVICES = range(4)
 """Rows of `free` and `total`: milli-CPU, bytes, bits per second, devices of which nothing is taken."""
 
-OPEN, LOST, DRAINED, SUSPECT, EMPTYING = range(5)
+OPEN, LOST, DRAINED, SUSPECT, EMPTYING, UNFIT = range(6)
 """Values of `closed`."""
 
-CONDITIONS = ("up", "lost", "drained", "suspect", "emptying")
-CLOSED_CODES = ("", "NODE_LOST", "NODE_DRAINED", "NODE_SUSPECT", "NODE_DRAINED")
-CLOSED_WAKES = ("", "joined", "drained", "trusted", "drained")
+CONDITIONS = ("up", "lost", "drained", "suspect", "emptying", "unfit")
+CLOSED_CODES = ("", "NODE_LOST", "NODE_DRAINED", "NODE_SUSPECT", "NODE_DRAINED", "NODE_UNFIT")
+CLOSED_WAKES = ("", "joined", "drained", "trusted", "drained", "unfit")
 """By value of `closed`: its name, the reason it gives, and the kind of event that ends it. One that is being emptied is
 drained, and what runs there goes on elsewhere."""
 

@@ -121,7 +121,8 @@ class DeviceFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     """First frame of a connection: who this is and every attempt it holds; it counts as report 0.
 
-    `queued` are held but not started, `faults` are those of which it is not known that they were heard.
+    `queued` are held but not started, `faults` are those of which it is not known that they were heard. `unfit` says
+    why nothing can be started there; empty where work can.
     """
 
     node: Node
@@ -129,16 +130,20 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     running: tuple[Running, ...] = ()
     ended: tuple[Ended, ...] = ()
     faults: tuple[DeviceFault, ...] = ()
+    unfit: str = ""
 
 
 class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defaults=True):
-    """What has changed since the last report. `serial` counts reports; it is acknowledged when durable."""
+    """What has changed since the last report. `serial` counts reports; it is acknowledged when durable. `unfit` as in
+    `Hello`; None where that has not changed.
+    """
 
     serial: int
     running: tuple[Running, ...] = ()
     ended: tuple[Ended, ...] = ()
     faults: tuple[DeviceFault, ...] = ()
     told: tuple[Told, ...] = ()
+    unfit: str | None = None
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True, omit_defaults=True):

@@ -221,7 +221,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """One node: what it has, what is taken. CPU in milli-CPU, memory in bytes; the rest as in `Node`.
 
     `level` is low, medium or high, `load` what it was made from; empty and none where the node has not said. `failures`
-    is the smoothed share of attempts that failed there, in thousandths. `upkeep` is what its agent costs itself.
+    is the smoothed share of attempts that failed there, in thousandths. `upkeep` is what its agent costs itself,
+    `unfit` why it can start nothing.
     """
 
     name: str
@@ -248,6 +249,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     network_used: int = 0
     failures: int = 0
     upkeep: Upkeep | None = None
+    unfit: str = ""
 
 
 class Drained(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -19,6 +19,7 @@ from poise.kernel.controller import (
     Submit,
     TryRecover,
 )
+from poise.kernel.explain import node_report
 from poise.kernel.ledger import Ledger
 from poise.kernel.verify import verify_place
 from poise.model.decisions import Place, Plan, Preempt, Rejection, Spot, Why
@@ -29,13 +30,14 @@ from poise.model.events import (
     NodeLost,
     NodeSuspected,
     NodeTrusted,
+    NodeUnfit,
     Placed,
     Preempted,
     Remembered,
     encode_event,
 )
 from poise.model.jobs import Ending
-from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, Heard, Report
+from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, Heard, Hello, Report
 from poise.model.reports import Drained
 from poise.model.resources import DECLARED, Device, Node
 from poise.model.spec import compile_spec
@@ -762,6 +764,35 @@ def test_new_capacity_is_used_in_the_next_round() -> None:
     world = World().nodes(1, cpu=1).job("a").job("b").after("1s")
     world.join(node("n2", cpu=1)).after("1ms")
     assert world.status("b") == "placed"
+
+
+def test_a_node_that_can_start_nothing_gets_nothing_until_it_can() -> None:
+    world = World().nodes(2, cpu=1).job("a").round()
+    [unfit] = world.where("a")
+    why = "nothing can be started: the disk is full"
+    handed_back = Ended(attempt=Attempt("j1.main", 1), ending=Ending(outcome="returned", note=why))
+    world.held[unfit].clear()
+    world.hear(unfit, Report(serial=901, unfit=why, ended=(handed_back,))).after("1s")
+    [other] = world.where("a")
+    assert other != unfit
+    assert world.ledger.nodes[unfit].condition == "unfit"
+    assert node_report(world.ledger.nodes[unfit]).unfit == why
+    world.job("b").after("5s")
+    assert {(reason.code, reason.subject) for reason in world.reasons("b")} == {
+        ("CPU_BUSY", other),
+        ("NODE_UNFIT", unfit),
+    }
+    world.hear(unfit, Report(serial=902, unfit="")).after("1s")
+    assert world.where("b") == [unfit]
+    assert [event.why for event in world.log if isinstance(event, NodeUnfit)] == [why, ""]
+
+
+def test_a_node_says_anew_that_it_can_start_nothing() -> None:
+    world = World().nodes(1, cpu=1)
+    world.hear("n1", Hello(node=world.known["n1"], unfit="no keeper"))
+    assert world.job("a").after("1s").codes("a") == ["NODE_UNFIT"]
+    world.connect("n1")
+    assert world.after("1s").where("a") == ["n1"]
 
 
 # --- draining and calling back ---------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from poise.kernel.node import (
     Connected,
     Disconnected,
     Effect,
+    Fitness,
     Forget,
     Hang,
     NodeMachine,
@@ -86,6 +87,36 @@ class Bench:
             if isinstance(message, Hello | Report)
             for done in message.ended
         ]
+
+
+# --- a node that can start nothing ----------------------------------------------------------------------------------
+
+
+def test_what_waits_on_a_node_that_can_start_nothing_is_handed_back_after_saying_so() -> None:
+    bench = Bench(cpu=1)
+    bench.launch(launch("a"), launch("b", queued=True))
+    bench.feed(Fitness("the disk is full"))
+    assert bench.said == [Report(serial=1, unfit="the disk is full", ended=(_returned("b"),))]
+    assert bench.launch(launch("c")) == bench.end("a", "returned") == []
+    bench.feed(Acked(serial=1))
+    assert bench.ended() == [("b", "returned"), ("c", "returned"), ("a", "returned")]
+    assert bench.feed(Fitness("the disk is full")) == [], "it has been said"
+    bench.feed(Acked(serial=2))
+    bench.feed(Fitness(""))
+    assert bench.said[-1] == Report(serial=3, unfit="")
+    assert bench.launch(launch("d")) == ["d"]
+
+
+def test_a_new_connection_is_told_that_nothing_can_be_started() -> None:
+    bench = Bench(connected=False)
+    bench.feed(Fitness("the disk is full"))
+    bench.feed(Connected())
+    [hello] = bench.said
+    assert isinstance(hello, Hello) and hello.unfit == "the disk is full"
+
+
+def _returned(name: str) -> Ended:
+    return Ended(attempt=at(name), ending=Ending(outcome="returned"))
 
 
 # --- slots -----------------------------------------------------------------------------------------------------------
