@@ -12,7 +12,7 @@ import pytest
 from poise.model.training import Training
 
 HUGGING_FACE = """
-import os, signal, sys
+import json, os, signal, sys
 import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
@@ -25,19 +25,24 @@ class Line(nn.Module):
     def forward(self, x, labels):
         if sys.argv[1] == "killed" and trainer.state.global_step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
+        if not self.training:
+            with open(os.environ["POISE_REPORT"]) as file:
+                evaluations.append(json.load(file).get("evaluating"))
         return {"loss": nn.functional.mse_loss(self.line(x), labels)}
 
+evaluations = []
 data = [{"x": torch.tensor([float(i)]), "labels": torch.tensor([2.0 * i])} for i in range(12)]
 args = TrainingArguments("out", max_steps=6, per_device_train_batch_size=4, logging_steps=1, report_to="none",
-                         save_strategy="no", disable_tqdm=True, use_cpu=True)
-trainer = Trainer(Line(), args, train_dataset=data, callbacks=[PoiseCallback()])
+                         save_strategy="no", disable_tqdm=True, use_cpu=True, eval_strategy="steps", eval_steps=2)
+trainer = Trainer(Line(), args, train_dataset=data, eval_dataset=data[:8], callbacks=[PoiseCallback()])
 begun = last_checkpoint("out")
 trainer.train(resume_from_checkpoint=begun)
+assert evaluations and all(evaluations), evaluations
 print("from", begun, "to", trainer.state.global_step)
 """
 
 LIGHTNING = """
-import os, signal, sys
+import json, os, signal, sys
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -52,15 +57,22 @@ class Line(lightning.LightningModule):
         if sys.argv[1] == "killed" and self.global_step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         return nn.functional.mse_loss(self.line(batch[0]), batch[1])
+    def validation_step(self, batch, number):
+        with open(os.environ["POISE_REPORT"]) as file:
+            evaluations.append(json.load(file).get("evaluating"))
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
+evaluations = []
 x = torch.arange(12.0).unsqueeze(1)
 poise = PoiseCallback("out")
 trainer = lightning.Trainer(max_epochs=2, callbacks=[poise], accelerator="cpu", logger=False, barebones=False,
-                            enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False)
+                            enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
+                            num_sanity_val_steps=0)
 begun = poise.last_checkpoint()
-trainer.fit(Line(), DataLoader(TensorDataset(x, 2 * x), batch_size=4), ckpt_path=begun)
+loader = DataLoader(TensorDataset(x, 2 * x), batch_size=4)
+trainer.fit(Line(), loader, loader, ckpt_path=begun)
+assert evaluations and all(evaluations), evaluations
 print("from", begun, "to", trainer.global_step)
 """
 

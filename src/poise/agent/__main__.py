@@ -53,6 +53,7 @@ from poise.drivers.system import (
     ProcessMeter,
     SystemClock,
     boot_id,
+    cpu_used,
     probe_cgroups,
     settle_memory,
 )
@@ -382,7 +383,9 @@ class Agent:
             await asyncio.sleep(self._times.sample / SECOND)
             told = await asyncio.to_thread(self._keepers.tellings.look, [*self._running]) if self._running else []
             if told or self._node.listens():
-                self._feed(machine.Telling(tuple(told)))
+                still = [attempt for attempt in self._node.standing_still() if attempt in self._running]
+                used = {attempt: cpu_used([self._running[attempt]]) for attempt in still}
+                self._feed(machine.Telling(tuple(told), used))
 
     def _on_fitness(self, why: str) -> None:
         if why and not self._unfit.is_set():

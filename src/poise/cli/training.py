@@ -20,6 +20,7 @@ def lines(report: JobReport) -> Iterator[str]:
 
 def _told(said: Training) -> Iterator[str]:
     yield _joined(
+        "evaluating" if said.evaluating else "",
         f"{said.phase} phase" if said.phase else "",
         f"step {said.step:,}",
         f"{said.progress / 10_000:.3g} % done" if said.progress >= 0 else "",

@@ -25,7 +25,7 @@ begun without a connection.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -141,9 +141,12 @@ class Fitness(msgspec.Struct, frozen=True):
 
 
 class Telling(msgspec.Struct, frozen=True):
-    """Attempts have said how they get on, otherwise than before; without any it was looked, and nothing has changed."""
+    """Attempts have reported something new; without any it was looked, and nothing has changed. `used` is the CPU time
+    so far, in nanoseconds, of attempts whose steps stand still.
+    """
 
     told: tuple[Told, ...]
+    used: Mapping[Attempt, int] = {}
 
 
 class Connected(msgspec.Struct, frozen=True):
@@ -327,6 +330,10 @@ class NodeMachine:
     def listens(self) -> bool:
         """Whether anything that runs tells how it gets on."""
         return bool(self._told)
+
+    def standing_still(self) -> list[Attempt]:
+        """Attempts whose CPU time the next `Telling` is to have."""
+        return self._steps.standing_still()
 
     def waiting(self) -> list[Attempt]:
         """Attempts that it holds and has not handed to a slot."""
@@ -514,7 +521,7 @@ class NodeMachine:
             self._told[told.attempt] = self._unsaid_told[told.attempt] = told
             if not launch.hang:  # else it has said itself how its silence is to be taken
                 self._steps.heard(told)
-        hung: list[Effect] = [Stop(attempt, note) for attempt, note in self._steps.hung(now)]
+        hung: list[Effect] = [Stop(attempt, note) for attempt, note in self._steps.hung(now, telling.used)]
         return hung + self._report(now)
 
     def _end(self, done: Ended) -> None:

@@ -1,13 +1,18 @@
-"""Whether training gets on, by the steps that it tells of, where its job does not say how often it gives a sign.
+"""Whether training gets on, by the steps that it reports, where its job sets no `hang`.
 
-A step that takes long is no hang: evaluating, compiling and restoring stand between two steps. So the limit follows
-what was seen: `LEAST`, or many times a usual step, or several times the longest that it has stood still and gone on. It
-counts while it says what a step takes: with a `step_time` of 0 it says that it makes none now, and when all of its work
-is done none is missed. Silence is counted from look to look, so that a machine which slept does not count its own sleep
-as the command's.
+Nobody has set this limit, so it may not end what is alive. An attempt has hung when its step stands still **and** it
+uses no CPU, for longer than `LEAST`, than many of its usual steps, and than several times its longest pause so far. An
+evaluation, a compilation or a restore uses CPU, whether the script announces it or not. An endless loop does too: only
+a `hang` in the job finds that one.
+
+A report with a `step_time` of 0 announces that no steps come. If it says `evaluating`, the evaluation is compared with
+the earlier ones, and the first one has no limit. Otherwise nothing is expected, and nothing is when all work is done.
+
+Time is counted from look to look, so that a machine that slept does not count its own sleep as the attempt's silence.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Literal
 
 import msgspec
 
@@ -15,61 +20,116 @@ from poise.model.jobs import ALL
 from poise.model.messages import Attempt, Told
 from poise.units import SECOND, format_duration
 
-LEAST = 60 * SECOND
+LEAST = 300 * SECOND
+"""Work without CPU may be a call to another machine: half of the 10 minutes after which PyTorch gives NCCL up."""
+
 STEPS = 20
-"""It may stand still for as long as so many of its usual steps,"""
+"""Number of usual steps for which training may stand still"""
 
 LONGEST = 3
-"""... and for so many times as long as it ever has."""
+"""... and multiple of its longest pause so far."""
+
+MEASURE_AFTER = 10 * SECOND
+"""CPU is measured only of what has stood still for this long: it takes a walk over `/proc`."""
+
+ALIVE = 50
+"""Work that uses more than one part in 50 of one CPU is alive; threads that only watch use less."""
 
 MOST_BETWEEN_LOOKS = 2 * SECOND
 
+Doing = Literal["steps", "evaluation", "nothing"]
+
 
 class Watched(msgspec.Struct):
-    """An attempt that tells of its steps; it has stood still for `still` nanoseconds, and before for `longest`."""
+    """An attempt that reports its steps. Times in nanoseconds: `still` since its last report of something new, `idle`
+    since it last used CPU, as far as that was measured; `used` is the CPU time at the beginning of `idle`.
+    """
 
     step: int
     step_time: int
+    doing: Doing = "steps"
     still: int = 0
-    longest: int = 0
+    idle: int = 0
+    used: int = -1
+    longest_pause: int = 0
+    longest_evaluation: int = 0
 
     @property
     def limit(self) -> int:
-        return max(LEAST, STEPS * self.step_time, LONGEST * self.longest)
+        """The longest that it may be idle; 0: for ever."""
+        if self.doing == "steps":
+            return max(LEAST, STEPS * self.step_time, LONGEST * self.longest_pause)
+        if self.doing == "evaluation" and self.longest_evaluation:
+            return max(LEAST, LONGEST * self.longest_evaluation)
+        return 0
+
+    def turn_to(self, doing: Doing) -> None:
+        """It reports something new, so what it did until now is over."""
+        if self.doing == "steps":
+            self.longest_pause = max(self.longest_pause, self.still)
+        elif self.doing == "evaluation":
+            self.longest_evaluation = max(self.longest_evaluation, self.still)
+        self.doing, self.still, self.idle, self.used = doing, 0, 0, -1
+
+    def pass_by(self, passed: int, used: int) -> None:
+        """So much time has passed; `used` is all CPU time of the attempt so far, -1 if it was not measured."""
+        self.still += passed
+        self.idle += passed
+        if used >= 0 and (self.used < 0 or ALIVE * (used - self.used) > self.idle):
+            self.idle = 0 if self.used >= 0 else self.idle
+            self.used = used
 
 
 class Steps:
-    """Attempts that tell of their steps. Call `heard` with all that is new, then `hung`, again and again."""
+    """Attempts that report their steps. Call `heard` with every report, then `hung`, again and again."""
 
     def __init__(self) -> None:
         self._watched: dict[Attempt, Watched] = {}
         self._looked = 0
 
     def heard(self, told: Told) -> None:
-        """It has said this."""
+        """An attempt has reported this."""
         training = told.training
         if training is None:
             return
-        if not training.step_time or training.progress == ALL:
+        if training.progress == ALL:
             self.forget(told.attempt)
             return
         known = self._watched.get(told.attempt)
-        if known is None:
+        if not training.step_time:
+            doing: Doing = "evaluation" if training.evaluating else "nothing"
+            if known is not None and known.doing != doing:
+                known.turn_to(doing)
+        elif known is None:
             self._watched[told.attempt] = Watched(training.step, training.step_time)
-        elif known.step != training.step:
+        else:
+            if known.doing != "steps" or known.step != training.step:
+                known.turn_to("steps")
             known.step, known.step_time = training.step, training.step_time
-            known.longest, known.still = max(known.longest, known.still), 0
 
     def forget(self, attempt: Attempt) -> None:
         """It has ended, or is told to."""
         self._watched.pop(attempt, None)
 
-    def hung(self, now: int) -> Iterator[tuple[Attempt, str]]:
-        """Those that have stood still for too long by now, and what was seen; each once."""
+    def standing_still(self) -> list[Attempt]:
+        """Attempts whose CPU time `hung` wants to know."""
+        return [attempt for attempt, one in self._watched.items() if one.limit and one.still >= MEASURE_AFTER]
+
+    def hung(self, now: int, used: Mapping[Attempt, int]) -> Iterator[tuple[Attempt, str]]:
+        """Attempts that have hung by now, and what was seen of them; each once. `used`: their CPU time so far, in
+        nanoseconds. Of one that is not in it nobody knows, and it counts as idle.
+        """
         passed, self._looked = min(now - self._looked, MOST_BETWEEN_LOOKS) if self._looked else 0, now
         for attempt, one in list(self._watched.items()):
-            one.still += passed
-            if one.still >= one.limit:
+            one.pass_by(passed, used.get(attempt, -1))
+            if one.limit and one.idle >= one.limit:
                 del self._watched[attempt]
-                usual = format_duration(one.step_time)
-                yield attempt, f"no step for {format_duration(one.still)} after step {one.step}; one took {usual}"
+                yield attempt, f"{_seen(one)}, and no CPU used for {format_duration(one.idle)}"
+
+
+def _seen(one: Watched) -> str:
+    still = format_duration(one.still)
+    if one.doing == "evaluation":
+        longest = format_duration(one.longest_evaluation)
+        return f"an evaluation for {still} after step {one.step}; the longest one took {longest}"
+    return f"no step for {still} after step {one.step}; one took {format_duration(one.step_time)}"

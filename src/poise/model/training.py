@@ -33,6 +33,9 @@ of the memory of its devices it may (0.6)."""
 LIBRARY_THREADS = "OMP_NUM_THREADS"
 """Heeded by libraries that compute; set for a job with `phases` that does not set it itself."""
 
+ENDED_AS_ASKED = 128 + 15
+"""The exit code of training that was asked to end, by SIGTERM, and did so in order."""
+
 Phase = Literal["", "initial", "convergence", "fine-tuning"]
 """Where training is, as far as its gradients and its loss tell; empty: not known yet."""
 
@@ -71,9 +74,9 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `step` counts updates of the weights and `samples` what they were made from, over all attempts, without what had to
     be done again; `progress` is how much of all the work is done, and `safe` how much of that is in a checkpoint, both
     in millionths (-1: not known). In one step each of `world` workers takes `accumulation` times `batch` samples, all
-    together `effective`. `step_time` is the median of recent steps (0: it makes none now, and none is missed),
-    `goodput` milli-samples a second since the first attempt, with all that was lost, and `throughput` the same of
-    recent steps. A `loss` of 0 is not known, or no number.
+    together `effective`. `step_time` is the median of recent steps (0: it makes none now, and none is missed; with
+    `evaluating` because it evaluates), `goodput` milli-samples a second since the first attempt, with all that was
+    lost, and `throughput` the same of recent steps. A `loss` of 0 is not known, or no number.
 
     `sent` bytes went out per step and worker, where `plain` would have without compression; `route` is the way by which
     the largest part of a gradient is added up, where that is not simply a ring. `energy` was used since
@@ -100,6 +103,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     precision: Word = ""
     phase: Phase = ""
     step_time: Count = 0
+    evaluating: bool = False
     compute: Count = 0
     goodput: Count = 0
     throughput: Count = 0
@@ -133,7 +137,7 @@ TELL_EVERY = 5 * SECOND
 
 _SAID = (
     *("phase", "batch", "accumulation", "effective", "precision", "world", "resizes", "budget"),
-    *("energy_source", "restored", "advice", "route"),
+    *("energy_source", "restored", "advice", "route", "evaluating"),
 )
 """What is news whenever it has changed."""
 

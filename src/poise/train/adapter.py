@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from poise.drivers.heartbeat import step as beat
-from poise.model.training import Saved, Training
-from poise.train.session import RECENT_STEPS, STOPPED
+from poise.model.training import ENDED_AS_ASKED, Saved, Training
+from poise.train.session import RECENT_STEPS
 from poise.train.telling import Teller
 
 MILLION = 1_000_000
@@ -81,6 +81,16 @@ class Follower:
         self._teller.tell(training, now=step == steps)
         return self._agreed()
 
+    def rests(self) -> None:
+        """No steps come for a while, and none is missed: the framework saves, for example."""
+        beat()
+        self._teller.rests()
+
+    def evaluates(self) -> None:
+        """The framework evaluates until the next step; called before that, and for each batch of it."""
+        beat()
+        self._teller.evaluates()
+
     def saved(self, step: int) -> None:
         """The framework has made a checkpoint of this step."""
         self.checkpoint = Saved(step=step, at=time.time())
@@ -94,7 +104,7 @@ class Follower:
             self._teller.tell(self._training, now=True)
             self._teller.rests()
         if self.stopping:
-            raise SystemExit(STOPPED)
+            raise SystemExit(ENDED_AS_ASKED)
 
     def _agreed(self) -> bool:
         """Whether any worker was asked to end: the signal does not reach all of them in the same step."""

@@ -10,6 +10,7 @@ while a session lasts:
   or the loss does, the error leaves the loop: `run.step(lambda: loss_fn(model(batch)))` has all of it within our reach.
 """
 
+import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,33 +26,19 @@ from poise.train.precision import Precision
 
 
 @contextmanager
-def answering(model: nn.Module, precision: Precision, memory: Counted, short: Callable[[], bool]) -> Iterator[None]:
+def answering(
+    model: nn.Module,
+    precision: Precision,
+    memory: Counted,
+    short: Callable[[], bool],
+    evaluates: Callable[[], object] = bool,
+) -> Iterator[None]:
     """While this lasts, `model.forward` is as above. `short` is told when memory was short, and says whether what is
-    computed can be made again: else it is an error.
+    computed can be made again: else it is an error. `evaluates` is called before each answer of an evaluation.
     """
     plain = model.forward
     own = "forward" in vars(model)
-
-    def computed(*args: Any, **named: Any) -> Any:
-        if precision.name == AS_IT_IS:
-            return plain(*args, **named)
-        with precision.computing():
-            return in_fp32(plain(*args, **named))
-
-    @functools.wraps(plain)
-    def forward(*args: Any, **named: Any) -> Any:
-        if not (torch.is_grad_enabled() and model.training):
-            return computed(*args, **named)
-        try:
-            return computed(*args, **named)
-        except Exception as error:
-            if not (is_short(error) and short()):
-                raise
-        release(memory)  # only now: the error holds the frames in which the memory is
-        with torch.no_grad():
-            return mapped(computed(*args, **named), _with_gradient)
-
-    model.forward = forward
+    model.forward = _Forward(model, plain, precision, memory, short, evaluates)
     try:
         yield
     finally:
@@ -59,6 +46,53 @@ def answering(model: nn.Module, precision: Precision, memory: Counted, short: Ca
             model.forward = plain
         else:
             del model.forward
+
+
+class _Forward:
+    """The replaced `forward` of a model. It stays with that model: copies of the model, and pickles of it, get the
+    plain one, bound to themselves, and a pickle needs no Poise to be loaded.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plain: Callable[..., Any],
+        precision: Precision,
+        memory: Counted,
+        short: Callable[[], bool],
+        evaluates: Callable[[], object],
+    ) -> None:
+        functools.update_wrapper(self, plain)
+        self._model, self._plain, self._precision = model, plain, precision
+        self._memory, self._short, self._evaluates = memory, short, evaluates
+        self._own = "forward" in vars(model)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        if not (torch.is_grad_enabled() and self._model.training):
+            self._evaluates()
+            return self._computed(*args, **named)
+        try:
+            return self._computed(*args, **named)
+        except Exception as error:
+            if not (is_short(error) and self._short()):
+                raise
+        release(self._memory)  # only now: the error holds the frames in which the memory is
+        with torch.no_grad():
+            return mapped(self._computed(*args, **named), _with_gradient)
+
+    def _computed(self, *args: Any, **named: Any) -> Any:
+        if self._precision.name == AS_IT_IS:
+            return self._plain(*args, **named)
+        with self._precision.computing():
+            return in_fp32(self._plain(*args, **named))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self._own:
+            return copy.deepcopy(self._plain, memo)
+        return copy.deepcopy(self._model, memo).forward  # the copy is in `memo` already, and has no `forward` yet
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (functools.partial, (self._plain,)) if self._own else (getattr, (self._model, "forward"))
 
 
 def in_fp32(output: Any) -> Any:

@@ -44,7 +44,19 @@ class PoiseCallback(TrainerCallback):
             precision="bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
         ):
             control.should_save = control.should_training_stop = True
+        if control.should_evaluate:
+            self._follower.evaluates()
+        elif control.should_save:
+            self._follower.rests()
         return control
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
+    ) -> None:
+        self._follower.evaluates()
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        self._follower.rests()  # a checkpoint comes after it, or the next step
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         self._follower.loss = float(more.get("logs", {}).get("loss", self._follower.loss))

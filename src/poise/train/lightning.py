@@ -55,6 +55,17 @@ class PoiseCallback(Callback):
             trainer.should_stop = True
             self._follower.end()
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._follower.evaluates()
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self._follower.evaluates()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._follower.rests()  # a checkpoint comes after it, or the next step
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._follower.end()
 

@@ -27,7 +27,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 from types import FrameType, TracebackType
 from typing import Any, Literal, Protocol, get_args
@@ -42,7 +42,7 @@ from poise.model.jobs import Speedups
 from poise.model.phases import PhaseRules
 from poise.model.precision import AS_IT_IS
 from poise.model.precision import VARIABLE as PRECISION
-from poise.model.training import Training
+from poise.model.training import ENDED_AS_ASKED, Training
 from poise.policy.checkpoints import Keep
 from poise.train import given, shards, state
 from poise.train.advise import Adviser, Named, exchange_named
@@ -58,7 +58,7 @@ from poise.train.memory import Budget, Shares
 from poise.train.precision import checked, chosen, finite
 from poise.train.randomness import Randomness
 from poise.train.reducer import Reducer
-from poise.train.telling import Teller
+from poise.train.telling import EVERY_SECONDS, Teller
 from poise.train.topology import add_up
 from poise.train.watch import Watch, norm_of
 
@@ -70,9 +70,6 @@ REGROUP_SECONDS = 60.0
 
 RECENT_STEPS = 64
 """Steps whose times the median is of."""
-
-STOPPED = 128 + signal.SIGTERM
-"""The exit code of a script that was asked to end, and has."""
 
 METER_SECONDS = 1.0
 """How often it is asked what was used."""
@@ -283,7 +280,9 @@ class Session:
             self._join()
             self._entered = True
             self._answering.callback(self.optimizer.register_step_pre_hook(self._steps_here).remove)
-            self._answering.enter_context(answering(self.model, self._precision, self._budget, self._short_in_forward))
+            self._answering.enter_context(
+                answering(self.model, self._precision, self._budget, self._short_in_forward, self._evaluates)
+            )
         except BaseException:
             with ExitStack() as last:
                 last.callback(self._leave)
@@ -304,7 +303,7 @@ class Session:
             if kind is None or (isinstance(error, SystemExit) and not error.code):
                 self._gang.conclude(self.steps)
             self._keeping.close()
-            if kind is None:
+            if kind is None or isinstance(error, SystemExit):  # of a checkpoint that was made meanwhile too
                 self._teller.tell(self.training, now=True)
                 self._teller.rests()
         finally:
@@ -368,6 +367,20 @@ class Session:
                 return
         if micro.last:
             self._finish(step)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Announce an evaluation, so that its time is not taken for a hang and `poise show` tells of it:
+
+            with run.evaluating():
+                accuracy = accuracy_on(validation)
+
+        Without it an evaluation is recognized by its calls of the model.
+        """
+        beat()
+        with self._teller.evaluating():
+            yield
+        beat()
 
     def score(self, value: float) -> None:
         """How good it is now, larger is better: `Keep(best=…)` goes by it. A checkpoint that has this score is made at
@@ -589,7 +602,7 @@ class Session:
         if self._fitting.adapt():
             self._changed = True
         if votes[_STOP]:
-            raise SystemExit(STOPPED)
+            raise SystemExit(ENDED_AS_ASKED)
         if votes[_NEWER] or lost:
             self._regroup(lost)
 
@@ -678,6 +691,12 @@ class Session:
         this, others = self._whole - self._taken, max(0, self._epochs - self.epoch - 1)
         return self.steps - (-this // self.effective) - (-self._whole // self.effective) * others
 
+    def _evaluates(self) -> None:
+        """The model answers, and not for a step: it is alive. An answer or two beside each step is no news."""
+        beat()
+        if self._at is None and time.perf_counter() > self._moment + EVERY_SECONDS:
+            self._teller.evaluates()
+
     def _short_in_forward(self) -> bool:
         """The model could not be computed as usual. Whether it is a micro-batch, which can be made again."""
         self._short = self._at is not None
@@ -732,7 +751,7 @@ class Session:
             self._keeping.go_on_from(self.steps)
         except Leaving as leaving:
             if leaving.over_at < 0:
-                raise SystemExit(STOPPED) from None
+                raise SystemExit(ENDED_AS_ASKED) from None
             self._take_outcome(leaving.over_at)
         except (WorkerLost, RuntimeError) as error:
             return str(error) or "it has gone"
@@ -826,7 +845,7 @@ class Session:
     def _while_waiting(self) -> None:
         beat()
         if self._stopping and self._gang.newer() is None:
-            raise SystemExit(STOPPED)
+            raise SystemExit(ENDED_AS_ASKED)
 
     def _steps_here(self, *_: object) -> None:
         if not self._stepping:

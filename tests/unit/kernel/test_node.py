@@ -686,21 +686,71 @@ def test_nobody_speaks_for_what_is_not_here() -> None:
     assert bench.said == []
 
 
-def stands_still(bench: Bench, seconds: int) -> list[Effect]:
+def stands_still(bench: Bench, seconds: int, *, cpu: float = 0.0) -> list[Effect]:
+    """What is done about attempts that use so much of a CPU."""
     effects: list[Effect] = []
     for _ in range(seconds):
         bench.now += SECOND
-        effects += [effect for effect in bench.feed(Telling(())) if isinstance(effect, Stop)]
+        still = bench.machine.standing_still()
+        used = {attempt: int(cpu * bench.now) for attempt in still}
+        effects += [effect for effect in bench.feed(Telling((), used)) if isinstance(effect, Stop)]
     return effects
 
 
-def test_training_whose_steps_stand_still_has_hung() -> None:
+def test_training_whose_steps_stand_still_without_using_cpu_has_hung() -> None:
     bench = Bench()
     bench.launch(launch("a"))
     bench.feed(telling("a", 5, step_time=SECOND))
-    assert stands_still(bench, 58) == []
-    assert stands_still(bench, 3) == [Stop(at("a"), "no step for 1m0s after step 5; one took 1.0 s")]
-    assert stands_still(bench, 100) == [], "it is said once"
+    assert stands_still(bench, 298) == []
+    why = "no step for 5m0s after step 5; one took 1.0 s, and no CPU used for 5m0s"
+    assert stands_still(bench, 3) == [Stop(at("a"), why)]
+    assert stands_still(bench, 1000) == [], "it is said once"
+
+
+def test_nobody_knows_the_cpu_time_of_some_attempts() -> None:
+    bench = Bench()
+    bench.launch(launch("a"))
+    bench.feed(telling("a", 5, step_time=SECOND))
+    for _ in range(299):
+        bench.now += SECOND
+        assert bench.feed(Telling(())) == []
+    bench.now += 2 * SECOND
+    assert len(bench.feed(Telling(()))) == 1
+
+
+def test_an_evaluation_that_nobody_announced_is_no_hang_while_it_uses_cpu() -> None:
+    """The first one takes an hour, between two steps of a second; then the process stands still."""
+    bench = Bench()
+    bench.launch(launch("a"))
+    bench.feed(telling("a", 5, step_time=SECOND))
+    assert stands_still(bench, 3600, cpu=0.05) == []
+    assert stands_still(bench, 280, cpu=0.001) == []
+    assert len(stands_still(bench, 300, cpu=0.001)) == 1
+
+
+def test_what_was_learned_of_pauses_survives_a_rest() -> None:
+    bench = Bench()
+    bench.launch(launch("a"))
+    bench.feed(telling("a", 1, step_time=SECOND))
+    assert stands_still(bench, 200) == []
+    bench.feed(telling("a", 1, step_time=0))
+    assert stands_still(bench, 4000) == []
+    bench.feed(telling("a", 2, step_time=SECOND))
+    assert stands_still(bench, 590) == []
+    assert len(stands_still(bench, 20)) == 1
+
+
+def test_an_announced_evaluation_is_measured_by_the_longest_one_before() -> None:
+    bench = Bench()
+    bench.launch(launch("a"))
+    bench.feed(telling("a", 1, step_time=SECOND))
+    bench.feed(telling("a", 1, evaluating=True))
+    assert stands_still(bench, 1000) == [], "nobody knows yet what an evaluation takes"
+    bench.feed(telling("a", 2, step_time=SECOND))
+    bench.feed(telling("a", 2, evaluating=True))
+    assert stands_still(bench, 2990) == []
+    why = "an evaluation for 50m0s after step 2; the longest one took 16m40s, and no CPU used for 50m0s"
+    assert stands_still(bench, 20) == [Stop(at("a"), why)]
 
 
 def test_how_long_it_may_stand_still_follows_what_was_seen_of_it() -> None:
@@ -708,13 +758,13 @@ def test_how_long_it_may_stand_still_follows_what_was_seen_of_it() -> None:
     bench = Bench()
     bench.launch(launch("a"))
     bench.feed(telling("a", 0))
-    assert stands_still(bench, 200) == []
-    bench.feed(telling("a", 1, step_time=10 * SECOND))
-    assert stands_still(bench, 190) == []
+    assert stands_still(bench, 400) == []
+    bench.feed(telling("a", 1, step_time=20 * SECOND))
+    assert stands_still(bench, 390) == []
     bench.feed(telling("a", 2, step_time=SECOND))
-    assert stands_still(bench, 500) == []
+    assert stands_still(bench, 1000) == []
     bench.feed(telling("a", 3, step_time=SECOND))
-    assert stands_still(bench, 1400) == []
+    assert stands_still(bench, 2900) == []
     assert len(stands_still(bench, 200)) == 1
 
 
@@ -722,18 +772,18 @@ def test_a_command_that_has_said_how_its_silence_is_to_be_taken_is_taken_at_its_
     bench = Bench()
     bench.launch(launch("a", hang=3600 * SECOND))
     bench.feed(telling("a", 5, step_time=SECOND))
-    assert stands_still(bench, 200) == []
+    assert stands_still(bench, 400) == []
 
 
 def test_what_makes_no_steps_now_is_not_missed() -> None:
-    """It evaluates, or writes what it has learned when all is done."""
+    """It exports a model, or writes what it has learned when all is done."""
     bench = Bench()
     bench.launch(launch("a"), launch("b"))
     for name in ("a", "b"):
         bench.feed(telling(name, 5, step_time=SECOND))
     bench.feed(telling("a", 5, step_time=0))
     bench.feed(telling("b", 6, step_time=SECOND, progress=1_000_000))
-    assert stands_still(bench, 200) == []
+    assert stands_still(bench, 2000) == []
 
 
 def test_a_machine_that_slept_does_not_count_that() -> None:
