@@ -224,12 +224,19 @@ def test_who_leaves_training_alone_ends_the_others_with_a_reason(tmp_path: Path,
         gang.end()
 
 
-def test_asked_to_end_all_workers_end_after_the_same_step(workers: Workers) -> None:
+def test_asked_to_end_all_workers_end_after_the_same_step(workers: Workers, tmp_path: Path) -> None:
+    workers.options |= {"checkpoint": str(tmp_path / "checkpoints"), "every": 1000}
     workers.start("a", "b")
     workers.after("a", 5)
     workers.ask_to_end("b")
     assert workers.wait("a", "b") == [143, 143]
-    assert workers.steps("a")[-1][0] == workers.steps("b")[-1][0]
+    last = workers.steps("a")[-1][0]
+    assert last == workers.steps("b")[-1][0]
+    [step] = listed(tmp_path / "checkpoints")
+    said = _told(workers, "a")
+    assert said.checkpoint is not None, "its last word is of the checkpoint that it ended with"
+    assert (said.step, said.checkpoint.step, said.safe) == (step, step, said.progress)
+    assert step >= last
 
 
 def test_who_waits_for_a_worker_that_hangs_is_not_taken_for_it(workers: Workers) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from poise.model.messages import Attempt, Ended, Told
-from poise.model.training import MOST_BYTES, Training, decode
+from poise.model.training import ENDED_AS_ASKED, MOST_BYTES, Training, decode
 
 _log = logging.getLogger("poise.agent")
 
@@ -72,13 +72,21 @@ class Tellings:
             return None
 
     def last_word(self, done: Ended) -> Ended:
-        """An ending with how much need not be done again of what was not done: what was in a checkpoint."""
-        if done.ending.outcome in ("done", "returned") or done.ending.progress >= 0:
+        """An ending with what the attempt's last report says about it: how much need not be done again of what was not
+        done, and whether it was training that somebody else than Poise had asked to end. That one saves itself and
+        ends in order, in a gang all of its members, so its exit code says as little of the work as SIGKILL would.
+        """
+        ending = done.ending
+        training = None if ending.outcome in ("done", "returned") else self.last(done.attempt)
+        if training is None:
             return done
-        training = self.last(done.attempt)
-        if training is None or training.safe < 0:
-            return done
-        return msgspec.structs.replace(done, ending=msgspec.structs.replace(done.ending, progress=training.safe))
+        if ending.outcome == "failed" and ending.code == ENDED_AS_ASKED:
+            ending = msgspec.structs.replace(
+                ending, outcome="killed", note="it was asked to end by SIGTERM, and saved itself"
+            )
+        if ending.progress < 0 <= training.safe:
+            ending = msgspec.structs.replace(ending, progress=training.safe)
+        return done if ending is done.ending else msgspec.structs.replace(done, ending=ending)
 
     def forget(self, attempts: Iterable[Attempt]) -> None:
         """These have ended, and that is known elsewhere."""

@@ -17,8 +17,9 @@ from poise.units import SECOND
 Outcome = Literal["done", "failed", "killed", "signal", "oom", "hung", "lost", "stopped", "returned", "unstartable"]
 """How an attempt ended.
 
-`done` exit code 0 · `failed` another exit code · `killed` SIGKILL that Poise did not send · `signal` another signal ·
-`oom` over its memory limit · `hung` silent for longer than it promised ·
+`done` exit code 0 · `failed` another exit code · `killed` SIGKILL that Poise did not send, or SIGTERM that Poise did
+not send and at which training saved itself · `signal` another signal · `oom` over its memory limit ·
+`hung` silent for longer than it promised ·
 `lost` its node or keeper went away · `stopped` Poise stopped it: for another, since another of its gang had failed,
 or when it was cancelled · `returned` stopped before its process was started, which costs no try · `unstartable` the
 command could not be executed.
