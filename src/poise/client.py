@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
-from poise.config import Address, Door, Home
+from poise.config import PAGE, Address, Door, Home
 from poise.decoding import json_decoder
 from poise.drivers.lock import is_held
 from poise.drivers.reach import STANDBY, door_of, environment_home, home_at, names_at, reach
@@ -212,7 +212,14 @@ class Client:
         return self._call("POST", f"/v1/jobs/{_part(name)}/cancel", _Job).job
 
     def nodes(self) -> list[NodeReport]:
-        return self._call("GET", "/v1/nodes", list[NodeReport])
+        """All nodes, by name."""
+        found: list[NodeReport] = []
+        while True:
+            after = found[-1].name if found else ""
+            page = self._call("GET", f"/v1/nodes?after={_quoted(after)}", list[NodeReport])
+            found += page
+            if len(page) < PAGE:
+                return found
 
     def profiles(self, node: str = "") -> list[NodeProfile]:
         """How busy nodes have been: one, or as many as are told of at once."""
@@ -258,11 +265,19 @@ class Client:
         """Close a node to new work, or open it again; with `moves`, what runs there goes on elsewhere."""
         return self._call("POST", f"/v1/nodes/{_part(node)}/drain", Drained, {"on": on, "moves": moves})
 
-    def give_up(self, node: str) -> str:
-        """Say that a node is gone, by its whole name, so that its work begins elsewhere before its silence tells.
-        Answers with that name. Should it be there all the same, it joins again.
+    def give_up(self, *nodes: str) -> list[str]:
+        """Say that nodes are gone, by their whole names, so that their work begins elsewhere before their silence
+        tells. Name all that are missed together: where that is most of the fleet, they get a minute to come back.
+        Returns the names of those that are known. Should one of them be there all the same, it joins again.
         """
-        return self._call("POST", f"/v1/nodes/{_part(node)}/lost", dict[str, str])["node"]
+        return self._call("POST", "/v1/nodes/lost", dict[str, list[str]], {"nodes": nodes})["nodes"]
+
+    def lend(self, *nodes: str) -> str:
+        """Say that others wait for the machine of one of these nodes, by their whole names. What runs on the one that
+        loses least is preempted, and the node is drained. Returns its name; empty where each runs what may not be
+        preempted.
+        """
+        return self._call("POST", "/v1/nodes/lend", dict[str, str], {"nodes": nodes})["node"]
 
     def status(self) -> StatusReport:
         return self._call("GET", "/v1/status", StatusReport)

@@ -152,20 +152,21 @@ def test_what_runs_goes_on_when_something_is_killed(on_ray: OnRay, killed: str) 
 def test_what_others_have_is_theirs_and_what_they_wait_for_is_lent(on_ray: OnRay) -> None:
     living, file = on_ray.living, on_ray.living.work / "others"
     until(lambda: all(on_ray.node(name).cpu == 2000 for name in NODES), "all is Poise's", on_ray.messages)
-    busy = on_ray.submit("exec sleep 1000")
-    until(lambda: living.client().job(busy).status == "running", "it runs", on_ray.messages)
+    busy = on_ray.submit("exec sleep 1000", preemptible=False)
+    yields = on_ray.submit("[ $POISE_EPOCH = 1 ] && exec sleep 1000")
+    for job in (busy, yields):
+        until(lambda job=job: living.client().job(job).status == "running", "it runs", on_ray.messages)  # type: ignore[misc]
     (mine,) = on_ray.where(busy)
-    (idle,) = {*NODES} - {mine}
+    (lent,) = {*NODES} - {mine}
     others = on_ray.asks(OTHERS, str(file))
     try:
         until(file.exists, "others have got what they asked for", on_ray.messages)
-        until(lambda: on_ray.node(idle).cpu == 0, "and Poise offers it no more", on_ray.messages)
+        until(lambda: on_ray.node(lent).cpu == 0, "and Poise offers it no more", on_ray.messages)
         assert on_ray.where(busy) == [mine]
-        waits = on_ray.submit("true")
         file.write_text("end")
         assert others.wait(PATIENCE) == 0
-        assert living.poise("wait", waits).code == 0, "it has come back, and work that waited for it has run"
-        assert on_ray.where(waits) == [idle]
+        done = living.client().wait(yields, PATIENCE)
+        assert (done.tasks[0].epoch, on_ray.where(yields)) == (2, [lent]), "it has come back, and so has what ran there"
     finally:
         others.kill()
         others.communicate()

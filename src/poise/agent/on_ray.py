@@ -68,9 +68,16 @@ class Nodes:
     def lost(self) -> set[str]:
         return {node.name for node in self._client.nodes() if node.status == "lost"}
 
-    def gone(self, name: str) -> None:
-        with contextlib.suppress(NotFound):  # it has never joined
-            self._client.give_up(name)
+    def gone(self, *names: str) -> None:
+        with contextlib.suppress(NotFound):  # none of them has ever joined
+            self._client.give_up(*names)
+
+    def lend(self, machines: Mapping[str, str]) -> str:
+        before = self.emptied
+        self._keep({**before, **machines})  # first: if this process is killed now, the next one opens the node again
+        lent = self._client.lend(*machines)
+        self._keep({**before, **{name: machine for name, machine in machines.items() if name == lent}})
+        return lent
 
     def empty(self, leaving: Mapping[str, str]) -> None:
         for node in self._client.nodes():

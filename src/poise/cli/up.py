@@ -28,7 +28,7 @@ from poise.errors import Conflict, Fault, InputError, StoreAway, Unreachable
 from poise.model.reports import JobReport, StatusReport
 from poise.model.spec import parse_or_raise
 from poise.model.times import Times
-from poise.units import MINUTE, parse_duration
+from poise.units import DAY, MINUTE, parse_duration
 
 if TYPE_CHECKING:
     from poise.model.fleetfile import DeclaredFleet
@@ -45,7 +45,7 @@ LONGEST = 1 * MINUTE
 """Time that a policy may be given for a round: while it thinks, nothing is placed."""
 
 
-LATE = ("port", "decide_within", "share", "listen", "no_agent")
+LATE = ("port", "decide_within", "outage_hold", "outage_settle", "share", "listen", "no_agent")
 """Options that count when it starts."""
 
 ONCE = ("policy", *LATE)
@@ -77,6 +77,17 @@ def own_home() -> Home:
     "--decide-within",
     metavar="DURATION",
     help="How long a policy that does not ship with Poise may take over a round. [default: 1s]",
+)
+@click.option(
+    "--outage-hold",
+    metavar="DURATION",
+    help="While most nodes are silent, keep their work in place for this long at most. 0: give them up at once. "
+    "[default: 1m]",
+)
+@click.option(
+    "--outage-settle",
+    metavar="DURATION",
+    help="Time after an outage in which the remaining nodes can come back. [default: 10s with --listen, else 3s]",
 )
 @click.option(
     "--port", type=Whole(), default=None, metavar="N", help="Loopback port of the API. [default: 7717, or a free one]"
@@ -118,6 +129,8 @@ def own_home() -> Home:
 def up(
     policy: str,
     decide_within: str | None,
+    outage_hold: str | None,
+    outage_settle: str | None,
     port: int | None,
     fleet_file: Path | None,
     share: Path | None,
@@ -151,8 +164,13 @@ def up(
     options = ["--policy", name]
     if no_agent:
         options.append("--no-agent")
-    if decide_within is not None:
-        options += ["--decide-within", str(parse_or_raise(parse_duration, decide_within, "--decide-within", LONGEST))]
+    for option, text, most in (
+        ("--decide-within", decide_within, LONGEST),
+        ("--outage-hold", outage_hold, DAY),
+        ("--outage-settle", outage_settle, DAY),
+    ):
+        if text is not None:
+            options += [option, str(parse_or_raise(parse_duration, text, option, most))]
     if port is not None:
         options += ["--port", str(port)]
     if share is not None:
@@ -299,6 +317,7 @@ def status(form: str) -> int:
         print_json(report)
         return 0
     lost = f", {report.lost} of them lost" if report.lost else ""
+    lost += f", {report.held} silent, which are not given up yet" if report.held else ""
     writes = report.accepting or report.stands_by or not report.up
     refused = "" if writes else ", which cannot be written: nothing new is accepted"
     elsewhere = f"; {report.leader} leads" if report.leader else ""

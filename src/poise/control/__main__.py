@@ -82,6 +82,12 @@ def main() -> int:
     parser.add_argument(
         "--decide-within", type=int, default=Times().decide, help="nanoseconds that a policy of others has for a round"
     )
+    parser.add_argument(
+        "--outage-hold", type=int, default=Times().outage_hold, help="nanoseconds that an outage is waited for at most"
+    )
+    parser.add_argument(
+        "--outage-settle", type=int, default=0, help="nanoseconds to wait for the last nodes after it [as for any node]"
+    )
     parser.add_argument("--history", type=int, default=10_000, help="finished jobs kept in the ledger")
     parser.add_argument("--until-idle", action="store_true", help="end once no job is left")
     parser.add_argument("--fleet", type=Path, help="compiled fleet that is declared here [HOME/fleet.json]")
@@ -153,6 +159,8 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
         recipe=msgspec.to_builtins(choice.recipe) if choice.recipe else {},
         code=code_of(choice),
         dead_after=Times().dead_remote if options.listen else Times().dead_local,
+        outage_hold=options.outage_hold,
+        outage_settle=options.outage_settle,
         forget_after=Times().forget,
     )
     decider = decider_for(choice, Times(decide=options.decide_within))

@@ -24,7 +24,7 @@ from litestar.params import Parameter
 from litestar.response import Stream
 
 from poise import __version__
-from poise.config import Home
+from poise.config import PAGE, Home
 from poise.control.chances import Chances
 from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import PUBLIC, App, ErrorBody, Guard
@@ -147,6 +147,12 @@ class DrainRequest(msgspec.Struct, frozen=True):
     moves: bool = False
 
 
+class NamedNodes(msgspec.Struct, frozen=True):
+    """`nodes` by their whole names."""
+
+    nodes: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=100_000)]
+
+
 class TokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A token for somebody of a tenant. Its secret is made by who asks and told nobody: `hash` is its SHA-256, in
     hexadecimal digits. `expires` is a duration from now; without it the token is good until it is revoked.
@@ -214,7 +220,12 @@ def make_app(
         ledger = await plane.settled()
         controller = plane.controller
         told = status_report(
-            ledger, __version__, fleet=controller.settings.fleet, accepting=plane.accepting, behind=plane.behind
+            ledger,
+            __version__,
+            fleet=controller.settings.fleet,
+            accepting=plane.accepting,
+            behind=plane.behind,
+            held=controller.held,
         )
         return Sight(ledger, bearer).status(told)
 
@@ -336,13 +347,20 @@ def make_app(
         pieces = follow_job(home.logs, lambda: plane.ledger, found.job.id, found.tasks, follow=follow)
         return Stream(_lines(pieces, lambda: gate.stands(bearer)), media_type="application/x-ndjson")
 
-    @get("/v1/nodes", summary="Nodes, what they have and what is taken", opt=VIEWER)
-    async def nodes(bearer: Bearer) -> list[NodeReport]:
+    @get(
+        "/v1/nodes",
+        summary=f"Nodes by name, what they have and what is taken: the first {PAGE}, or those `after` a name",
+        opt=VIEWER,
+    )
+    async def nodes(
+        bearer: Bearer, after: str = "", limit: Annotated[int, Parameter(ge=1, le=PAGE)] = PAGE
+    ) -> list[NodeReport]:
         ledger = await plane.settled()
         sight, told = Sight(ledger, bearer), plane.controller
+        page = islice((entry for entry in ledger.nodes.items() if entry[0] > after), limit)
         return [
             sight.node(node_report(state, told.load_of(name), told.upkeep_of(name), cordons=ledger.cordons))
-            for name, state in ledger.nodes.items()
+            for name, state in page
         ]
 
     @get(
@@ -376,13 +394,22 @@ def make_app(
         return drained
 
     @post(
-        "/v1/nodes/{name:str}/lost",
-        summary="Give a node up at once, where what runs it says that it is gone",
+        "/v1/nodes/lost",
+        summary="Give nodes up, where what runs them says that they are gone; most of a fleet only if they stay away",
         status_code=202,
         opt=OPERATOR,
     )
-    async def give_up(bearer: Bearer, name: str) -> dict[str, str]:
-        return {"node": await plane.request(lambda request: machine.GiveUp(request, name, bearer))}
+    async def give_up(bearer: Bearer, data: NamedNodes) -> dict[str, list[str]]:
+        return {"nodes": await plane.request(lambda request: machine.GiveUp(request, data.nodes, bearer))}
+
+    @post(
+        "/v1/nodes/lend",
+        summary="Preempt what runs on the one of these nodes that loses least, since others wait for its machine",
+        status_code=202,
+        opt=OPERATOR,
+    )
+    async def lend(bearer: Bearer, data: NamedNodes) -> dict[str, str]:
+        return {"node": await plane.request(lambda request: machine.Lend(request, data.nodes, bearer))}
 
     @get("/v1/quotas", summary="What tenants may hold at once, and what they hold", opt=VIEWER)
     async def quotas(bearer: Bearer) -> list[QuotaReport]:
@@ -514,6 +541,7 @@ def make_app(
             names,
             drain,
             give_up,
+            lend,
             quotas,
             set_quota,
             lift_quota,

@@ -5,7 +5,8 @@ machine lives. Each is bound to its machine and takes of it what is free there w
 That is what its agent offers. So what others have of the cluster is never touched, what Poise has is not given to
 others, and a gang needs nothing to be reserved for it: all of it is reserved already. When others wait for what a
 machine has and nothing of Poise's runs there, it is lent to them; and taken again, with what is free then, once they
-have what they asked for. A machine that has more free than its actor holds is taken anew in the same way.
+have what they asked for. When all that they could use is busy, what runs on one machine is preempted for them, unless
+it may not be. A machine that has more free than its actor holds is taken anew in the same way.
 
 An agent lives no longer than its actor. What it has started does: the next agent on that machine goes on with it.
 
@@ -56,6 +57,9 @@ PLACE_SECONDS = 20.0
 LEND_SECONDS = 30.0
 """A machine that was given back is left for so long to those who wait for it, and is not given back again before."""
 
+PREEMPT_SECONDS = 5.0
+"""Others wait for so long for a machine on which something runs, before that is preempted."""
+
 COMPARE_SECONDS = 5.0
 """How often it is looked which nodes were given up."""
 
@@ -90,8 +94,13 @@ class Nodes(Protocol):
     def lost(self) -> Container[str]:
         """Those that were given up, and have not been heard since."""
 
-    def gone(self, name: str) -> None:
-        """This one is to be given up."""
+    def gone(self, *names: str) -> None:
+        """These are to be given up: all that have gone together."""
+
+    def lend(self, machines: Mapping[str, str]) -> str:
+        """Others wait for one of these, by name, with Ray's names for their machines: what runs on one of them is
+        preempted. Returns its name; empty where each runs what may not be preempted.
+        """
 
     def empty(self, leaving: Mapping[str, str]) -> None:
         """What runs on these is to go on elsewhere, and nothing new to come. With Ray's names for their machines."""
@@ -122,11 +131,12 @@ class AgentKeeper:
         threading.Thread(target=self._keep, name="poise-agent", daemon=True).start()
 
     def tell(self, told: Told) -> None:
-        """Where the control plane is now, if it has moved."""
-        if told != self._told:
-            self._told = told
-            if self._agent is not None:
-                self._agent.terminate()
+        """Where the control plane is now. The agent is started again only if that has moved: the token of another
+        control plane that leads now is for the next agent, and that of this one is still good.
+        """
+        moved, self._told = told.address != self._told.address, told
+        if moved and self._agent is not None:
+            self._agent.terminate()
 
     def begin_anew(self) -> None:
         """Another agent in the place of this one, which nobody hears: it may hang, so it is not asked."""
@@ -190,6 +200,8 @@ class Cluster:
         self._known: set[str] = set()
         self._placing: dict[str, tuple[Any, float]] = {}
         self._given_back: dict[str, float] = {}
+        self._waited_for: float | None = None  # since when others have waited for what is busy
+        self._lending: dict[str, str] = {}  # actors that are given back once what runs there has been preempted
         self._compared = -math.inf
         self._begun_anew: dict[str, tuple[Any, float]] = {}
 
@@ -198,16 +210,18 @@ class Cluster:
         there = {node["NodeID"]: node | {"NodeName": called(node)} for node in ray.nodes() if node["Alive"]}
         named = {node["NodeName"] for node in there.values()}
         names = self._named(told.home)
-        for actor in sorted(names.keys() | self._known):
-            _, name, identity = actor.split()
-            if identity not in there:
-                _log.info("%s has left the cluster", actor)
-                if name not in named:  # else another has come in its place, and says itself what it holds
-                    nodes.gone(name)
-                self._kill(actor)
-                names.pop(actor, None)
+        left = [actor for actor in sorted(names.keys() | self._known) if actor.split()[2] not in there]
+        # where another has come in the place of one, it says itself what it holds
+        gone = [name for _, name, _ in map(str.split, left) if name not in named]
+        if gone:
+            nodes.gone(*gone)
+        for actor in left:
+            _log.info("%s has left the cluster", actor)
+            self._kill(actor)
+            names.pop(actor, None)
         for actor in names.keys() - self._known:
             ray.get_actor(actor).tell.remote(told)
+            _log.info("%s is kept from here", actor)
             self._known.add(actor)
         for actor, node in list(names.items()):
             if node in there and self._is_replaced(actor, there[node], there, names.values()):
@@ -250,19 +264,27 @@ class Cluster:
         return {name: self._ended(name, answer, until) for name, answer in asked.items()}
 
     def _leaving(self, names: Mapping[str, str]) -> dict[str, str]:
-        """Those of these actors that have begun, and whose machines Ray drains."""
+        """Those of these actors that have begun, and whose machines are lent or drained by Ray."""
         draining = _draining()
-        return {actor: of for actor, of in names.items() if of in draining and actor not in self._placing}
+        return {
+            actor: of
+            for actor, of in names.items()
+            if (of in draining or actor in self._lending) and actor not in self._placing
+        }
 
     def _let_go(self, leaving: Mapping[str, str], nodes: Nodes) -> None:
-        """Empty the nodes of machines that Ray drains, and give those back on which nothing runs any more."""
+        """Empty the nodes of machines that leave, and give those back on which nothing runs any more."""
         if not leaving:
             return
         nodes.empty({actor.split()[1]: identity for actor, identity in leaving.items()})
-        idle = nodes.idle()
+        idle, lent = nodes.idle(), set(self._lending)
         for actor, ended in self._end([actor for actor in leaving if actor.split()[1] in idle]).items():
-            if ended:
+            if ended and actor in lent:
+                _log.info("%s is given back: others wait for it", actor)
+                self._given_back[leaving[actor]] = time.monotonic()
+            elif ended:
                 _log.info("%s is given back: Ray drains its machine", actor)
+            if ended:
                 nodes.gone(actor.split()[1])
 
     def _share(
@@ -273,17 +295,38 @@ class Cluster:
         asked: Sequence[Mapping[str, float]],
         nodes: Nodes,
     ) -> None:
-        """Give back one machine on which nothing runs, if others wait for it, or more of it could be had."""
+        """Give back one machine on which nothing runs, if others wait for it, or more of it could be had. Where others
+        have waited for what is busy, what runs on one of their machines is preempted.
+        """
+        busy: dict[str, str] = {}
         for actor, identity in sorted(names.items()):
             name, room = actor.split()[1], free.get(identity, {})
             wanted = [of for of in asked if _fits(of, there[identity]["Resources"]) and not _fits(of, room)]
             more = not asked and max(room.get("CPU", 0.0), room.get("GPU", 0.0)) >= 1
-            if (wanted or more) and not self._placing and self._has_had_time(identity) and name in nodes.idle():
+            if not (wanted or more) or self._placing or not self._has_had_time(identity):
+                continue
+            if name in nodes.idle():
                 _log.info("%s is given back: %s", actor, wanted or "more of it is free")
                 self._given_back[identity] = time.monotonic()
                 if self._ended(actor, ray.get_actor(actor).end.remote(), time.monotonic() + ANSWER_SECONDS):
                     nodes.gone(name)
                 return
+            if wanted:
+                busy[actor] = identity
+        self._ask_back(busy, nodes)
+
+    def _ask_back(self, busy: Mapping[str, str], nodes: Nodes) -> None:
+        """Preempt what runs on one of these machines, when others have waited for it for long enough."""
+        if not busy or self._lending:
+            self._waited_for = None
+            return
+        now = time.monotonic()
+        if self._waited_for is None:
+            self._waited_for = now
+        elif now - self._waited_for > PREEMPT_SECONDS:
+            self._waited_for = now  # if nothing there may be preempted, it is asked again no sooner
+            lent = nodes.lend({actor.split()[1]: identity for actor, identity in busy.items()})
+            self._lending |= {actor: identity for actor, identity in busy.items() if actor.split()[1] == lent}
 
     def _hear_from_all(self, names: Mapping[str, str], nodes: Nodes) -> None:
         """New agents for nodes that Poise has given up and Ray has not; and for one whose actor does not take that in,
@@ -369,6 +412,7 @@ class Cluster:
     def _kill(self, name: str) -> None:
         self._known.discard(name)
         self._placing.pop(name, None)
+        self._lending.pop(name, None)
         with contextlib.suppress(ValueError):  # it has just gone
             ray.kill(ray.get_actor(name))
 

@@ -748,7 +748,7 @@ class Twin:
     def _detect(self, node: VirtualNode) -> None:
         """Unless it is back by now, and has said itself what it has lost."""
         if self.nodes[node.node.name] is node:
-            self.host.ask(lambda request: GiveUp(request, node.node.name), lambda reply: None)
+            self.host.ask(lambda request: GiveUp(request, (node.node.name,)), lambda reply: None)
 
     def _keep_from_loss(self, work: _Work, gone: Collection[Attempt]) -> None:
         """These of its attempts are gone; the others stand still until they are told to end, unless they go on as they

@@ -23,12 +23,13 @@ from poise.kernel.find import find, find_node
 from poise.kernel.fitting import check_all
 from poise.kernel.lateness import Lateness
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of, orders_of
+from poise.kernel.outage import Outage
 from poise.kernel.schedulable import prepare
 from poise.kernel.straggle import Paces, stragglers
 from poise.kernel.verify import verify_hold, verify_place, verify_preempt, verify_resize
 from poise.kernel.watch import Fired, Watch
 from poise.model.calls import FromCaller, FromWorker, ToCaller, ToWorker
-from poise.model.decisions import Ask, Hold, Place, Plan, Preempt, Resize
+from poise.model.decisions import Ask, Hold, Place, Plan, Preempt, Resize, Why
 from poise.model.events import (
     Began,
     Called,
@@ -109,6 +110,9 @@ RECOVER_EVERY = 1 * SECOND
 TIMES = Times()
 HEARTBEAT = TIMES.heartbeat
 
+LOOK_EVERY = 1 * SECOND
+"""How often it is looked whether nodes that are held can be given up, since more have been heard."""
+
 MAX_TOKENS = 10_000
 
 COMPARE_EVERY = 5 * SECOND
@@ -123,7 +127,9 @@ RECALL_AFTER = 2 * SECOND
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Times in nanoseconds. A node is suspect after a silence of `suspect_after` and lost after one of `dead_after`;
     it is given as much more as it promised to be silent beyond a `HEARTBEAT`. With a `dead_after` of 0 no silence
-    counts: whatever runs the nodes says when one is gone (`GiveUp`). One that is lost, holds nothing and is in no
+    counts: whatever runs the nodes says when one is gone (`GiveUp`). While more than `outage_share` thousandths of the
+    fleet are missing no node is lost, nor for `outage_settle` after that (0: for `dead_after`), but for no longer than
+    `outage_hold` in all (see `Outage`). One that is lost, holds nothing and is in no
     declared fleet is forgotten after `forget_after` (0: never), unless it is drained, which it is to be when it
     comes back. Exclusive work has a `lease`. While anything waits, a round is decided at least each `poll` (0: only
     when something happens, or at the instant that the last plan named); with an `every`, rounds are decided at its
@@ -136,6 +142,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every: int = 20_000
     suspect_after: int = HEARTBEAT + TIMES.suspect
     dead_after: int = TIMES.dead_local
+    outage_share: int = 500
+    outage_hold: int = TIMES.outage_hold
+    outage_settle: int = 0
     forget_after: int = 0
     poll: int = ROUND
     every: int = 0
@@ -183,10 +192,22 @@ class Drain(msgspec.Struct, frozen=True):
 
 
 class GiveUp(msgspec.Struct, frozen=True):
-    """What runs the nodes says that this one is gone. Should it speak all the same, it is taken in anew."""
+    """What runs the nodes says that these are gone: all that it misses together, so that an outage is known for one.
+    Should one of them speak all the same, it is taken in anew.
+    """
 
     request: int
-    node: str
+    nodes: tuple[str, ...]
+    bearer: Bearer = HOME
+
+
+class Lend(msgspec.Struct, frozen=True):
+    """Others wait for one of these machines: empty the node whose work loses least by it, though there is no room for
+    it elsewhere. Answered with the name of that node, or with none where each runs what may not be preempted.
+    """
+
+    request: int
+    nodes: tuple[str, ...]
     bearer: Bearer = HOME
 
 
@@ -285,7 +306,7 @@ class Decided(msgspec.Struct, frozen=True):
     view: Snapshot | None = None
 
 
-Request = Submit | Cancel | Drain | GiveUp | SetQuota | AddToken | RevokeToken | AskToStop
+Request = Submit | Cancel | Drain | GiveUp | Lend | SetQuota | AddToken | RevokeToken | AskToStop
 Message = (
     Request
     | Barrier
@@ -392,21 +413,22 @@ QUIET = (
 class Contact(NamedTuple):
     """A node's silence is counted from `heard`: its last word, or as much later as it promised to be silent beyond a
     `HEARTBEAT`. `asked`: what is to be answered has been sent to it, and promises that it made before it knew of that
-    do not count.
+    do not count. `last` is when it spoke, 0 if it has not since this control plane began.
     """
 
     heard: int
     asked: bool = False
+    last: int = 0
 
     def after(self, message: FromAgent, now: int) -> "Contact":
         """It has said this."""
         every = min(max(HEARTBEAT, message.every), TIMES.heartbeat_idle) if isinstance(message, Beat) else HEARTBEAT
         asked = self.asked and every > HEARTBEAT
-        return Contact(now if asked else now + every - HEARTBEAT, asked)
+        return Contact(now if asked else now + every - HEARTBEAT, asked, now)
 
     def expecting(self, now: int) -> "Contact":
         """It is asked something, and an answer is expected as of a node that is busy."""
-        return Contact(min(self.heard, now), asked=True)
+        return Contact(min(self.heard, now), True, self.last)
 
 
 NEVER = Contact(0)
@@ -424,7 +446,11 @@ class Controller:
         self._events: list[Event] = []
         self._outbox: deque[tuple[int, Effect]] = deque()
         self._contacts: dict[str, Contact] = {}
-        self._look_at = 0  # no silence can be too long before; looked at again whenever a node may be nearer to it
+        self._look_at = 0  # no silence can be too long before
+        settle = settings.outage_settle or settings.dead_after
+        self._outage = Outage(settings.outage_share, settings.outage_hold, settle)
+        self.held = 0  # nodes that have been silent for too long, and are not given up yet
+        self._said: set[str] = set()  # nodes that what runs them says are gone, while that is not believed yet
         self._connected: set[str] = set()
         self._addressed: set[str] = set()  # to whom something in the outbox may be
         self._dirty = True
@@ -438,6 +464,7 @@ class Controller:
         self._asks: tuple[Ask, ...] | None = None
         self._freed = False  # attempts are done, which is of no matter unless there is room for what is asked
         self._watch = Watch(settings.triggers)
+        self._quiet = min(settings.suspect_after + 1, self._watch.patience)  # nothing follows from less silence
         self._fired: list[str] = []
         self._last_round = 0
         self._last_recall = 0
@@ -483,9 +510,9 @@ class Controller:
             if name not in self.settings.declared and (self.settings.declared or is_declared(node.node)):
                 self._lose_attempts(name, now, f"node {name} is no longer part of the fleet")
                 self._commit(NodeForgotten(at=now, name=name))
-        for name, node in self.ledger.nodes.items():
-            if node.status == "up":
-                self._contacts[name] = Contact(now)
+        expected = [name for name, node in self.ledger.nodes.items() if node.status == "up"]
+        self._contacts.update((name, Contact(now)) for name in expected)
+        self._outage.expect(expected, now)
         return self._flush()
 
     def handle(self, message: Message, now: int) -> Sequence[Effect]:
@@ -507,7 +534,9 @@ class Controller:
             case Drain():
                 self._answer(message.request, lambda: self._drain(message, now))
             case GiveUp():
-                self._answer(message.request, lambda: self._give_up(message.node, now))
+                self._answer(message.request, lambda: self._give_up(message.nodes, now))
+            case Lend():
+                self._answer(message.request, lambda: self._lend(message, now))
             case SetQuota():
                 self._answer(message.request, lambda: self._set_quota(message, now))
             case FromCallWorker():
@@ -596,23 +625,55 @@ class Controller:
                 self._contacts.pop(name, None)
 
     def _look_for_silence(self, heard_until: int, now: int) -> None:
-        """Nodes that have not been heard for too long; and until when none of them can be."""
-        self._look_at = FOREVER
-        for name, node in list(self.ledger.nodes.items()):
-            if node.status != "up":
-                continue
-            heard = self._contact(name).heard
-            silence = heard_until - heard
-            if silence > self.settings.dead_after:
-                self._node_lost(name, now)
-                continue
+        """Give up nodes that have not been heard for too long; and note until when none of them can be. Of those that
+        are not late only the one that was heard first counts: there may be thousands.
+        """
+        late: dict[str, int] = {}
+        first = FOREVER
+        for name, node in self.ledger.nodes.items():
+            if node.status == "up":
+                heard = self._contact(name).heard
+                if heard_until - heard >= self._quiet or node.suspect or name in self._said:
+                    late[name] = heard
+                elif heard < first:
+                    first = heard
+        self._watch.heard_all_but(late)
+        self._look_at, self.held = first + self._quiet, 0
+        due: list[str] = []
+        for name, heard in late.items():
+            node, silence = self.ledger.nodes[name], heard_until - heard
             if silence > self.settings.suspect_after and not node.suspect:
                 self._commit(NodeSuspected(at=now, name=name))
+            if silence > self.settings.dead_after or name in self._said:
+                due.append(name)
+                continue
             self._fire(self._watch.silent(name, silence), now)
             after = self.settings.dead_after if node.suspect else self.settings.suspect_after
             silent_at = self._watch.silent_at(name, heard)
             next_look = heard + after + 1
             self._look_at = min(self._look_at, next_look, next_look if silent_at is None else silent_at)
+        if due:
+            self._give_up_unless_held(due, heard_until, now)
+
+    def _give_up_unless_held(self, due: Sequence[str], heard_until: int, now: int) -> None:
+        """Give up these nodes, unless they are missing for another reason than that they have failed. Only those count
+        as present that have spoken since the first of these fell silent: an idle node may not have been due.
+        """
+        missing = present = 0
+        said_nothing = [self._contact(name).heard for name in due if name not in self._said]
+        since = min(said_nothing, default=heard_until - TIMES.heartbeat_idle) + self.settings.suspect_after
+        for name, node in self.ledger.nodes.items():
+            if node.status == "up":
+                is_missing = node.suspect or name in self._said
+                missing += is_missing
+                present += not is_missing and self._contact(name).last > since
+        self._outage.judge(missing, present, now)
+        for name in due:
+            if until := self._outage.held_until(name, now):
+                self.held += 1
+                self._look_at = min(self._look_at, until, now + LOOK_EVERY)
+            else:
+                self._node_lost(name, now, said=name in self._said)
 
     def _may_decide(self, now: int) -> bool:
         """Whether a round may be asked for: one at a time, and at multiples of `every` only."""
@@ -861,15 +922,42 @@ class Controller:
             self._dirty = True
         return f"{node}:{device.index}"
 
-    def _give_up(self, name: str, now: int) -> str:
-        """By its whole name: one that has never joined may be the beginning of another's."""
-        if name not in self.ledger.nodes:
-            raise NotFound(f"there is no node `{name}`", field="node", have=name, hint="`poise nodes`: a whole name")
-        if self.ledger.nodes[name].status == "up":
+    def _give_up(self, names: Sequence[str], now: int) -> list[str]:
+        """By their whole names: one that has never joined may be the beginning of another's. Answers with those that
+        are known.
+        """
+        known = [name for name in dict.fromkeys(names) if name in self.ledger.nodes]
+        if not known:
+            have = ", ".join(f"`{name}`" for name in names)
+            raise NotFound(f"there is no node {have}", field="nodes", have=have, hint="`poise nodes`: a whole name")
+        due = [name for name in known if self.ledger.nodes[name].status == "up"]
+        for name in due:
             self._disconnect(name)
             self._hang(name)
-            self._node_lost(name, now, said=True)
-        return name
+        self._said.update(due)
+        if self.settings.dead_after:
+            self._give_up_unless_held(due, now, now)
+        else:
+            for name in due:
+                self._node_lost(name, now, said=True)
+        return known
+
+    def _lend(self, message: Lend, now: int) -> str:
+        """A gang that resizes in place shrinks as the policy says of a node that is drained; all else is preempted."""
+        fleet = self.ledger.fleet()
+        free = [name for name in message.nodes if (state := self.ledger.nodes.get(name)) and state.condition == "up"]
+        residents = {name: fleet.residents[fleet.rows[name]] for name in free}
+        ready = [name for name in free if all(one.stopping or may_go(one) for one in residents[name])]
+        if not ready:
+            return ""
+        lent = min(ready, key=lambda name: (sum(now - max(one.since, one.kept) for one in residents[name]), name))
+        self._drain(Drain(message.request, lent, True, message.bearer, moves=True), now)
+        for unit in list({unit.id: unit for unit, _ in self.ledger.attempts_on(lent)}.values()):
+            stay = sum(task.active and not task.leaving and task.node != lent for task in unit.tasks)
+            if not (unit.resizes and stay >= max(1, unit.spec.least)):
+                why = Why(policy=self.settings.policy, base=self.ledger.revision, rank=f"{lent} is lent")
+                self._preempt(Preempt(unit=unit.id, cause="move", why=why), now, stale=False)
+        return lent
 
     def _awaited(self, name: str, bearer: Bearer) -> JobState:
         """A job that another comes after. A whole name: what is written down lasts longer than what is typed."""
@@ -889,11 +977,11 @@ class Controller:
     def _from_node(self, name: str, message: FromAgent, now: int) -> None:
         self._contacts[name] = self._contact(name).after(message, now)
         if isinstance(message, Hello):
-            self._look_at = 0
+            self._look_no_later_than(now + self._quiet)
         known = self.ledger.nodes.get(name)
         if known is not None and known.suspect and not self._full:
             self._commit(NodeTrusted(at=now, name=name))
-            self._look_at = 0
+            self._look_no_later_than(now + self._quiet)
         if self._full:  # nothing can be recorded, so nothing is acknowledged: the agent keeps it and says it again
             self._hang(name)
         elif isinstance(message, Hello):
@@ -919,7 +1007,11 @@ class Controller:
         was = self._contact(name)
         self._contacts[name] = expected = was.expecting(self._now)
         if expected.heard < was.heard:
-            self._look_at = 0
+            self._look_no_later_than(expected.heard + self._quiet)
+
+    def _look_no_later_than(self, instant: int) -> None:
+        """A node may have been silent for too long sooner than was known."""
+        self._look_at = min(self._look_at, instant)
 
     def _contact(self, name: str) -> "Contact":
         return self._contacts.get(name, NEVER)
@@ -940,6 +1032,8 @@ class Controller:
     def _hello(self, hello: Hello, now: int) -> None:
         name = hello.node.name
         self._disconnect(name)  # whatever was said on an earlier connection
+        self._outage.heard(name, now)
+        self._said.discard(name)
         known = self.ledger.nodes.get(name)
         if known is not None and known.node.incarnation != hello.node.incarnation:
             self._lose_attempts(name, now, "the node was started anew", gone=True)
@@ -1139,6 +1233,7 @@ class Controller:
                 self._keep_last_word(unit, now)
         self._commit(NodeLost(at=now, name=name, until=until, said=said))
         self._watch.forget(name)
+        self._said.discard(name)
         self._connected.discard(name)
         self._dirty = True
         for unit, index in list(self.ledger.attempts_on(name)):

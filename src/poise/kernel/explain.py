@@ -497,6 +497,7 @@ def status_report(
     accepting: bool = False,
     up: bool = True,
     behind: str | None = None,
+    held: int = 0,
 ) -> StatusReport:
     """What there is at a glance."""
     return StatusReport(
@@ -510,6 +511,7 @@ def status_report(
         active=ledger.active(),
         nodes=len(ledger.nodes),
         lost=sum(node.status == "lost" for node in ledger.nodes.values()),
+        held=held,
         fleet=fleet,
         up=up,
         stands_by=behind is not None,

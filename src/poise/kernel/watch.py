@@ -6,7 +6,7 @@ A *trigger* fires when its signal crosses the threshold, and again only after it
 forces a round. Pure: times come with the calls.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from poise.model.load import Load, Upkeep, level_of
@@ -39,12 +39,12 @@ class Fired(NamedTuple):
 class _Watched:
     """One node: its last load, what was reported of it, and since when something else holds."""
 
-    __slots__ = ("hot", "hot_since", "level", "level_since", "load", "silent", "upkeep")
+    __slots__ = ("hot", "hot_since", "level", "level_since", "load", "upkeep")
 
     def __init__(self) -> None:
         self.load = Load()
         self.upkeep: Upkeep | None = None
-        self.level, self.hot, self.silent = 0, False, False
+        self.level, self.hot = 0, False
         self.level_since = self.hot_since = 0
 
 
@@ -54,6 +54,7 @@ class Watch:
     def __init__(self, triggers: Triggers) -> None:
         self._triggers = triggers
         self._nodes: dict[str, _Watched] = {}
+        self._silent: set[str] = set()
         self._moving: dict[str, _Watched] = {}  # those that may be told of soon
         self._response = 0
         self._slow = False
@@ -110,20 +111,29 @@ class Watch:
         """The node is lost; when it comes back it says anew how busy it is."""
         self._nodes.pop(node, None)
         self._moving.pop(node, None)
+        self._silent.discard(node)
+
+    @property
+    def patience(self) -> int:
+        """The silence, in nanoseconds, after which enough heartbeats have failed in a row."""
+        return self._triggers.failed_checks * self._triggers.heartbeat
 
     def silent(self, node: str, silence: int) -> Fired | None:
         """How long a node has not been heard. Fires once for each time that enough heartbeats failed in a row."""
-        watched = self._nodes.setdefault(node, _Watched())
-        failed = silence // self._triggers.heartbeat
-        was, watched.silent = watched.silent, failed >= self._triggers.failed_checks
-        return Fired("failed-checks", node, f"{failed} in a row") if watched.silent and not was else None
+        if silence < self.patience:
+            self._silent.discard(node)
+        elif node not in self._silent:
+            self._silent.add(node)
+            return Fired("failed-checks", node, f"{silence // self._triggers.heartbeat} in a row")
+        return None
 
     def silent_at(self, node: str, heard: int) -> int | None:
         """The instant at which enough heartbeats will have failed; None if they have already."""
-        watched = self._nodes.get(node)
-        if watched is not None and watched.silent:
-            return None
-        return heard + self._triggers.failed_checks * self._triggers.heartbeat
+        return None if node in self._silent else heard + self.patience
+
+    def heard_all_but(self, late: Collection[str]) -> None:
+        """All other nodes have spoken, and may fall silent again."""
+        self._silent.intersection_update(late)
 
     def response(self, nanoseconds: int) -> Fired | None:
         """How long one short task took from when it could start to its end."""

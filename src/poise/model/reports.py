@@ -327,7 +327,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """The control plane at a glance. `unfinished` counts jobs, `pending` units that could be placed, `active` units
     that hold room. `policy` decides; `fleet` is the declared one, empty for this machine. Without `up` no control plane
     of the home runs, and it is what another one says, or else the log. One that `stands_by` tells what the one that
-    leads has written. `leader` is the address of the one that leads in its place, where it is known.
+    leads has written. `leader` is the address of the one that leads in its place, where it is known. `held` nodes have
+    been silent for too long, and are not given up yet: most of the fleet is missing, or nodes are still coming back.
     """
 
     version: str
@@ -340,6 +341,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     active: int
     nodes: int
     lost: int = 0
+    held: int = 0
     fleet: str = ""
     up: bool = True
     stands_by: bool = False

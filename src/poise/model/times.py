@@ -14,6 +14,9 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     runs for a `lease` from the last word of its node that was answered. A node that is lost and missed by nobody is
     forgotten after `forget`. Where several control planes share a store, another leads when the lease of `leadership`
     was not renewed.
+
+    While most of the fleet is silent no node is given up, for `outage_hold` at most, nor for as long after that as a
+    silent node is given anyway.
     """
 
     heartbeat: int = 1 * SECOND
@@ -23,6 +26,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     lease: int = 10 * SECOND
     dead_local: int = 3 * SECOND
     dead_remote: int = 10 * SECOND
+    outage_hold: int = 60 * SECOND
     forget: int = 60 * MINUTE
     reprobe: int = 5 * SECOND
     sample: int = 1 * SECOND
