@@ -167,6 +167,26 @@ def test_what_an_upstream_refuses_is_asked_elsewhere(status: int) -> None:
         assert retries == (1 if status != 502 else 2)  # told to come back later, it is left alone; or it is ejected
 
 
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_one_that_does_not_take_our_key_or_has_not_the_model_is_ejected_and_no_client_sees_it(status: int) -> None:
+    """It refuses at once, and would look idle for ever. The budget is for what loads a fleet."""
+    with models("a", "b", "c") as ((a, _, _), urls), front(urls, retries={"share": "0%"}) as (app, url):
+        a.status = status
+        assert [ask(url).status_code for _ in range(12)] == [200] * 12
+        assert len(a.asked) == 2, "the failures after which it is ejected"
+        assert app.metric("poise_upstream_ejected", server="u0") == 1
+        a.status = 200
+        until(lambda: ask(url).headers["x-poise-upstream"] == "u0")
+
+
+def test_what_the_only_one_that_has_a_model_refuses_is_the_clients_to_see() -> None:
+    with models("a", "b") as ((a, b), urls):
+        a.models, b.models, a.status = ("m",), ("other",), 404
+        with front(urls) as (app, url):
+            assert [ask(url).status_code for _ in range(6)] == [404] * 6
+            assert app.metric("poise_upstream_ejections_total", server="u0") == 0
+
+
 def test_other_errors_are_the_clients_to_see() -> None:
     with models("a", "b") as ((a, b), urls), front(urls) as (app, url):
         a.status = b.status = 400

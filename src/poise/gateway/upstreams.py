@@ -14,8 +14,10 @@ What it keeps to:
 * A request is tried again elsewhere as long as nothing of an answer was sent on: after a failed connection, or 502, 503
   or 429; within the budget for all and `retries.most` for one. Where a connection was lost after the request was sent,
   or a proxy says so (502), it is tried once more at most: an upstream may have died of it. Prompts with which two were
-  lost are refused for a while (`poise.kernel.quarantine`). An answer that was begun is never begun again: a stream that
-  is cut ends with an error event, everything else with its connection.
+  lost are refused for a while (`poise.kernel.quarantine`). After 401, 403 or 404 it is tried again, too, where another
+  upstream has the model: the front's key or file is wrong for this one. That costs nothing of the budget, and counts as
+  a failure. An answer that was begun is never begun again: a stream that is cut ends with an error event, everything
+  else with its connection.
 * The time-out, or what the client says of its patience (`x-request-timeout-seconds`, `x-envoy-upstream-rq-timeout-ms`,
   `x-stainless-read-timeout`), bounds waiting, all tries and the answer; upstreams are told what is left of it.
 * What cannot be taken is refused at once, with 429 or 503 and when to come back.
@@ -79,6 +81,10 @@ AGAIN = frozenset({429, 502, 503})
 
 RESTS = frozenset({429, 503})
 """Answers whose Retry-After is kept to."""
+
+REFUSES_US = frozenset({401, 403, 404})
+"""Answers of an upstream that does not take the front's key, or has not the model that others have. It is instant, and
+so an upstream that looks idle; it fails, and no request was at fault."""
 
 LOST_BEHIND = 502
 """What a proxy answers whose own server was lost, perhaps with the request."""
@@ -333,12 +339,15 @@ class Upstreams:
             may_again = may_again and request.lost < LOSSES and not _is_final(response)
             if status in RESTS:
                 self._pool.rest(place.member, told_to_wait(response))
-            if status in AGAIN and may_again and self._another_may(request, tried):
-                return "failed" if status in FAULTY else "refused", str(status)
+            refuses_us = status in REFUSES_US and len(self._pool.serving(request.question.model)) > 1
+            outcome: Outcome = "failed" if status in FAULTY or refuses_us else "refused"
+            may_again = may_again and self._is_another_open(request, tried)
+            if may_again and (refuses_us or (status in AGAIN and self._budget.take(_now()))):
+                return outcome, str(status)
             await self._pass_on(request, place, response)
             if status >= 400:
                 self._count(request, str(status))
-                return "failed" if status in FAULTY else "refused", ""
+                return outcome, ""
             if self._quarantine:
                 self._quarantine.answered(prompt_key(request.scope["path"], request.body))
             return "answered", ""
@@ -350,11 +359,11 @@ class Upstreams:
         request.lost += 1
         return self._quarantine.lost(prompt_key(request.scope["path"], request.body), _now())
 
-    def _another_may(self, request: "_Request", tried: set[str]) -> bool:
-        """Whether another upstream could take the request, and the budget allows it."""
+    def _is_another_open(self, request: "_Request", tried: set[str]) -> bool:
+        """Whether another upstream could take the request."""
         now = _now()
         others = [member for member in self._pool.serving(request.question.model) if member.name not in tried]
-        return any(member.is_open(now) for member in others) and self._budget.take(now)
+        return any(member.is_open(now) for member in others)
 
     async def _pass_on(self, request: "_Request", place: Place, response: aiohttp.ClientResponse) -> None:
         """The answer, as it comes. Nothing is sent on before its first byte is here: until then another may answer."""
