@@ -4,12 +4,14 @@ import os
 import signal
 import socket
 import time
+from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple
 
 import msgspec
 import numpy
 import pytest
 
+from poise.errors import InputError
 from poise.gateway import replica
 from poise.gateway.shared import SHARED_FROM, Reader, Writer, make_buffer
 from poise.gateway.wire import LENGTH, Answers, Broken, FromReplica, Hello, Work, decode_from_replica, framed
@@ -135,6 +137,51 @@ def test_a_result_that_json_has_no_number_for_is_an_error_for_the_request_that_i
         )
     ]  # fmt: skip
     assert answers[5] == b'{"nothing":null,"word":"null"}'
+
+
+class Awaited:
+    async def predict(self, batch: list[float]) -> list[float]:
+        return batch
+
+
+class Drawn:
+    def predict(self, batch: list[float]) -> Iterator[float]:
+        yield from batch
+
+
+class Streamed:
+    async def predict(self, batch: list[float]) -> AsyncIterator[float]:
+        for one in batch:
+            yield one
+
+
+class Called:
+    class Predict:
+        async def __call__(self, batch: list[float]) -> list[float]:
+            return batch
+
+    predict = Predict()
+
+
+class Loaded(Raw):
+    async def load(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (Awaited, "`predict` is a coroutine function"),
+        (Drawn, "`predict` is a generator"),
+        (Streamed, "`predict` is an async generator"),
+        (Called, "`predict` is a coroutine function"),
+        (Loaded, "`load` is a coroutine function"),
+    ],
+)
+def test_a_method_that_gives_no_result_when_it_returns_is_refused_when_the_model_is_loaded(
+    model: type, what: str
+) -> None:
+    with pytest.raises(InputError, match=f"{what}, and its result is needed when it returns"):
+        replica.Model(model())
 
 
 def test_sizes_beyond_the_largest_batch_are_not_tried() -> None:

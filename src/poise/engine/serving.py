@@ -540,6 +540,8 @@ class FrontTwin(Trial):
         self._line: Line[_Waiter] = Line()
         self._sent: dict[int, SentTo] = {}
         self._tried: dict[int, set[str]] = {}
+        self.keyed = 0
+        """Requests that came with a key."""
         self._lost: dict[int, int] = {}  # servers that were lost with a request
 
     def _start(self) -> None:
@@ -562,6 +564,7 @@ class FrontTwin(Trial):
 
     def _ask(self, number: int, request: Request) -> None:
         self._budget.on_request(self.now)
+        self.keyed += bool(request.key)
         self._tried[number] = set()
         self._at(self.now + self._front.timeout, partial(self._expires, number))
         self._admit(number)

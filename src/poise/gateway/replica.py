@@ -23,6 +23,7 @@ the batch that it works on is answered.
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import os
 import select
 import signal
@@ -101,6 +102,8 @@ class Model:
                 field=type(made).__name__,
                 hint="def predict(self, batch: list) -> list: ...",
             )
+        for name in ("load", "example", "decode", "encode", "predict"):
+            _check_plain(name, getattr(made, name, None))
         self._predict: Callable[[list[Any]], Sequence[Any]] = predict
         decode: Callable[..., Any] | None = getattr(made, "decode", None)
         self._takes = _inner(_first(predict)) if decode is None else None
@@ -181,6 +184,26 @@ class Model:
             return Result(200, JSON, body)
         except Exception as error:
             return failure(500, str(error), "the result cannot be told")
+
+
+def _check_plain(name: str, method: Any) -> None:
+    """Raises `InputError` for a method that would give something to be awaited, or to be drawn from."""
+    call = method if inspect.isroutine(method) else getattr(method, "__call__", None)  # noqa: B004 of an object
+    kind = next((kind for kind, is_one in _NOT_PLAIN.items() if is_one(call)), "")
+    if kind:
+        raise InputError(
+            f"`{name}` is {kind}, and its result is needed when it returns",
+            field=name,
+            need="a plain method",
+            hint=f"def {name}(self, ...): ..., with `asyncio.run` inside for what must be awaited",
+        )
+
+
+_NOT_PLAIN: dict[str, Callable[[Any], bool]] = {
+    "a coroutine function": inspect.iscoroutinefunction,
+    "an async generator": inspect.isasyncgenfunction,
+    "a generator": inspect.isgeneratorfunction,
+}
 
 
 def failure(status: int, message: str, what: str) -> Result:
@@ -519,7 +542,8 @@ def main() -> int:
         model = load_model(sys.argv[1])
     except PoiseError as error:
         told = error.record
-        sys.stderr.write(f"poise: {told.field}: {told.message}{f'; there is {told.have}' if told.have else ''}\n")
+        have, hint = f"; there is {told.have}" if told.have else "", f"\nhint: {told.hint}" if told.hint else ""
+        sys.stderr.write(f"poise: {told.field}: {told.message}{have}{hint}\n")
         return 1
     known = tried(model, int(os.environ["POISE_SERVICE_BATCH"]))
     worker.run(model, Hello(gateway.enter.name, known, model.forms(os.environ["POISE_SERVICE_NAME"]), model.room.items))

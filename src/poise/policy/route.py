@@ -128,11 +128,16 @@ def _consistent_hash(view: RouteView, replicas: Sequence[ReplicaView]) -> Replic
     return next(each for weight, each in weighed if each.outstanding < ceil(allowed * weight))
 
 
+DEFAULT_ROUTER = "expected-delay"
+
+BY_KEY = "consistent-hash"
+"""Routes requests without a key as `DEFAULT_ROUTER` does."""
+
 ROUTERS: dict[str, RouterPolicy] = {
     router.name: router
     for router in (
-        Router("expected-delay", _expected_delay),
-        Router("consistent-hash", _consistent_hash),
+        Router(DEFAULT_ROUTER, _expected_delay),
+        Router(BY_KEY, _consistent_hash),
         Router("least-outstanding", _least_outstanding),
         Router("power-of-two", _power_of_two),
         Router("weighted", _weighted),
@@ -140,8 +145,6 @@ ROUTERS: dict[str, RouterPolicy] = {
         Router("random", _random),
     )
 }
-
-DEFAULT_ROUTER = "expected-delay"
 
 
 def router_named(name: str) -> RouterPolicy:
@@ -203,6 +206,7 @@ def _unit(bits: int) -> float:
 
 
 __all__ = [
+    "BY_KEY",
     "DEFAULT_ROUTER",
     "ROUTERS",
     "Lane",

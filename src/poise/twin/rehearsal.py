@@ -21,7 +21,7 @@ from poise.model.servicefile import DeclaredService, compile_service
 from poise.model.serving_upstreams import Front, compile_upstreams
 from poise.model.worldfile import World, compile_world
 from poise.policy.replicas import DEFAULT_SCALER, SCALERS, scaler_named
-from poise.policy.route import DEFAULT_ROUTER, ROUTERS, router_named
+from poise.policy.route import BY_KEY, DEFAULT_ROUTER, ROUTERS, router_named
 from poise.twin.traces.loads import Wanted, asking
 from poise.twin.traces.rows import Tally, fault, table
 from poise.units import HOUR, MILLISECOND, SECOND
@@ -111,6 +111,8 @@ def rehearse(asked: Asked) -> Rehearsal:
     for plan in plans:
         trial = plan.trial(source.begin())
         stories = trial.run()
+        if plan.router == BY_KEY and isinstance(trial, FrontTwin) and trial.keyed < len(stories):
+            notes = [*notes, _without_keys(len(stories) - trial.keyed, len(stories))]
         trials.append(
             Rehearsed(
                 router=plan.router,
@@ -131,6 +133,11 @@ def rehearse(asked: Asked) -> Rehearsal:
         notes=notes,
         trials=trials,
     )
+
+
+def _without_keys(without: int, count: int) -> str:
+    whose = "the requests have no key" if without == count else f"{without:,} of {count:,} requests have no key"
+    return f"{whose}, so that `{BY_KEY}` routes them as `{DEFAULT_ROUTER}` does"
 
 
 def figures(trial: Trial, stories: Sequence[Story], objective: int, warm: int = 0) -> Figures:

@@ -101,6 +101,15 @@ def test_a_front_by_router_on_a_trace(folder: Path, capsys: pytest.CaptureFixtur
     assert all(trial["figures"]["use"].keys() == {"h100", "a100"} for trial in told["trials"])
 
 
+def test_a_router_by_key_that_has_no_keys_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    typed = ["f.yaml", "azure.csv", "--world", "l.yaml", "--routers", "consistent-hash,expected-delay"]
+    told = value(capsys, *typed)
+    note = "the requests have no key, so that `consistent-hash` routes them as `expected-delay` does"
+    assert told["notes"] == [note]
+    assert main(["rehearse", *typed]) == 0
+    assert f"poise: {note}" in capsys.readouterr().err
+
+
 def test_a_speed_from_measurements(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A prompt of 768 between the medians 53.4 and 77.9 ms, and two tokens of 29.8 ms, alone on the H100."""
     (folder / "one.csv").write_text("arrival_s,input_tokens,output_tokens\n0,768,2\n")
