@@ -383,7 +383,8 @@ def test_endings_found_by_nobody_are_reported_after_the_keeper_left(tmp_path: Pa
     run(tmp_path, story)
 
 
-ESCAPED = "setsid sleep 60 & echo $! > {pids}; echo half; sleep 60"
+ESCAPED = "env -i setsid sleep 60 & echo $! > {pids}; echo half; sleep 60"
+"""A session of its own, an environment that tells nothing, and no parent once the keeper has gone."""
 
 
 def test_a_killed_keeper_is_noticed_and_buried(tmp_path: Path) -> None:
@@ -452,18 +453,21 @@ def test_a_keeper_that_is_killed_as_soon_as_it_has_answered_is_noticed(
 
 def test_agent_and_keeper_are_both_killed(tmp_path: Path) -> None:
     async def story() -> None:
+        pids = [tmp_path / "a", tmp_path / "c"]
         async with fleet(tmp_path) as first:
-            first.start(0, "j1.a", "sleep 60")
+            first.start(0, "j1.a", ESCAPED.format(pids=pids[0]))
             first.start(0, "j1.b", "true")
-            first.start(1, "j1.c", "sleep 60")
+            first.start(1, "j1.c", ESCAPED.format(pids=pids[1]))
             pid, other = await first.until_running("j1.a", "j1.c")
+            await first.until(lambda: all(path.exists() and path.read_text() for path in pids))
+        escaped, kept = (int(path.read_text()) for path in pids)
         os.kill(first.keeper_of(pid), signal.SIGKILL)
-        assert alive(pid)
+        assert alive(pid) and alive(escaped)
         async with fleet(tmp_path) as second:
             assert [(one.attempt.task, one.ending.outcome) for one in second.seen.ended] == [("j1.a", "lost")]
             assert [one.launch.attempt.task for one in second.seen.held] == ["j1.c"]
-            assert not alive(pid)
-            assert alive(other)
+            assert not alive(pid) and not alive(escaped)
+            assert alive(other) and alive(kept)
         async with fleet(tmp_path) as third:  # it is told again until it is forgotten
             assert [one.attempt.task for one in third.seen.ended] == ["j1.a"]
             third.keepers.forget([Attempt("j1.a", 1)])

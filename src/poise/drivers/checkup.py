@@ -160,6 +160,13 @@ def machine(node: Node) -> Iterator[Check]:
             "cgroups", "warn", f"memory is watched, not limited by the kernel: {cgroups.why_not}",
             "run under `systemd-run --user --scope -p Delegate=yes`, or as root",
         )  # fmt: skip
+    if resource.getrlimit(resource.RLIMIT_RTTIME)[1] == resource.RLIM_INFINITY:
+        yield Check("left-overs", "ok", "processes of a killed keeper are found by a mark that they inherit")
+    else:
+        yield Check(
+            "left-overs", "warn", "a process that leaves its session and clears its environment outlives its keeper",
+            "remove the limit `rttime` from /etc/security/limits.conf, or LimitRTTIME= from the unit",
+        )  # fmt: skip
     for name, limit, least, flag in (
         ("open files", resource.RLIMIT_NOFILE, LEAST_FILES, "-n"),
         ("processes", resource.RLIMIT_NPROC, LEAST_PROCESSES, "-u"),

@@ -13,7 +13,8 @@ Rules it keeps
       there is room on the disk for its own ending. After `kill -9` of the keeper the journal tells what may have run
       from what has not. (It is not synced: it survives the death of the keeper, not of the machine, and after a reboot
       no command is running anyway.) Where that cannot be had, all that waits is handed back, and `unfit` says why.
-    * Nothing of a command survives it: its group, its session and whatever was orphaned to the keeper are killed.
+    * Nothing of a command survives it: its group, its session and whatever was orphaned to the keeper are killed. What
+      outlives a killed keeper its agent finds by a mark that it gave the keeper (`process.mark_of`).
     * No work is lost to a broken connection or a full disk: endings are kept until the agent says `forget`.
 
 Files in DIR: `NAME.sock` the socket, `NAME.lock` locked for as long as the keeper lives, `NAME.journal`, and

@@ -15,6 +15,7 @@ import hashlib
 import logging
 import os
 import re
+import resource
 import signal
 import socket
 import struct
@@ -432,6 +433,7 @@ class _Slot(asyncio.Protocol):
         self.held: dict[Attempt, Held] = {}
         self.up = False
         self.idle_since = time.monotonic()
+        self.mark = mark_of(f"{keepers.folder}/{self.name}")
         self._keepers = keepers
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -712,6 +714,7 @@ class _Slot(asyncio.Protocol):
             connection.connect(f"/proc/self/fd/{where}/{self.name}.sock")
             peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             self._keeper = struct.unpack("3i", peer)[0]  # who listens there
+            set_mark(self._keeper, self.mark)
             await self._loop.create_unix_connection(lambda: self, sock=connection)
         except BaseException:
             connection.close()
@@ -823,7 +826,8 @@ class Grave(NamedTuple):
             for started in open_attempts.values():
                 if started is not None:
                     _end_group(started.pid, started.ticks)
-        strays = end_orphans(f"{self.folder}/results/", lambda one: one in suspects or one in open_attempts)
+        mark = mark_of(f"{self.folder}/{self.name}")
+        strays = end_orphans(f"{self.folder}/results/", lambda one: one in suspects or one in open_attempts, mark)
         lost = [attempt for attempt in open_attempts if attempt not in endings]
         lost += sorted(strays - set(endings) - set(lost))
         if lost:
@@ -897,32 +901,71 @@ def journal_entries(text: bytes) -> Iterator[Any]:
                 yield _entries.decode(line[9:])
 
 
-def end_orphans(results: str, mine: Callable[[Attempt], bool]) -> set[Attempt]:
-    """Kills every process whose environment says that it belongs to one of these attempts; returns which."""
+def end_orphans(results: str, mine: Callable[[Attempt], bool], mark: int = 0) -> set[Attempt]:
+    """Kills every process that bears this mark, or whose environment says that it belongs to one of these attempts;
+    returns those that were named.
+    """
+
+    def is_stray(pid: int, attempt: Attempt | None) -> bool:
+        return _bears(pid, mark) or (attempt is not None and mine(attempt))
+
     found: set[Attempt] = set()
     until = time.monotonic() + _BURY_SECONDS
-    wanted = b"POISE_RESULT=" + os.fsencode(results)
     while True:
-        strays = [(pid, attempt) for pid, attempt in _marked(wanted) if mine(attempt)]
+        strays = [(pid, attempt) for pid, attempt in _processes(results) if is_stray(pid, attempt)]
         for pid, attempt in strays:
-            found.add(attempt)
-            _kill(pid, lambda pid=pid: wanted in _environ(pid))  # type: ignore[misc]
+            if attempt is not None:
+                found.add(attempt)
+            _kill(pid, lambda pid=pid: is_stray(pid, _attempt_of(pid, results)))  # type: ignore[misc]
         if not strays or time.monotonic() > until:
             return found
         time.sleep(0.005)
 
 
-def _marked(wanted: bytes) -> Iterator[tuple[int, Attempt]]:
+def mark_of(slot: str) -> int:
+    """What tells the processes of a slot's commands from all others: a soft limit of the CPU time that a real-time
+    thread may take without a break, in microseconds, that is 70,000 years and a hash.
+
+    Every process inherits it, whatever becomes of its parent, session and environment, nobody needs rights to set it,
+    and it is read by one call. Only what sets that limit itself gets rid of it.
+    """
+    return 1 << 61 | int.from_bytes(hashlib.blake2s(slot.encode(), digest_size=7).digest())
+
+
+def set_mark(pid: int, mark: int) -> None:
+    """Marks a keeper, and with it all that it spawns from now on. Where a hard limit forbids it, processes are told
+    apart by their session and environment alone; `poise doctor` says so.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        _, hard = resource.prlimit(pid, resource.RLIMIT_RTTIME)
+        resource.prlimit(pid, resource.RLIMIT_RTTIME, (mark, hard))
+
+
+def _bears(pid: int, mark: int) -> bool:
+    """Whether a process lives and bears this mark; one of another user can be neither asked nor ended."""
+    try:
+        marked = mark > 0 and resource.prlimit(pid, resource.RLIMIT_RTTIME)[0] == mark
+        return marked and Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except OSError:
+        return False
+
+
+def _processes(results: str) -> Iterator[tuple[int, Attempt | None]]:
+    """Every process of this machine, and the attempt that its environment names."""
     for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        environ = _environ(int(entry.name))
-        if wanted not in environ:
-            continue
-        fields = dict(part.partition(b"=")[::2] for part in environ.split(b"\0"))
-        if (b"POISE_RESULT=" + fields.get(b"POISE_RESULT", b"")).startswith(wanted):
-            with contextlib.suppress(ValueError):
-                yield int(entry.name), Attempt(fields[b"POISE_TASK"].decode(), int(fields[b"POISE_EPOCH"]))
+        if entry.name.isdigit():
+            yield int(entry.name), _attempt_of(int(entry.name), results)
+
+
+def _attempt_of(pid: int, results: str) -> Attempt | None:
+    wanted, environ = b"POISE_RESULT=" + os.fsencode(results), _environ(pid)
+    if wanted not in environ:
+        return None
+    fields = dict(part.partition(b"=")[::2] for part in environ.split(b"\0"))
+    with contextlib.suppress(ValueError, KeyError):
+        if fields[b"POISE_RESULT"].startswith(os.fsencode(results)):
+            return Attempt(fields[b"POISE_TASK"].decode(), int(fields[b"POISE_EPOCH"]))
+    return None
 
 
 def _environ(pid: int) -> bytes:
