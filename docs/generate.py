@@ -569,7 +569,12 @@ def job_file() -> str:
                     "With a part of its devices: thousandths of their compute, and bytes of their memory.",
                 ),
                 ("`POISE_PROGRESS`", "In a task with a `hang`: a path. Touching it says that the task gets on."),
-                ("`POISE_RANK`, `POISE_WORLD_SIZE`", "In a gang. Also as `RANK`, `WORLD_SIZE`, with `LOCAL_RANK=0`."),
+                ("`POISE_RANK`, `POISE_WORLD_SIZE`", "In a gang."),
+                (
+                    "`MASTER_ADDR`, `MASTER_PORT`, `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`",
+                    "In a gang, as `torchrun` sets them, with `GROUP_…` and `ROLE_…`. `LOCAL_RANK` is 0: a task sees "
+                    "only its own devices, numbered from 0. The first two stay as the job declares them.",
+                ),
                 ("`POISE_GANG_DIR`", "In a gang: a folder that its tasks share for this epoch."),
                 (
                     "`POISE_CHECKPOINTS`",

@@ -279,7 +279,7 @@ class Agent:
         if self._shipping is not None:
             self._shipping.connected("" if self._door == self._home.socket else str(self._door))
             self._written.set()
-        self._feed(machine.Connected())
+        self._feed(machine.Connected(self._keepers.address))
         self._unsent.extend(self._meetings.connected())
         frames = Frames()
         sender = asyncio.create_task(self._send(channel, frames))
@@ -367,7 +367,7 @@ class Agent:
                 self._node.node = found
                 self._keepers.devices = {device.index: device for device in found.devices}
                 if self._sock is not None:
-                    self._feed(machine.Connected())
+                    self._feed(machine.Connected(self._keepers.address))
 
     async def watch_faults(self, inventory: Inventory) -> None:
         """Devices fail: say so at once."""

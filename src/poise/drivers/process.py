@@ -151,10 +151,9 @@ def environment(
     if launch.hang:
         env["POISE_PROGRESS"] = _progress(result)
     if launch.gang:
-        env["POISE_RANK"] = env["RANK"] = str(launch.rank)
-        env["POISE_WORLD_SIZE"] = env["WORLD_SIZE"] = str(launch.world)
-        env["LOCAL_RANK"] = "0"  # a member sees its own devices only, and they are counted from 0
+        env["POISE_RANK"], env["POISE_WORLD_SIZE"] = str(launch.rank), str(launch.world)
         env["POISE_GANG_DIR"] = gang_folder
+        env.update(_as_torchrun(launch, env[UNIT]))
         if gang_address:
             env["POISE_GANG_ADDRESS"] = gang_address
     if launch.founded:
@@ -165,6 +164,26 @@ def environment(
         env["POISE_PARTS"] = str(launch.parts)
     return env
 
+
+def _as_torchrun(launch: Launch, unit: str) -> dict[str, str]:
+    """The variables that torchrun sets, as for one worker on each machine: a member sees only its own devices, numbered
+    from 0. All members compute the same port; another attempt has another one. A job may declare `MASTER_ADDR` and
+    `MASTER_PORT` itself.
+    """
+    rank, world = str(launch.rank), str(launch.world)
+    drawn = zlib.crc32(f"{unit}.{launch.founded or launch.attempt.epoch}".encode())
+    return {
+        "MASTER_ADDR": launch.env.get("MASTER_ADDR") or launch.first or "127.0.0.1",
+        "MASTER_PORT": launch.env.get("MASTER_PORT") or str(PORTS[drawn % len(PORTS)]),
+        **dict.fromkeys(("RANK", "GROUP_RANK", "ROLE_RANK"), rank),
+        **dict.fromkeys(("WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), world),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+    }
+
+
+PORTS = range(20_000, 30_000)
+"""Of gangs, for `MASTER_PORT`: below those that the system gives to whoever asks for any (32768 on Linux)."""
 
 _NO_DEVICES = {
     "CUDA_VISIBLE_DEVICES": "",

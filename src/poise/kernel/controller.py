@@ -452,6 +452,7 @@ class Controller:
         self.held = 0  # nodes that have been silent for too long, and are not given up yet
         self._said: set[str] = set()  # nodes that what runs them says are gone, while that is not believed yet
         self._connected: set[str] = set()
+        self._addresses: dict[str, str] = {}  # of nodes, for members of gangs on other machines
         self._addressed: set[str] = set()  # to whom something in the outbox may be
         self._dirty = True
         self._head = 0
@@ -1046,6 +1047,7 @@ class Controller:
             self._dirty = True
         self._connected.add(name)
         self._take_fitness(name, hello.unfit, now)
+        self._addresses[name] = hello.address
         self._take_report(name, hello.running, hello.ended, now)
         self._take_faults(name, hello.faults, now)
         self._send(name, self._desired(name, hello, now))
@@ -1381,6 +1383,7 @@ class Controller:
         profile = self.ledger.profiles.get(spec.kind)
         shape = unit.shape
         order = dict(orders_of(unit)).get(index) if spec.least else None
+        first = unit.tasks[unit.members[0] if spec.least else 0].node
         return Launch(
             attempt=attempt_of(unit, index),
             argv=spec.variants[unit.variant - 1].argv if unit.variant else task.argv,
@@ -1394,6 +1397,7 @@ class Controller:
             expect=profile.mean if profile is not None and profile.count >= ENOUGH_RUNS else 0,
             grace=spec.grace,
             gang=unit.id if len(spec.tasks) > 1 else "",
+            first=self._addresses.get(first, "") if len(spec.tasks) > 1 else "",
             rank=order.rank if order is not None else task.rank,
             world=order.world if order is not None else task.world,
             part=task.part,

@@ -150,7 +150,11 @@ class Telling(msgspec.Struct, frozen=True):
 
 
 class Connected(msgspec.Struct, frozen=True):
-    """A channel to the control plane is open, or all is to be said anew on the one that is."""
+    """A channel to the control plane is open, or all is to be said anew on the one that is. `address`: this machine's,
+    where there are others.
+    """
+
+    address: str = ""
 
 
 class Disconnected(msgspec.Struct, frozen=True):
@@ -294,7 +298,7 @@ class NodeMachine:
             case Window():
                 effects = self._windowed(message, now)
             case Connected():
-                effects = self._hello(now)
+                effects = self._hello(message.address, now)
             case Disconnected():
                 self._disconnect()
                 effects = []
@@ -392,7 +396,7 @@ class NodeMachine:
             sent = self._unanswered.popleft()[1]
         return [] if sent is None or HELLO in self._in_flight else self._answer(sent, now)
 
-    def _hello(self, now: int) -> list[Effect]:
+    def _hello(self, address: str, now: int) -> list[Effect]:
         self._connected = True
         self._heard = self._held_until = now
         self._every = self._times.heartbeat
@@ -413,6 +417,7 @@ class NodeMachine:
             ended=tuple(self._ended.values()),
             faults=self._said_faults,
             unfit=self._unfit,
+            address=address,
         )
         return [self._say(hello, now)]
 

@@ -35,8 +35,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     nanoseconds; 0 is unknown. One with a `hang` has hung when it has been silent for that many nanoseconds. Exclusive
     work has a `lease` in nanoseconds (0: none), from when the node sent what was last answered: when that runs out,
     nothing of it runs. A member of an elastic `gang` joins it in a `generation`, as `rank` of `world`; `founded` is the
-    epoch in which the gang was placed (0: it is not elastic). Its job was `submitted` then, which tells it from others
-    of that name.
+    epoch in which the gang was placed (0: it is not elastic); `first` is the address of the machine of its first member
+    (empty: there is one machine only). Its job was `submitted` then, which tells it from others of that name.
     """
 
     attempt: Attempt
@@ -63,6 +63,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     founded: int = 0
     key: str = ""
     submitted: int = 0
+    first: str = ""
 
     @property
     def orders(self) -> Orders:
@@ -122,7 +123,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     """First frame of a connection: who this is and every attempt it holds; it counts as report 0.
 
     `queued` are held but not started, `faults` are those of which it is not known that they were heard. `unfit` says
-    why nothing can be started there; empty where work can.
+    why nothing can be started there; empty where work can. `address` is this machine's, for members of gangs on other
+    machines; empty where there are none.
     """
 
     node: Node
@@ -131,6 +133,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     ended: tuple[Ended, ...] = ()
     faults: tuple[DeviceFault, ...] = ()
     unfit: str = ""
+    address: str = ""
 
 
 class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defaults=True):

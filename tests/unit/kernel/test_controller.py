@@ -942,6 +942,17 @@ def test_a_launch_carries_all_a_node_needs() -> None:
     assert (first.priority, first.grace, first.hang, first.queued) == (1, 3 * SECOND, 60 * SECOND, False)
 
 
+def test_each_member_of_a_gang_is_told_on_which_machine_the_first_one_is() -> None:
+    world = World()
+    for name in ("n1", "n2"):
+        world.join(node(name, cpu=1)).hear(name, Hello(node=world.known[name], address=f"10.0.0.{name[1]}"))
+    world.job("g", workers=2, cpu=1).round()
+    [first], [second] = (world.held[name].values() for name in ("n1", "n2"))
+    there = "10.0.0.1" if first.rank == 0 else "10.0.0.2"
+    assert {first.rank, second.rank} == {0, 1}
+    assert first.first == second.first == there
+
+
 def test_requests_of_every_kind_are_refused_in_words() -> None:
     world = World().nodes(1)
     with pytest.raises(InputError) as cancelled:
