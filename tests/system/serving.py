@@ -8,9 +8,10 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from system.living import Living, until
+from system.living import Living, kill, until
 
 
 class Told(NamedTuple):
@@ -84,6 +85,17 @@ class Serving:
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         lines = [line for line in text.splitlines() if line.startswith(name) and all(one in line for one in wanted)]
         return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    def gateway(self) -> int:
+        """The process that serves, a child of the one that was started; 0 between one and the next."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(children[0]) if children else 0
+
+    def kill(self) -> None:
+        """Both processes at one moment: either would start the other again."""
+        kill(self.process.pid, signal.SIGSTOP)
+        kill(self.gateway())
+        kill(self.process.pid)
 
     def end(self) -> int:
         if self in self.all:

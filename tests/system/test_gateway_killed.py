@@ -4,11 +4,10 @@ import http.client
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from system.living import Living, kill, until
+from system.living import Living, alive, kill, until
 from system.serving import Serving
 
 APP = """
@@ -42,16 +41,10 @@ FILES = {"app.py": APP}
 CLIENTS = 8
 
 
-def gateway(serving: Serving) -> int:
-    """The process that serves, a child of the one that was started; 0 between one and the next."""
-    children = Path(f"/proc/{serving.process.pid}/task/{serving.process.pid}/children").read_text().split()
-    return int(children[0]) if children else 0
-
-
 def kill_gateway(serving: Serving) -> None:
-    before = gateway(serving)
+    before = serving.gateway()
     kill(before)
-    until(lambda: gateway(serving) not in (0, before), "another has begun", lambda: serving.text)
+    until(lambda: serving.gateway() not in (0, before), "another has begun", lambda: serving.text)
 
 
 class Asking:
@@ -123,6 +116,46 @@ def test_another_takes_over_and_no_question_is_lost(home: Living) -> None:
     assert not list(home.home.services.iterdir())
 
 
+def test_either_of_its_processes_may_be_killed_and_under_poise_up_both(living: Living) -> None:
+    """One of them has the number that a shell tells. What is killed is there again, with the same replica."""
+    living.up()
+    living.file("app.py", APP)
+    serving = Serving(living, "app.py:Newer", "--name", "watched", "--cpu", "0.1")
+    served = serving.gateway()
+    (job,) = [job.id for job in living.client().jobs()]
+
+    def watcher() -> int:
+        return int(next(living.home.services.glob("*.lock")).read_text())
+
+    def kill_watcher(known: int) -> None:
+        assert watcher() == known
+        kill(known)
+        until(lambda: watcher() != known, "another watches", lambda: serving.text)
+
+    with Asking(serving) as asking:
+        kill_watcher(serving.process.pid)
+        kill_watcher(watcher())
+        asking.more(10)
+        assert alive(served) and asking.broken == 0
+        kill(served)
+        serving.until_said("the gateway was killed; another takes over")
+        asking.more(10)
+    assert asking.wrong == []
+    assert asking.broken <= CLIENTS
+    before = watcher()
+    kill(before, signal.SIGSTOP)  # or it would take over
+    for process, arguments in living.processes().items():
+        if "serve" in arguments:
+            kill(process)
+    until(lambda: "takes over" in living.messages() and watcher() != before, "it is started again", living.messages)
+    until(lambda: serving.ask(2).value == 4.0, "it answers", living.messages)
+    assert [job.id for job in living.client().jobs()] == [job]
+    kill(watcher(), signal.SIGTERM)
+    until(lambda: not list(living.home.services.iterdir()), "it ends as it was told", living.messages)
+    until(lambda: not [job for job in living.client().jobs() if job.status == "running"], "so does its replica")
+    serving.end()
+
+
 @pytest.mark.parametrize(("model", "ends"), [("Newer", "promoted"), ("Worse", "rolled back")])
 def test_a_trial_that_is_over_stays_over(home: Living, model: str, ends: str) -> None:
     home.file(
@@ -164,7 +197,7 @@ def test_a_canary_that_cannot_start_is_rolled_back_by_whoever_takes_over(home: L
 
 def test_a_gateway_that_crashes_says_where(home: Living) -> None:
     serving = Serving(home, "app.py:Newer", "--cpu", "0.1")
-    before = gateway(serving)
+    before = serving.gateway()
     kill(before, signal.SIGSEGV)
     serving.until_said("the gateway was ended by SIGSEGV; another takes over")
     assert "Fatal Python error: Segmentation fault" in serving.text
@@ -176,7 +209,7 @@ def test_one_that_is_killed_as_soon_as_it_begins_is_not_started_for_ever(home: L
     serving = Serving(home, "app.py:Newer", "--name", "brief", "--cpu", "0.1")
     for _ in range(2):
         kill_gateway(serving)
-    kill(gateway(serving))
+    kill(serving.gateway())
     assert serving.process.wait(30) == 128 + signal.SIGKILL
     serving.end()
     until(

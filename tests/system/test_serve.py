@@ -452,13 +452,13 @@ def test_a_gateway_that_is_killed_takes_its_replicas_along_and_no_other_gets_the
     loading = Serving(home, "app.py:Lasting", "--name", "lasting", "--cpu", "0.1", ready=False)
     until(begun, "it loads", lambda: loading.text)
     other = Serving(home, "app.py:Model", "--name", "lasting", "--cpu", "0.1")
-    loading.process.kill()
+    loading.kill()
     until(lambda: not alive(begun()[0]), "it has ended while it loaded", begun)
     loaded.touch()
     again = Serving(home, "app.py:Lasting", "--name", "lasting", "--cpu", "0.1")
     assert again.ask({"value": 1}, x_request_timeout_seconds="0.3").status == 504
     assert other.ask({"value": 1}).value == 2.0
-    again.process.kill()
+    again.kill()
     until(lambda: not alive(begun()[1]), "it has ended while it hung", begun)
     assert len(begun()) == 2
     assert other.metric("serve_deployment_replica_healthy") == 1
@@ -468,11 +468,11 @@ def test_a_gateway_that_is_killed_takes_its_replicas_along_and_no_other_gets_the
 
 
 def test_told_to_end_while_it_starts_it_leaves_nothing_behind(home: Living) -> None:
-    for pause in (0.0, 0.05):
+    for pause, number in ((0.0, signal.SIGTERM), (0.05, signal.SIGHUP)):
         served = Serving(home, "app.py:Model", "--name", "early", "--cpu", "0.1", ready=False)
         served.until_said("http://")
         time.sleep(pause)
-        served.process.send_signal(signal.SIGTERM)
+        served.process.send_signal(number)
         assert served.end() == 0
     assert all(job.status != "running" for job in home.client().jobs() if job.name.startswith("early"))
 

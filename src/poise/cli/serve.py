@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -58,30 +59,47 @@ def serve(target: tuple[str, ...], host: str, port: int, as_json: bool, **flags:
     import uvloop
 
     from poise.gateway.beyond import beyond_of
-    from poise.gateway.parent import stand_by
+    from poise.gateway.parent import Watched, inherited, registered, stand_by
     from poise.gateway.serve import bind, serve
 
     home = current_home()
-    with bind(host, port) as listening:
+    taken_over = inherited()
+    with taken_over.listening if taken_over else bind(host, port) as listening:
         ensure_home(home)
-        address, number = listening.getsockname()[:2]
-        at = f"[{address}]:{number}" if ":" in address else f"{address}:{number}"
-        if as_json:
-            print_json({"url": f"http://{at}", "services": names, "upstreams": bool(fronts)})
-        if names:
-            say(f"poise: {', '.join(names)} at http://{at}/predict{'/NAME' if len(names) > 1 else ''}")
-        if embedding := [one.name for one in services if one.openai]:
-            say(f"poise: {', '.join(embedding)} at http://{at}/v1/embeddings")
-        if fronts:
-            say(f"poise: {len(fronts[0].upstreams)} upstreams at http://{at}/v1")
-        base = {"folder": str(Path.cwd()), "env": kept_environment()}
+        if taken_over is None:
+            _tell_addresses(listening, services, fronts, as_json)
+        kept = kept_environment()
+        base = {"folder": str(Path.cwd()), "env": kept}
         home.services.mkdir(parents=True, exist_ok=True, mode=0o700)
         connect = lasting(home, "--until-idle")
-        mark, front, beyond = secrets.token_hex(4), next(iter(fronts), None), beyond_of(home)
-        if (code := stand_by(tell)) is not None:
-            return code
-        uvloop.run(serve(services, front, connect, home.services, mark, listening, base, user_name(), tell, beyond))
+        mark = taken_over.mark if taken_over else secrets.token_hex(4)
+        front, beyond = next(iter(fronts), None), beyond_of(home)
+        environment, user = kept | {"POISE_HOME": str(home.root)}, user_name()
+        with registered(home.services, mark, listening, environment, taken_over) as lock:
+            watched = stand_by(tell)
+            if not isinstance(watched, Watched):
+                return watched
+            uvloop.run(
+                serve(services, front, connect, home.services, mark, listening, watched, lock, base, user, tell, beyond)
+            )
     return 0
+
+
+def _tell_addresses(
+    listening: socket.socket, services: list[DeclaredService], fronts: list[Front], as_json: bool
+) -> None:
+    """Where what is asked."""
+    address, number = listening.getsockname()[:2]
+    at = f"[{address}]:{number}" if ":" in address else f"{address}:{number}"
+    names = [one.name for one in services]
+    if as_json:
+        print_json({"url": f"http://{at}", "services": names, "upstreams": bool(fronts)})
+    if names:
+        say(f"poise: {', '.join(names)} at http://{at}/predict{'/NAME' if len(names) > 1 else ''}")
+    if embedding := [one.name for one in services if one.openai]:
+        say(f"poise: {', '.join(embedding)} at http://{at}/v1/embeddings")
+    if fronts:
+        say(f"poise: {len(fronts[0].upstreams)} upstreams at http://{at}/v1")
 
 
 def _declared(target: str, flags: dict[str, Any]) -> DeclaredService | Front:

@@ -6,6 +6,8 @@ There is one agent, of this machine; or, where the home has a declared fleet (`f
 or, where it has a Ray cluster (`ray/cluster.json`), one process that keeps the agents of the cluster's machines; or
 none: then this machine only decides, or stands by to.
 What nodes of an earlier fleet left running is ended once, by an agent that retires them: their work has been given up.
+A gateway (`poise serve`) of this home whose processes were all killed is started again, at the same address; one that
+was told to end is not, and none ends with this process.
 
 A child that ends is started again, at once the first time and after a pause that doubles to five seconds when it keeps
 ending. A control plane that ends with code 0 was told to, with code 3 cannot start until a person acts: then the agents
@@ -14,13 +16,14 @@ left alone, and replaced only when it is gone.
 """
 
 # pathlib would be the dearest import here:
-# ruff: noqa: PTH103, PTH108, PTH110, PTH112, PTH118, PTH123, PTH208
+# ruff: noqa: PTH103, PTH108, PTH110, PTH112, PTH118, PTH119, PTH122, PTH123, PTH208
 
 import contextlib
 import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -33,6 +36,8 @@ RAY_STOP_SECONDS = 60.0
 TOLD_TO_END = 0
 CANNOT_START = 3
 NO_AGENT = "--no-agent"
+UNTIL_IDLE = "--until-idle"
+BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 class Child:
@@ -75,6 +80,65 @@ class Child:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+
+
+class Gateway(Child):
+    """A gateway that is on file. Its processes hold its lock from one to the next; it is given one that is taken here,
+    and the socket, so that nobody else comes between. (`poise.gateway.parent`)
+    """
+
+    def __init__(self, record: str) -> None:
+        self.record, (place, _) = record, os.path.splitext(record)
+        self.mark = os.path.basename(place)
+        super().__init__([], f"{place}.lock")
+
+    def start_if_due(self) -> None:
+        now = time.monotonic()
+        if self.process is not None or now < self.not_before:
+            return
+        try:
+            lock = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:  # it has ended in order
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with open(self.record) as file, open(BOOT) as boot:
+                told = json.load(file)
+                if told["boot"] != boot.read():  # its machine was started again, and nobody has asked for it since
+                    os.unlink(self.record)
+                    os.unlink(self.lock)
+                    return
+            family = socket.AF_INET6 if ":" in told["host"] else socket.AF_INET
+            with socket.create_server((told["host"], told["port"]), family=family, backlog=2048) as listening:
+                given = (listening.fileno(), lock)
+                known = {"POISE_GATEWAY_INHERITED": f"{given[0]} {lock} {self.mark}"}
+                self.process = subprocess.Popen(  # noqa: S603 — as the user has started it
+                    told["command"],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=given,
+                    cwd=told["folder"],
+                    env=os.environ | told["environment"] | known,
+                    start_new_session=True,
+                )
+                self.started = now
+                sys.stderr.write(f"the gateway {self.mark} was killed; process {self.process.pid} takes over\n")
+        except BlockingIOError:  # it lives
+            pass
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+            self.pause = min(LONGEST_PAUSE, self.pause * 2 or LOOK_EVERY)
+            self.not_before = now + self.pause
+            sys.stderr.write(f"the gateway {self.mark} was killed, and cannot be started again: {error}\n")
+        finally:
+            os.close(lock)
+
+
+def gateways(home: str, known: dict[str, Gateway]) -> dict[str, Gateway]:
+    """By their records: those that are on file, and those that were started here and have not ended."""
+    folder = os.path.join(home, "services")
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    there = [os.path.join(folder, name) for name in sorted(names) if name.endswith(".gateway")]
+    running = {record: one for record, one in known.items() if one.process is not None}
+    return running | {record: known.get(record) or Gateway(record) for record in there}
 
 
 def held_by_other(path: str) -> bool:
@@ -146,6 +210,8 @@ def run(home: str, options: list[str]) -> int:
         os.path.join(home, "lock"),
     )
     nodes, retiring = ([], []) if NO_AGENT in options else agents(home)
+    serving: dict[str, Gateway] = {}
+    keeps_gateways = UNTIL_IDLE not in options
     stopping = False
 
     def stop(*_: object) -> None:
@@ -161,14 +227,16 @@ def run(home: str, options: list[str]) -> int:
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     while not stopping and os.path.isdir(home):  # a child would make a home anew that was removed
-        for child in (control, *nodes, *retiring):
+        if keeps_gateways:
+            serving = gateways(home, serving)
+        for child in (control, *nodes, *retiring, *serving.values()):
             child.start_if_due()
         _sleep(wakeup)
         code = control.ended()
         if code in (TOLD_TO_END, CANNOT_START):
             break
-        for node in nodes:
-            node.ended()
+        for one in (*nodes, *serving.values()):
+            one.ended()
         retiring = [node for node in retiring if node.ended() != 0]
     stop_all([control])  # first, so that the nodes' end is no loss to it
     stop_all([*nodes, *retiring])

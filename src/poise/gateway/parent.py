@@ -1,16 +1,33 @@
-"""A process that outlives a gateway: it keeps what listens, and starts another when the gateway is killed.
+"""A process that watches a gateway: it keeps what listens, and starts another when the gateway is killed.
 
 It does nothing else, so that nothing of what gateways die of reaches it: neither what clients send, nor their number,
-nor memory. Whoever connects while no gateway is there waits for the next, a moment later; replicas dial again
+nor memory. Clients that connect while no gateway is there wait for the next, a moment later; replicas dial again
 (`replica`), and their jobs are taken over by what is on file (`replicas`).
+
+Either of the two may die. A gateway holds the reading end of a pipe whose other end its watcher holds, so it notices
+when the watcher was killed, and starts another: this file as a program, which needs nothing but the standard library.
+That one cannot wait for the gateway as its parent could; it reads from a pipe as well, in which a gateway that ends in
+order leaves a byte. Where it finds none it becomes `poise serve` again, with the socket that it was given.
+
+Both may die at one moment. A gateway is on file beside its sockets for as long as it lives (`registered`), with a lock
+that each of its processes holds; under `poise up` the supervisor starts what is on file and locked by nobody. It hands
+on the same that a watcher does.
 """
 
-import ctypes
+import atexit
 import faulthandler
+import fcntl
+import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
 
 QUICKLY = 5.0
 """Seconds: a gateway that is killed before it has lived for so long …"""
@@ -19,23 +36,101 @@ AT_MOST = 3
 """… so many times in a row is not started again."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_INHERITED = "POISE_GATEWAY_INHERITED"
+"""The descriptors of socket and lock, and the mark, of a gateway that was killed. The supervisor says it as well."""
 
 
-def stand_by(say: Callable[[str], None]) -> int | None:
-    """Goes on as two processes. Returns nothing in the one that is to serve; in the other the exit code once that has
-    ended, however often it had to be started again. Signals to end are passed on; in the one that is to serve they wait
-    until it says `listen_to_signals`. To be called before there are threads.
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+"""A gateway that ended with its machine was not killed."""
+
+
+class Watched(NamedTuple):
+    """What the process that is to serve has of its watcher: a descriptor that can be read once that has gone."""
+
+    gone: int
+
+
+class Inherited(NamedTuple):
+    """Of a gateway that was killed: the socket at which it listened, its lock, and the mark of its files."""
+
+    listening: socket.socket
+    lock: int
+    mark: str
+
+
+def inherited() -> Inherited | None:
+    """What this process takes over; None where it is a new gateway."""
+    told = os.environ.pop(_INHERITED, "")
+    if not told:
+        return None
+    listening, lock, mark = told.split()
+    for descriptor in (listening, lock):
+        os.set_inheritable(int(descriptor), False)
+    return Inherited(socket.socket(fileno=int(listening)), int(lock), mark)
+
+
+@contextmanager
+def registered(
+    folder: Path, mark: str, listening: socket.socket, environment: Mapping[str, str], before: Inherited | None
+) -> Iterator[int]:
+    """A gateway on file, as long as it does not end in order; gives the descriptor of its lock. In the lock file stands
+    the process to end it by. `environment`: what it needs of it, and is no secret.
+    """
+    path, record = folder / f"{mark}.lock", folder / f"{mark}.gateway"
+    if before is None:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    else:
+        lock = before.lock
+    _note(lock, os.getpid())
+    host, port = listening.getsockname()[:2]
+    told = {
+        "command": _command(),
+        "folder": str(Path.cwd()),
+        "environment": dict(environment),
+        "host": host,
+        "port": port,
+        "boot": BOOT.read_text(),
+    }
+    record.write_text(json.dumps(told))
+    try:
+        yield lock
+    finally:
+        record.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+
+
+def _command() -> list[str]:
+    """As which this process was started."""
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
+def _note(lock: int, process: int) -> None:
+    """Who is to be told to end, for people."""
+    name = b"%d\n" % process
+    os.pwrite(lock, name, 0)
+    os.ftruncate(lock, len(name))
+
+
+def stand_by(say: Callable[[str], None]) -> int | Watched:
+    """Goes on as two processes. In the one that is to serve it returns what that has of the other; in the other the
+    exit code once that has ended, however often it had to be started again. Signals to end are passed on, and so is the
+    end of the terminal; in the one that is to serve they wait until it says `listen_to_signals`. To be called before
+    there are threads.
     """
     told: list[int] = []
     child = 0
 
     def pass_on(number: int, _: object) -> None:
+        number = signal.SIGTERM if number == signal.SIGHUP else number
         told.append(number)
         if child:
             os.kill(child, number)
 
-    parent, quick = os.getpid(), 0
-    before = [(number, signal.signal(number, pass_on)) for number in _SIGNALS]
+    quick = 0
+    passed = [one for one in (*_SIGNALS, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    before = [(number, signal.signal(number, pass_on)) for number in passed]
+    gone, held = os.pipe()
     while True:
         began = time.monotonic()
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -44,8 +139,9 @@ def stand_by(say: Callable[[str], None]) -> int | None:
             for number, handler in before:
                 signal.signal(number, handler)
             faulthandler.enable()  # what it was at, if native code ends it
-            _belong_to(parent)
-            return None
+            os.setpgid(0, 0)  # a terminal ends it only through its watcher
+            os.close(held)
+            return Watched(gone)
         early = list(told)
         listen_to_signals()
         for one in early:
@@ -67,13 +163,68 @@ def listen_to_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
-def _belong_to(parent: int) -> None:
-    """Be told to end when the parent is gone (prctl(2), PR_SET_PDEATHSIG), and by a terminal only through it."""
-    set_death_signal = 1
-    os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGTERM)
+class Watchers:
+    """Those of a gateway, one after the other: each is started when the one before was killed."""
+
+    def __init__(self, first: Watched, listening: socket.socket, lock: int, mark: str) -> None:
+        self.gone = first.gone
+        """Can be read once there is none."""
+        self._listening, self._lock, self._mark = listening, lock, mark
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> int:
+        """Another one, and its process. Raises OSError if there can be none."""
+        os.close(self.gone)
+        self.gone, held = os.pipe()
+        ends, end = os.pipe()
+        atexit.register(os.write, end, b".")  # in order: none takes over
+        given = (held, ends, self._listening.fileno(), self._lock)
+        try:
+            made = subprocess.Popen(  # noqa: S603 — this file
+                [
+                    *(sys.executable, "-I", "-S", __file__, *map(str, given), self._mark, str(os.getpid())),
+                    *_command(),
+                ],
+                pass_fds=given,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            os.close(held)
+            os.close(ends)
+        self._started = [one for one in self._started if one.poll() is None]
+        self._started.append(made)
+        _note(self._lock, made.pid)
+        return made.pid
 
 
-__all__ = ["listen_to_signals", "stand_by"]
+def _watch(held: int, ends: int, listening: int, lock: int, mark: str, gateway: int, command: list[str]) -> None:
+    """Until the gateway has ended: then become another one, unless it left a byte in `ends`. The gateway notices by
+    `held` that this process has gone.
+    """
+    told = False
+
+    def pass_on(*_: object) -> None:
+        nonlocal told
+        told = True
+        os.kill(gateway, signal.SIGTERM)
+
+    for number in (*_SIGNALS, signal.SIGHUP):
+        signal.signal(number, pass_on)
+    for own in (held, ends):
+        os.set_inheritable(own, False)
+    if os.read(ends, 1) or told:
+        return
+    sys.stderr.write("poise: the gateway was killed; another takes over\n")
+    sys.stderr.flush()
+    for number in (*_SIGNALS, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    os.environ[_INHERITED] = f"{listening} {lock} {mark}"
+    os.execv(command[0], command)  # noqa: S606 — what it was started as
+
+
+if __name__ == "__main__":
+    _held, _ends, _listening, _lock, _mark, _gateway, *_rest = sys.argv[1:]
+    _watch(int(_held), int(_ends), int(_listening), int(_lock), _mark, int(_gateway), _rest)
+
+__all__ = ["Inherited", "Watched", "Watchers", "inherited", "listen_to_signals", "registered", "stand_by"]

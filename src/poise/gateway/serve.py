@@ -22,7 +22,7 @@ from poise.gateway.beyond import Beyond
 from poise.gateway.embeddings import Embeddings
 from poise.gateway.http import Server
 from poise.gateway.metrics import Metrics
-from poise.gateway.parent import listen_to_signals
+from poise.gateway.parent import Watched, Watchers, listen_to_signals
 from poise.gateway.running import Running
 from poise.gateway.upstreams import Upstreams
 from poise.model.servicefile import DeclaredService
@@ -64,6 +64,8 @@ async def serve(
     folder: Path,
     mark: str,
     listening: socket.socket,
+    watched: Watched,
+    lock: int,
     base: dict[str, Any],
     user: str,
     say: Callable[[str], None],
@@ -71,7 +73,7 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then answer what was accepted and end the replicas; at another, refuse what is
     left. `folder` is for sockets, and exists; what a gateway of the same `mark` that was killed has left there is taken
-    over. `beyond` is where replicas on other machines dial.
+    over. `lock` is held as long as it lives. `beyond` is where replicas on other machines dial.
     """
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # who could not be told in time is no matter for people
     loop = asyncio.get_running_loop()
@@ -79,6 +81,8 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
     listen_to_signals()
+    watchers = Watchers(watched, listening, lock, mark)
+    loop.add_reader(watchers.gone, _watch_again, watchers, stop, say)
     _sweep(folder)
     running = Running(folder, mark, connect, base, user, say, beyond.address.text if beyond else "")
     guests = await beyond.listen(running.service_at) if beyond is not None else None
@@ -113,10 +117,26 @@ async def serve(
     server.should_exit = True
     await serving
     await running.end()
+    loop.remove_reader(watchers.gone)
     stopped.cancel()
     for outcome in await asyncio.gather(*keeping, return_exceptions=True):
         if isinstance(outcome, Exception):
             raise outcome
+
+
+def _watch_again(watchers: Watchers, stop: asyncio.Event, say: Callable[[str], None]) -> None:
+    """The process that watched this one was killed: start another, unless this one ends."""
+    loop = asyncio.get_running_loop()
+    loop.remove_reader(watchers.gone)
+    if stop.is_set():
+        return
+    try:
+        process = watchers.start()
+    except OSError as error:
+        say(f"the process that watched the gateway was killed, and there can be no other: {error.strerror}")
+        return
+    loop.add_reader(watchers.gone, _watch_again, watchers, stop, say)
+    say(f"the process that watched the gateway was killed; process {process} watches it now, and ends it at SIGTERM")
 
 
 async def _drained(server: Server, running: Running, upstreams: Upstreams | None) -> None:
