@@ -4,7 +4,7 @@ import time
 
 from system.living import Living, kill, until
 from system.serving import Serving
-from system.test_gateway_killed import APP, CLIENTS, Asking, gateway, kill_gateway
+from system.test_gateway_killed import APP, CLIENTS, Asking, kill_gateway
 
 from chaos.turns import Stage, Turn
 
@@ -60,7 +60,7 @@ def _serving(living: Stage) -> Serving:
     living.up()
     serving = Serving(living, "app.py:Model", "--replicas", str(REPLICAS), "--cpu", "0.1")
     until(lambda: f"{REPLICAS} of {REPLICAS}" in serving.text, "both are ready", lambda: serving.text)
-    assert gateway(serving)
+    assert serving.gateway()
     return serving
 
 

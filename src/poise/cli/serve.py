@@ -59,10 +59,11 @@ def serve(target: tuple[str, ...], host: str, port: int, as_json: bool, **flags:
     import uvloop
 
     from poise.gateway.beyond import beyond_of
-    from poise.gateway.parent import Watched, inherited, registered, stand_by
+    from poise.gateway.parent import Watched, hold_signals, inherited, registered, stand_by
     from poise.gateway.serve import bind, serve
 
     home = current_home()
+    hold_signals()
     taken_over = inherited()
     with taken_over.listening if taken_over else bind(host, port) as listening:
         ensure_home(home)

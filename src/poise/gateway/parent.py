@@ -35,7 +35,7 @@ QUICKLY = 5.0
 AT_MOST = 3
 """… so many times in a row is not started again."""
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _INHERITED = "POISE_GATEWAY_INHERITED"
 """The descriptors of socket and lock, and the mark, of a gateway that was killed. The supervisor says it as well."""
 
@@ -128,12 +128,12 @@ def stand_by(say: Callable[[str], None]) -> int | Watched:
             os.kill(child, number)
 
     quick = 0
-    passed = [one for one in (*_SIGNALS, signal.SIGHUP) if signal.getsignal(one) != signal.SIG_IGN]
+    passed = [one for one in _SIGNALS if signal.getsignal(one) != signal.SIG_IGN]
     before = [(number, signal.signal(number, pass_on)) for number in passed]
     gone, held = os.pipe()
     while True:
         began = time.monotonic()
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        hold_signals()
         child = os.fork()
         if not child:
             for number, handler in before:
@@ -156,6 +156,11 @@ def stand_by(say: Callable[[str], None]) -> int | Watched:
         if told or quick >= AT_MOST:
             return 128 - code
         say(f"the gateway was ended by {name}; another takes over")
+
+
+def hold_signals() -> None:
+    """What comes to end this process waits until it can be ended in order."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
 def listen_to_signals() -> None:
@@ -209,7 +214,7 @@ def _watch(held: int, ends: int, listening: int, lock: int, mark: str, gateway: 
         told = True
         os.kill(gateway, signal.SIGTERM)
 
-    for number in (*_SIGNALS, signal.SIGHUP):
+    for number in _SIGNALS:
         signal.signal(number, pass_on)
     for own in (held, ends):
         os.set_inheritable(own, False)
@@ -217,7 +222,7 @@ def _watch(held: int, ends: int, listening: int, lock: int, mark: str, gateway: 
         return
     sys.stderr.write("poise: the gateway was killed; another takes over\n")
     sys.stderr.flush()
-    for number in (*_SIGNALS, signal.SIGHUP):
+    for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     os.environ[_INHERITED] = f"{listening} {lock} {mark}"
     os.execv(command[0], command)  # noqa: S606 — what it was started as
@@ -227,4 +232,13 @@ if __name__ == "__main__":
     _held, _ends, _listening, _lock, _mark, _gateway, *_rest = sys.argv[1:]
     _watch(int(_held), int(_ends), int(_listening), int(_lock), _mark, int(_gateway), _rest)
 
-__all__ = ["Inherited", "Watched", "Watchers", "inherited", "listen_to_signals", "registered", "stand_by"]
+__all__ = [
+    "Inherited",
+    "Watched",
+    "Watchers",
+    "hold_signals",
+    "inherited",
+    "listen_to_signals",
+    "registered",
+    "stand_by",
+]
