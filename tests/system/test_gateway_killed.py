@@ -153,6 +153,7 @@ def test_either_of_its_processes_may_be_killed_and_under_poise_up_both(living: L
     kill(watcher(), signal.SIGTERM)
     until(lambda: not list(living.home.services.iterdir()), "it ends as it was told", living.messages)
     until(lambda: not [job for job in living.client().jobs() if job.status == "running"], "so does its replica")
+    assert "Traceback" not in living.messages() + serving.text
     serving.end()
 
 

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -182,7 +182,7 @@ class Watchers:
         os.close(self.gone)
         self.gone, held = os.pipe()
         ends, end = os.pipe()
-        atexit.register(os.write, end, b".")  # in order: none takes over
+        atexit.register(_end_in_order, end)
         given = (held, ends, self._listening.fileno(), self._lock)
         try:
             made = subprocess.Popen(  # noqa: S603 — this file
@@ -201,6 +201,12 @@ class Watchers:
         self._started.append(made)
         _note(self._lock, made.pid)
         return made.pid
+
+
+def _end_in_order(end: int) -> None:
+    """None takes over."""
+    with suppress(BrokenPipeError):  # it was killed before
+        os.write(end, b".")
 
 
 def _watch(held: int, ends: int, listening: int, lock: int, mark: str, gateway: int, command: list[str]) -> None:

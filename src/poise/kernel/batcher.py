@@ -38,9 +38,14 @@ OVERDUE_AFTER = 1 * SECOND
 HANGS = 10
 """Times what its batch should take, and the objective, after which a replica hangs …"""
 
+LONGER = 2
+"""… and times the longest of the last `LATELY` batches: some requests take far longer than most …"""
+
+LATELY = 256
+
 HANGS_AFTER = (5 * SECOND, 30 * SECOND)
 """… and at least so long: to stand still for a moment is no hang, and what a first batch takes is not known. Between
-the two, a third of the time-out where there is no objective: then two thirds are left to answer what it holds."""
+the two, half of the time-out where there is no objective: then as much is left to answer what it holds."""
 
 LAST_CHANCE = 0.5
 """Of its patience a request has waited for a replica that is overdue before it goes before those that wait."""
@@ -137,6 +142,7 @@ class Batcher:
         self.margin = MARGIN
         """By this factor one accepted request in a hundred takes longer than foreseen."""
         self._overruns: deque[float] = deque(maxlen=REMEMBERED)
+        self._took: deque[int] = deque(maxlen=LATELY)  # without first batches
         self._lanes: tuple[dict[int, Request], dict[int, Request]] = ({}, {})
         self._again: deque[list[Request]] = deque()  # sent before all others, each list by itself
         self._number = 0
@@ -268,6 +274,8 @@ class Batcher:
         if items:
             replica.curve.learn(items, took)
         replica.curve.has_room(room)
+        if replica.warm:
+            self._took.append(now - replica.sent)
         replica.warm = True
         told = self._taken_from(replica)
         for request in told:
@@ -408,9 +416,13 @@ class Batcher:
 
     def _hangs(self, replica: Replica, now: int) -> bool:
         least, most = HANGS_AFTER
+        if not replica.batch or now - replica.sent <= least:
+            return False
         objective, timeout = self.limits.objective, self.limits.timeout
-        after = min(most, max(least, HANGS * objective if objective else timeout // 3)) if replica.warm else most
-        return replica.batch > 0 and now - replica.sent > max(after, HANGS * (replica.busy - replica.sent))
+        after = min(most, max(least, HANGS * objective if objective else timeout // 2)) if replica.warm else most
+        return now - replica.sent > max(
+            after, HANGS * (replica.busy - replica.sent), LONGER * max(self._took, default=0)
+        )
 
     def _elsewhere(self, replica: Replica, waiting: int, now: int) -> int:
         """When quicker replicas that are busy now would be done with the last of so many that wait; 0 without one. By
