@@ -177,6 +177,7 @@ def cases(sizes: Sizes) -> list[Case]:
         tested(19, "sizes change in a step, a checkpoint, twice; a rank dies", *RESIZES, checks="S2 S4"),
         Case(20, "kill -9 of a replica in the midst of a batch", gateways.replica_killed, BY_CLOCK, 1.0, 2.0, "S10"),
         Case(20, "kill -9 of a gateway", gateways.gateway_killed, BY_CLOCK, 1.0, 2.0, "S10"),
+        Case(20, "kill -9 of a gateway and of what watches it", gateways.both_killed, BY_CLOCK, recover=5.0),
         tested(20, "slow, overloaded, poisoned, left by its clients", *SERVING, checks="S10"),
         Case(
             21,

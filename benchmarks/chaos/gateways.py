@@ -1,5 +1,6 @@
 """Row 20: what serves is killed, slow, overloaded."""
 
+import signal
 import time
 
 from system.living import Living, kill, until
@@ -53,6 +54,33 @@ def gateway_killed(living: Stage) -> Turn:
     assert [job.id for job in living.client().jobs() if job.status == "running"] == jobs, "replicas were taken over"
     _end(serving)
     return Turn([noticed - killed], [recovered - noticed])
+
+
+def both_killed(living: Stage) -> Turn:
+    """Both processes of a gateway at one moment, under `poise up`. *recovered*: until a question is answered, at the
+    same address and with the same replicas.
+    """
+    serving = _serving(living)
+    jobs = [job.id for job in living.client().jobs() if job.status == "running"]
+    assert serving.ask(2).value == 4.0
+    killed = time.monotonic()
+    serving.kill()
+    until(lambda: _answers(serving), "it is there again", living.messages)
+    recovered = time.monotonic()
+    _until_healthy(serving, REPLICAS)
+    assert [job.id for job in living.client().jobs() if job.status == "running"] == jobs, "replicas were taken over"
+    (lock,) = living.home.services.glob("*.lock")
+    kill(int(lock.read_text()), signal.SIGTERM)
+    until(lambda: not list(living.home.services.iterdir()), "it ends", living.messages)
+    assert serving.end() == -signal.SIGKILL
+    return Turn([], [recovered - killed])
+
+
+def _answers(serving: Serving) -> bool:
+    try:
+        return bool(serving.ask(2).value == 4.0)
+    except OSError:
+        return False
 
 
 def _serving(living: Stage) -> Serving:
