@@ -262,6 +262,15 @@ def test_the_authority_outlives_the_control_plane_and_is_for_its_owner_only(beyo
     assert ensure_authority(beyond.living.home) == before
 
 
+def test_what_a_member_of_a_gang_leaves_as_it_ends_reaches_the_one_on_another_machine(beyond: Beyond) -> None:
+    with beyond.also_offered(beyond.offers, "farther", "home-farther"):
+        until(lambda: beyond.status("far") == beyond.status("farther") == "up", "both are there")
+        cores = str(min(of.cpu for of in beyond.living.client().nodes()) // 1000)
+        meet = "cd $POISE_GANG_DIR; echo > $POISE_RANK; [ $POISE_RANK = 0 ] || until [ -e 0 ]; do sleep 0.02; done"
+        job = beyond.ann("submit", "--workers", "2", "--cpu", cores, "--", "sh", "-c", meet).text.strip()
+        assert beyond.ann("wait", job).code == 0
+
+
 @pytest.mark.parametrize("killed", ["agent", "control"])
 def test_what_runs_goes_on_when_either_side_is_killed(beyond: Beyond, killed: str) -> None:
     diary = Diary(beyond.living.work / f"diary-{killed}")

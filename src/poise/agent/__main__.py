@@ -25,7 +25,7 @@ import socket
 import ssl
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -181,9 +181,8 @@ class Agent:
         self._toll = Toll()
         self._shipping = Shipping(home.logs) if home.doors != (home.socket,) else None
         self._meetings = Meetings(home.gangs)
-        self._shipped_first: list[Ended] = []
+        self._held_back: list[Ended] = []
         self._written = asyncio.Event()
-        self._met = asyncio.Event()
         self._answered = False
         self._told_lack = ""
         self._unfit = asyncio.Event()
@@ -199,8 +198,9 @@ class Agent:
                 self._running[one.running.attempt] = one.running.pid
                 if self._shipping is not None:
                     self._shipping.began(one.running.attempt)
-        if self._shipping is not None:
-            for done in ended:
+        for done in ended:
+            self._meetings.found(done.attempt)
+            if self._shipping is not None:
                 self._shipping.ended(done.attempt)
 
     async def run(self) -> None:
@@ -278,9 +278,9 @@ class Agent:
         self._unsent.clear()
         if self._shipping is not None:
             self._shipping.connected("" if self._door == self._home.socket else str(self._door))
-            self._written.set()
         self._feed(machine.Connected(self._keepers.address))
         self._unsent.extend(self._meetings.connected())
+        self._written.set()
         frames = Frames()
         sender = asyncio.create_task(self._send(channel, frames))
         try:
@@ -331,6 +331,7 @@ class Agent:
                 case machine.Order():
                     self._keepers.order(effect.attempt, effect.orders)
                 case machine.Forget():
+                    self._meetings.left(effect.attempts)
                     self._keepers.forget(effect.attempts)
                 case machine.Say():
                     self._unsent.append(effect.message)
@@ -406,21 +407,34 @@ class Agent:
                 pause = min(longest, 2 * pause)
                 self._keepers.try_out()
 
-    async def ship(self) -> None:
-        """What commands write, as they write it. An end is told after all that was written before it."""
-        assert self._shipping is not None  # noqa: S101 — else nobody calls it
+    async def deliver(self) -> None:
+        """What commands write, and what members of gangs leave for those on other machines, as they do. An end is told
+        after all that was written and left before it.
+        """
         while True:
-            ended, self._shipped_first = self._shipped_first, []
-            for output in self._shipping.parts() if self._sock is not None else ():
-                self._unsent.append(output)
+            ended, self._held_back = self._held_back, []
+            for message in self._news_of_commands() if self._sock is not None else ():
+                self._unsent.append(message)
                 self._news.set()
                 await self._sent()
             if ended:
                 self._feed(machine.Changed((), tuple(ended)))
             self._written.clear()
-            if not self._shipped_first:
+            if not self._held_back:
+                shipping = self._shipping is not None and self._shipping.follows
+                follows = shipping or (self._meets() and self._meetings.any)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._written.wait(), SHIP_SECONDS if self._shipping.follows else None)
+                    await asyncio.wait_for(self._written.wait(), SHIP_SECONDS if follows else None)
+
+    def _news_of_commands(self) -> Iterator[Output | Met]:
+        if self._shipping is not None:
+            yield from self._shipping.parts()
+        if self._meets():
+            yield from self._meetings.news()
+
+    def _meets(self) -> bool:
+        """Whether members of gangs may be on other machines, which can be told."""
+        return bool(self._keepers.address) and self._sock is not None
 
     async def _sent(self) -> None:
         """Until there is room for more beside what the machine says."""
@@ -432,20 +446,7 @@ class Agent:
         if launch.gang:
             self._unsent.append(self._meetings.joined(launch))
             self._news.set()
-            self._met.set()
-
-    async def watch_meetings(self) -> None:
-        """What members of gangs leave for those on other machines."""
-        while True:
-            await self._met.wait()
-            if self._keepers.address and self._sock is not None:
-                for met in self._meetings.news():
-                    self._unsent.append(met)
-                    self._news.set()
-                    await self._sent()
-            if not self._meetings.any:
-                self._met.clear()
-            await asyncio.sleep(SHIP_SECONDS)
+            self._written.set()
 
     # --- measuring ---------------------------------------------------------------------------------------------------
 
@@ -519,7 +520,6 @@ class Agent:
         for one in running:
             self._running[one.attempt] = one.pid
         for done in ended:
-            self._meetings.left(done.attempt)
             if self._running.pop(done.attempt, None) is not None and (
                 told := self._keepers.tellings.look([done.attempt])
             ):
@@ -532,7 +532,8 @@ class Agent:
                 self._shipping.began(one.attempt)
             for done in finished:
                 self._shipping.ended(done.attempt)
-            self._shipped_first += finished
+        if self._shipping is not None or (self._meets() and any(self._meetings.has(done.attempt) for done in ended)):
+            self._held_back += finished
             finished = []
             self._written.set()
         self._feed(machine.Changed(tuple(running), tuple(finished)))
@@ -612,9 +613,7 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
     agent.adopt(observed.held, observed.ended)
     settle_memory()
     loop = asyncio.get_running_loop()
-    works = [agent.run(), agent.measure(), agent.watch_training(), agent.watch_meetings(), agent.watch_fitness()]
-    if home.doors != (home.socket,):
-        works.append(agent.ship())
+    works = [agent.run(), agent.measure(), agent.watch_training(), agent.watch_fitness(), agent.deliver()]
     if offer.prunes:
         works.append(keep_pruned(home.logs))
     if inventory is not None:

@@ -40,8 +40,20 @@ class Meetings:
         gang = self._gangs[launch.attempt] = (launch.gang, launch.founded or launch.attempt.epoch)
         return Met(gang=gang[0], founded=gang[1])
 
-    def left(self, attempt: Attempt) -> None:
-        self._gangs.pop(attempt, None)
+    def found(self, attempt: Attempt) -> None:
+        """It ended while no agent was here: what it left just before may not have been told."""
+        gang = attempt.task.rpartition("[")[0]
+        if gang and _place(self._folder, gang, attempt.epoch).is_dir():
+            self._gangs[attempt] = (gang, attempt.epoch)
+
+    def has(self, attempt: Attempt) -> bool:
+        """Whether it is a member of a gang, and its end is not durable yet."""
+        return attempt in self._gangs
+
+    def left(self, attempts: Iterable[Attempt]) -> None:
+        """The ends of these are durable."""
+        for attempt in attempts if self._gangs else ():
+            self._gangs.pop(attempt, None)
         if not self._gangs:
             self._seen.clear()
 
