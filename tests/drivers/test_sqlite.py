@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from drivers.notes import Note, Owner, decode, encode, note, notes
+from poise.config import Home
+from poise.drivers.logfile import has_log, read_home
 from poise.drivers.sqlite import LogReader, SqliteStore
 from poise.drivers.sqlite.mark import Mark, mark_path
 from poise.drivers.sqlite.tables import PAGE_BYTES, WAL_PAGES
@@ -534,6 +536,33 @@ def test_a_second_writer_is_refused(path: Path, threaded: bool) -> None:
         assert list(first.read()) == [(1, note(1)), (2, note(2))]
 
 
+@pytest.mark.parametrize("name", ["log.db", "log.db-wal"])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_log_that_is_deleted_while_it_is_written_acknowledges_nothing_more(
+    path: Path, name: str, replaced: bool
+) -> None:
+    durable: list[int] = []
+    with contextlib.closing(open_store(path)) as store:
+        store.on_durable = durable.append
+        store.append([note(1)], expected=0)
+        file = path.with_name(name)
+        content = file.read_bytes()
+        file.unlink()
+        if replaced:
+            file.write_bytes(content)
+        with pytest.raises(Conflict, match="deleted or replaced") as raised:
+            store.append([note(2)], expected=1)
+        assert (raised.value.record.code, durable, store.recover()) == ("E204", [1], False)
+
+
+def test_every_commit_is_synced_before_it_is_told(path: Path) -> None:
+    """In a write-ahead log NORMAL (1) syncs at checkpoints only: a power cut would take acknowledged commits back."""
+    with contextlib.closing(open_store(path)) as store:
+        writing = store._writer._connection  # type: ignore[attr-defined]
+        assert writing.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert writing.execute("PRAGMA journal_mode").fetchone() == (b"wal",)
+
+
 # --- read-only --------------------------------------------------------------------------------------------------------
 
 
@@ -590,6 +619,22 @@ def test_a_reader_opened_on_a_closed_log_sees_a_writer_that_starts(path: Path) -
             store.append([note(4)], expected=3)
             assert [revision for revision, _ in reader.read()] == [1, 2, 3, 4]
         assert reader.last_revision() == 4
+
+
+@pytest.mark.parametrize("left", ["some", "none"])
+def test_a_home_whose_log_is_short_is_not_shown_as_if_it_were_whole(tmp_path: Path, left: str) -> None:
+    home = Home(tmp_path)
+    write(home.log, 5)
+    set_mark(home.log, 5)
+    if left == "some":
+        change(home.log, "DELETE FROM log WHERE revision > 3")
+    else:
+        home.log.unlink()
+    assert has_log(home)
+    with pytest.raises(StoreDamaged, match=f"ends at revision {3 if left == 'some' else 0}, but revision 5"):
+        read_home(home, decode)
+    mark_path(home.log).unlink()  # as the hint says
+    assert has_log(home) == (left == "some")
 
 
 def test_a_reader_without_a_log_says_so(path: Path) -> None:

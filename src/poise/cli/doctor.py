@@ -15,6 +15,7 @@ from poise.control.start import connected, may_be_asked, running_here, supervise
 from poise.decoding import json_decoder
 from poise.drivers.checkup import examine
 from poise.drivers.lock import is_held
+from poise.drivers.logfile import has_log
 from poise.errors import PoiseError
 from poise.model.reports import Check, CheckReport
 
@@ -160,7 +161,7 @@ def _left(home: Home) -> Iterator[Check]:
         yield Check(
             "left over", "ok", f"{', '.join(left)} of a control plane that was killed; the next one replaces them"
         )
-    if home.log.exists() or home.store.exists():
+    if has_log(home):
         from poise.cli import offline
 
         try:

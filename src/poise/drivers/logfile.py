@@ -21,6 +21,7 @@ import msgspec
 from poise.config import Home
 from poise.decoding import msgpack_decoder
 from poise.drivers.sqlite import LogReader
+from poise.drivers.sqlite.mark import read_mark
 from poise.drivers.verified import StoreNewer, VerifiedLog, newer
 from poise.errors import InputError, NotFound, StoreDamaged
 from poise.model.record import FORMAT, is_whole, seal, unseal
@@ -79,13 +80,22 @@ class Recording(NamedTuple, Generic[Event]):
 
 
 def has_log(home: Home) -> bool:
-    return home.log.exists() or home.store.exists()
+    """One that was deleted leaves its mark."""
+    return home.log.exists() or home.store.exists() or bool(read_mark(home.log))
 
 
 def read_home(home: Home, decode: Callable[[bytes], Event]) -> VerifiedLog[Event]:
-    """The log of a home, beside a control plane or without one: in its folder, or in a store that others share."""
+    """The log of a home, beside a control plane or without one: in its folder, or in a store that others share. Raises
+    `StoreDamaged` where its end is missing, or all of it.
+    """
     if not home.store.exists():
-        return LogReader(home.log, decode)
+        reader = LogReader(home.log, decode)
+        try:
+            reader.refuse_short()
+        except BaseException:
+            reader.close()
+            raise
+        return reader
     from poise.drivers.led import log_at  # brings asyncio, and its driver's library
 
     return log_at(home.store.read_text().strip(), decode)

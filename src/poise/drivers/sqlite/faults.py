@@ -61,6 +61,14 @@ def second_writer(path: Path, *, need: int, have: str) -> Conflict:
     )
 
 
+def gone(path: Path) -> Conflict:
+    return Conflict(
+        f"`{path}`, or `{path.name}-wal` beside it, was deleted or replaced while it was in use",
+        code="E204",
+        hint="restore a backup; nothing is acknowledged any more",
+    )
+
+
 def damaged(path: Path, message: str) -> StoreDamaged:
     aside = path.parent / "damaged"
     hint = f"restore a backup, or `mkdir {aside} && mv {path.parent}/{path.stem}.* {aside}` to begin an empty log"

@@ -10,7 +10,7 @@ from pathlib import Path
 from poise.drivers.sqlite import faults, tables
 from poise.drivers.sqlite.inspection import damaged, inspect, refuse_loss
 from poise.drivers.sqlite.log import Answer, SqliteLog
-from poise.drivers.sqlite.mark import read_mark
+from poise.drivers.sqlite.mark import mark_path, read_mark
 from poise.drivers.sqlite.wal import has_index, wal_path
 from poise.drivers.verified import Event, log
 from poise.errors import Busy, PoiseError
@@ -55,6 +55,12 @@ class LogReader(SqliteLog[Event]):
             raise damaged(self._path, found)
         return found.last
 
+    def refuse_short(self) -> None:
+        """Raises `StoreDamaged` where the log ends before its mark: acknowledged events are lost."""
+        mark = read_mark(self._path) or 0  # before the log is read: it only grows
+        if (last := self.last_revision()) < mark:
+            raise faults.short(self._path, mark_path(self._path), last=last, promised=mark)
+
     def _ask(self, question: Callable[[sqlite3.Connection], Answer]) -> Answer:
         """Asks again if files that must not change have changed."""
         for _ in range(_ATTEMPTS):
@@ -75,6 +81,8 @@ class LogReader(SqliteLog[Event]):
 
     def _connect(self) -> sqlite3.Connection:
         if not self._path.exists():
+            if mark := read_mark(self._path):
+                raise faults.short(self._path, mark_path(self._path), last=0, promised=mark)
             raise faults.damaged(self._path, f"there is no log at `{self._path}`")
         self._seen = _footprint(self._path)
         with faults.translating(self._path):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from poise.drivers.sqlite import faults, tables
 from poise.drivers.sqlite.mark import SYNC_SECONDS, Mark, mark_path
+from poise.drivers.sqlite.wal import wal_path
 from poise.errors import PoiseError
 from poise.ports import StoredCheckpoint
 
@@ -18,6 +19,7 @@ class SqliteWriter:
         self._max_bytes = max_bytes
         self._mark = Mark(mark_path(path), last)
         self._connection = tables.open_for_writing(path, max_bytes=max_bytes, written_by=written_by)
+        self._identity = self._identify()
 
     def append(self, rows: list[tuple[int, bytes]]) -> None:
         last = rows[0][0] - 1
@@ -31,7 +33,20 @@ class SqliteWriter:
             raise
         except Exception as error:  # whatever it is: a thread that died would leave the owner waiting for ever
             raise faults.unwritable(error, self._path, last=last, max_bytes=self._max_bytes) from error
+        if self._identify() != self._identity:  # it went into files that nobody will find
+            raise faults.gone(self._path)
         self._mark.write(rows[-1][0])
+
+    def _identify(self) -> tuple[tuple[int, int], ...]:
+        """Which files lie where the log and its write-ahead file are; SQLite keeps the first of each open."""
+        found = []
+        for file in (self._path, wal_path(self._path)):
+            try:
+                status = file.stat()
+            except OSError:
+                return ()
+            found.append((status.st_dev, status.st_ino))
+        return tuple(found)
 
     def add_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
         older = "SELECT revision FROM checkpoint ORDER BY revision DESC LIMIT -1 OFFSET ?"
