@@ -33,6 +33,7 @@ from harness import Figure, say
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
+from poise.agent.__main__ import retry_after
 from poise.client import Client
 from poise.config import Address, Endpoint, Home
 from poise.control.start import ensure_up
@@ -83,7 +84,8 @@ class PlayedNode:
     async def run(self) -> None:
         pause = RECONNECT_SECONDS[0]
         while True:
-            with contextlib.suppress(OSError, WebSocketException, EOFError, PoiseError, Broken):
+            turned_away = 0.0
+            try:
                 async with connect(
                     f"wss://{self._address}/v1/channel",
                     ssl=trusting(self._address),
@@ -105,8 +107,10 @@ class PlayedNode:
                                 self._feed(message)
                     finally:
                         sender.cancel()
+            except (OSError, WebSocketException, EOFError, PoiseError, Broken) as error:
+                turned_away = retry_after(error)
             self._feed(machine.Disconnected())
-            await asyncio.sleep(pause)
+            await asyncio.sleep(turned_away + self._load.random() if turned_away else pause)
             pause = min(RECONNECT_SECONDS[1], pause * 2)
 
     async def _send(self, channel: ClientConnection, frames: Frames) -> None:

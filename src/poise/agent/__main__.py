@@ -19,6 +19,7 @@ import faulthandler
 import itertools
 import logging
 import os
+import random
 import shutil
 import signal
 import socket
@@ -72,6 +73,9 @@ from poise.units import SECOND
 
 RECONNECT_SECONDS = (0.05, 0.25, 1.0)
 """Pauses until it connects anew: the first, the longest where all are on this machine, and where one is beyond."""
+
+LONGEST_WAIT = 60.0
+"""Seconds that a control plane may put this node off for."""
 
 DIAL_SECONDS, SILENCE_SECONDS = 10.0, 2.0
 """Where one of several control planes takes a connection and says nothing, another may lead and wait for its nodes."""
@@ -146,6 +150,12 @@ def lack(error: Exception, door: Door) -> str:
     return f"this node is refused: {said}" if said else ""
 
 
+def retry_after(error: Exception) -> float:
+    """Seconds after which a control plane that is crowded wants to see this node again; 0 if it has not said so."""
+    text = error.response.headers.get("Retry-After", "") if isinstance(error, InvalidStatus) else ""
+    return min(float(text), LONGEST_WAIT) if text.isdecimal() else 0.0
+
+
 class DeviceUse(msgspec.Struct):
     """What one attempt made of its devices: sum and number of samples, and the most memory on one of them."""
 
@@ -210,12 +220,13 @@ class Agent:
         patience = SILENCE_SECONDS if self._home.others else DIAL_SECONDS
         longest = RECONNECT_SECONDS[any(isinstance(door, Address) for door in self._home.doors) + 1]
         while True:
-            turn, self._answered = next(turns), False
+            turn, self._answered, turned_away = next(turns), False, 0.0
             try:
                 async with self._dial(turn, patience) as channel:
                     await self._session(channel)
             except (OSError, WebSocketException, PoiseError, EOFError, Broken, msgspec.DecodeError) as error:
                 self._tell_lack(lack(error, door_of(self._home, turn)))
+                turned_away = retry_after(error)
                 _log.debug("no channel: %s", error)
             finally:
                 self._sock = None
@@ -223,7 +234,7 @@ class Agent:
                 self._unsent.clear()
             if self._answered:
                 pause = RECONNECT_SECONDS[0]
-            await asyncio.sleep(pause)
+            await asyncio.sleep(turned_away + random.random() if turned_away else pause)  # noqa: S311 — whole seconds
             pause = min(longest, pause * 2)
 
     def _tell_lack(self, why: str) -> None:

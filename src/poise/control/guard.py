@@ -154,12 +154,14 @@ def marked(send: Send, behind: str) -> Send:
     return send_marked
 
 
-async def refuse(scope: Scope, send: Send, error: PoiseError) -> None:
-    """Answer with an error, in place of a WebSocket too."""
+async def refuse(scope: Scope, send: Send, error: PoiseError, *, retry_after: int = 0) -> None:
+    """Answer with an error, in place of a WebSocket too. `retry_after` says in how many seconds to try again."""
     body = msgspec.json.encode(ErrorBody(error.record))
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
+    if retry_after:
+        headers.append((b"retry-after", str(retry_after).encode()))
     kind = "websocket.http" if scope["type"] == "websocket" else "http"
     await send({"type": f"{kind}.response.start", "status": error.status, "headers": headers})
     await send({"type": f"{kind}.response.body", "body": body})

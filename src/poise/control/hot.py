@@ -9,11 +9,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
 from poise.config import MAX_BODY, Home
+from poise.control.admission import Admission
 from poise.control.chances import Chances
 from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import Receive, Scope, Send, hang_up, refuse, secret_of, text_headers
@@ -24,7 +25,7 @@ from poise.drivers.security import same_token
 from poise.drivers.series import Series
 from poise.drivers.shipping import keep
 from poise.engine.host import Answer
-from poise.errors import Denied, ErrorRecord, InputError, PoiseError, SpecError
+from poise.errors import Busy, Denied, ErrorRecord, InputError, PoiseError, SpecError
 from poise.kernel import controller as machine
 from poise.kernel.frames import Broken, Frames
 from poise.model.calls import ATTEMPT, FromCaller, FromWorker, Ready, Resume, ToCaller, ToWorker
@@ -32,6 +33,7 @@ from poise.model.messages import Attempt, Beat, Desired, FromAgent, Hello, Kept,
 from poise.model.resources import check_node_name
 from poise.model.tenants import Bearer, Role
 from poise.model.usage import Window
+from poise.units import SECOND
 
 MAX_UNANSWERED = 4096
 """Submissions of one stream that wait for the log; reading pauses beyond."""
@@ -69,6 +71,13 @@ class Accepted(msgspec.Struct, omit_defaults=True):
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What a body that is no JSON makes the decoder raise."""
+
+
+class Joined(Protocol):
+    """To be called once a node has said its first word (`spoke`), or has gone without; later calls do nothing."""
+
+    def __call__(self, *, spoke: bool) -> None: ...
+
 
 Done = Callable[[Accepted], None]
 _submission = json_decoder(Submission)
@@ -193,10 +202,39 @@ class NodeChannel:
         self._series = series
         self._home = home
         self._key_of = key_of
+        self._admission = Admission()
+        self._told_crowded = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
-        await send({"type": "websocket.accept"})
+        if wait := self._admission.ask(self._plane.clock.now()):
+            await self._turn_away(scope, send, wait)
+            return
+        joining = True
+
+        def joined(*, spoke: bool) -> None:
+            nonlocal joining
+            if joining:
+                joining = False
+                self._admission.done(self._plane.clock.now(), spoke=spoke)
+
+        try:
+            await send({"type": "websocket.accept"})
+            await self._converse(scope, receive, send, joined)
+        finally:
+            joined(spoke=False)
+
+    async def _turn_away(self, scope: Scope, send: Send, wait: int) -> None:
+        """Too many come at once. The controller is told, so that it takes nobody for dead who waits for its turn."""
+        until = self._plane.clock.now() + wait
+        if until > self._told_crowded + SECOND:
+            self._told_crowded = until
+            self._plane.post(machine.Crowded(until))
+        seconds = -(-wait // SECOND)
+        error = Busy("too many nodes come at once", need=f"another try after {seconds} s", hint="the agent waits")
+        await refuse(scope, send, error, retry_after=seconds)
+
+    async def _converse(self, scope: Scope, receive: Receive, send: Send, joined: Joined) -> None:
         number = self._plane.accepted()
         frames = Frames()
         bearer: Bearer = scope["bearer"]
@@ -226,6 +264,7 @@ class NodeChannel:
                     node = message.node.name
                 if node:
                     self._plane.hear(node, channel, message)
+                    joined(spoke=True)
                     if isinstance(message, Beat) and message.windows:
                         self._keep(node, message.windows)
         except (*UNREADABLE, Broken) as error:

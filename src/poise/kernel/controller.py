@@ -110,6 +110,12 @@ RECOVER_EVERY = 1 * SECOND
 TIMES = Times()
 HEARTBEAT = TIMES.heartbeat
 
+PER_NODE = 50_000
+"""Nanoseconds for each node of the fleet. Within that time what costs a look at all nodes is done at most once: to see
+whether one has been silent for too long, and to decide a round for nodes that have joined. Each of a herd would cause
+it.
+"""
+
 LOOK_EVERY = 1 * SECOND
 """How often it is looked whether nodes that are held can be given up, since more have been heard."""
 
@@ -284,6 +290,12 @@ class Gone(msgspec.Struct, frozen=True):
     node: str
 
 
+class Crowded(msgspec.Struct, frozen=True):
+    """Nodes come faster than they can be let in; those that were turned away come back by `until`."""
+
+    until: int
+
+
 class Durable(msgspec.Struct, frozen=True):
     revision: int
 
@@ -312,6 +324,7 @@ Message = (
     | Barrier
     | FromNode
     | Gone
+    | Crowded
     | FromJobCaller
     | CallerGone
     | FromCallWorker
@@ -392,6 +405,7 @@ Effect = (
 
 QUIET = (
     Held,
+    NodeJoined,
     Placed,
     Preempted,
     Remembered,
@@ -407,7 +421,9 @@ QUIET = (
     Returned,
     CallsClosed,
 )
-"""Events that change nothing for the policy, unless more waits to be placed after them."""
+"""Events that change nothing for the policy, unless more waits to be placed after them; a round for nodes that have
+joined is asked for by itself.
+"""
 
 
 class Contact(NamedTuple):
@@ -447,6 +463,7 @@ class Controller:
         self._outbox: deque[tuple[int, Effect]] = deque()
         self._contacts: dict[str, Contact] = {}
         self._look_at = 0  # no silence can be too long before
+        self._look_no_sooner_than = 0
         settle = settings.outage_settle or settings.dead_after
         self._outage = Outage(settings.outage_share, settings.outage_hold, settle)
         self.held = 0  # nodes that have been silent for too long, and are not given up yet
@@ -463,6 +480,7 @@ class Controller:
         self._until: int | None = None
         self._closed = False
         self._asks: tuple[Ask, ...] | None = None
+        self._joined = False  # nodes have joined since the last round
         self._freed = False  # attempts are done, which is of no matter unless there is room for what is asked
         self._watch = Watch(settings.triggers)
         self._quiet = min(settings.suspect_after + 1, self._watch.patience)  # nothing follows from less silence
@@ -561,6 +579,8 @@ class Controller:
                 self._answer(message.request, lambda: self._commit(StopAsked(at=now, by=message.bearer.token)))
             case Gone():
                 self._disconnect(message.node)
+            case Crowded():
+                self._outage.crowded(message.until, now)
             case AppendFailed():
                 return self._append_failed(message, now)
             case Recovered():
@@ -579,7 +599,7 @@ class Controller:
                 return ()
             self._last_recovery = now
             return (TryRecover(),)
-        if self.settings.dead_after and heard_until >= self._look_at:
+        if self.settings.dead_after and heard_until >= max(self._look_at, self._look_no_sooner_than):
             self._look_for_silence(heard_until, now)
         for change in self._watch.settled(now):
             self._commit(NodeLevelled(at=now, name=change.node, level=change.level, hot=change.hot))
@@ -599,7 +619,8 @@ class Controller:
         self._dispatch.tick(now)
         effects = list(self._flush())
         if self._may_decide(now) and self._should_decide(now):
-            self._dirty, self._freed, self._deciding, self._last_round, self._until = False, False, True, now, None
+            self._dirty = self._freed = self._joined = False
+            self._deciding, self._last_round, self._until = True, now, None
             self._head = self.ledger.head()
             self._asked = self.snapshot(now)
             effects.append(Decide(self._asked))
@@ -655,6 +676,7 @@ class Controller:
             self._look_at = min(self._look_at, next_look, next_look if silent_at is None else silent_at)
         if due:
             self._give_up_unless_held(due, heard_until, now)
+        self._look_no_sooner_than = now + PER_NODE * len(self.ledger.nodes)
 
     def _give_up_unless_held(self, due: Sequence[str], heard_until: int, now: int) -> None:
         """Give up these nodes, unless they are missing for another reason than that they have failed. Only those count
@@ -670,7 +692,7 @@ class Controller:
                 present += not is_missing and self._contact(name).last > since
         self._outage.judge(missing, present, now)
         for name in due:
-            if until := self._outage.held_until(name, now):
+            if until := self._outage.held_until(name, now, connected=name in self._connected):
                 self.held += 1
                 self._look_at = min(self._look_at, until, now + LOOK_EVERY)
             else:
@@ -687,6 +709,8 @@ class Controller:
             if not self._dirty:
                 self._fire(self._watch.use(self.ledger.use(), now), now)
         if self._dirty or (self._until is not None and self._until <= now):
+            return True
+        if self._joined and now >= self._next_for_joined():
             return True
         poll = self.settings.poll
         if poll and self.ledger.pending() and now - self._last_round >= poll:
@@ -737,7 +761,7 @@ class Controller:
         """When to tick next, if nothing happens before."""
         if self._full:
             return self._last_recovery + RECOVER_EVERY
-        soonest = self._look_at if self.settings.dead_after else FOREVER
+        soonest = max(self._look_at, self._look_no_sooner_than) if self.settings.dead_after else FOREVER
         next_round = None if self._deciding else self._next_round()  # the plan comes as a message, and none before it
         for at in (self._watch.due(), self._dispatch.wakeup(), self._lateness.wakeup(self.ledger), next_round):
             if at is not None and at < soonest:
@@ -747,6 +771,8 @@ class Controller:
     def _next_round(self) -> int | None:
         """When a round is due, if nothing happens before."""
         due = [self.ledger.wakeup(self._last_round), self._until]
+        if self._joined:
+            due.append(self._next_for_joined())
         if self.settings.poll and self.ledger.pending():
             due.append(self._last_round + self.settings.poll)
         every = self.settings.every
@@ -754,6 +780,10 @@ class Controller:
             due.append(self._now)
         soonest = min((at for at in due if at is not None), default=None)
         return soonest if soonest is None or not every else -(-max(soonest, self._now) // every) * every
+
+    def _next_for_joined(self) -> int:
+        """When a round may be decided because nodes have joined: at once, where no time passes while it is."""
+        return self._last_round + (PER_NODE * len(self.ledger.nodes) if self.settings.poll else 0)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -1044,7 +1074,7 @@ class Controller:
             self._lose_room(known, hello.node, now)
         if known is None or known.status != "up" or known.node != hello.node:
             self._commit(NodeJoined(at=now, node=hello.node))
-            self._dirty = True
+            self._joined = True
         self._connected.add(name)
         self._take_fitness(name, hello.unfit, now)
         self._addresses[name] = hello.address

@@ -10,7 +10,7 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.frames import Close
 from websockets.http11 import Response
 
-from poise.agent.__main__ import lack
+from poise.agent.__main__ import LONGEST_WAIT, lack, retry_after
 from poise.config import Address
 from poise.errors import Conflict, Denied, NotLeading, PoiseError
 
@@ -52,3 +52,12 @@ def test_what_is_between_two_machines_or_versions_is_told() -> None:
     assert lack(msgspec.ValidationError("Invalid value"), HERE).endswith("of another version: Invalid value")
     assert lack(ConnectionRefusedError("refused"), BEYOND) == "no control plane answers at head:7718: refused"
     assert "does not hold here: certificate has expired; `date`" in lack(OLD, BEYOND)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"), [("3", 3.0), ("0", 0.0), ("100000", LONGEST_WAIT), ("soon", 0.0), ("-1", 0.0), ("", 0.0)]
+)
+def test_a_control_plane_that_is_crowded_says_when_to_come_back(header: str, seconds: float) -> None:
+    assert retry_after(InvalidStatus(Response(503, "", Headers({"Retry-After": header}), b""))) == seconds
+    assert retry_after(InvalidStatus(Response(503, "", Headers(), b""))) == 0.0
+    assert retry_after(ConnectionRefusedError()) == 0.0

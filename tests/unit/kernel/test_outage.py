@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from poise.kernel.controller import GiveUp
+from poise.kernel.controller import ROUND, Crowded, GiveUp
 from poise.model.events import NodeLost
 from poise.model.messages import Beat
 from poise.testing import World, node
-from poise.units import MINUTE, SECOND
+from poise.units import MILLISECOND, MINUTE, SECOND
 
 AGAIN = {"when": ["lost"], "limit": 3}
 
@@ -166,3 +166,34 @@ def test_waiting_for_nodes_that_come_back_has_an_end() -> None:
 def test_work_of_a_node_that_left_in_an_outage_keeps_its_place_when_a_stranger_joins() -> None:
     world = cut(busy(4)).after("12s").join(node("n5", cpu=1)).after("5s")
     assert [world.unit(f"a{number}").epoch for number in range(4)] == [1] * 4
+
+
+def test_nodes_that_are_turned_away_are_waited_for() -> None:
+    """A few of many, which have lost their connection and wait for their turn."""
+    world = busy(10).disconnect("n1").disconnect("n2")
+    world.say(Crowded(world.now + 8 * SECOND)).after("9s").say(Crowded(world.now + 8 * SECOND))
+    assert lost(world.after("17s")) == []
+    assert sorted(lost(world.after("2s"))) == ["n1", "n2"]
+
+
+def test_a_node_that_is_connected_and_silent_does_not_wait_for_its_turn() -> None:
+    world = cut(busy(10), "n1")
+    world.say(Crowded(world.now + 8 * SECOND))
+    assert lost(world.after("11s")) == ["n1"]
+
+
+def test_waiting_for_those_who_are_turned_away_has_an_end() -> None:
+    world = busy(10).disconnect("n1")
+    for _ in range(80):
+        world.say(Crowded(world.now + 2 * SECOND)).after("1s")
+    assert lost(world) == ["n1"]
+
+
+def test_a_herd_that_joins_causes_few_rounds() -> None:
+    """Each node used to cause a round, which looks at all nodes: five hundred nodes took five hundred rounds."""
+    world = World(check=False, poll=ROUND)
+    for number in range(500):
+        world.join(node(f"n{number}")).tick()
+        world.now += MILLISECOND
+    assert 1 <= len(world.plans) <= 100
+    assert world.after("1s").plans[-1].base >= 500, "the last of them is seen as well"
