@@ -13,10 +13,11 @@ import pytest
 import uvloop
 
 from poise.control.decider import InlineDecider
+from poise.control.plane import Plane
 from poise.drivers.plugins import build, choose
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import SystemClock
-from poise.engine.host import Host, load_ledger
+from poise.engine.host import AT_ONCE, Host, load_ledger
 from poise.kernel.controller import AddToken, Controller, Settings, Submit
 from poise.model.decisions import Plan
 from poise.model.events import Event, JobSubmitted, NodeLost, NodeSuspected, decode_event, encode_event
@@ -140,3 +141,68 @@ def talk(sock: socket.socket, over: threading.Event) -> None:
     with sock, contextlib.suppress(BrokenPipeError):
         while not over.wait(0.05):
             sock.send(b"beat")
+
+
+def test_who_reads_is_answered_while_others_submit_without_end(tmp_path: Path) -> None:
+    """There is always something newer in the ledger than in the log; readers come between two commits."""
+
+    async def live() -> tuple[int, int]:
+        loop = asyncio.get_running_loop()
+        store: SqliteStore[Event] = SqliteStore(
+            tmp_path / "log.db", encode_event, decode_event, call_soon=loop.call_soon_threadsafe
+        )
+        controller = Controller(load_ledger(store), Settings(policy="poise"))
+        plane = Plane(controller, store, SystemClock(), InlineDecider(POLICY))
+        plane.begin(boot="boot", boottime=0)
+        compiled = compile_spec({"run": ["true"]}, wall=0.0)
+        over = False
+
+        def submit(_: object = None) -> None:
+            if not over:
+                plane.ask(lambda request: Submit(request, compiled), submit)
+
+        for _ in range(2 * AT_ONCE):
+            loop.call_soon(submit)
+        while plane.ledger.revision < 4 * AT_ONCE:  # noqa: ASYNC110 — nothing says so
+            await asyncio.sleep(0)
+        before = len(plane.ledger.jobs)
+        for _ in range(3):
+            assert (await plane.settled()).revision == plane.controller.durable
+            await asyncio.sleep(0)
+        after = len(plane.ledger.jobs)
+        over = True
+        plane.end()
+        return before, after
+
+    before, after = asyncio.run(live())
+    assert after - before <= 4 * 2 * AT_ONCE
+
+
+def test_a_turn_takes_in_a_part_of_what_has_come_and_the_next_ones_the_rest(tmp_path: Path) -> None:
+    """A herd of submissions holds the loop no longer than one turn."""
+
+    async def live() -> list[int]:
+        loop = asyncio.get_running_loop()
+        store: SqliteStore[Event] = SqliteStore(tmp_path / "log.db", encode_event, decode_event)
+        host = Host(
+            Controller(load_ledger(store), Settings(policy="poise")),
+            store,
+            SystemClock(),
+            InlineDecider(POLICY),
+            loop,
+            tell=print,
+        )
+        host.begin(boot="boot", boottime=0)
+        await asyncio.sleep(0)
+        compiled = compile_spec({"run": ["true"]}, wall=0.0)
+        for _ in range(3 * AT_ONCE):
+            host.ask(lambda request: Submit(request, compiled), lambda _: None)
+        seen = []
+        while len(host.ledger.jobs) < 3 * AT_ONCE:
+            await asyncio.sleep(0)
+            seen.append(len(host.ledger.jobs))
+        host.end()
+        return seen
+
+    seen = asyncio.run(live())
+    assert max(later - earlier for earlier, later in zip([0, *seen], seen, strict=False)) <= AT_ONCE

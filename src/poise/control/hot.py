@@ -41,6 +41,9 @@ MAX_UNANSWERED = 4096
 MAX_UNSENT, MAX_UNSENT_BYTES = 100_000, 256 * 2**20
 """Frames that wait for one agent to read them, and what they hold together."""
 
+LINES_AT_ONCE = 32
+"""Lines of a stream that are taken in before others have their turn: some 5 ms."""
+
 _log = logging.getLogger("poise.control")
 _from_agent: msgspec.msgpack.Decoder[tuple[int, FromAgent | Output | Met]] = msgpack_decoder(
     tuple[int, FromAgent | Output | Met]
@@ -137,7 +140,9 @@ class Submissions:
 
     async def _take(self, bearer: Bearer, lines: list[bytes], stream: "_Stream") -> None:
         wall = self._plane.clock.wall()
-        for line in lines:
+        for number, line in enumerate(lines, start=1):
+            if number % LINES_AT_ONCE == 0:
+                await asyncio.sleep(0)
             if not line.strip():
                 continue
             done = stream.expect()

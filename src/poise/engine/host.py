@@ -32,6 +32,9 @@ TURNS_TO_HEAR = 3
 """Turns of the loop from a word that has come at the machine to that word in the inbox: it is read from its socket, the
 task wakes that waits for it, and that posts it."""
 
+AT_ONCE = 256
+"""Messages that one turn takes in, of as many as have come: some 20 ms. Whoever else wants the loop has it then."""
+
 LOOK_AT_LOCK = 1.0
 """How often it is looked whether the lock is still held, in seconds: long before anything is given up of which whoever
 has lost it still hears.
@@ -99,7 +102,7 @@ class Host:
         self._scheduled = False
         self._timer: Handle | None = None
         self._due: int | None = None
-        self._heard_until = 0
+        self._heard_until = self._taken_in_until = 0
         self._requests: dict[int, Answer] = {}
         self._next_request = 0
         self._channels: dict[str, Channel] = {}
@@ -226,7 +229,7 @@ class Host:
             self._timers.call_soon(self._run)
 
     def _run(self) -> None:
-        """One turn: all messages, then time, then rounds until nothing more is to be decided."""
+        """One turn: messages, then time, then rounds until nothing more is to be decided."""
         if self._over:
             return
         with self._guard():
@@ -240,9 +243,13 @@ class Host:
             return
         self._scheduled = False
         effects: list[machine.Effect] = []
-        while self._inbox:
+        for _ in range(min(AT_ONCE, len(self._inbox))):
             effects.extend(self.controller.handle(self._inbox.popleft(), now))
-        effects.extend(self.controller.tick(now, self._heard_until))
+        if self._inbox:
+            self._schedule()
+        else:
+            self._taken_in_until = self._heard_until
+        effects.extend(self.controller.tick(now, self._taken_in_until))
         self._perform(effects)
         self._arm()
 
@@ -376,6 +383,7 @@ class Host:
         self._taken_back(self.store.durable())
         ledger = load_ledger(self.store)
         self._perform(self.controller.handle(machine.AppendFailed(ledger, known), self.clock.now()))
+        self._published_up_to(ledger.revision)
         self._schedule()
 
 

@@ -251,12 +251,6 @@ class AskToStop(msgspec.Struct, frozen=True):
     bearer: Bearer = HOME
 
 
-class Barrier(msgspec.Struct, frozen=True):
-    """Answered when all that is applied now is durable: what is read before it may then be shown."""
-
-    request: int
-
-
 class FromNode(msgspec.Struct, frozen=True):
     node: str
     message: FromAgent
@@ -321,7 +315,6 @@ class Decided(msgspec.Struct, frozen=True):
 Request = Submit | Cancel | Drain | GiveUp | Lend | SetQuota | AddToken | RevokeToken | AskToStop
 Message = (
     Request
-    | Barrier
     | FromNode
     | Gone
     | Crowded
@@ -346,12 +339,11 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The answer to a request. `barrier`: it promises nothing, so that a failed append does not refuse it."""
+    """The answer to a request."""
 
     request: int
     value: Any = None
     error: PoiseError | None = None
-    barrier: bool = False
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -546,8 +538,6 @@ class Controller:
                 self._answer(message.request, lambda: self._submit(message, now))
             case Decided():
                 self._decided(message.plan, message.view, now)
-            case Barrier():
-                self._later(Reply(message.request, barrier=True))
             case Cancel():
                 self._answer(message.request, lambda: self._cancel(message, now))
             case Drain():
@@ -1502,7 +1492,7 @@ class Controller:
         self._asks = None
         self._events.clear()
         refused = [
-            effect if effect.barrier or effect.error else Reply(effect.request, error=message.error)
+            effect if effect.error else Reply(effect.request, error=message.error)
             for _, effect in self._outbox
             if isinstance(effect, Reply)
         ]

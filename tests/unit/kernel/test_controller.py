@@ -9,7 +9,6 @@ from poise.errors import Busy, Conflict, InputError, NotFound, SpecError, StoreF
 from poise.kernel import controller as machine
 from poise.kernel.controller import (
     Append,
-    Barrier,
     Checkpoint,
     Decide,
     Decided,
@@ -104,17 +103,6 @@ def test_events_are_appended_in_order_and_numbered() -> None:
     assert [(effect.expected, len(effect.events)) for effect in effects if isinstance(effect, Append)] == [(1, 1)]
 
 
-def test_a_barrier_is_answered_when_all_before_it_is_durable() -> None:
-    world = World()
-    world.say(Barrier(7))
-    assert world.replies[-1].request == 7
-    world.slow_disk = True
-    world.job("a").say(Barrier(8))
-    assert [reply.request for reply in world.replies] == [7]
-    world.sync()
-    assert world.replies[-1].request == 8
-
-
 def test_a_checkpoint_follows_every_so_many_events() -> None:
     controller = machine.Controller(Ledger(), machine.Settings(checkpoint_every=3))
     controller.begin(1, boot="", boottime=0, wall=WALL)
@@ -134,12 +122,11 @@ def test_a_failed_append_drops_what_was_not_durable_and_nothing_else() -> None:
     world.slow_disk = True
     world.job("dropped").cancel("kept").round()
     world.sent.clear()
-    world.say(Barrier(99)).fail_disk()
+    world.fail_disk()
     assert [job.name for job in world.ledger.jobs.values()] == ["kept"]
     assert world.status("kept") == "pending"
     refused = {reply.request: reply.error for reply in world.replies[1:]}
     assert isinstance(refused[2], StoreFull) and isinstance(refused[3], StoreFull)
-    assert refused[99] is None  # a reader is shown what is durable, which is now all there is
     assert world.sent == []
     assert world.hung == ["n1"]
 
@@ -154,7 +141,7 @@ def test_while_the_disk_is_full_nothing_is_accepted_and_reads_go_on() -> None:
     with pytest.raises(StoreFull):
         world.drain("n1")
     assert not world.controller.accepting
-    assert world.say(Barrier(50)).replies[-1].request == 50
+    assert world.controller.durable == world.ledger.revision  # what is read is what the log has
     before = world.ledger.revision
     world.connect("n1")
     assert world.hung == ["n1", "n1"]
@@ -317,7 +304,6 @@ def test_what_nobody_overtakes_is_not_decided_anew_for_what_comes_behind_it() ->
 
 def test_one_round_at_a_time() -> None:
     world = World().nodes(1).job()
-    world.controller.handle(Barrier(1), world.now)
     assert decides(world)
     world.controller.handle(Submit(9, compile_spec({"run": "x"}, wall=WALL)), world.now)
     assert not decides(world)  # the answer to the first is not in
