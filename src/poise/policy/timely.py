@@ -145,7 +145,8 @@ class _Look:
             return known.owed
         shape, tasks = one.shape, one.least or one.tasks
         of = self.speeds.of(one.kind, shape.wants.precision, one.declared, one.work, devices=shape.gpus > 0)
-        left, varies = one.expected, max(of, key=_mean)
+        unknown = Estimate(one.expected, 0, "default")  # where no node has joined yet
+        left, varies = one.expected, max(of, key=_mean, default=unknown)
         if shape.gpus:
             models = ability(self.view.fleet, shape).models
             left = self.speeds.shortest(one, models)

@@ -1,6 +1,6 @@
 """Deadlines in a whole world."""
 
-from poise.testing import World
+from poise.testing import World, node
 
 
 def test_a_near_deadline_makes_ordinary_work_yield() -> None:
@@ -60,3 +60,9 @@ def test_kept_work_without_devices_does_not_yield_to_its_class_either() -> None:
     world = World().nodes(1, cpu=1).job("kept", cpu=1, priority="low", expect="50m", deadline="1h", checkpoint="30s")
     world.round().start("kept").after("5m").job("same", cpu=1, priority="low", expect="20m").after("1s").round()
     assert world.status("kept") == "running"
+
+
+def test_a_deadline_where_no_node_has_joined_yet_is_waited_for() -> None:
+    world = World().job("early", deadline="1h", expect="1m").round()
+    assert world.status("early") == "pending"
+    assert world.join(node("n1")).round().status("early") == "placed"
