@@ -4,7 +4,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import ssl
-from collections.abc import Iterator, MutableMapping
+from collections.abc import AsyncIterator, Iterator, MutableMapping
 from typing import Any
 
 import httpx
@@ -38,18 +38,17 @@ class Front:
         self.upstreams = Upstreams(compile_upstreams(document), least_outstanding, self.metrics, keys)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            await receive()
-            self._loop = asyncio.get_running_loop()
-            await self.upstreams.start()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-            await self._end()
-            await send({"type": "lifespan.shutdown.complete"})
-        elif scope["path"] == "/metrics":
+        if scope["path"] == "/metrics":
             await self.metrics(scope, receive, send)
         else:
             await self.upstreams(scope, receive, send)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        self._loop = asyncio.get_running_loop()
+        await self.upstreams.start()
+        yield
+        await self._end()
 
     def stop(self) -> "concurrent.futures.Future[None]":
         """From another thread."""
@@ -73,7 +72,7 @@ def front(
 ) -> Iterator[tuple[Front, str]]:
     """A front before these servers, and its address. `each` is said of every upstream, `said` in the file."""
     app = Front(urls, keys or {}, each or {}, said)
-    with Serving(app, seconds) as serving:
+    with Serving(app, seconds, app.running) as serving:
         yield app, serving.url
 
 

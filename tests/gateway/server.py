@@ -9,60 +9,60 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any, cast
+from typing import Any
 
-import uvicorn
+import uvloop
 
-from poise.gateway.connection import Connection
+from poise.gateway.http import Server
 
 SOON = 5.0
 
 
-class Serving(uvicorn.Server):
-    """An application on a free port of the loopback, in a thread with a loop of its own. `seconds`: between two looks
-    at its connections.
+class Serving:
+    """An application on a free port of the loopback, behind the gateway's own HTTP server, in a thread with a loop of
+    its own. `seconds`: between two looks at its connections. `during` is entered before it serves.
     """
 
-    def __init__(self, app: Any, seconds: float = 30.0) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                host="127.0.0.1",
-                port=0,
-                http=Connection,
-                ws="none",
-                lifespan="on",
-                log_level="error",
-                timeout_graceful_shutdown=1,
-            )
-        )
+    def __init__(
+        self,
+        app: Any,
+        seconds: float = 30.0,
+        during: Callable[[], contextlib.AbstractAsyncContextManager[None]] = contextlib.nullcontext,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._app = app
+        self._during = during
+        self._tls = tls
         self._seconds = seconds
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self.run, daemon=True)
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._serve()), daemon=True)
 
-    async def main_loop(self) -> None:
+    async def _serve(self) -> None:
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
-        self._ready.set()
-        looking = asyncio.create_task(self._look())
-        await self._over.wait()
-        looking.cancel()
+        async with self._during():
+            self.server = Server(self._app, self._tls)
+            await self.server.start(self._listening)
+            looking = asyncio.create_task(self._look())
+            self._ready.set()
+            await self._over.wait()
+            looking.cancel()
+        await self.server.stop()
 
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(self._seconds)
-            for one in list(self.server_state.connections):
-                cast(Connection, one).look()
-
-    def install_signal_handlers(self) -> None:
-        """In a thread there are none."""
+            for one in self.server.clients:
+                one.look()
 
     @property
     def port(self) -> int:
-        return int(self.servers[0].sockets[0].getsockname()[1])
+        return int(self._listening.getsockname()[1])
 
     @property
     def url(self) -> str:
@@ -112,11 +112,6 @@ class Model:
         self.running = self.gone = 0
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            for kind in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{kind}.complete"})
-            return
         if scope["method"] == "GET":
             models = [{"id": one, "object": "model", "created": 1, "owned_by": self.name} for one in self.models]
             await self._whole(send, 200 if self.well else 500, {"object": "list", "data": models})

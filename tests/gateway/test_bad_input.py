@@ -142,7 +142,7 @@ def test_a_flood_of_headers_is_refused(url: str, headers: bytes) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(b"GET /v1/models HTTP/1.1\r\n" + headers + b"\r\n")
         came = rest(connection)
-    assert not came or came.startswith(b"HTTP/1.1 431 ")
+    assert not came or came[8:13] == b" 431 "
 
 
 def test_others_are_not_disturbed(url: str) -> None:

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, MutableMapping
-from typing import Any, cast
+from collections.abc import AsyncIterator, Iterator
+from typing import cast
 
 import openai
 import pytest
@@ -42,29 +42,21 @@ class Own:
         return b'{"object":"list","data":[],"model":"m","usage":{"prompt_tokens":0,"total_tokens":0}}'
 
 
-class Front:
-    """The application of a gateway without upstreams."""
-
-    def __init__(self, own: Own) -> None:
-        metrics = Metrics(CollectorRegistry())
-        self._upstreams = Upstreams(no_upstreams(), lambda view: "", metrics, {}, {"m": cast(Embeddings, own)})
-
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] != "lifespan":
-            await self._upstreams(scope, receive, send)
-            return
-        await receive()
-        await self._upstreams.start()
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await self._upstreams.stop()
-        await send({"type": "lifespan.shutdown.complete"})
-
-
 @contextlib.contextmanager
 def fronted() -> Iterator[tuple[Own, str]]:
+    """The application of a gateway without upstreams."""
     own = Own()
-    with Serving(Front(own)) as serving:
+    upstreams = Upstreams(
+        no_upstreams(), lambda view: "", Metrics(CollectorRegistry()), {}, {"m": cast(Embeddings, own)}
+    )
+
+    @contextlib.asynccontextmanager
+    async def running() -> AsyncIterator[None]:
+        await upstreams.start()
+        yield
+        await upstreams.stop()
+
+    with Serving(upstreams, during=running) as serving:
         yield own, serving.url
 
 

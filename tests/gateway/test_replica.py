@@ -220,3 +220,17 @@ def test_what_a_model_forks_can_be_ended() -> None:
         finally:
             signal.signal(signal.SIGTERM, before)
         assert b"%d" % -signal.SIGTERM in theirs.recv(1 << 20)
+
+
+class Adds:
+    def predict(self, batch: list[list[int]]) -> list[int]:
+        return [sum(one) for one in batch]
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [(b'{"a":', 400), (b"[" * 100_000, 400), (b'{"a": 1} x', 400), (b'{"a": 1}', 422), (b'["x"]', 422)],
+)
+def test_what_is_no_json_is_told_from_json_of_another_shape(body: bytes, code: int) -> None:
+    """Although the first value in it already does not fit."""
+    assert b'"code":%d,' % code in worked(Adds(), body).answers[0]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.server import until
+from gateway.server import Serving, until
 from poise.gateway import http
 from poise.gateway.app import Gateway
 from poise.gateway.service import ANYBODY, Asker, Tell
@@ -38,44 +38,38 @@ class Answers:
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[http.Server]:
-    monkeypatch.setattr(http, "LOOK_EVERY", 0.2)
-    made = http.Server(Gateway({"large": Answers()}, {}, {}, {}, CollectorRegistry()))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=lambda: asyncio.run(made.serve(sockets=[listening])))
-        thread.start()
-        until(lambda: made.started)
+def server() -> Iterator[Serving]:
+    app = Gateway({"large": Answers()}, {}, {}, {}, CollectorRegistry())
+    with Serving(app, seconds=0.2) as made:
         yield made
-        made.should_exit = True
-        thread.join(10)
 
 
-def asked(server: http.Server, more: bytes) -> socket.socket:
-    client = socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=10)
+def asked(server: Serving, more: bytes) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", server.port), timeout=10)
     client.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\n%sContent-Length: 0\r\n\r\n" % more)
     return client
 
 
 @pytest.mark.parametrize("more", [b"", b"Connection: close\r\n"], ids=["goes on", "ends with it"])
-def test_who_takes_nothing_is_dropped(server: http.Server, more: bytes) -> None:
+def test_who_takes_nothing_is_dropped(server: Serving, more: bytes) -> None:
     with asked(server, more):
-        until(lambda: len(server.server_state.connections) == 1)
-        until(lambda: not server.server_state.connections)
+        until(lambda: len(server.server.clients) == 1)
+        until(lambda: not server.server.clients)
 
 
 ASKS = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 
 
 @pytest.mark.parametrize("sent", [b"", ASKS[:30], ASKS % 9 + b"1"], ids=["nothing", "half a header", "half a body"])
-def test_who_does_not_send_the_rest_is_dropped(server: http.Server, sent: bytes) -> None:
-    with socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=10) as client:
+def test_who_does_not_send_the_rest_is_dropped(server: Serving, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
         client.sendall(sent)
-        until(lambda: len(server.server_state.connections) == 1)
-        until(lambda: not server.server_state.connections)
+        until(lambda: len(server.server.clients) == 1)
+        until(lambda: not server.server.clients)
 
 
-def test_who_sends_it_slowly_is_answered(server: http.Server) -> None:
-    with socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=10) as client:
+def test_who_sends_it_slowly_is_answered(server: Serving) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
         client.sendall(ASKS % 102400)
         for _ in range(10):
             client.sendall(bytes(10240))
@@ -83,12 +77,12 @@ def test_who_sends_it_slowly_is_answered(server: http.Server) -> None:
         assert client.recv(1 << 12).startswith(b"HTTP/1.1 200 ")
 
 
-def test_who_asks_more_than_is_taken_ahead_is_answered(server: http.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_more_than_is_taken_ahead_is_answered(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of a question came, and no more is read until the answers to those before are there."""
     monkeypatch.setattr(Answers, "large", 1)
-    monkeypatch.setattr(Answers, "after", 1.5)
-    count, came = 8_000, b""
-    with socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=20) as client:
+    monkeypatch.setattr(Answers, "after", 0.002)
+    count, came = 400, b""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
         sending = threading.Thread(target=client.sendall, args=(ASKS % 0 * count,))
         sending.start()
         while came.count(b"HTTP/1.1 200 ") < count or not came.endswith(b"\0"):
@@ -99,9 +93,7 @@ def test_who_asks_more_than_is_taken_ahead_is_answered(server: http.Server, monk
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["later", "at once"])
-def test_who_takes_it_slowly_gets_all_of_it(
-    server: http.Server, monkeypatch: pytest.MonkeyPatch, at_once: bool
-) -> None:
+def test_who_takes_it_slowly_gets_all_of_it(server: Serving, monkeypatch: pytest.MonkeyPatch, at_once: bool) -> None:
     monkeypatch.setattr(http, "LINGER", 0.1)
     monkeypatch.setattr(Answers, "at_once", at_once)
     with asked(server, b"Connection: close\r\n") as client:
@@ -112,11 +104,10 @@ def test_who_takes_it_slowly_gets_all_of_it(
     assert came > LARGE
 
 
-def test_all_is_taken_once_nobody_waits_for_a_part_of_an_answer(server: http.Server) -> None:
+def test_all_is_taken_once_nobody_waits_for_a_part_of_an_answer(server: Serving) -> None:
     with asked(server, b"") as client:
-        until(lambda: len(server.server_state.connections) == 1)
-        connection = next(iter(server.server_state.connections))
-        assert isinstance(connection, http.Protocol)
+        until(lambda: len(server.server.clients) == 1)
+        connection = server.server.clients[0]
         until(lambda: connection.owes)
         came = 0
         while came < LARGE:

@@ -149,7 +149,7 @@ def half_open(serving: Serving) -> Iterator[list[socket.socket]]:
         client = socket.create_connection((host, int(port)))
         if number % 2:
             client.sendall(
-                b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n" + b"\r\n{" * (number % 4 // 2)
+                b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n" + b"\r\n{" * (number % 4 // 2)
             )
         clients.append(client)
     yield clients
@@ -169,7 +169,8 @@ def test_a_question_is_answered(serving: Serving, half_open: list[socket.socket]
         (400, "cannot be read", {"body": b'{"value": 1'}),
         (400, "cannot be read", {"body": b""}),
         (400, "cannot be read", {"body": b"\xff\xfe"}),
-        (422, "Expected `object`, got `array`", {"body": b"[" * 100_000}),
+        (422, "Expected `object`, got `array`", {"body": b"[]"}),
+        (400, "cannot be read", {"body": b"[" * 100_000}),
         (422, "Expected `float`, got `str` - at `$.value`", {"body": {"value": "x"}}),
         (422, "unknown field `values`", {"body": {"value": 1, "values": 2}}),
         (422, "missing required field `value`", {"body": {}}),
@@ -177,7 +178,7 @@ def test_a_question_is_answered(serving: Serving, half_open: list[socket.socket]
         (404, "there is /predict/app", {"body": {}, "path": "/elsewhere"}),
         (405, "ask with POST", {"body": b"", "method": "GET"}),
         (400, "a number above 0", {"body": {"value": 1}, "x_request_timeout_seconds": "soon"}),
-        (413, "64 MiB at most", {"body": b"", "content_length": str(1 << 30)}),
+        (413, "16 MiB at most", {"body": b"", "content_length": str(1 << 30)}),
     ],
 )
 def test_what_is_wrong_is_told(serving: Serving, status: int, says: str, asked: dict[str, Any]) -> None:
@@ -187,30 +188,21 @@ def test_what_is_wrong_is_told(serving: Serving, status: int, says: str, asked: 
     assert told.value["error"]["code"] == status
 
 
-ASK = b'POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n{"value": 21}'
-LIVE = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+ASK = b'POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 13\r\n\r\n{"value": 21}'
+LIVE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def test_what_comes_on_one_connection_is_answered_in_its_order(serving: Serving) -> None:
     slow = ASK.replace(b"13", b"24").replace(b"21}", b'1,"sleep":0.3}')
-    for second in (LIVE, b"\x16\x03\x01 garbage"):
-        told = serving.raw(slow + second)
-        assert re.findall(rb"HTTP/1.1 (\d+)", told) == [b"200", b"400"], "the first has an answer of its own"
-    told = serving.raw(LIVE + ASK)
-    assert re.findall(rb"HTTP/1.1 (\d+)", told) == [b"200"]
-    assert b'"status":"ok"' in told and b"connection: close" in told, "and the second, which has none, is asked again"
+    told = serving.raw(slow + LIVE + ASK.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close"))
+    assert re.findall(rb"HTTP/1.1 (\d+)", told) == [b"200"] * 3
+    assert told.index(b"2.0") < told.index(b'"status":"ok"') < told.index(b"42.0")
 
 
 @pytest.mark.parametrize(("size", "path", "status"), [(5 << 20, "/predict/nope", 404), (65 << 20, "/predict", 413)])
 def test_who_sends_much_is_told_why_it_is_refused(serving: Serving, size: int, path: str, status: int) -> None:
     told = serving.ask(bytes(size), path)
     assert told.status == status
-
-
-def test_a_question_that_offers_another_protocol_is_told_so(serving: Serving) -> None:
-    told = serving.ask({"value": 1}, connection="Upgrade, HTTP2-Settings", upgrade="h2c")
-    assert told.status == 400
-    assert "without the header Upgrade" in told.value["error"]["message"]
 
 
 def test_a_flood_of_headers_is_refused(serving: Serving) -> None:
@@ -224,7 +216,7 @@ def test_a_flood_of_headers_is_refused(serving: Serving) -> None:
             answer = client.recv(1000)
         except (ConnectionResetError, BrokenPipeError):
             pass
-    assert answer[:12] in (b"HTTP/1.1 431", b"")
+    assert answer[8:12] in (b" 431", b"")
     assert serving.ask({"value": 1}).status == 200
 
 

@@ -41,7 +41,7 @@ class Says:
 
 FILES = {
     "sees.yaml": "kind: service\nname: sees\nmodel: app.py:Sees\nresources: {cpu: 100m}\n",
-    "says.yaml": "kind: service\nname: says\nmodel: app.py:Says\nresources: {cpu: 100m}\n",
+    "says.yaml": "kind: service\nname: says\nmodel: app.py:Says\nresources: {cpu: 100m}\nbody: 64MiB\n",
 }
 PICTURE = {"rows": [[1, 2], [3, 4]]}
 TIMES = ("soon", "-1", "0", "nan", "inf", "")
@@ -81,7 +81,8 @@ def test_the_document_says_what_each_model_takes_and_gives(serving: Serving) -> 
     assert (rows["minItems"], rows["items"]["items"]["maximum"]) == (2, 16)
     given = sees["responses"]["200"]["content"]["application/json"]["schema"]
     assert document["components"]["schemas"][given["$ref"].rpartition("/")[2]]["required"] == ["sum"]
-    assert {"200", "400", "413", "422", "431", "500", "502", "503", "504"} == set(sees["responses"])
+    told = ["200", "400", "401", "403", "413", "415", "422", "429", "431", "500", "501", "502", "503", "504"]
+    assert sorted(sees["responses"]) == told
     says = document["paths"]["/predict/says"]["post"]
     assert says["requestBody"]["content"] == {"application/json": {"schema": {}}}
 
@@ -119,7 +120,7 @@ def test_methods_are_told_as_http_wants_it(serving: Serving, path: str, allowed:
 
 
 def test_an_answer_to_head_has_no_body(serving: Serving) -> None:
-    head = b"HEAD %s HTTP/1.1\r\nHost: x\r\n%s\r\n"
+    head = b"HEAD %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
     close = b"Connection: close\r\n"
     for path, status in ((b"/predict/sees", b"405"), (b"/predict/nope", b"404"), (b"/healthz", b"200")):
         told = serving.raw(head % (path, b"") + head % (b"/healthz", close))
@@ -129,9 +130,9 @@ def test_an_answer_to_head_has_no_body(serving: Serving) -> None:
 
 def test_a_path_is_the_same_however_it_is_spelled(serving: Serving) -> None:
     body = json.dumps(PICTURE).encode()
-    for target in (b"/predict/%73ees", b"http://x/predict/sees?a=1", b"/predict/sees?a=%20"):
+    for target in (b"/predict/%73ees", b"http://localhost/predict/sees?a=1", b"/predict/sees?a=%20"):
         told = serving.raw(
-            b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
+            b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
             % (target, len(body), body)
         )
         assert told.startswith(b"HTTP/1.1 200"), told
@@ -182,10 +183,10 @@ def test_a_gibibyte_is_refused_and_not_kept(serving: Serving) -> None:
     """Said beforehand, it is refused before it comes; in chunks, once it is more than may be."""
     before = resident(serving.process.pid)
     with Healthy(serving) as healthy:
-        told = serving.raw(b"POST /predict/says HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (1 << 30))
+        told = serving.raw(b"POST /predict/says HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (1 << 30))
         assert told.startswith(b"HTTP/1.1 413 ") and b"64 MiB at most" in told
         with dialled(serving) as client:
-            client.sendall(b"POST /predict/says HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+            client.sendall(b"POST /predict/says HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
             chunk = b"100000\r\n" + bytes(MIB) + b"\r\n"
             for _ in range(1024):
                 client.sendall(chunk)
@@ -196,13 +197,13 @@ def test_a_gibibyte_is_refused_and_not_kept(serving: Serving) -> None:
 
 
 def test_all_bodies_together_are_bounded(serving: Serving) -> None:
-    """Seventeen clients, of whom none has sent the last byte: as much as one frame holds, and no more."""
+    """Seventeen clients at one address, of whom none has sent the last byte: a quarter of what one frame holds."""
     before = resident(serving.process.pid)
     size = 63 * MIB
     clients = [dialled(serving) for _ in range(17)]
     with Healthy(serving) as healthy:
         for client in clients:
-            client.sendall(b"POST /predict/says HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
+            client.sendall(b"POST /predict/says HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size)
         for part in range(63):  # all get on, however long it takes
             for client in clients:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has its answer
@@ -212,7 +213,7 @@ def test_all_bodies_together_are_bounded(serving: Serving) -> None:
         for client in clients:
             client.close()
     assert answers and all(one.startswith(b"HTTP/1.1 503 ") and b"retry-after" in one for one in answers)
-    assert grown < 1200 * MIB, f"{grown / MIB:.0f} MiB"
+    assert grown < 400 * MIB, f"{grown / MIB:.0f} MiB"
     assert healthy.statuses.count(200) > 0 and set(healthy.statuses) <= {200, 503}
     until(lambda: serving.ask(bytes(32 * MIB), "/predict/says").status == 400, "there is room again")
     until(lambda: resident(serving.process.pid) - before < 200 * MIB, "what was held is given back")
@@ -223,30 +224,29 @@ def test_a_giant_header_is_not_kept(serving: Serving) -> None:
     with Healthy(serving) as healthy:
         for kind in (b"X-A: ", b"X-"):
             with dialled(serving) as client:
-                client.sendall(b"POST /predict/says HTTP/1.1\r\nHost: x\r\n" + kind)
+                client.sendall(b"POST /predict/says HTTP/1.1\r\nHost: localhost\r\n" + kind)
                 try:
                     for _ in range(64):
                         client.sendall(b"y" * MIB)
                     came = client.recv(4096)
                 except (ConnectionResetError, BrokenPipeError):
                     came = b""
-            assert came[:12] in (b"HTTP/1.1 431", b"")
+            assert came[8:12] in (b" 431", b"")
     assert resident(serving.process.pid) - before < 20 * MIB
     assert set(healthy.statuses) == {200}
 
 
 def test_many_questions_at_once_on_one_connection_are_answered_in_their_order(serving: Serving) -> None:
-    """More than are taken ahead, and nobody reads the answers until all are sent."""
+    """More than are read ahead, and nobody reads the answers until all are sent."""
     before = resident(serving.process.pid)
-    count = 20_000
+    count = 2_000
     asked = b"".join(
-        b"POST /predict/says HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%d" % (len(str(one)), one)
+        b"POST /predict/says HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%d" % (len(str(one)), one)
         for one in range(count)
     )
     with Healthy(serving) as healthy, dialled(serving) as client:
         sending = threading.Thread(target=client.sendall, args=(asked,))
         sending.start()
-        time.sleep(0.5)
         came = b""
         while came.count(b"HTTP/1.1") < count or not came.endswith(b"%d" % (count - 1)):
             part = client.recv(1 << 20)

@@ -72,7 +72,7 @@ def test_who_takes_an_answer_slowly_has_all_of_it_before_the_gateway_ends(home: 
     served = Serving(home, "app.py:Large", "--name", "large", "--cpu", "0.1")
     host, port = served.url.split(":")
     with socket.create_connection((host, int(port)), timeout=30) as client:
-        client.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 8\r\n\r\n%d" % size)
+        client.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8\r\n\r\n%d" % size)
         came = client.recv(1 << 16)
         served.process.send_signal(signal.SIGTERM)
         served.until_said("draining")

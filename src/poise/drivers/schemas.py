@@ -315,6 +315,7 @@ _FORMS: dict[str, Schema] = {
     "announced.rate": {"exclusiveMinimum": 0, "maximum": servicefile.MOST_WAITING},
     "service.batch": _COUNT | {"maximum": MOST},
     "service.queue": _COUNT | {"maximum": servicefile.MOST_WAITING},
+    "service.body": _BYTES,
     "service.timeout": _DURATION,
     "objective.latency_p99": _DURATION,
     "upstreams.kind": {"const": "upstreams"},
@@ -625,6 +626,7 @@ MEANING = {
     "service.batch": "Requests in one batch at most. Which size is best is learned.",
     "service.queue": "Requests that wait at most; who comes then is refused.",
     "service.timeout": "When a request is given up.",
+    "service.body": "Maximum size of a request's body, decompressed; 64 MiB at most.",
     "service.precision": "What the model is asked to compute in; `poise.precision` reads it from `POISE_PRECISION`. "
     "`auto`: the quickest that keeps enough. By default the `precision` of `resources`, else the model decides.",
     "service.late": "Who is foreseen to miss the objective is refused (`refuse`), or waits until there is nothing else "

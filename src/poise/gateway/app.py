@@ -1,4 +1,4 @@
-"""What the gateway answers to, over HTTP.
+"""The routes of the gateway, over HTTP.
 
     POST /predict           the only service, or
     POST /predict/NAME      the one of that name
@@ -13,9 +13,10 @@
 A request may say `X-Request-Timeout-Seconds: N`, after which nobody waits for its answer any more, and `X-Poise-Lane:
 deferred` where it may wait until there is nothing else to do. Of a service with a cache it may say `Cache-Control:
 no-cache` (a new answer) or `no-store` (one that is not kept either), and `X-Poise-Tenant: NAME`: it is told nothing
-that others were told. The gateway believes any name; who may use which is for whatever stands before it.
+that others were told. With keys the gateway sets the tenant to that of the key (`poise.gateway.door`); without, it believes any name.
 """
 
+import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -24,15 +25,33 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from poise.errors import SpecError
-from poise.gateway.asgi import ASK, READ, Receive, Room, Scope, Send, answer, tell_methods
-from poise.gateway.cached import Cached
+from poise.gateway.asgi import (
+    ASK,
+    READ,
+    Gone,
+    NoRoom,
+    Receive,
+    Room,
+    Scope,
+    Send,
+    TooLarge,
+    answer,
+    client_of,
+    may_ask,
+    tell_methods,
+    until_gone,
+    whole_body,
+)
+from poise.gateway.cached import Cached, Noted
 from poise.gateway.canary import Trial
 from poise.gateway.openai import MOST_SECONDS
-from poise.gateway.refusals import MAX_BODY, Refused, too_large
+from poise.gateway.refusals import Refused, no_room, refusal, too_large
 from poise.gateway.schema import document
 from poise.gateway.service import ANYBODY, Asked, Asker, Service
 from poise.gateway.upstreams import Upstreams
-from poise.gateway.wire import MOST_BODIES, error_body
+from poise.gateway.wire import MOST_BODIES, Answer, error_body
+from poise.kernel.batcher import Refuse
+from poise.model.servicefile import MAX_BODY
 from poise.units import SECOND
 
 JSON = "application/json"
@@ -41,9 +60,8 @@ FORGET = ("DELETE",)
 
 
 class Gateway:
-    """What is asked by name in `fronts`, the `services` behind, the `trials` of versions, what is `kept` of answers by
-    the name that is asked; the ASGI application of all that is no question to one of them, with `rest` under /v1/ if
-    there is any.
+    """The ASGI application: what is asked by name in `fronts`, the `services` behind, the `trials` of versions, what is
+    `kept` of answers by the name that is asked, and `rest` under /v1/ if there is any.
     """
 
     def __init__(
@@ -61,6 +79,7 @@ class Gateway:
         self._kept = kept
         self._registry = registry
         self._rest = rest
+        self._measuring: asyncio.Task[bytes] | None = None
         self.draining = False
         self.room = Room(MOST_BODIES)  # so that any batch of them fits into a frame
 
@@ -70,7 +89,7 @@ class Gateway:
         """
         if self.draining:
             raise Refused(503, "the gateway is ending", headers={"retry-after": "1"})
-        service = self._service(path)
+        service = self._fronts[self._name(path)]
         timeout, deferred, asker = 0, False, ANYBODY
         for name, value in headers:
             if name == b"x-request-timeout-seconds":
@@ -79,16 +98,15 @@ class Gateway:
                 deferred = _is_deferred(value)
             elif name in (b"x-poise-tenant", b"cache-control"):
                 asker = _saying(asker, name, value)
-            elif name == b"content-length" and int(value) > MAX_BODY:
-                raise too_large()
         return service, timeout, deferred, asker
 
-    def _service(self, path: str) -> Asked:
+    def _name(self, path: str) -> str:
+        """Of the service that is asked. Raises `Refused`."""
         name = path[len("/predict") :].lstrip("/")
         if not name and len(self._fronts) == 1:
             name = next(iter(self._fronts))
         if name in self._fronts:
-            return self._fronts[name]
+            return name
         raise Refused(404, f"there is no service `{name[:100]}`; known: {', '.join(self._fronts)}")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,6 +114,7 @@ class Gateway:
         if self._rest is not None and path.startswith("/v1/"):
             await self._rest(scope, receive, send)
             return
+        more: list[tuple[bytes, bytes]] = []
         try:
             allowed = self._methods(path)
             if method == "OPTIONS":
@@ -104,20 +123,55 @@ class Gateway:
             if method not in allowed:
                 message = f"{method} is not for this; ask with {allowed[0]}"
                 raise Refused(405, message, headers={"allow": ", ".join(allowed)})
-            if allowed is FORGET:
+            if allowed is ASK:
+                status, body, kind, more = await self._ask(scope, receive)
+            elif allowed is FORGET:
                 status, body, kind = await self._forget(path.removeprefix(CACHE))
             else:
-                status, body, kind = self._told(path)
+                status, body, kind = await self._told(path)
         except Refused as error:
             status, body, kind = error.status, error_body(error.status, error.message), JSON
             more = [(name.encode(), value.encode()) for name, value in error.headers.items()]
-        else:
-            more = []
+        except Gone:
+            return
         await answer(send, status, body, [(b"content-type", kind.encode()), *more] if body else more)
 
+    async def _ask(self, scope: Scope, receive: Receive) -> tuple[int, bytes, str, list[tuple[bytes, bytes]]]:
+        """Status, body, media type and further headers of the answer to a question. Raises `Refused`, and `Gone` where
+        nobody waits for it any more: then it is taken back.
+        """
+        service, timeout, deferred, asker = self.admit(scope["path"], scope["headers"])
+        if not may_ask(scope, name := self._name(scope["path"])):
+            raise Refused(403, f"this key may not ask `{name}`")
+        most = self._services[name].batcher.limits.body if name in self._services else MAX_BODY
+        try:
+            body = await whole_body(scope, receive, most, self.room)
+        except TooLarge:
+            raise too_large(most) from None
+        except NoRoom:
+            raise no_room() from None
+        told: asyncio.Future[Answer | Refuse] = asyncio.get_running_loop().create_future()
+
+        def tell(one: Answer | Refuse) -> None:
+            if not told.done():
+                told.set_result(one)
+
+        try:
+            number = service.ask(body, tell, timeout, deferred, asker)
+            try:
+                made = told.result() if told.done() else await until_gone(scope, told)
+            except BaseException:
+                service.cancel(number)
+                raise
+        finally:
+            self.room.give_back(len(body), client_of(scope))
+        if isinstance(made, Refuse):
+            raise refusal(made)
+        return made.status, made.body, made.kind, _notes(made)
+
     def _methods(self, path: str) -> tuple[str, ...]:
-        if is_question(path):
-            self._service(path)
+        if path == "/predict" or path.startswith("/predict/"):
+            self._name(path)
             return ASK
         if path in ("/healthz", "/readyz", "/metrics", "/canaries", "/openapi.json"):
             return READ
@@ -136,15 +190,13 @@ class Gateway:
         told = {"message": "forgotten here; the Redis is away, and other gateways are told once it is back"}
         return 202, msgspec.json.encode(told), JSON
 
-    def _told(self, path: str) -> tuple[int, bytes, str]:
+    async def _told(self, path: str) -> tuple[int, bytes, str]:
         """What there is to read at a path: status, body and media type."""
         if path == "/metrics":
-            for service in self._services.values():
-                service.measure()
-            for kept in self._kept.values():
-                for one in kept:
-                    one.measure()
-            return 200, generate_latest(self._registry), CONTENT_TYPE_LATEST
+            if self._measuring is None:
+                self._measuring = asyncio.create_task(self._measure())
+                self._measuring.add_done_callback(self._measured)
+            return 200, await asyncio.shield(self._measuring), CONTENT_TYPE_LATEST
         status = 200
         told: dict[str, Any] = {"status": "ok"}
         if path == "/readyz":
@@ -158,10 +210,27 @@ class Gateway:
             told = document(forms, self._kept, None if self._rest is None else self._rest.models)
         return status, msgspec.json.encode(told), JSON
 
+    async def _measure(self) -> bytes:
+        """The metrics as text, for all who ask meanwhile; written by another thread, since that takes milliseconds for
+        each thousand of series.
+        """
+        for service in self._services.values():
+            service.measure()
+        for kept in self._kept.values():
+            for one in kept:
+                one.measure()
+        return await asyncio.to_thread(generate_latest, self._registry)
 
-def is_question(path: str) -> bool:
-    """Whether a service is asked there."""
-    return path == "/predict" or path.startswith("/predict/")
+    def _measured(self, measured: "asyncio.Task[bytes]") -> None:
+        self._measuring = None
+        if not measured.cancelled():
+            measured.exception()  # whoever asked for it may have gone
+
+
+def _notes(made: Answer) -> list[tuple[bytes, bytes]]:
+    """The headers that say where an answer came from."""
+    lines = made.note.encode().split(b"\r\n") if isinstance(made, Noted) else []
+    return [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
 
 
 def _is_deferred(lane: bytes) -> bool:
@@ -187,4 +256,4 @@ def _seconds(text: bytes) -> int:
     return max(1, int(seconds * SECOND))
 
 
-__all__ = ["Gateway", "is_question"]
+__all__ = ["Gateway"]

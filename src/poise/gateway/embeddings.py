@@ -17,8 +17,8 @@ from functools import partial
 import msgspec
 
 from poise.decoding import json_decoder
-from poise.gateway.openai import Refused, read_inputs
-from poise.gateway.refusals import NOT_AGAIN, refusal
+from poise.gateway.openai import NOT_AGAIN, Refused, read_inputs
+from poise.gateway.refusals import refusal
 from poise.gateway.service import ANYBODY, Asked, Asker, Service
 from poise.gateway.wire import Answer
 from poise.kernel.batcher import Refuse

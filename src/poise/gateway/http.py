@@ -1,303 +1,406 @@
-"""The HTTP server: uvicorn's, with a way of its own for questions to models, and bounds on what clients may take up.
+"""The HTTP server: aiohttp's, before an ASGI application, with bounds on what clients may take up.
 
-A question (`POST /predict`) does not become a task and a chain of messages, as in ASGI: once its body is there it is
-handed to its service, and the answer is written when the service tells it, in one piece. What else is asked goes to the
-ASGI application. Several questions that come on one connection without waiting are answered in their order.
+Parsing, keep-alive, pipelining, chunks and compressed bodies are aiohttp's. Three things are added here, since servers
+rarely have them:
 
-A client that goes away takes its questions along; one that does not take its answers is dropped.
+* A client that hardly sends the rest of its request, or hardly takes its answer, is dropped. So neither half-open
+  clients nor those that send a byte at a time hold more than a socket, or for long.
+* A client that closes only its sending side (`nc -N`, `shutdown(SHUT_WR)`) gets its answer. A client that has gone
+  sends the same FIN. The server tells them apart by an interim answer (100 Continue), which HTTP/1.1 clients ignore:
+  the system of a client that has gone answers it with a reset.
+* A request with a transfer coding besides `chunked` is refused: aiohttp would pass its body on undecoded.
 """
 
 import asyncio
 import contextlib
-import http
-import time
-from collections import deque
-from collections.abc import Iterator
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, cast
-from urllib.parse import unquote
 
-import httptools
-import uvicorn
+from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from multidict import CIMultiDict, CIMultiDictProxy
 
-from poise.gateway.app import Gateway, is_question
-from poise.gateway.asgi import NoRoom
-from poise.gateway.cached import Noted
-from poise.gateway.connection import MOVED, Connection
-from poise.gateway.refusals import MAX_BODY, Refused, no_room, refusal, too_large
-from poise.gateway.service import ANYBODY, Asked, Asker
-from poise.gateway.wire import Answer, error_body
-from poise.kernel.batcher import Refuse
-
-MOST_AHEAD = 64
-"""Questions of one connection that are not answered; beyond that it is not read."""
+from poise.gateway.asgi import ABORT, GONE, App, Scope, answer
+from poise.gateway.refusals import problem
 
 LOOK_EVERY = 5.0
 """Seconds between two looks at a connection …"""
 
-LOOK_AT_END = 0.02
-"""… and between two at whether all have their answers, when the gateway ends."""
+MOVED = 4096
+"""… within which this many bytes of a request on its way, or of an answer, must have moved."""
 
-IDLE_LOOKS = 15
-"""A connection on which nothing was asked for so many looks is closed."""
+LOOK_AT_END = 0.02
+"""Seconds between two looks at whether all clients have their answers, when the gateway ends."""
+
+IDLE = 75.0
+"""Seconds after which a connection without a request is closed."""
 
 LINGER = 10.0
-"""Seconds that the rest of a refused request is read, and dropped, until its sender hangs up."""
+"""Seconds for which the rest of a refused request is read and dropped, until its sender hangs up."""
 
 MAX_CONNECTIONS = 10_000
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 16 * 1024
+"""Of one header, and of the path of a request."""
 
-JSON = "application/json"
-_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: " for status in http.HTTPStatus}
+FIRST_PROBE = 0.05
+"""Seconds after which a client that has ended its side is looked at first; each pause is twice the one before."""
 
+DECODED = ("", "identity", "gzip", "deflate")
+"""Content codings of bodies that are read. Others need packages that may be missing."""
 
-class Question:
-    """One request to a service. `answer` is what is to be written; nothing as long as it is not there. `whole`: its
-    body has come.
-    """
-
-    __slots__ = ("answer", "asker", "body", "deferred", "last", "number", "service", "size", "timeout", "whole")
-
-    def __init__(self, service: Asked | None, timeout: int, deferred: bool, asker: Asker = ANYBODY) -> None:
-        self.service = service
-        self.timeout = timeout
-        self.deferred = deferred
-        self.asker = asker
-        self.body: list[bytes] = []
-        self.size = 0
-        self.number = 0
-        self.answer = b""
-        self.last = False
-        self.whole = False
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Protocol(Connection):
-    """One connection."""
+class Connection(web.RequestHandler):
+    """One connection, looked at now and then (`look`): a timer for each request would cost more than the request."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._gateway = cast(Gateway, self.app)
-        self._coming: Question | None = None
-        self._asked: deque[Question] = deque()
-        self._deaf = False  # nothing that comes is read any more: the answer that closes it is on its way
-        self._seen = -1
+    def __init__(self, server: "Server") -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            access_log=logging.getLogger("poise.gateway.access"),  # off, as long as nobody turns it on
+            keepalive_timeout=IDLE,
+            lingering_time=LINGER,
+            max_headers=MAX_HEADERS,
+            max_field_size=MAX_HEADER_BYTES,
+            max_line_size=MAX_HEADER_BYTES,
+        )
+        self._server = server
+        self.gone = asyncio.Event()
+        self.is_reading = False
+        """Whether more of a request's body is waited for."""
+        self.is_begun = False
+        """Whether a part of the present answer is sent."""
+        self._answering: web.BaseRequest | None = None
+        self._then: Callable[[], object] = _nothing
+        self.has_ended = False
+        """Whether its client sends nothing more."""
+        self._got = 0
+        self._at_rest = -1  # bytes that had come when it was last idle; -1: nothing was asked yet
+        self._had = -1  # bytes at the last look since more is expected; -1: it was not looked at since
         self._unsent = 0
-        self._idle = 0
-        self._end: asyncio.TimerHandle | None = None
 
     # --- what comes --------------------------------------------------------------------------------------------------
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._server.open += 1
+        super().connection_made(transport)
+
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
-            self._got += len(data)
+        self._got += len(data)
+        super().data_received(data)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # aiohttp closes, whoever waits
+        """Whether the connection stays open, since what was asked before the end may be whole and is to be answered."""
+        if self.has_ended:
+            return True
+        transport = self.transport
+        if transport is None or transport.get_extra_info("ssl_object") is not None:
+            return None  # TLS cannot end one side
+        if self.is_begun or self.is_reading or (self._answering is None and self._got == self._at_rest):
+            return None  # nobody waits; or a client that has seen a part of its answer wants no more of it
+        self.has_ended = True
+        if self._answering is not None:
+            self._ask_for_life(self._answering)
         else:
-            super().data_received(data)
+            asyncio.get_running_loop().call_later(FIRST_PROBE, self._close_if_idle)
+        return True
 
-    def on_headers_complete(self) -> None:
-        if self._deaf:
-            return
-        path = _path(self.url)
-        if not is_question(path) or self.parser.get_method() != b"POST":
-            if self._asked:
-                self._begin(None)
-                self._refuse(self._asked[-1], Refused(400, "ask this on a connection of its own"), last=True)
-                return
-            super().on_headers_complete()
-            return
-        self._in_headers = False
-        if super()._is_answering():  # what was asked first is answered, and nothing after it: that is asked again
-            self.cycle.keep_alive = False
-            self._deaf = True
-            return
-        try:
-            if self.parser.should_upgrade():  # whose body the parser does not read
-                raise Refused(400, "only HTTP/1.1 is spoken here; ask without the header Upgrade")
-            asked = self._gateway.admit(path, self.headers)
-        except Refused as error:
-            self._begin(None)
-            self._refuse(self._asked[-1], error, last=True)
-            return
-        self._begin(Question(*asked))
-        if self.expect_100_continue:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    def _ask_for_life(self, request: web.BaseRequest) -> None:
+        if request.version >= (1, 1):
+            self.write(CONTINUE)
+            self._probe(FIRST_PROBE)
 
-    def on_body(self, body: bytes) -> None:
-        question = self._coming
-        if question is not None:
-            question.body.append(body)
-            question.size += len(body)
-            try:
-                self._gateway.room.take(len(body))
-            except NoRoom:
-                self._refuse(question, no_room(), last=True)
-            else:
-                if question.size > MAX_BODY:
-                    self._refuse(question, too_large(), last=True)
-        elif not self._deaf:
-            super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        question, self._coming = self._coming, None
-        if question is None:
-            if not self._deaf and self.cycle is not None:
-                super().on_message_complete()
+    def _probe(self, pause: float) -> None:
+        """Look whether the system of a client that has ended its side says that nobody is there."""
+        transport = self.transport
+        if transport is None:
             return
-        self._expect(False)
-        question.whole = True
-        question.last = self._gateway.draining or not self.parser.should_keep_alive()
-        service = cast(Asked, question.service)
-        body = question.body[0] if len(question.body) == 1 else b"".join(question.body)
-        question.body.clear()
-        question.number = service.ask(
-            body, lambda told: self._tell(question, told), question.timeout, question.deferred, question.asker
-        )
-        if len(self._asked) > MOST_AHEAD:
-            self.flow.pause_reading()
+        if transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            transport.abort()
+        else:
+            asyncio.get_running_loop().call_later(pause, self._probe, 2 * pause)
 
-    def send_400_response(self, msg: str) -> None:
-        """What cannot be read is answered in its turn."""
-        if self._deaf:
-            return
-        if self._coming is None:
-            if super()._is_answering():
-                super().send_400_response(msg)
-                return
-            self._begin(None)
-        self._refuse(self._asked[-1], Refused(400, msg), last=True)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        for question in self._asked:
-            self._gateway.room.give_back(question.size)
-            if question.service is not None and question.number and not question.answer:
-                question.service.cancel(question.number)
-        self._asked.clear()
-        self._deaf = True
-        if self._end is not None:
-            self._end.cancel()
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._server.open -= 1
+        self.gone.set()
+        self._then()
         super().connection_lost(exc)
+
+    def when_gone(self, then: Callable[[], object]) -> None:
+        """Call it, once, if the client goes before its request is answered."""
+        self._then = then
+        if self.gone.is_set():
+            then()
 
     # --- what is answered --------------------------------------------------------------------------------------------
 
-    def _begin(self, question: Question | None) -> None:
-        self._coming = question
-        self._asked.append(question or Question(None, 0, False))
+    @contextlib.contextmanager
+    def answering(self, request: web.BaseRequest) -> Iterator[None]:
+        self._answering, self._had = request, -1
+        if self.has_ended:
+            self._ask_for_life(request)
+        try:
+            yield
+        finally:
+            self._answering, self.is_begun = None, False
+            self._then, self._at_rest, self._had = _nothing, self._got, -1
+            if self.has_ended:  # a moment later, since others may have come before the end
+                asyncio.get_running_loop().call_later(FIRST_PROBE, self._close_if_idle)
 
-    def _tell(self, question: Question, told: Answer | Refuse) -> None:
-        if isinstance(told, Noted):
-            self._write(question, told.status, told.kind, told.body, f"{told.note}\r\n")
-        elif isinstance(told, Answer):
-            self._write(question, told.status, told.kind, told.body)
-        else:
-            self._refuse(question, refusal(told))
+    def _close_if_idle(self) -> None:
+        if self._answering is None and self.transport is not None:
+            self.transport.close()
 
-    def _refuse(self, question: Question, error: Refused, *, last: bool = False) -> None:
-        """Tell an error in the one form of all errors; after the `last` nothing is read any more."""
-        if last:
-            self._expect(False)
-            self._deaf = question.last = True
-            self._coming = None
-            question.body.clear()
-        body = error_body(error.status, error.message)
-        more = "".join(f"{name}: {value}\r\n" for name, value in error.headers.items())
-        self._write(question, error.status, JSON, body, more)
+    @property
+    def is_ending(self) -> bool:
+        return self._server.is_ending
 
-    def _write(self, question: Question, status: int, kind: str, body: bytes, more: str = "") -> None:
-        close = "connection: close\r\n" if question.last else ""
-        head = f"{_LINES[status]}{kind}\r\ncontent-length: {len(body)}\r\n{more}{close}\r\n"
-        question.answer = head.encode("latin-1") + body
-        self._gateway.room.give_back(question.size)
-        question.size = 0
-        asked = self._asked
-        if asked and asked[0] is question and len(asked) == 1:
-            asked.clear()
-            self._send(question)
-            return
-        while asked and asked[0].answer:
-            self._send(asked.popleft())
-        if len(asked) <= MOST_AHEAD // 2:
-            self.flow.resume_reading()
+    def write(self, data: bytes) -> None:
+        """Beside the answer."""
+        if self.transport is not None:
+            self.transport.write(data)
 
-    def _send(self, question: Question) -> None:
-        if not self.transport.is_closing():
-            self.transport.write(question.answer)
-            if question.last and question.whole:
-                self.transport.close()
-            elif question.last:  # closed while its body still comes, whoever sends it would not read the answer
-                self.transport.write_eof()
-                self._end = self.loop.call_later(LINGER, self.transport.abort)
+    def abort(self) -> None:
+        """End the connection at once, and forget what was not sent."""
+        if self.transport is not None:
+            self.transport.abort()
 
-    # --- who does not get on -----------------------------------------------------------------------------------------
+    def refuse_rest(self, request: web.BaseRequest) -> None:
+        """Say after an answer that comes before the whole body that nothing more will come; it is read for a while,
+        since a client that still sends would not see its answer otherwise.
+        """
+        if not request.content.is_eof() and self.transport is not None and self.transport.can_write_eof():
+            self.transport.write_eof()
 
-    def _is_answering(self) -> bool:
-        return bool(self._asked) or super()._is_answering()
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """The answer to what cannot be read, or breaks the gateway, in the form of all errors."""
+        if status == 500 and not isinstance(exc, ConnectionError):
+            self.log_exception("%s %s", request.method, request.path[:200], exc_info=exc)
+        if request.writer.output_size:
+            raise ConnectionError("a part of the answer is sent already")
+        if isinstance(exc, LineTooLong) or str(message).startswith("Too many headers"):
+            status = 431
+            message = f"A request has at most {MAX_HEADERS} headers, each of {MAX_HEADER_BYTES} bytes at most"
+        told = message.partition(":\n")[0].strip() if message else "the gateway failed at this request"
+        answer = web.Response(status=status, body=problem(request.path, status, told), headers=_JSON)
+        answer.force_close()
+        return answer
+
+    # --- clients that do not get on ----------------------------------------------------------------------------------
 
     @property
     def owes(self) -> bool:
-        """Whether an answer is still to come, or to be taken by whoever asked."""
-        return self._is_answering() or (self.transport is not None and self.transport.get_write_buffer_size() > 0)
+        """Whether an answer is still to come, or to be taken by its client."""
+        return self._answering is not None or (self.transport is not None and self._waits_to_be_sent() > 0)
+
+    def _waits_to_be_sent(self) -> int:
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     def look(self) -> None:
-        """Drop it as well if hardly anything of what waits to be sent was taken since the last look; close it if
-        nothing was asked for a while.
-        """
-        super().look()
+        """Drop the client if hardly anything came of a request on its way, or left of an answer, since the last."""
         if self.transport is None:
             return
-        unsent = self.transport.get_write_buffer_size()
-        stuck = self._unsent > 0 and unsent > max(0, self._unsent - MOVED)
-        self._idle = 0 if self._is_answering() or self._got != self._seen else self._idle + 1
-        self._seen, self._unsent = self._got, unsent
-        if stuck:
+        is_slow = self._expects() and self._had >= 0 and self._got - self._had < MOVED
+        self._had = self._got if self._expects() else -1
+        unsent = self._waits_to_be_sent()
+        is_stuck = self._unsent > 0 and unsent > max(0, self._unsent - MOVED)
+        self._unsent = unsent
+        if is_slow or is_stuck:
             self.transport.abort()
-        elif self._idle > IDLE_LOOKS:
-            self.transport.close()
+
+    def _expects(self) -> bool:
+        """Whether more of a request is to come: of its body, or of one that has begun or is the first."""
+        return self.is_reading if self._answering is not None else self._got != self._at_rest
 
 
-def _path(url: bytes) -> str:
-    """Of what is asked for; the whole address may be there, as for a proxy."""
-    path = url.partition(b"?")[0] if url.startswith(b"/") else httptools.parse_url(url).path or b""
-    text = path.decode("ascii", "replace")
-    return unquote(text) if "%" in text else text
+class Exchange:
+    """One request as ASGI has it: what is asked (`scope`, `receive`), and how it is answered (`send`)."""
+
+    def __init__(self, request: web.BaseRequest, connection: Connection) -> None:
+        self._request = request
+        self._connection = connection
+        self._is_whole = False
+        self._status = 200
+        self._headers: CIMultiDict[str] = CIMultiDict()
+        self.answer: web.StreamResponse | None = None
+
+    def scope(self) -> Scope:
+        request, connection = self._request, self._connection
+        undone = _OF_CODED if hdrs.CONTENT_ENCODING in request.headers else ()  # aiohttp has decoded it
+        raw = [(name.lower(), value) for name, value in request.raw_headers]
+        return {
+            "type": "http",
+            "method": request.method,
+            "path": request.path,
+            "query_string": request.rel_url.raw_query_string.encode(),
+            "headers": [(name, value) for name, value in raw if name not in undone],
+            "client": request.transport.get_extra_info("peername") if request.transport is not None else None,
+            "extensions": {ABORT: {"now": connection.abort}, GONE: {"then": connection.when_gone}},
+        }
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        connection, content = self._connection, self._request.content
+        if self._is_whole:
+            await connection.gone.wait()
+            return {"type": "http.disconnect"}
+        if not content.is_eof():
+            if connection.has_ended:
+                return {"type": "http.disconnect"}
+            if not content.total_bytes and _waits(self._request):
+                connection.write(CONTINUE)
+        connection.is_reading = True
+        try:
+            chunk = await content.readany()
+        except ConnectionError:
+            return {"type": "http.disconnect"}
+        finally:
+            connection.is_reading = False
+        self._is_whole = content.at_eof()
+        return {"type": "http.request", "body": chunk, "more_body": not self._is_whole}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """Does nothing where the client has gone: `receive` says so."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            for name, value in message["headers"]:
+                self._headers.add(name.decode("latin-1"), value.decode("latin-1"))
+            return
+        body, is_last = message.get("body", b""), not message.get("more_body", False)
+        try:
+            if self.answer is None:
+                self.answer = made = self._made(body if is_last else None)
+                await made.prepare(self._request)
+            if body and not isinstance(self.answer, web.Response):
+                await self.answer.write(body)
+            if is_last:
+                await self.answer.write_eof()
+                self._connection.refuse_rest(self._request)
+        except ConnectionError:
+            return
+
+    def _made(self, whole: bytes | None) -> web.StreamResponse:
+        """The answer, with its body where that is there already."""
+        headers, connection = self._headers, self._connection
+        headers.setdefault(hdrs.SERVER, "poise")
+        if whole is None:
+            made = web.StreamResponse(status=self._status, headers=headers)
+            if self._request.version < (1, 1) and hdrs.CONTENT_LENGTH not in headers:
+                made.force_close()  # nothing else says where it ends
+        else:
+            headers.popall(hdrs.CONTENT_LENGTH, None)
+            made = web.Response(status=self._status, headers=headers, body=whole)
+        if connection.is_ending or not self._request.content.is_eof():
+            made.force_close()
+        connection.is_begun = True
+        return made
 
 
-class Server(uvicorn.Server):
-    """Looks at its connections now and then; goes on to its end when it is told to stop, instead of raising the signal
-    again.
-    """
+class Server(web.Server):
+    """Serves an application on one socket."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        super().__init__(
-            uvicorn.Config(
-                gateway,
-                loop="uvloop",
-                http=Protocol,
-                ws="none",
-                lifespan="off",
-                access_log=False,
-                log_config=None,
-                server_header=False,
-                date_header=False,
-                proxy_headers=False,
-                limit_concurrency=MAX_CONNECTIONS,
-                timeout_graceful_shutdown=1,
-            )
-        )
-        self._looked = 0.0
+    def __init__(self, app: App, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(self._answer)
+        self._app = app
+        self._tls = tls
+        self._listening: asyncio.Server | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self.open = 0
+        """Connections: `connections` makes a list of them."""
+        self.is_ending = False
+        """Whether each connection is closed with its next answer."""
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    def __call__(self) -> Connection:
+        return Connection(self)
+
+    @property
+    def clients(self) -> list[Connection]:
+        return cast(list[Connection], self.connections)
+
+    async def start(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(self, sock=listening, ssl=self._tls)
+        self._looking = loop.create_task(self._look())
+
+    async def stop(self) -> None:
+        """Listen no more, and hang up on everybody within a second."""
+        if self._listening is not None:
+            self._listening.close()
+        if self._looking is not None:
+            self._looking.cancel()
+        self.pre_shutdown()
+        await self.shutdown(1.0)
 
     async def taken(self) -> None:
-        """Until every client has what it was answered, as far as that can be known here."""
-        while any(cast(Protocol, one).owes for one in self.server_state.connections):  # noqa: ASYNC110 — nobody tells
+        """Wait until every client has its answers, as far as that can be known here."""
+        while any(one.owes for one in self.clients):  # noqa: ASYNC110 — nobody tells
             await asyncio.sleep(LOOK_AT_END)
 
-    async def on_tick(self, counter: int) -> bool:
-        now = time.monotonic()
-        if now - self._looked >= LOOK_EVERY:
-            self._looked = now
-            for connection in list(self.server_state.connections):
-                cast(Protocol, connection).look()
-        return await super().on_tick(counter)
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            for one in self.clients:
+                one.look()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        connection = cast(Connection, request.protocol)
+        exchange = Exchange(request, connection)
+        with connection.answering(request):
+            try:
+                if (refused := self._refused(request)) is not None:
+                    await _refuse(exchange, request, *refused)
+                else:
+                    await self._app(exchange.scope(), exchange.receive, exchange.send)
+            except (web.RequestPayloadError, HttpProcessingError) as error:
+                if exchange.answer is not None:
+                    raise ConnectionError("the body cannot be read, and its answer has begun") from error
+                await _refuse(exchange, request, 400, f"the body cannot be read: {error}")
+        if exchange.answer is None:
+            raise ConnectionError("nobody waits for an answer")
+        return exchange.answer
+
+    def _refused(self, request: web.BaseRequest) -> tuple[int, str] | None:
+        """Status and reason where a request gets no further than here."""
+        if self.open > MAX_CONNECTIONS:
+            return 503, f"there are {MAX_CONNECTIONS} connections already"
+        headers = request.headers
+        if hdrs.TRANSFER_ENCODING not in headers and hdrs.CONTENT_ENCODING not in headers:
+            return None
+        coded = _said(headers, hdrs.TRANSFER_ENCODING)
+        if coded not in ("", "chunked"):
+            return 501, f"Transfer-Encoding is `chunked` or is not there, not `{coded[:80]}`; use Content-Encoding"
+        coded = _said(headers, hdrs.CONTENT_ENCODING)
+        if coded not in DECODED:
+            return 415, f"Content-Encoding is `gzip`, `deflate` or is not there, not `{coded[:80]}`"
+        return None
 
 
-__all__ = ["Server"]
+async def _refuse(exchange: Exchange, request: web.BaseRequest, status: int, message: str) -> None:
+    await answer(
+        exchange.send, status, problem(request.path, status, message), [(b"content-type", b"application/json")]
+    )
+
+
+def _said(headers: CIMultiDictProxy[str], name: str) -> str:
+    return ",".join(headers.getall(name, ())).strip().lower()
+
+
+def _waits(request: web.BaseRequest) -> bool:
+    """Whether the client sends the body once it is asked to."""
+    return request.version >= (1, 1) and request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
+
+
+def _nothing() -> None:
+    """What is done for somebody who has gone and waited for nothing."""
+
+
+_OF_CODED = (b"content-encoding", b"content-length")
+_JSON = {hdrs.CONTENT_TYPE: "application/json"}
+
+__all__ = ["Connection", "Server"]

@@ -12,11 +12,13 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from poise.decoding import json_decoder
-from poise.gateway.refusals import NOT_AGAIN
 from poise.kernel.quarantine import digest
 from poise.units import MILLISECOND, SECOND, is_plain
 
 CHAT, COMPLETIONS, EMBEDDINGS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"
+
+NOT_AGAIN = ("x-should-retry", "false")
+"""OpenAI's clients retry by themselves what fails, unless the answer says this."""
 ASKED = (CHAT, COMPLETIONS, EMBEDDINGS)
 
 LETTERS_PER_TOKEN = 4

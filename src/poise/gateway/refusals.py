@@ -2,23 +2,18 @@
 
 from collections.abc import Mapping
 
-from poise.gateway.wire import MOST_BODIES
+from poise.gateway import openai
+from poise.gateway.wire import error_body
 from poise.kernel.batcher import Refuse
-from poise.units import SECOND
+from poise.units import SECOND, format_bytes
 
 STATUS = {
     "full": 503, "late": 503, "ending": 503, "expired": 504, "broken": 500, "lost": 502, "quarantined": 422,
 }  # fmt: skip
 """What a refusal is in HTTP."""
 
-NOT_AGAIN = ("x-should-retry", "false")
-"""OpenAI's clients retry by themselves what fails, unless the answer says this."""
-
 DEADLY = frozenset({"lost", "quarantined"})
 """Refusals of requests that servers died of: a client that retries them kills more."""
-
-MAX_BODY = 64 << 20
-"""Bytes of a request's body."""
 
 
 class Refused(Exception):
@@ -29,22 +24,28 @@ class Refused(Exception):
         self.status, self.message, self.headers = status, message, headers or {}
 
 
-def too_large() -> Refused:
-    return Refused(413, f"a body has {MAX_BODY >> 20} MiB at most")
+def problem(path: str, status: int, message: str) -> bytes:
+    """The body of an error, in the form that clients of this path expect."""
+    return openai.error_body(status, message, "refused") if path.startswith("/v1/") else error_body(status, message)
+
+
+def too_large(most: int) -> Refused:
+    """For a body of more bytes than the service takes."""
+    return Refused(413, f"a body has {format_bytes(most)} at most here; `body:` of the service says how many")
 
 
 def no_room() -> Refused:
-    message = f"the bodies of those who wait have {MOST_BODIES >> 20} MiB together already"
+    message = "the bodies of those who wait, or those of this client, are as large together as they may"
     return Refused(503, message, headers={"retry-after": "1"})
 
 
 def refusal(refuse: Refuse) -> Refused:
     """What whoever asked is told of a question that a service refuses."""
     status = STATUS[refuse.why]
-    headers = dict([NOT_AGAIN]) if refuse.why in DEADLY else {}
+    headers = dict([openai.NOT_AGAIN]) if refuse.why in DEADLY else {}
     if status == 503 or refuse.why == "quarantined":
         headers["retry-after"] = str(-(-max(refuse.after, 1) // SECOND))
     return Refused(status, refuse.message, headers=headers)
 
 
-__all__ = ["MAX_BODY", "NOT_AGAIN", "Refused", "no_room", "refusal", "too_large"]
+__all__ = ["Refused", "no_room", "problem", "refusal", "too_large"]

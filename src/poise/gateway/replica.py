@@ -82,6 +82,9 @@ BYTES = "application/octet-stream"
 TEXT = "text/plain; charset=utf-8"
 
 
+_whole = json_decoder(msgspec.Raw).decode
+
+
 class Result(NamedTuple):
     """An answer that is not on its way yet."""
 
@@ -125,7 +128,7 @@ class Model:
             try:
                 items.append(self._decode(body))
             except msgspec.ValidationError as error:
-                refused[position] = failure(422, str(error), "the input is not what the model takes")
+                refused[position] = _mistaken(body, error)
             except (ValueError, RecursionError, msgspec.DecodeError) as error:
                 refused[position] = failure(400, str(error), "the body cannot be read")
             except Exception as error:
@@ -210,6 +213,15 @@ def failure(status: int, message: str, what: str) -> Result:
     """An answer in the one form of all errors."""
     message = _sayable(f"{what}: {message}")
     return Result(status, JSON, error_body(status, message))
+
+
+def _mistaken(body: Body, error: msgspec.ValidationError) -> Result:
+    """Whether it is JSON at all is seen now: msgspec reads no further than to the first value that does not fit."""
+    try:
+        _whole(body)
+    except (ValueError, RecursionError, msgspec.DecodeError) as broken:
+        return failure(400, str(broken), "the body cannot be read")
+    return failure(422, str(error), "the input is not what the model takes")
 
 
 def _told(error: BaseException) -> str:

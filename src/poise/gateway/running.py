@@ -17,6 +17,7 @@ from poise.errors import InputError, PoiseError, SpecError
 from poise.gateway.cached import Cached, Made
 from poise.gateway.canary import Trial, Version
 from poise.gateway.embeddings import Embeddings
+from poise.gateway.large import Large
 from poise.gateway.notes import Notes
 from poise.gateway.recording import Recorder
 from poise.gateway.replicas import Replicas
@@ -34,13 +35,11 @@ class _Kept:
     declared: DeclaredService
     service: Service
     cached: Cached | None
+    asked: Large
     replicas: Replicas
 
-    @property
-    def asked(self) -> Asked:
-        return self.cached or self.service
-
     async def drained(self) -> None:
+        await self.asked.drained()
         if self.cached is not None:
             await self.cached.searched()
         await self.service.drained()
@@ -157,7 +156,7 @@ class Running:
             cached = Cached(service, answers, metrics, self._shared.get(declared.name), declared.canonical)
             await cached.start()
             self.caches.setdefault(front, []).append(cached)
-        kept = _Kept(declared, service, cached, replicas)
+        kept = _Kept(declared, service, cached, Large(cached or service, service), replicas)
         self._kept.append(kept)
         return kept
 
@@ -200,6 +199,7 @@ class Running:
     async def hang_up(self) -> None:
         """On all replicas: what they were asked is refused, by a canary before stable, which is asked then."""
         for one in reversed(self._kept):
+            one.asked.drop()
             await one.service.stop()
 
     async def end(self) -> None:
@@ -213,6 +213,7 @@ class Running:
         name = kept.declared.name
         if self.services.get(name) is kept.service:  # else one that was promoted has its name
             del self.services[name]
+        kept.asked.drop()
         await kept.service.stop()
         if kept.cached is not None:
             for caches in self.caches.values():

@@ -20,21 +20,26 @@ ABOUT = (
 
 REFUSALS = {
     "400": "The body cannot be read, or a header says what it may not",
+    "401": "The gateway has keys, and the request carries none of them",
+    "403": "The key may not do this, or a page of another site asks",
     "404": "There is no such model",
     "408": "The body was not there in time",
     "413": "The body is too large",
+    "415": "The body has a Content-Encoding other than gzip or deflate",
     "422": "The body can be read, and is not what the model takes, or servers died of it: the message says",
-    "429": "As many as may wait already, or their bodies are as large together as they may: try again",
+    "429": "As many as may wait already, their bodies are as large together as they may, or the key is over its limits",
     "431": "The headers are too many, or too large",
     "500": "The model failed at this request, or what it gave cannot be told",
+    "501": "The body has a Transfer-Encoding other than chunked",
     "502": "The server that was to answer died, and so did another that was asked after it",
     "503": "It would be late, too much waits, or the gateway is ending: try again",
     "504": "The time that the request, or the service, has was over",
 }
 """Every status that an error may have; which of them a route may answer, is said with it."""
 
-PREDICT = ("400", "413", "422", "431", "500", "502", "503", "504")
-FRONT = ("400", "404", "408", "413", "422", "429", "431", "502", "503", "504")
+EVERYWHERE = ("400", "401", "403", "413", "415", "429", "431", "501", "502", "503", "504")
+PREDICT = (*EVERYWHERE, "422", "500")
+FRONT = (*EVERYWHERE, "404", "408", "422")
 
 AGAIN = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}}
 """The header that says when to try again."""

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import logging
 import os
 import signal
 import socket
@@ -75,7 +74,6 @@ async def serve(
     left. `folder` is for sockets, and exists; what a gateway of the same `mark` that was killed has left there is taken
     over. `lock` is held as long as it lives. `beyond` is where replicas on other machines dial.
     """
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # who could not be told in time is no matter for people
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -95,10 +93,10 @@ async def serve(
         await upstreams.start()
     gateway = Gateway(running.fronts, running.services, running.trials, running.caches, running.registry, upstreams)
     server = Server(gateway)
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    await server.start(listening)
     stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait([*keeping, stopped, serving], return_when=asyncio.FIRST_COMPLETED)
-    gateway.draining = True
+    await asyncio.wait([*keeping, stopped], return_when=asyncio.FIRST_COMPLETED)
+    gateway.draining = server.is_ending = True
     for keeper in keeping:
         keeper.cancel()
     if stop.is_set():
@@ -114,11 +112,11 @@ async def serve(
     await running.hang_up()
     if upstreams is not None:
         await upstreams.stop()
-    server.should_exit = True
-    await serving
+    await server.stop()
     await running.end()
     loop.remove_reader(watchers.gone)
     stopped.cancel()
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))  # it ends by itself from here on
     for outcome in await asyncio.gather(*keeping, return_exceptions=True):
         if isinstance(outcome, Exception):
             raise outcome

@@ -45,6 +45,8 @@ from poise.gateway.asgi import (
     TooLarge,
     abort,
     answer,
+    client_of,
+    may_ask,
     tell_methods,
     whole_body,
 )
@@ -57,6 +59,7 @@ from poise.gateway.openai import (
     EMBEDDINGS,
     END_OF_EVENT,
     MODELS,
+    NOT_AGAIN,
     Question,
     Refused,
     error_event,
@@ -69,7 +72,6 @@ from poise.gateway.openai import (
     unknown_model,
 )
 from poise.gateway.pool import Choose, Outcome, Place, Pool, model_of
-from poise.gateway.refusals import NOT_AGAIN
 from poise.gateway.service import ANYBODY, Asker
 from poise.kernel.quarantine import LOSSES, Quarantine
 from poise.kernel.resilience import RetryBudget
@@ -188,7 +190,7 @@ class Upstreams:
         except Gone:
             return
         finally:
-            self._room.give_back(len(request.body))
+            self._room.give_back(len(request.body), client_of(scope))
 
     async def _watched(self, request: "_Request", receive: Receive) -> None:
         """Answers for as long as the client is there."""
@@ -247,6 +249,9 @@ class Upstreams:
             raise only_embeddings(request.own.name)
         else:
             request.end_within(request.own.timeout, whole, first)
+        if not may_ask(scope, request.question.model):
+            message = f"This key may not ask the model `{request.question.model}`"
+            raise Refused(403, message, code="model_not_allowed", param="model")
         request.headers = asked_on(scope["headers"])
         query = scope["query_string"].decode("latin-1")
         request.target = f"{scope['path']}?{query}" if query else scope["path"]

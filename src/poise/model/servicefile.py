@@ -38,6 +38,8 @@ from poise.units import DAY, HOUR, SECOND, parse_bytes, parse_duration, parse_sh
 MOST_REPLICAS = 64
 MOST_WAITING = 1_000_000
 LONGEST = HOUR
+MAX_BODY = 64 << 20
+"""Bytes of one request at most, whatever a file says."""
 LARGEST = 1 << 40
 """Bytes of a cache."""
 
@@ -127,6 +129,7 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
     objective: ObjectiveSpec = msgspec.field(default_factory=ObjectiveSpec)
     batch: int = 64
     queue: int = 10_000
+    body: Quantity = "16MiB"
     timeout: Quantity = "30s"
     late: Literal["refuse", "defer"] = "refuse"
     openai: Literal["", "embeddings"] = ""
@@ -202,6 +205,7 @@ _EXAMPLES = {
     "scaling": "scaling: {target: 70%, fall: 5m}",
     "batch": "batch: 64",
     "queue": "queue: 10000",
+    "body": "body: 16MiB",
     "timeout": "timeout: 30s",
     "cache": "cache: {size: 64MiB, ttl: 5m}",
     "late": "late: defer",
@@ -244,7 +248,10 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         queue=top.queue,
         batch=top.batch,
         defer=top.late == "defer",
+        body=found.get(0, parse_or_raise, parse_bytes, top.body, "body", MAX_BODY),
     )
+    if not limits.body:
+        found.add(SpecError("a request must have some bytes", field="body", need="more than 0", have="0"))
     if not limits.timeout:
         found.add(SpecError("a request must have some time", field="timeout", need="more than 0", have="0"))
     least, most = found.get((1, 1), _replicas, top.replicas)

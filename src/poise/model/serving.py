@@ -212,7 +212,7 @@ class Curve:
 class Limits(msgspec.Struct, frozen=True):
     """`objective`: the latency that one accepted request in a hundred may exceed, 0 for none. `timeout`: after which a
     request is given up. `queue`: so many wait at most. `batch`: items of one batch at most. `defer`: who is foreseen
-    to be late waits in the second lane instead of being refused.
+    to be late waits in the second lane instead of being refused. `body`: bytes of one request at most.
     """
 
     objective: int = 0
@@ -220,6 +220,7 @@ class Limits(msgspec.Struct, frozen=True):
     queue: int = 10_000
     batch: int = 64
     defer: bool = False
+    body: int = 16 << 20
 
 
 __all__ = ["MOST", "Curve", "Limits"]
