@@ -121,10 +121,15 @@ class Client:
     0
     """
 
-    def __init__(self, home: Home | Path | str | None = None, *, patience: float = PATIENCE) -> None:
-        """`home` is `POISE_HOME`, or `~/.poise`, where nothing else is said."""
+    def __init__(
+        self, home: Home | Path | str | None = None, *, patience: float = PATIENCE, token: str | None = None
+    ) -> None:
+        """`home` is `POISE_HOME`, or `~/.poise`, where nothing else is said; `token` is another than that of the home
+        or of the environment.
+        """
         self.home = home if isinstance(home, Home) else current_home(home)
         self._patience = patience
+        self._token = token
         self._connection: _Connection | None = None
         self._turn = 0
         self._several = len(self.home.doors) > 1
@@ -134,6 +139,9 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _bearer(self) -> str:
+        return token_for(self.home) if self._token is None else self._token
 
     @property
     def door(self) -> Door:
@@ -372,7 +380,7 @@ class Client:
 
         head = (
             "POST /v1/jobs HTTP/1.1\r\nHost: poise\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
-            f"Content-Type: application/x-ndjson\r\nAuthorization: Bearer {token_for(self.home)}\r\n\r\n"
+            f"Content-Type: application/x-ndjson\r\nAuthorization: Bearer {self._bearer()}\r\n\r\n"
         ).encode("ascii")
         stream = secrets.token_hex(8)
         lines = (_encoded({"spec": spec, "key": f"{stream}-{number}"}) + b"\n" for number, spec in enumerate(specs))
@@ -470,7 +478,7 @@ class Client:
         self._connection.timeout = timeout
         if self._connection.sock is not None:
             self._connection.sock.settimeout(timeout)
-        headers = {"Authorization": f"Bearer {token_for(self.home)}"}
+        headers = {"Authorization": f"Bearer {self._bearer()}"}
         if isinstance(door_of(self.home, self._turn), Address):
             headers["Accept-Encoding"] = "gzip"
         if data is not None:
@@ -491,7 +499,7 @@ class Client:
         timeout = HUSH[self._several] if timeout is None else timeout
         connection = _Connection(self.home, timeout, self._turn if turn is None else turn)
         try:
-            connection.request("GET", path, headers={"Authorization": f"Bearer {token_for(self.home)}"})
+            connection.request("GET", path, headers={"Authorization": f"Bearer {self._bearer()}"})
             response = connection.getresponse()
             if response.status >= 400:
                 raise _error_of(response)

@@ -16,6 +16,7 @@ from poise.engine.scenario import compile_nemesis
 from poise.errors import SpecError
 from poise.model.devicefile import compile_devices
 from poise.model.fleetfile import compile_fleet
+from poise.model.keys import compile_keys
 from poise.model.servicefile import compile_service
 from poise.model.serving_upstreams import compile_upstreams
 from poise.model.spec import compile_spec
@@ -49,6 +50,7 @@ COMPILE: dict[str, Callable[[Any], object]] = {
     "world": compile_world,
     "service": compile_service,
     "upstreams": compile_upstreams,
+    "keys": compile_keys,
 }
 
 
@@ -140,6 +142,15 @@ MORE: dict[str, list[Any]] = {
             },
             "resources": {"gpu": 1, "gpu_memory": "12GiB"},
             "env": {"A": 1},
+        }
+    ],
+    "keys": [
+        {
+            "kind": "keys",
+            "keys": [
+                {"name": "app", "tenant": "ann", "sha256": "a" * 64, "scopes": ["ask", "read"], "models": ["m"]},
+                {"name": "ci", "token": "t3", "rate": "600/m", "tokens": "1000000/d"},
+            ],
         }
     ],
     "upstreams": [

@@ -1,10 +1,12 @@
 """`poise serve`."""
 
+import ipaddress
 import os
+import re
 import secrets
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,14 +15,19 @@ from poise.cli.numbers import Whole, WholeRange
 from poise.cli.render import print_json, say, tell
 from poise.cli.submit import fill_in
 from poise.client import current_home
+from poise.config import Home
 from poise.control.start import kept_environment, lasting, user_name
 from poise.drivers.security import ensure_home
 from poise.drivers.yamlfile import is_kind, load_kind, located, place_in_file
 from poise.errors import InputError, SpecError
+from poise.model.keys import compile_keys
 from poise.model.servicefile import DeclaredService, compile_service
 from poise.model.serving_upstreams import Front, compile_upstreams
 from poise.policy.replicas import SCALERS
 from poise.policy.route import ROUTERS
+
+if TYPE_CHECKING:
+    from poise.gateway.serve import Entrance
 
 DEFAULT_PORT = 8080
 
@@ -37,9 +44,27 @@ DEFAULT_PORT = 8080
 @click.option(
     "--port", type=WholeRange(0, 65535), default=DEFAULT_PORT, show_default=True, metavar="N", help="0: a free one."
 )
+@click.option(
+    "--keys", metavar="home|FILE", help="Let in only requests with a key: a token of `poise token add`, or of a file."
+)
+@click.option("--insecure", is_flag=True, help="Listen beyond this machine without keys and TLS, e.g. behind a proxy.")
+@click.option(
+    "--cors", multiple=True, metavar="ORIGIN", help="Let pages of this site ask from a browser; `*`: of all sites."
+)
+@click.option("--host-name", multiple=True, metavar="NAME", help="Another name by which clients reach the gateway.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value once it listens: the address.")
 @click.argument("target", nargs=-1, required=True, metavar="app.py:Model | FILE.yaml...")
-def serve(target: tuple[str, ...], host: str, port: int, as_json: bool, **flags: Any) -> int:
+def serve(
+    target: tuple[str, ...],
+    host: str,
+    port: int,
+    as_json: bool,
+    keys: str | None,
+    insecure: bool,
+    cors: tuple[str, ...],
+    host_name: tuple[str, ...],
+    **flags: Any,
+) -> int:
     """Answer requests over HTTP with a model: a class with `predict(self, batch)`, or services from files; and stand
     before servers that speak OpenAI's API, of a file with `upstreams:`.
 
@@ -67,8 +92,9 @@ def serve(target: tuple[str, ...], host: str, port: int, as_json: bool, **flags:
     taken_over = inherited()
     with taken_over.listening if taken_over else bind(host, port) as listening:
         ensure_home(home)
+        entrance = _entrance(home, listening.getsockname()[0], host, keys, insecure, cors, host_name)
         if taken_over is None:
-            _tell_addresses(listening, services, fronts, as_json)
+            _tell_addresses(listening, services, fronts, entrance, as_json)
         kept = kept_environment()
         base = {"folder": str(Path.cwd()), "env": kept}
         home.services.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -81,26 +107,74 @@ def serve(target: tuple[str, ...], host: str, port: int, as_json: bool, **flags:
             if not isinstance(watched, Watched):
                 return watched
             uvloop.run(
-                serve(services, front, connect, home.services, mark, listening, watched, lock, base, user, tell, beyond)
+                serve(
+                    services,
+                    front,
+                    connect,
+                    home.services,
+                    mark,
+                    listening,
+                    watched,
+                    lock,
+                    base,
+                    user,
+                    tell,
+                    beyond,
+                    entrance,
+                )
             )
     return 0
 
 
 def _tell_addresses(
-    listening: socket.socket, services: list[DeclaredService], fronts: list[Front], as_json: bool
+    listening: socket.socket,
+    services: list[DeclaredService],
+    fronts: list[Front],
+    entrance: "Entrance",
+    as_json: bool,
 ) -> None:
-    """Where what is asked."""
+    """Say at which address each service and the upstreams are asked."""
+    scheme = "http" if entrance.tls is None else "https"
     address, number = listening.getsockname()[:2]
     at = f"[{address}]:{number}" if ":" in address else f"{address}:{number}"
     names = [one.name for one in services]
     if as_json:
-        print_json({"url": f"http://{at}", "services": names, "upstreams": bool(fronts)})
+        print_json({"url": f"{scheme}://{at}", "services": names, "upstreams": bool(fronts)})
     if names:
-        say(f"poise: {', '.join(names)} at http://{at}/predict{'/NAME' if len(names) > 1 else ''}")
+        say(f"poise: {', '.join(names)} at {scheme}://{at}/predict{'/NAME' if len(names) > 1 else ''}")
     if embedding := [one.name for one in services if one.openai]:
-        say(f"poise: {', '.join(embedding)} at http://{at}/v1/embeddings")
+        say(f"poise: {', '.join(embedding)} at {scheme}://{at}/v1/embeddings")
     if fronts:
-        say(f"poise: {len(fronts[0].upstreams)} upstreams at http://{at}/v1")
+        say(f"poise: {len(fronts[0].upstreams)} upstreams at {scheme}://{at}/v1")
+
+
+def _entrance(
+    home: Home, address: str, host: str, keys: str | None, insecure: bool, cors: tuple[str, ...], names: tuple[str, ...]
+) -> "Entrance":
+    """Who may ask. Raises `InputError` for a gateway that everybody in a network could ask."""
+    from poise.gateway.serve import Entrance
+
+    for origin in cors:
+        if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+            raise InputError("this is no origin", field="--cors", have=origin[:80], hint="--cors https://app.example")
+    is_here = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    if not is_here and not insecure and keys is None:
+        raise InputError(
+            "everybody in the network could ask these models",
+            field="--host",
+            need="--keys, so that a request needs a key",
+            have=host,
+            hint="--keys home (tokens of `poise token add`), or --insecure",
+        )
+    file = Path(keys) if keys not in (None, "home") else None
+    declared = compile_keys(load_kind(file, "keys")) if file is not None else ()
+    asks_home = keys == "home" or any(key.token for key in declared)
+    tls = None
+    if not is_here and not insecure:
+        from poise.drivers.authority import names_here, server_context  # dear, and seldom needed
+
+        tls = server_context(home, [*names_here(address), *names], "serve")
+    return Entrance((socket.gethostname(), *names), cors, file, home if asks_home else None, tls)
 
 
 def _declared(target: str, flags: dict[str, Any]) -> DeclaredService | Front:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from poise.engine import scenario
-from poise.model import devicefile, fleetfile, servicefile, serving_upstreams, spec, worldfile
+from poise.model import devicefile, fleetfile, keys, servicefile, serving_upstreams, spec, worldfile
 from poise.model.catalogue import CATALOGUE
 from poise.model.serving import MOST
 from poise.policy.rank import ORDERS, PRESETS, RANK_TERMS
@@ -29,6 +29,7 @@ FILES = {
     "world": "What a trace is tried in: `poise simulate --world FILE.yaml`, `poise rehearse --world FILE.yaml`",
     "service": "A model that answers requests: `poise serve FILE.yaml`",
     "upstreams": "Model servers behind one front: `poise serve FILE.yaml`",
+    "keys": "Who may ask a gateway, and how much: `poise serve --keys FILE.yaml`",
 }
 """The kinds of files, and what each is for."""
 
@@ -41,6 +42,7 @@ _ROOTS: dict[str, type[msgspec.Struct]] = {
     "world": worldfile.WorldSpec,
     "service": servicefile.ServiceSpec,
     "upstreams": serving_upstreams.UpstreamsSpec,
+    "keys": keys.KeysSpec,
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -317,6 +319,13 @@ _FORMS: dict[str, Schema] = {
     "service.queue": _COUNT | {"maximum": servicefile.MOST_WAITING},
     "service.body": _BYTES,
     "service.timeout": _DURATION,
+    "keys.kind": {"const": "keys"},
+    "keys.keys": {"minItems": 1, "maxItems": keys.MOST_KEYS},
+    "key.name": _NAMES,
+    "key.tenant": {"pattern": f"^(?:{_NAME})?$"},
+    "key.sha256": {"pattern": "^(?:[0-9a-f]{64})?$"},
+    "key.rate": {"pattern": f"^(?:{keys.ALLOWANCE})?$", "examples": ["600/m", "10/s"]},
+    "key.tokens": {"pattern": f"^(?:{keys.ALLOWANCE})?$", "examples": ["1000000/d"]},
     "objective.latency_p99": _DURATION,
     "upstreams.kind": {"const": "upstreams"},
     "upstreams.upstreams": {"minItems": 1, "maxItems": serving_upstreams.MAX_UPSTREAMS},
@@ -400,6 +409,8 @@ _RULES: dict[str, Schema] = {
     "world": {"required": ["kind"]},
     "service": {"required": ["kind", "name", "model"]},
     "upstreams": {"required": ["kind", "upstreams"]},
+    "keys": {"required": ["kind", "keys"]},
+    "KeySpec": {"required": ["name"]},
     "TaskSpec": {"anyOf": [{"required": ["run"]}, {"required": ["artifacts"]}]},
 }
 """What has to be there."""
@@ -627,6 +638,17 @@ MEANING = {
     "service.queue": "Requests that wait at most; who comes then is refused.",
     "service.timeout": "When a request is given up.",
     "service.body": "Maximum size of a request's body, decompressed; 64 MiB at most.",
+    "keys.kind": "`keys`.",
+    "keys.keys": "All keys that the gateway lets in.",
+    "key.name": "Name of the key in metrics and messages.",
+    "key.tenant": "Tenant that the key's requests belong to. That of the `token`, or `default`.",
+    "key.sha256": "SHA-256 of the secret, in hexadecimal digits.",
+    "key.token": "Id of a token of the control plane, instead of `sha256`.",
+    "key.scopes": "What the key may do: `ask` models, `read` metrics, `forget` cached answers. `[ask]` by default; of "
+    "a `token`, what its role has.",
+    "key.models": "Models that the key may ask; all by default.",
+    "key.rate": "Maximum number of requests by `s`, `m`, `h` or `d`.",
+    "key.tokens": "Maximum number of tokens of prompts and answers by `s`, `m`, `h` or `d`.",
     "service.precision": "What the model is asked to compute in; `poise.precision` reads it from `POISE_PRECISION`. "
     "`auto`: the quickest that keeps enough. By default the `precision` of `resources`, else the model decides.",
     "service.late": "Who is foreseen to miss the objective is refused (`refuse`), or waits until there is nothing else "

@@ -97,7 +97,7 @@ def load_yaml(path: Path) -> Any:
     return parse_yaml(text, str(path))
 
 
-def load_kind(path: Path, wanted: Literal["job", "fleet", "policy", "world", "service", "upstreams"]) -> Any:
+def load_kind(path: Path, wanted: Literal["job", "fleet", "policy", "world", "service", "upstreams", "keys"]) -> Any:
     """The one document of a file of this kind. Raises `SpecError` for one that looks like a file of another."""
     document = load_yaml(path)
     found = _kind_of(document)
@@ -124,6 +124,7 @@ _USED_BY = {
     "world": "poise simulate --world",
     "service": "poise serve",
     "upstreams": "poise serve",
+    "keys": "poise serve --keys",
 }
 _TELLING = {
     "job": ("run", "tasks", "artifacts"),
@@ -132,6 +133,7 @@ _TELLING = {
     "world": ("stragglers", "losses", "changes", "scaling"),
     "service": ("model", "replicas", "objective"),
     "upstreams": ("upstreams",),
+    "keys": ("keys",),
 }
 """Fields that files of one kind have only."""
 
@@ -143,7 +145,7 @@ def _kind_of(document: Any) -> str:
     said = document.get("kind")
     if said in ("job", "graph"):
         return "job"
-    if said in ("fleet", "policy", "world", "service", "upstreams"):
+    if said in ("fleet", "policy", "world", "service", "upstreams", "keys"):
         return str(said)
     return next((kind for kind, fields in _TELLING.items() if any(field in document for field in fields)), "")
 

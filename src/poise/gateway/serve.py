@@ -6,20 +6,24 @@ import errno
 import os
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry
 
 from poise.client import Client
+from poise.config import Home
 from poise.drivers import sockets
 from poise.errors import Conflict
 from poise.gateway.app import Gateway
 from poise.gateway.beyond import Beyond
+from poise.gateway.door import Door
 from poise.gateway.embeddings import Embeddings
 from poise.gateway.http import Server
+from poise.gateway.keys import Keys, Usage
 from poise.gateway.metrics import Metrics
 from poise.gateway.parent import Watched, Watchers, listen_to_signals
 from poise.gateway.running import Running
@@ -33,6 +37,22 @@ DRAIN_SECONDS = 30.0
 
 STALE = 60.0
 """Seconds after which nobody who has made a socket is still about to listen at it."""
+
+
+class Entrance(NamedTuple):
+    """Who may ask: programs that call this machine by one of its `names`, and pages of the sites that are `origins`;
+    only those with a key, where there is a `file` of keys or a `home` whose tokens are keys; with `tls`, only by TLS.
+    """
+
+    names: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    file: Path | None = None
+    home: Home | None = None
+    tls: ssl.SSLContext | None = None
+
+    def keys(self) -> Keys | None:
+        """Raises `SpecError` for a file of which something is wrong."""
+        return None if self.file is None and self.home is None else Keys(self.file, self.home)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -69,10 +89,12 @@ async def serve(
     user: str,
     say: Callable[[str], None],
     beyond: Beyond | None = None,
+    entrance: "Entrance | None" = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then answer what was accepted and end the replicas; at another, refuse what is
     left. `folder` is for sockets, and exists; what a gateway of the same `mark` that was killed has left there is taken
-    over. `lock` is held as long as it lives. `beyond` is where replicas on other machines dial.
+    over. `lock` is held as long as it lives. `beyond` is where replicas on other machines dial; `entrance` says who may
+    ask.
     """
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
@@ -92,7 +114,10 @@ async def serve(
     if upstreams is not None:
         await upstreams.start()
     gateway = Gateway(running.fronts, running.services, running.trials, running.caches, running.registry, upstreams)
-    server = Server(gateway)
+    entrance = entrance or Entrance()
+    keys = entrance.keys()
+    usage = Usage(running.registry) if keys is not None else None
+    server = Server(Door(gateway, entrance.names, entrance.origins, keys, usage), entrance.tls)
     await server.start(listening)
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait([*keeping, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -161,4 +186,4 @@ def _upstreams(front: Front, registry: CollectorRegistry, own: Mapping[str, Embe
     return Upstreams(front, lambda view: router.decide(view).replica, Metrics(registry), os.environ, own)
 
 
-__all__ = ["bind", "serve"]
+__all__ = ["Entrance", "bind", "serve"]
