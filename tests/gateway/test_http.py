@@ -128,6 +128,15 @@ def test_a_client_that_ends_its_side_is_answered(served: Serving, echo: Echo, wa
     assert not echo.cancelled
 
 
+def test_a_client_that_ends_its_side_with_the_last_of_a_body_is_answered(served: Serving) -> None:
+    with dial(served.port) as client:
+        client.sendall(ask(b"one")[:-3])
+        until(lambda: any(one.is_reading for one in served.server.clients))
+        client.sendall(b"one")
+        client.shutdown(socket.SHUT_WR)
+        assert rest(client).endswith(b"one")
+
+
 def test_a_client_that_ends_its_side_reads_a_stream_to_its_end() -> None:
     asked = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(STREAM), STREAM)
     with models("a") as ((a,), urls), front(urls) as (_, url):

@@ -98,14 +98,16 @@ class Connection(web.RequestHandler):
         """Whether the connection stays open, since what was asked before the end may be whole and is to be answered."""
         if self.has_ended:
             return True
-        transport = self.transport
+        transport, request = self.transport, self._answering
         if transport is None or transport.get_extra_info("ssl_object") is not None:
             return None  # TLS cannot end one side
-        if self.is_begun or self.is_reading or (self._answering is None and self._got == self._at_rest):
-            return None  # nobody waits; or a client that has seen a part of its answer wants no more of it
+        if self.is_begun or (request is None and self._got == self._at_rest):
+            return None  # a client that has seen a part of its answer wants no more of it; or nobody waits
+        if request is not None and not request.content.is_eof():
+            return None  # the rest of it will never come
         self.has_ended = True
-        if self._answering is not None:
-            self._ask_for_life(self._answering)
+        if request is not None:
+            self._ask_for_life(request)
         else:
             asyncio.get_running_loop().call_later(FIRST_PROBE, self._close_if_idle)
         return True
@@ -362,6 +364,7 @@ class Server(web.Server):
                     raise ConnectionError("the body cannot be read, and its answer has begun") from error
                 await _refuse(exchange, request, 400, f"the body cannot be read: {error}")
         if exchange.answer is None:
+            connection.abort()
             raise ConnectionError("nobody waits for an answer")
         return exchange.answer
 
