@@ -13,7 +13,8 @@
 A request may say `X-Request-Timeout-Seconds: N`, after which nobody waits for its answer any more, and `X-Poise-Lane:
 deferred` where it may wait until there is nothing else to do. Of a service with a cache it may say `Cache-Control:
 no-cache` (a new answer) or `no-store` (one that is not kept either), and `X-Poise-Tenant: NAME`: it is told nothing
-that others were told. With keys the gateway sets the tenant to that of the key (`poise.gateway.door`); without, it believes any name.
+that others were told. With keys the gateway sets the tenant to that of the key (`poise.gateway.door`); without, it
+believes any name.
 """
 
 import asyncio

@@ -12,11 +12,10 @@ rarely have them:
 """
 
 import asyncio
-import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any, cast
 
 from aiohttp import hdrs, web
@@ -141,18 +140,18 @@ class Connection(web.RequestHandler):
 
     # --- what is answered --------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def answering(self, request: web.BaseRequest) -> Iterator[None]:
+    def begin(self, request: web.BaseRequest) -> None:
+        """It is answered from now on …"""
         self._answering, self._had = request, -1
         if self.has_ended:
             self._ask_for_life(request)
-        try:
-            yield
-        finally:
-            self._answering, self.is_begun = None, False
-            self._then, self._at_rest, self._had = _nothing, self._got, -1
-            if self.has_ended:  # a moment later, since others may have come before the end
-                asyncio.get_running_loop().call_later(FIRST_PROBE, self._close_if_idle)
+
+    def rest(self) -> None:
+        """… until now."""
+        self._answering, self.is_begun = None, False
+        self._then, self._at_rest, self._had = _nothing, self._got, -1
+        if self.has_ended:  # a moment later, since others may have come before the end
+            asyncio.get_running_loop().call_later(FIRST_PROBE, self._close_if_idle)
 
     def _close_if_idle(self) -> None:
         if self._answering is None and self.transport is not None:
@@ -235,14 +234,15 @@ class Exchange:
 
     def scope(self) -> Scope:
         request, connection = self._request, self._connection
-        undone = _OF_CODED if hdrs.CONTENT_ENCODING in request.headers else ()  # aiohttp has decoded it
-        raw = [(name.lower(), value) for name, value in request.raw_headers]
+        headers = [(name.lower(), value) for name, value in request.raw_headers]
+        if hdrs.CONTENT_ENCODING in request.headers:  # aiohttp decodes the body
+            headers = [(name, value) for name, value in headers if name not in _OF_CODED]
         return {
             "type": "http",
             "method": request.method,
             "path": request.path,
             "query_string": request.rel_url.raw_query_string.encode(),
-            "headers": [(name, value) for name, value in raw if name not in undone],
+            "headers": headers,
             "client": request.transport.get_extra_info("peername") if request.transport is not None else None,
             "extensions": {ABORT: {"now": connection.abort}, GONE: {"then": connection.when_gone}},
         }
@@ -353,16 +353,18 @@ class Server(web.Server):
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = cast(Connection, request.protocol)
         exchange = Exchange(request, connection)
-        with connection.answering(request):
-            try:
-                if (refused := self._refused(request)) is not None:
-                    await _refuse(exchange, request, *refused)
-                else:
-                    await self._app(exchange.scope(), exchange.receive, exchange.send)
-            except (web.RequestPayloadError, HttpProcessingError) as error:
-                if exchange.answer is not None:
-                    raise ConnectionError("the body cannot be read, and its answer has begun") from error
-                await _refuse(exchange, request, 400, f"the body cannot be read: {error}")
+        connection.begin(request)
+        try:
+            if (refused := self._refused(request)) is not None:
+                await _refuse(exchange, request, *refused)
+            else:
+                await self._app(exchange.scope(), exchange.receive, exchange.send)
+        except (web.RequestPayloadError, HttpProcessingError) as error:
+            if exchange.answer is not None:
+                raise ConnectionError("the body cannot be read, and its answer has begun") from error
+            await _refuse(exchange, request, 400, f"the body cannot be read: {error}")
+        finally:
+            connection.rest()
         if exchange.answer is None:
             connection.abort()
             raise ConnectionError("nobody waits for an answer")
