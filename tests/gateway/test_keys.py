@@ -194,6 +194,17 @@ def test_an_answer_of_the_control_plane_holds_for_a_while(tmp_path: Path, monkey
     assert known.asked == 2
 
 
+def test_whoever_tries_many_keys_drives_out_none_that_is_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, gate = Known(monkeypatch), Gate(tmp_path, home=Home(tmp_path))
+    monkeypatch.setattr("poise.gateway.keys.KNOWN", 3)
+    assert gate.ask("sk-ann").status == 200
+    assert {gate.ask(f"sk-{number}").status for number in range(20)} == {401}
+    known.is_away = True
+    assert gate.ask("sk-ann").status == 200
+
+
 def test_a_file_limits_tokens_of_the_control_plane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = Known(monkeypatch)
     gate = Gate(tmp_path, "name: ci, token: t1, rate: 2/h, scopes: [ask, forget]", home=Home(tmp_path))

@@ -29,6 +29,9 @@ REMEMBERED = 600
 SHOWN = b"retry-after, x-poise-upstream, cache-status, age"
 """Headers of answers that pages of other sites may read."""
 
+_LOOKED_AT = frozenset(
+    {b"host", b"origin", b"authorization", b"access-control-request-method", b"access-control-request-headers"}
+)
 _HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
 
 
@@ -56,7 +59,7 @@ class Door:
         self._origins = {origin.lower() for origin in origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"] if name in _LOOKED_AT}
         host, origin = headers.get(b"host", "").lower(), headers.get(b"origin", "").lower()
         try:
             self._check_host(host)

@@ -29,7 +29,7 @@ HOLDS = 30.0
 """Seconds for which an answer of the control plane holds."""
 
 KNOWN = 4096
-"""Secrets, good and bad, of which it is known what the control plane says."""
+"""Good secrets, and as many bad ones, of which it is known what the control plane says."""
 
 AT_ONCE, MOST_ASKED = 4, 64
 """Questions to the control plane at one time, and those that wait for their turn."""
@@ -92,7 +92,8 @@ class Keys:
         self._looked = 0
         self._by_digest: dict[str, Holder] = {}
         self._by_token: dict[str, Key] = {}
-        self._known: OrderedDict[str, tuple[Holder | None, int]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[Holder, int]] = OrderedDict()
+        self._wrong: OrderedDict[str, int] = OrderedDict()  # apart, so that they drive out no good ones
         self._holders: dict[str, Holder] = {}
         self._asking: dict[str, asyncio.Task[Holder | None]] = {}
         self._turn = asyncio.Semaphore(AT_ONCE)
@@ -142,14 +143,14 @@ class Keys:
         }
         self._by_token = {key.token: key for key in keys if key.token}
         self._known.clear()
+        self._wrong.clear()
 
     # --- of the control plane ----------------------------------------------------------------------------------------
 
     async def _of_home(self, secret: str, found: str) -> Holder | None:
-        held, since = self._known.get(found, (None, 0))
         now = self._now()
+        held, since = self._known.get(found, (None, self._wrong.get(found, 0)))
         if since and now - since < HOLDS * SECOND:
-            self._known.move_to_end(found)
             return held
         asking = self._asking.get(found)
         if asking is None:
@@ -178,9 +179,15 @@ class Keys:
             held = before
         else:
             held = self._held(who)
-        self._known[found] = held, self._now()
-        if len(self._known) > KNOWN:
-            self._known.popitem(last=False)
+        self._known.pop(found, None)
+        self._wrong.pop(found, None)
+        if held is not None:
+            self._known[found] = held, self._now()
+        else:
+            self._wrong[found] = self._now()
+        for kept in (self._known, self._wrong):
+            if len(kept) > KNOWN:
+                kept.popitem(last=False)
         return held
 
     def _whoami(self, secret: str) -> WhoReport:
