@@ -194,9 +194,7 @@ def test_an_answer_of_the_control_plane_holds_for_a_while(tmp_path: Path, monkey
     assert known.asked == 2
 
 
-def test_whoever_tries_many_keys_drives_out_none_that_is_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_tries_many_keys_drives_out_none_that_is_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known, gate = Known(monkeypatch), Gate(tmp_path, home=Home(tmp_path))
     monkeypatch.setattr("poise.gateway.keys.KNOWN", 3)
     assert gate.ask("sk-ann").status == 200

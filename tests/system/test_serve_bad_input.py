@@ -81,8 +81,8 @@ def test_the_document_says_what_each_model_takes_and_gives(serving: Serving) -> 
     assert (rows["minItems"], rows["items"]["items"]["maximum"]) == (2, 16)
     given = sees["responses"]["200"]["content"]["application/json"]["schema"]
     assert document["components"]["schemas"][given["$ref"].rpartition("/")[2]]["required"] == ["sum"]
-    told = ["200", "400", "401", "403", "413", "415", "422", "429", "431", "500", "501", "502", "503", "504"]
-    assert sorted(sees["responses"]) == told
+    statuses = ["200", "400", "401", "403", "413", "415", "422", "429", "431", "500", "501", "502", "503", "504"]
+    assert sorted(sees["responses"]) == statuses
     says = document["paths"]["/predict/says"]["post"]
     assert says["requestBody"]["content"] == {"application/json": {"schema": {}}}
 
