@@ -117,12 +117,11 @@ def test_another_takes_over_and_no_question_is_lost(home: Living) -> None:
 
 
 def test_either_of_its_processes_may_be_killed_and_under_poise_up_both(living: Living) -> None:
-    """One of them has the number that a shell tells. What is killed is there again, with the same replica."""
+    """One of them has the number that a shell tells. What is killed is there again, at the same address."""
     living.up()
     living.file("app.py", APP)
     serving = Serving(living, "app.py:Newer", "--name", "watched", "--cpu", "0.1")
     served = serving.gateway()
-    (job,) = [job.id for job in living.client().jobs()]
 
     def watcher() -> int:
         return int(next(living.home.services.glob("*.lock")).read_text())
@@ -149,7 +148,6 @@ def test_either_of_its_processes_may_be_killed_and_under_poise_up_both(living: L
             kill(process)
     until(lambda: "takes over" in living.messages() and watcher() != before, "it is started again", living.messages)
     until(lambda: serving.ask(2).value == 4.0, "it answers", living.messages)
-    assert [job.id for job in living.client().jobs()] == [job]
     kill(watcher(), signal.SIGTERM)
     until(lambda: not list(living.home.services.iterdir()), "it ends as it was told", living.messages)
     until(lambda: not [job for job in living.client().jobs() if job.status == "running"], "so does its replica")

@@ -447,12 +447,18 @@ class Story(RuleBasedStateMachine):
                 self.out.pop(one.replica, None)
                 self.take(self.batcher.down(one.replica, self.now, "hung"))
 
-    @rule(deferred=st.booleans(), timeout=st.sampled_from([0, 50 * MILLISECOND]), count=st.integers(1, 9))
-    def arrive(self, deferred: bool, timeout: int, count: int) -> None:
+    @rule(
+        deferred=st.booleans(),
+        timeout=st.sampled_from([0, 50 * MILLISECOND]),
+        count=st.integers(1, 9),
+        suspect=st.sampled_from([False, False, True]),
+    )
+    def arrive(self, deferred: bool, timeout: int, count: int, suspect: bool) -> None:
         for _ in range(count):
             self.number += 1
             self.open.add(self.number)
-            self.take(self.batcher.arrive(self.number, self.now, timeout=timeout, deferred=deferred))
+            arrived = self.batcher.arrive(self.number, self.now, timeout=timeout, deferred=deferred, suspect=suspect)
+            self.take(arrived)
 
     @rule(known=st.booleans())
     def up(self, known: bool) -> None:
