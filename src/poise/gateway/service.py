@@ -113,6 +113,7 @@ class Service:
         self._metrics = metrics
         self._pending: dict[int, Pending] = {}
         self._channels: dict[str, _Channel] = {}
+        self._sent: dict[str, dict[int, bytes]] = {}  # what each replica serves, whether anybody still waits or not
         self._asked = 0
         self.seen = Seen()
         self._listening: socket.socket | None = None
@@ -297,7 +298,9 @@ class Service:
 
     def _is_down(self, name: str, now: int, how: str = "died") -> None:
         """What the replica held is sent once more, alone. What was lost twice is refused wherever it waits."""
-        lost = {number: one.body for number in self._requests_of(name) if (one := self._pending.get(number))}
+        sent, replica = self._sent.pop(name, {}), self.batcher.replicas.get(name)
+        requests = [] if replica is None else replica.requests
+        lost = {one.number: sent[one.number] for one in requests if one.number in sent and not one.answered}
         held = {body: self.quarantine.lost(digest(body), now) for body in set(lost.values())}
         if any(held.values()):
             for number, body in [(number, one.body) for number, one in self._pending.items()]:
@@ -322,6 +325,7 @@ class Service:
 
     def heard(self, name: str, message: Answers | Broken) -> None:
         now = time.monotonic_ns()
+        self._sent.pop(name, None)
         if isinstance(message, Broken):
             self._metrics.broken(message.why)
             broke = self.batcher.no_memory if message.why == "memory" else self.batcher.broke
@@ -362,12 +366,13 @@ class Service:
 
     def _send(self, batch: Batch, now: int) -> None:
         pending = self._pending
-        bodies = []
+        bodies = {}
         for number in batch.requests:
             one = pending[number]
-            bodies.append(one.body)
+            bodies[number] = one.body
             self._metrics.waited(now - one.came)
-        self._channels[batch.replica].send(batch.number, batch.padded, bodies)
+        self._sent[batch.replica] = bodies
+        self._channels[batch.replica].send(batch.number, batch.padded, list(bodies.values()))
 
     def _refuse(self, refuse: Refuse) -> None:
         pending = self._pending.pop(refuse.request, None)

@@ -104,7 +104,7 @@ Effect = Batch | Refuse | Replace
 
 class Request(msgspec.Struct):
     """`due`: when it must be answered; `foreseen`: when it was thought that it would be, as it came. `over`: it was
-    answered, refused or cancelled, and is dropped wherever it still is. `held`: so many replicas serve it.
+    `answered`, refused or cancelled, and is dropped wherever it still is. `held`: so many replicas serve it.
     """
 
     number: int
@@ -113,6 +113,7 @@ class Request(msgspec.Struct):
     foreseen: int
     losses: int = 0
     over: bool = False
+    answered: bool = False
     held: int = 0
 
 
@@ -279,7 +280,7 @@ class Batcher:
         replica.warm = True
         told = self._taken_from(replica)
         for request in told:
-            request.over = True
+            request.over = request.answered = True
         if self.limits.objective:
             self._learn_margin(told, now)
         return [request.number for request in told], self._serve(now)
@@ -337,7 +338,7 @@ class Batcher:
         while self._again:
             if self._again[0][0].losses and replica.suspected and any(self._lanes):
                 break  # one by one they would hold up everybody else
-            group = _open(self._again.popleft())
+            group = _unfinished(self._again.popleft())
             fits, rest = group[: replica.curve.largest], group[replica.curve.largest :]
             if rest:
                 self._again.appendleft(rest)
@@ -464,7 +465,7 @@ class Batcher:
         for request in requests:
             request.held -= 1
         replica.batch, replica.requests = 0, []
-        return _open(requests)
+        return _unfinished(requests)
 
     def _groups(self) -> list[list[Request]]:
         """Requests that are being served, or are to be sent again."""
@@ -495,7 +496,7 @@ def _too_late(delay: int, wanted: int) -> str:
     return f"it would take {delay / MILLISECOND:.0f} ms, which is more than {wanted / MILLISECOND:.0f} ms"
 
 
-def _open(requests: list[Request]) -> list[Request]:
+def _unfinished(requests: list[Request]) -> list[Request]:
     """Those of them for whom somebody still waits."""
     return [request for request in requests if not request.over]
 

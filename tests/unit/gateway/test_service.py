@@ -18,6 +18,7 @@ from poise.gateway.service_metrics import Registry, ServiceMetrics
 from poise.gateway.shared import SHARED_FROM, make_buffer
 from poise.gateway.wire import LENGTH, Answer, Answers, FromReplica, Hello, Place, Work, decode_work, framed
 from poise.kernel.batcher import Refuse, Replace
+from poise.kernel.quarantine import digest
 from poise.model.serving import Limits
 from poise.units import MILLISECOND, MINUTE, SECOND
 
@@ -183,6 +184,35 @@ def test_an_innocent_request_whose_replica_was_killed_is_cleared_by_its_answer(t
             well.close()
             await until(lambda: service.replicas == 0)
         assert told == [OK, OK]
+
+    served(tmp_path, use)
+
+
+def test_a_request_whose_client_left_before_its_replica_died_is_a_suspect_and_an_answered_one_is_not(
+    tmp_path: Path,
+) -> None:
+    """Clients of a request that hangs its replica may be less patient than the gateway."""
+
+    async def use(service: Service) -> None:
+        service.batcher.limits = Limits(objective=20 * MILLISECOND, timeout=10 * SECOND)
+        first = await joined(service, "a")
+        left = service.ask(b"left", lambda told: None)
+        await asyncio.to_thread(first.read)
+        service.cancel(left)
+        first.close()
+        await until(lambda: service.replicas == 0)
+        assert service.quarantine.suspects(digest(b"left"), time.monotonic_ns())
+        second, told = await joined(service, "b"), list[Any]()
+        service.ask(b"answered", told.append)
+        await asyncio.to_thread(second.read)
+        third = await joined(service, "c")
+        work = await asyncio.to_thread(third.read)
+        third.say(Answers(work.number, 1000, 1, [OK]))
+        await until(lambda: told == [OK])
+        second.close()
+        await until(lambda: service.replicas == 1)
+        assert not service.quarantine.suspects(digest(b"answered"), time.monotonic_ns())
+        third.close()
 
     served(tmp_path, use)
 
