@@ -52,10 +52,10 @@ class Meetings:
 
     def left(self, attempts: Iterable[Attempt]) -> None:
         """The ends of these are durable."""
-        for attempt in attempts if self._gangs else ():
-            self._gangs.pop(attempt, None)
-        if not self._gangs:
-            self._seen.clear()
+        gone = {self._gangs.pop(attempt) for attempt in attempts if attempt in self._gangs}
+        if over := gone - {*self._gangs.values()}:
+            places = {_place(self._folder, gang, founded) for gang, founded in over}
+            self._seen = {path: seen for path, seen in self._seen.items() if path.parent not in places}
 
     def connected(self) -> Iterator[Met]:
         """What was said on the last connection may not have come, and what others left meanwhile is not known."""

@@ -503,11 +503,15 @@ class NodeMachine:
             if running.attempt in self._launches:
                 self._running[running.attempt] = running
                 self._unsaid_running[running.attempt] = running
+        known: list[Attempt] = []
         for done in changed.ended:
             if done.attempt in self._launches:
                 self._learn(self._launches[done.attempt].kind, done.ending)
                 self._end(self._as_it_was(done))
-        return self._fill(now) + self._report(now)
+            elif done.attempt not in self._ended:  # a keeper was killed that had not written down that it may forget it
+                known.append(done.attempt)
+        forget: list[Effect] = [Forget(tuple(known))] if known else []
+        return forget + self._fill(now) + self._report(now)
 
     def _fitness(self, fitness: Fitness, now: int) -> list[Effect]:
         """While nothing can be started nothing waits here: it may be started elsewhere."""

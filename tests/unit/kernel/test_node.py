@@ -89,6 +89,17 @@ class Bench:
         ]
 
 
+def test_an_ending_that_is_told_again_after_it_is_durable_may_be_forgotten() -> None:
+    """Its keeper was killed before it had written down that it may forget it, and whoever buried it told it anew."""
+    bench = Bench()
+    bench.launch(launch("a"))
+    again = Changed(ended=(Ended(attempt=at("a"), ending=Ending(outcome="done")),))
+    assert not any(isinstance(effect, Forget) for effect in [*bench.feed(again), *bench.feed(again)]), "not durable yet"
+    assert Forget((at("a"),)) in bench.feed(Acked(serial=1))
+    assert bench.feed(again) == [Forget((at("a"),))]
+    assert bench.ended() == [("a", "done")]
+
+
 # --- a node that can start nothing ----------------------------------------------------------------------------------
 
 
@@ -385,10 +396,11 @@ def test_hello_tells_all_it_holds() -> None:
     assert hello.queued == (at("b"), at("c"))
 
 
-def test_what_the_executor_says_of_strangers_is_ignored() -> None:
+def test_what_the_executor_says_of_strangers_is_told_to_nobody() -> None:
     bench = Bench()
     ended = Ended(attempt=at("stranger"), ending=Ending(outcome="done"))
-    assert bench.feed(Changed(running=(Running(attempt=at("stranger"), pid=1),), ended=(ended,))) == []
+    effects = bench.feed(Changed(running=(Running(attempt=at("stranger"), pid=1),), ended=(ended,)))
+    assert (effects, bench.said) == ([Forget((at("stranger"),))], [])
 
 
 # --- adoption --------------------------------------------------------------------------------------------------------
