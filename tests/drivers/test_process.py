@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -16,7 +17,7 @@ import pytest
 from poise.drivers import process
 from poise.drivers.gangs import Gangs
 from poise.drivers.keeper import family, start_ticks
-from poise.drivers.process import Keepers, log_paths, visible
+from poise.drivers.process import Keepers, end_orphans, log_paths, mark_of, set_mark, visible
 from poise.drivers.system import probe_cgroups
 from poise.errors import SpecError
 from poise.model.jobs import Ending
@@ -500,6 +501,20 @@ def test_a_keeper_that_does_not_answer_a_new_agent_is_ended(tmp_path: Path, monk
             assert alive(other)
 
     run(tmp_path, story)
+
+
+def test_what_bears_the_mark_is_killed_and_named_if_it_does_not_end_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark, other = mark_of(f"{tmp_path}/slot-0"), mark_of(f"{tmp_path}/slot-1")
+    monkeypatch.setattr(process, "_BURY_SECONDS", -1.0)
+    with subprocess.Popen(["sleep", "60"]) as child, subprocess.Popen(["sleep", "60"]) as neighbour:
+        set_mark(child.pid, mark)
+        set_mark(neighbour.pid, other)
+        assert end_orphans(f"{tmp_path}/", lambda _: True, mark) == (set(), [child.pid])
+        assert child.wait(10) == -signal.SIGKILL
+        assert neighbour.poll() is None
+        neighbour.kill()
 
 
 @pytest.mark.root

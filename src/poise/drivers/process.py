@@ -288,9 +288,9 @@ class Keepers:
             self._slots[number] = _Slot(self, number)
         await asyncio.gather(*(slot.adopt() for slot in self._slots.values()))
         alive = {attempt for attempt, slot in self._where.items() if attempt in slot.held}
-        strays = await asyncio.to_thread(end_orphans, self._results, lambda attempt: attempt not in alive)
+        strays, left = await asyncio.to_thread(end_orphans, self._results, lambda attempt: attempt not in alive)
         self._observed += [
-            Ended(attempt=attempt, ending=_lost()) for attempt in sorted(strays) if attempt not in self._where
+            Ended(attempt=attempt, ending=_lost(left)) for attempt in sorted(strays) if attempt not in self._where
         ]
         await asyncio.to_thread(self._gangs.open, self._adopted)
         await asyncio.to_thread(self.tellings.tidy, [*self._where])
@@ -846,13 +846,13 @@ class Grave(NamedTuple):
                 if started is not None:
                     _end_group(started.pid, started.ticks)
         mark = mark_of(f"{self.folder}/{self.name}")
-        strays = end_orphans(f"{self.folder}/results/", lambda one: one in suspects or one in open_attempts, mark)
+        strays, left = end_orphans(f"{self.folder}/results/", lambda one: one in suspects or one in open_attempts, mark)
         lost = [attempt for attempt in open_attempts if attempt not in endings]
         lost += sorted(strays - set(endings) - set(lost))
         if lost:
             self._rescue_output(lost[-1])
-            self._note(lost)
-        return endings | dict.fromkeys(lost, _lost())
+            self._note(lost, left)
+        return endings | dict.fromkeys(lost, _lost(left))
 
     def read(self) -> tuple[str, dict[Attempt, Ending], dict[Attempt, _Started | None]]:
         """The boot it was written in, the endings that nobody has forgotten, and what was started but has not ended."""
@@ -894,10 +894,10 @@ class Grave(NamedTuple):
         except OSError:
             return b""
 
-    def _note(self, lost: list[Attempt]) -> None:
+    def _note(self, lost: list[Attempt], left: list[int]) -> None:
         text = b"\n"
         for attempt in lost:
-            line = _encode(_Ended(attempt, _lost()))
+            line = _encode(_Ended(attempt, _lost(left)))
             text += b"%08x %b\n" % (zlib.crc32(line), line)
         with contextlib.suppress(OSError), (self.folder / f"{self.name}.journal").open("ab") as file:
             file.write(text)
@@ -920,9 +920,9 @@ def journal_entries(text: bytes) -> Iterator[Any]:
                 yield _entries.decode(line[9:])
 
 
-def end_orphans(results: str, mine: Callable[[Attempt], bool], mark: int = 0) -> set[Attempt]:
+def end_orphans(results: str, mine: Callable[[Attempt], bool], mark: int = 0) -> tuple[set[Attempt], list[int]]:
     """Kills every process that bears this mark, or whose environment says that it belongs to one of these attempts;
-    returns those that were named.
+    returns those that were named, and the processes that had not ended after `_BURY_SECONDS`.
     """
 
     def is_stray(pid: int, attempt: Attempt | None) -> bool:
@@ -937,7 +937,7 @@ def end_orphans(results: str, mine: Callable[[Attempt], bool], mark: int = 0) ->
                 found.add(attempt)
             _kill(pid, lambda pid=pid: is_stray(pid, _attempt_of(pid, results)))  # type: ignore[misc]
         if not strays or time.monotonic() > until:
-            return found
+            return found, sorted(pid for pid, _ in strays)
         time.sleep(0.005)
 
 
@@ -1023,8 +1023,10 @@ def _kill(pid: int, still: Callable[[], bool]) -> None:
         os.close(handle)
 
 
-def _lost() -> Ending:
-    return Ending(outcome="lost", note="its keeper was killed")
+def _lost(left: Sequence[int]) -> Ending:
+    """`left` are processes that would not end."""
+    note = f"; left-over processes could not be killed: {left}" if left else ""
+    return Ending(outcome="lost", note="its keeper was killed" + note)
 
 
 def orders_path(result: str) -> str:
