@@ -1,7 +1,7 @@
 """What a script gives its session, looked at before anything is done: what it cannot follow is told at once."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -37,6 +37,86 @@ def check_model(model: object, optimizer: object) -> None:
             have="LBFGS",
             hint="torch.optim.AdamW(model.parameters())",
         )
+
+
+def check_distributed(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """A session shares the work out and adds gradients up itself: what does that too must not be beneath it."""
+    for name, module in model.named_modules():
+        for kind in _WRAPPERS.keys() & {one.__name__ for one in type(module).__mro__}:
+            raise misused(
+                f"{kind} {_WRAPPERS[kind]}, and a session does that itself",
+                field=f"model.{name}" if name else "model",
+                need="the plain model",
+                have=type(module).__name__,
+                hint="poise.Session(model.module, optimizer, data), and no wrapper around the model",
+            )
+    sharded = [name for name, one in model.named_parameters() if type(one).__name__ == "DTensor"]
+    if sharded:
+        raise misused(
+            "the parameters are sharded over several devices (FSDP2 or tensor parallel), and a session keeps all of "
+            "them on each worker",
+            field=f"model.{sharded[0]}",
+            need="plain tensors",
+            have=f"{len(sharded)} of DTensor",
+            hint="leave out `fully_shard(model)`, or train with your own loop under --workers",
+        )
+    if type(optimizer).__module__.partition(".")[0] == "accelerate":
+        raise misused(
+            "Accelerate has prepared it for a loop of its own",
+            field="optimizer",
+            need="a torch.optim.Optimizer",
+            have=type(optimizer).__name__,
+            hint="leave out `accelerator.prepare(...)`, or keep your loop and run it under --workers without a session",
+        )
+
+
+_WRAPPERS = {
+    "DistributedDataParallel": "adds gradients up",
+    "FullyShardedDataParallel": "shards the model and adds gradients up",
+}
+
+
+def check_for_gang(optimizer: torch.optim.Optimizer, kept: Mapping[str, object]) -> None:
+    """What trains well alone, and differently on each worker of a gang."""
+    for name, one in kept.items():
+        if isinstance(one, torch.optim.Optimizer) and one is not optimizer:
+            raise another_optimizer(one, f"also.{name}")
+    ones = parameters_of(optimizer)
+    for module in (one for one in kept.values() if isinstance(one, torch.nn.Module)):
+        for name, part in module.named_modules():
+            if getattr(part, "sparse", False) is True and any(id(one) in ones for one in part.parameters()):
+                raise misused(
+                    "its gradients are sparse, and the workers of a gang add up dense ones",
+                    field=name or "model",
+                    need="sparse=False",
+                    have=f"{type(part).__name__}(sparse=True)",
+                    hint=f"torch.nn.{type(part).__name__}(..., sparse=False), or train with one worker",
+                )
+
+
+def another_optimizer(one: torch.optim.Optimizer, field: str = "") -> Misused:
+    """A second optimizer steps by gradients that nobody has added up."""
+    return misused(
+        "in a gang a session adds up the gradients of its own optimizer only, and this one would train another model on"
+        " each worker",
+        field=field,
+        need="one optimizer for all that is trained",
+        have=f"{type(one).__name__} beside it, over {len(parameters_of(one))} parameters",
+        hint='Adam([{"params": a.parameters()}, {"params": b.parameters()}]), or train with one worker',
+    )
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> set[int]:
+    """The identities of what it trains."""
+    return {id(one) for group in optimizer.param_groups for one in group["params"]}
+
+
+def trained(optimizer: torch.optim.Optimizer, kept: Iterable[object]) -> list[torch.nn.Parameter]:
+    """What the optimizer trains now: each once, in one order everywhere."""
+    ones = parameters_of(optimizer)
+    modules = [one for one in kept if isinstance(one, torch.nn.Module)]
+    every = (one for module in modules for one in module.parameters())
+    return list(dict.fromkeys(one for one in every if one.requires_grad and id(one) in ones))
 
 
 def check_parameters(optimizer: torch.optim.Optimizer, modules: Mapping[str, object]) -> None:
@@ -152,6 +232,28 @@ def plateau_of(scheduler: Any) -> ReduceLROnPlateau | None:
     return scheduler
 
 
+def check_pace(scheduler: Any, epochs: int, steps: int) -> None:
+    """Raises Misused for a scheduler that reads as if it was made to step after each pass, and is not said to."""
+    name, length = _plan_of(scheduler)
+    if 1 < length <= epochs < steps:
+        raise misused(
+            "the scheduler would be at its end after a few steps: it seems to be made for passes",
+            field="scheduler",
+            need=f'each="pass" for {epochs:,} passes, or each="step" for {steps:,} steps',
+            have=f"{type(scheduler).__name__}({name}={length})",
+            hint='poise.Session(..., scheduler=scheduler, each="pass")',
+        )
+
+
+def _plan_of(scheduler: Any) -> tuple[str, int]:
+    """The setting by which a scheduler of PyTorch says how many of its steps its plan takes; 0: by none."""
+    for name in ("T_max", "T_0", "total_iters", "step_size"):
+        if isinstance(length := getattr(scheduler, name, None), int):
+            return name, length
+    milestones = list(getattr(scheduler, "milestones", ()) or getattr(scheduler, "_milestones", ()))
+    return "milestones", max((one for one in milestones if isinstance(one, int)), default=0)
+
+
 def check_loss(loss: torch.Tensor) -> None:
     """A single number that gradients can be worked out of. Raises Misused."""
     hint = "run.step(loss_fn(model(batch)))"
@@ -169,14 +271,20 @@ def _told(value: object) -> str:
 
 
 __all__ = [
+    "another_optimizer",
     "check_also",
     "check_clip",
     "check_data",
+    "check_distributed",
+    "check_for_gang",
     "check_loss",
     "check_model",
     "check_numbers",
+    "check_pace",
     "check_parameters",
     "misused",
+    "parameters_of",
     "plateau_of",
+    "trained",
     "wants",
 ]

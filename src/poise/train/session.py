@@ -34,6 +34,7 @@ from typing import Any, Literal, Protocol, get_args
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from poise.drivers.heartbeat import step as beat
@@ -74,6 +75,9 @@ RECENT_STEPS = 64
 METER_SECONDS = 1.0
 """How often it is asked what was used."""
 
+_entered: list["Session"] = []
+"""Sessions of this process that have begun and not ended."""
+
 _begun = itertools.count(1)
 """Numbers the sessions of this process as they begin: all workers of a gang run one script, and number them alike."""
 
@@ -100,7 +104,8 @@ class Session:
     A step takes `batch` samples (without one, those of the DataLoader), in micro-batches of at most `micro` on each
     worker (0: of as many as there is memory for), which become smaller where memory is short, and larger again.
     `epochs` passes are made over the data, each in an order drawn from `seed` (`shuffle`: of a DataLoader, as it has
-    it). `scheduler` steps after each step, a ReduceLROnPlateau after each pass, by the mean loss of that. Gradients are
+    it). `scheduler` steps after each step, with `each="pass"` after each pass, as a ReduceLROnPlateau does by the mean
+    loss of that. Gradients are
     clipped to a norm of `clip` (0: they are not). `also` names what else has a state to keep. `precision` is `fp32`,
     `bf16`, `fp16`, or `auto`: 16 bits where they are faster on this worker's device, unless the phase of the training
     asks for another. `memory` says what its memory is for.
@@ -132,6 +137,7 @@ class Session:
         seed: int = 0,
         shuffle: bool | None = None,
         scheduler: Keeps | None = None,
+        each: Literal["", "step", "pass"] = "",
         clip: float = 0.0,
         scaling: Scaling = "constant",
         exchange: Exchange | Named | Literal["auto"] = "plain",
@@ -146,12 +152,15 @@ class Session:
         loader = data if isinstance(data, DataLoader) else None
         self.data: Dataset[Any] = loader.dataset if loader is not None else data  # type: ignore[assignment]
         given.check_model(model, optimizer)
+        given.check_distributed(model, optimizer)
         given.check_data(self.data, loader)
         given.check_numbers(batch=batch, micro=micro, epochs=epochs, seed=seed)
         given.check_clip(clip)
         given.check_also(also or {})
         if scaling not in SCALINGS:
             raise misused("this scaling is not known", field="scaling", have=repr(scaling), hint='scaling="linear"')
+        if each not in ("", "step", "pass"):
+            raise misused("it is neither", field="each", need="step or pass", have=repr(each), hint='each="pass"')
         for name, value, kind in (
             ("keep", keep, Keep),
             ("memory", memory or Shares(), Shares),
@@ -186,12 +195,13 @@ class Session:
         if scheduler is not None:
             self._kept["scheduler"] = scheduler
         self._plateau = given.plateau_of(scheduler)
+        self._each = each
         self._pass_loss = 0.0  # the sum over the samples of this pass, where the scheduler asks for it
         self._epochs = self._until = epochs
         given.check_parameters(optimizer, self._kept)
         self._ones: list[torch.nn.Parameter] = []  # that the optimizer has, in so many groups, and which it trains
         self._groups, self._trained = 0, list[bool]()
-        self._parameters = self._to_train()
+        self._parameters = given.trained(optimizer, self._kept.values())
 
         self.epoch = self.steps = self.samples = 0
         self._taken = 0  # samples of this pass
@@ -274,12 +284,21 @@ class Session:
     def __enter__(self) -> "Session":
         if threading.current_thread() is threading.main_thread():
             self._handler = signal.signal(signal.SIGTERM, self._asked_to_end)
+        if any(one._in_gang for one in _entered):
+            raise misused(
+                "a session has begun inside another, and the workers of a gang would get their steps in another order",
+                need="one session at a time, in a gang",
+                have=f"{len(_entered)} that {'has' if len(_entered) == 1 else 'have'} begun and not ended",
+                hint="one session, with one optimizer for all that is trained; or train with one worker",
+            )
         self._gang.session = next(_begun)
         self._keeping.of_session(self._gang.session)
         try:
             self._join()
             self._entered = True
-            self._answering.callback(self.optimizer.register_step_pre_hook(self._steps_here).remove)
+            _entered.append(self)
+            self._answering.callback(_entered.remove, self)
+            self._answering.callback(register_optimizer_step_pre_hook(self._steps_here).remove)
             self._answering.enter_context(
                 answering(self.model, self._precision, self._budget, self._short_in_forward, self._evaluates)
             )
@@ -439,7 +458,11 @@ class Session:
         return None
 
     def _say_if_done(self) -> None:
-        """A script that was started again after all was done ends at once, and its user should know why."""
+        """A script that was started again after all was done ends at once, and its user should know why. How many
+        passes are to be made is known here first.
+        """
+        if self.scheduler is not None and self._plateau is None and not self._each:
+            given.check_pace(self.scheduler, self._epochs, self._all_steps())
         if self._goes_on and self.rank == 0 and self.epoch >= self._epochs:
             passes = "1 pass was" if self._epochs == 1 else f"{self._epochs:,} passes were"
             sys.stderr.write(
@@ -585,6 +608,8 @@ class Session:
             if self._taken == self._whole:
                 self._plateau.step(self._pass_loss / self._whole)
                 self._pass_loss = 0.0
+        elif self.scheduler is not None and self._each == "pass" and self._taken == self._whole:
+            self._step_scheduler()
         self.samples += step.samples
         self.steps += 1
         lost = self._exchange_hears(bool(votes[_NEWER] or votes[_STOP] or votes[_SAVE]))
@@ -653,19 +678,20 @@ class Session:
             self._stepping = False
         for group, rate in zip(self.optimizer.param_groups, rates, strict=False):
             group["lr"] = rate
-        if self.scheduler is not None and self._plateau is None:
+        if self.scheduler is not None and self._plateau is None and self._each != "pass":
             self._step_scheduler()
 
     def _step_scheduler(self) -> None:
         try:
             self.scheduler.step()  # type: ignore[union-attr]
         except ValueError as error:  # as PyTorch says that its plan has come to an end
+            need = self._epochs if self._each == "pass" else self._all_steps()
             raise misused(
                 "the scheduler was made for fewer steps than are made",
                 field="scheduler",
-                need=f"{self._all_steps():,} steps",
+                need=f"{need:,} steps",
                 have=str(error),
-                hint=f"OneCycleLR(optimizer, ..., total_steps={self._all_steps()})",
+                hint=f"OneCycleLR(optimizer, ..., total_steps={need})",
             ) from None
 
     def _gradients(self) -> list[torch.Tensor]:
@@ -733,6 +759,8 @@ class Session:
             self._await_orders(lost)
         self._fitting.resize(self._share)
         self._teller.silent = self._over or (self.rank != 0 and not self._gang.watched)  # they all have one file
+        if self._in_gang:
+            given.check_for_gang(self.optimizer, self._kept)
         if self._gang.together:
             self.exchange.share(self.world)
             self._renew_reducer()
@@ -847,14 +875,20 @@ class Session:
         if self._stopping and self._gang.newer() is None:
             raise SystemExit(ENDED_AS_ASKED)
 
-    def _steps_here(self, *_: object) -> None:
-        if not self._stepping:
+    def _steps_here(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Some optimizer is about to step. What tunes no parameters, as inputs of a model, may do so anywhere."""
+        if self._stepping:
+            return
+        if optimizer is self.optimizer:
             raise misused("the session steps the optimizer", hint="leave out `optimizer.step()`: run.step(loss)")
+        ones = (one for group in optimizer.param_groups for one in group["params"])
+        if self._in_gang and any(isinstance(one, torch.nn.Parameter) for one in ones):
+            raise given.another_optimizer(optimizer)
 
-    def _to_train(self) -> list[torch.nn.Parameter]:
-        """Of the model and of what else is kept, those that get gradients: each once, in one order everywhere."""
-        modules = [one for one in self._kept.values() if isinstance(one, torch.nn.Module)]
-        return list(dict.fromkeys(one for module in modules for one in module.parameters() if one.requires_grad))
+    @property
+    def _in_gang(self) -> bool:
+        """Whether others train with this worker, or may come."""
+        return self._gang.together or self._gang.resizes
 
     def _look_at_parameters(self) -> None:
         """A script may freeze some and train others as it goes on, at all workers in the same step."""
@@ -866,7 +900,7 @@ class Session:
             self._ones = [one for group in groups for one in group["params"]]
             self._trained = list(map(_WANTS_GRADIENT, self._ones))
             if changed:
-                self._parameters = self._to_train()
+                self._parameters = given.trained(self.optimizer, self._kept.values())
                 self._renew_reducer()
 
     def _renew_reducer(self) -> None:
