@@ -67,6 +67,7 @@ CODES = {
     "E212": "another control plane leads, or none does yet",
     "E213": "the store of the log cannot be used",
     "E214": "the Ray cluster does not answer, or does not let this machine in",
+    "E219": "the last checkpoint of training could not be written",
     "E299": "an internal error",
 }
 

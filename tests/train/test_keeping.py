@@ -16,14 +16,14 @@ pytest.importorskip("sklearn", reason="needs poise[demo]")
 
 import torch
 
-from poise.errors import Misused, NotFound
+from poise.errors import Fault, Misused, NotFound
 from poise.policy.checkpoints import LEAST, Keep
-from poise.train import Session, load
+from poise.train import Session, load, publishing
 from poise.train.checkpoints import Checkpoints
 from poise.train.keeping import Keeping
 from poise.train.pieces import shard_file
 from poise.train.restoring import folder_of, listed
-from poise.units import MINUTE
+from poise.units import MINUTE, SECOND
 
 from . import keeping
 
@@ -97,6 +97,84 @@ def test_how_often_follows_from_cost_and_failures(tmp_path: Path) -> None:
         found.lost()
     assert LEAST < found.every < often
     found.close()
+
+
+def test_before_the_first_that_is_due_some_are_made_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails before the first one would lose all of its work."""
+    moment = 0
+
+    def saves(found: Keeping, steps: range) -> list[int]:
+        """At which of these steps, of a second each, one is due."""
+        nonlocal moment
+        due = []
+        for step in steps:
+            moment += SECOND
+            if found.due(step):
+                due.append(step)
+                found.save(lambda: {"weights": torch.zeros(1)}, step=step, progress=0, parting=False)
+        return due
+
+    monkeypatch.setattr("poise.train.keeping.perf_counter_ns", lambda: moment)
+    first = Keeping(tmp_path, Keep(), 300)
+    first.open(0, 1, 0, 1)
+    assert saves(first, range(1, 700)) == [10, 20, 40, 80, 160, 300, 600]
+    first.close()
+    again = Keeping(tmp_path, Keep(), "5m")
+    again.open(0, 1, 1, 1)
+    assert again.restore() is not None
+    assert saves(again, range(601, 1000)) == [900], "half of its work is not lost"
+    again.close()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_disk_that_stays_full_ends_training_with_an_error_where_its_script_keeps_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], named: bool
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(publishing, "write", full)
+    monkeypatch.setenv("POISE_CHECKPOINTS", str(tmp_path))
+    model, optimizer, data = keeping.parts()
+    run = Session(model, optimizer, data, batch=600, checkpoint=tmp_path if named else None)
+
+    def train() -> None:
+        with run:
+            for images, labels in run:
+                run.step(torch.nn.functional.cross_entropy(model(images), labels))
+
+    if named:
+        with pytest.raises(Fault, match="its last checkpoint could not be written") as told:
+            train()
+        record = told.value.record
+        assert (record.code, record.need, record.have) == ("E219", "the checkpoint of step 3", "the newest one is none")
+        assert record.hint == f"df -h {tmp_path}"
+    else:
+        train()
+    assert "the checkpoint of step 3 was not written: No space left" in capsys.readouterr().err
+    assert run.steps == 3
+
+
+def test_damaged_checkpoints_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keeping.train(checkpoint=tmp_path, every=20)
+    capsys.readouterr()
+
+    def damage(step: int) -> None:
+        shard = folder_of(tmp_path, step) / shard_file(0)
+        shard.write_bytes(shard.read_bytes()[:-1])
+
+    damage(58)
+    keeping.train(checkpoint=tmp_path, every=20)
+    told = capsys.readouterr().err
+    assert told.startswith("poise: training goes on from the checkpoint of step 40, of ")
+    assert "that of step 58 was passed over: " in told
+    for step in listed(tmp_path):
+        damage(step)
+    began = keeping.train(checkpoint=tmp_path, every=20)
+    assert (
+        "poise: training begins anew: no checkpoint was restored; that of step 58 was passed" in capsys.readouterr().err
+    )
+    assert began["restored"].startswith("no checkpoint was restored; that of step 58 was passed over: ")
 
 
 @pytest.mark.parametrize("every", [-1, "soon", "5 parsecs"])

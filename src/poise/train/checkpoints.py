@@ -86,6 +86,8 @@ class Checkpoints:
         self._laid: list[Laid] = []
         self._laid_for: tuple[int, frozenset[int], list[Kind]] = (0, frozenset(), [])
         self._hooks: dict[int, tuple[torch.optim.Optimizer, Any]] = {}
+        self.note = ""
+        """Of what `restore` has passed over without finding one that is whole."""
         self._unfinished = dict.fromkeys(self._publisher.begin(), NEVER_FINISHED) if rank == 0 else {}
 
     # --- what training calls
@@ -178,7 +180,7 @@ class Checkpoints:
         """The newest that is whole; None if there is none. In a gang worker 0 does this, and the others `load` the step
         that it has found. What worker 0 finds damaged it sets aside, so that a new one of that step has its name.
 
-        Raises `Misused` for what another version of Poise wrote.
+        Damaged ones are told. Raises `Misused` for what another version of Poise wrote.
         """
         wrong = dict(self._unfinished)
         for step in reversed(listed(self.folder)):
@@ -198,9 +200,12 @@ class Checkpoints:
                     self._publisher.set_aside(step)
                 continue
             self.go_on_from(step)
+            if wrong != self._unfinished:
+                self._tell(f"training goes on from {found.note}")
             return found
         if wrong:
-            self._tell("; ".join(["no checkpoint was restored", *passed(wrong)]))
+            self.note = "; ".join(["no checkpoint was restored", *passed(wrong)])
+            self._tell(f"training begins anew: {self.note}")
         return None
 
     def load(self, step: int) -> Restored:

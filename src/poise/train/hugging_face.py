@@ -7,19 +7,12 @@ The Trainer keeps its own loop, workers and checkpoints. The callback says how i
 to end it has the Trainer save itself after the step and end; started again it goes on from there.
 """
 
-from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from poise.train.adapter import Follower
-
-
-def last_checkpoint(folder: str | Path) -> str | None:
-    """The newest checkpoint in the folder; none where there is none yet, or no folder."""
-    found: str | None = get_last_checkpoint(str(folder)) if Path(folder).is_dir() else None  # type: ignore[no-untyped-call]
-    return found
+from poise.train.trainer_folders import last_checkpoint
 
 
 class PoiseCallback(TrainerCallback):

@@ -2,7 +2,9 @@
 
 Worker 0 says when the next one is due: after so many steps or so much time as is asked for, else by
 `policy/checkpoints` from what one costs here and from how often this training has failed, in all its attempts. All save
-at the same step. A gang that was formed anew saves after its first: what was being written then is given up.
+at the same step. Before the first one that is due, some are made early: after 10 s, and whenever that has doubled, so
+that a failure loses half of the work at most. A gang that was formed anew saves after its first step: what was being
+written then is given up.
 """
 
 import contextlib
@@ -16,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from poise.errors import Misused, NotFound
+from poise.errors import Fault, Misused, NotFound
 from poise.model.training import CHECKPOINTS, Saved
-from poise.policy.checkpoints import Keep, between_failures, interval
+from poise.policy.checkpoints import LEAST, Keep, between_failures, interval
 from poise.train.checkpoints import Checkpoints
 from poise.train.restoring import Restored, listed, load, newest, part_of, reason
 from poise.units import SECOND, parse_duration
@@ -59,6 +61,9 @@ class Keeping:
         self._due = False
         self._last: Saved | None = None
         self._stall = 0
+        self._wanted = -1  # the step of the last one that was begun
+        self._early = LEAST  # work after which one is made before the first that is due; 0: never
+        self._began = perf_counter_ns()
 
     def of_session(self, number: int) -> None:
         """Which one of its script it is, from 1; told before it is opened."""
@@ -92,8 +97,13 @@ class Keeping:
         """The state that was saved last and what each worker had for itself, if there is one; worker 0 gives it to the
         others.
         """
-        found = self._checkpoints.restore() if self._checkpoints is not None else None
-        return self._taken(found) if found is not None else None
+        if self._checkpoints is None:
+            return None
+        if (found := self._checkpoints.restore()) is not None:
+            self._early = 0
+            return self._taken(found)
+        self.restored = self._checkpoints.note
+        return None
 
     def outcome(self, step: int) -> tuple[Mapping[str, Any], tuple[Any, ...]] | None:
         """The same of a training that has ended with this step, for who comes too late for it; None if none is kept. It
@@ -155,9 +165,13 @@ class Keeping:
         """Of worker 0: whether all should save at the end of this step."""
         if self._checkpoints is None:
             return False
-        if self._steps:
-            return self._due or step % self._steps == 0
-        return self._due or perf_counter_ns() - self._since >= self.every
+        now = perf_counter_ns()
+        is_due = step % self._steps == 0 if self._steps else now - self._since >= self.every
+        if is_due:
+            self._early = 0
+        elif self._early and now - self._began >= self._early:
+            self._early, is_due = 2 * (now - self._began), True
+        return self._due or is_due
 
     def save(
         self, state: Callable[[], Mapping[str, Any]], *, step: int, progress: int, parting: bool, **options: Any
@@ -167,6 +181,7 @@ class Keeping:
             return
         self._count_work()
         past = {"worked": self._worked, "failures": self._failures, "parted": parting, "progress": progress}
+        self._wanted = step
         self._stall = self._checkpoints.save({**state(), "past": past}, step=step, **options)
         self._progress = {one: done for one, done in self._progress.items() if one >= self._newest()} | {step: progress}
         self._due = False
@@ -199,6 +214,19 @@ class Keeping:
                 closing.close(patience)
             finally:
                 self._look(closing)
+
+    def check_last(self) -> None:
+        """Raises Fault if the script has named the folder and the last checkpoint that was begun is not in it."""
+        if self._leads and not self._for_all and self._newest() < self._wanted:
+            kept = f"step {self._newest()}" if self._newest() >= 0 else "none"
+            raise Fault(
+                "training is done, and its last checkpoint could not be written",
+                code="E219",
+                field=str(self.folder),
+                need=f"the checkpoint of step {self._wanted}",
+                have=f"the newest one is {kept}",
+                hint=f"df -h {_there(self.folder)}" if self.folder is not None else "",
+            )
 
     def _look(self, checkpoints: Checkpoints) -> None:
         found = checkpoints.published()

@@ -325,6 +325,8 @@ class Session:
             if kind is None or isinstance(error, SystemExit):  # of a checkpoint that was made meanwhile too
                 self._teller.tell(self.training, now=True)
                 self._teller.rests()
+            if kind is None:
+                self._keeping.check_last()
         finally:
             self._leave()
 
