@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 
 from poise.errors import Fault, Misused, NotFound
 from poise.policy.checkpoints import LEAST, Keep
-from poise.train import Session, load, publishing
+from poise.train import Session, load, pieces, publishing
 from poise.train.checkpoints import Checkpoints
 from poise.train.keeping import Keeping
 from poise.train.pieces import shard_file
@@ -124,6 +125,34 @@ def test_before_the_first_that_is_due_some_are_made_early(tmp_path: Path, monkey
     assert again.restore() is not None
     assert saves(again, range(601, 1000)) == [900], "half of its work is not lost"
     again.close()
+
+
+def test_what_a_checkpoint_adds_to_the_steps_beside_it_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going_on = threading.Event()
+    real = pieces.write
+
+    def slow(*args: Any) -> Any:
+        assert going_on.wait(60)
+        return real(*args)
+
+    monkeypatch.setattr(publishing, "write", slow)
+    found = Keeping(tmp_path, Keep(), 1)
+    found.open(0, 1, 0, 1)
+    found.stepped(9.0, [1.0])
+    found.save(lambda: {"weights": torch.zeros(10)}, step=1, progress=0, parting=False)
+    for seconds in (1.25, 1.5, 0.5):
+        found.stepped(seconds, [1.0, 1.0, 5.0])
+    assert found.said() is None
+    going_on.set()
+    found.close()
+    found.stepped(2.0, [1.0])  # it ended meanwhile
+    found.stepped(9.0, [1.0])
+    said = found.said()
+    assert said is not None
+    assert said.slowed == 0.75 * SECOND, "of the steps that are known when it is published"
+    assert said.stall < said.slowed
 
 
 @pytest.mark.parametrize("named", [True, False])

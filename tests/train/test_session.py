@@ -259,6 +259,8 @@ def test_worker_0_tells_how_it_gets_on(workers: Workers) -> None:
     assert (told.step, told.samples, told.progress, told.world) == (STEPS, 4000, 1_000_000, 2)
     assert (told.batch, told.accumulation, told.effective, told.resizes) == (32, 1, 64, True)
     assert told.goodput > 0
+    last = [workers.steps(name)[-1] for name in ("a", "b")]
+    assert told.loss == pytest.approx(sum(line[4] for line in last) / 2, rel=1e-5), "of all workers"
     assert told.sent == told.plain > 0
 
 

@@ -73,6 +73,7 @@ def _saved(saved: Saved, step: int) -> str:
         f"{step - saved.step:,} steps since" if step > saved.step else "",
         format_bytes(saved.bytes) if saved.bytes else "",
         f"stall {format_duration(saved.stall)}" if saved.stall else "",
+        f"{format_duration(saved.slowed)} longer in the steps beside it" if saved.slowed else "",
         f"written in {format_duration(saved.took)}" if saved.took else "",
         f"{saved.kept:,} kept",
         f"one each {format_duration(saved.every)}" if saved.every else "",

@@ -56,13 +56,15 @@ Sentence = Annotated[str, msgspec.Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The newest checkpoint: of which step, when it was published (seconds since 1970), how long it was being written,
-    for how long training stood still for it, how large it is, and how many are kept. `every`: how often one is made.
+    how long training waited for it, how large it is, and how many are kept. `slowed`: by how much all steps from its
+    beginning to its end took longer than usual, that wait included. `every`: how often one is made.
     """
 
     step: Count
     at: Figure = 0.0
     took: Count = 0
     stall: Count = 0
+    slowed: Count = 0
     bytes: Count = 0
     kept: Count = 1
     every: Count = 0
@@ -76,14 +78,15 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     in millionths (-1: not known). In one step each of `world` workers takes `accumulation` times `batch` samples, all
     together `effective`. `step_time` is the median of recent steps (0: it makes none now, and none is missed; with
     `evaluating` because it evaluates), `goodput` milli-samples a second since the first attempt, with all that was
-    lost, and `throughput` the same of recent steps. A `loss` of 0 is not known, or no number.
+    lost, and `throughput` the same of recent steps. `loss` is the mean over a whole step, of all workers; 0 is not
+    known, or no number.
 
-    `sent` bytes went out per step and worker, where `plain` would have without compression; `route` is the way by which
-    the largest part of a gradient is added up, where that is not simply a ring. `energy` was used since
-    the first attempt, as `energy_source` tells (nvml, rapl, model). `memory` is the most that a worker held on its
-    device (without a GPU: that its process held), `budget` what it may. `restored` says from which checkpoint it went
-    on, and which were passed over and why. `resizes`: it follows orders without being started anew. `advice` is what
-    the adviser of communication recommends.
+    `sent` bytes went out per step and worker, in this attempt, where `plain` would have without compression; `route` is
+    the way by which the largest part of a gradient is added up, where that is not simply a ring. `energy` was used
+    since the first attempt, as `energy_source` tells (nvml, rapl, model). `memory` is the most that a worker held on
+    its device (without a GPU: that its process held), `budget` what it may. `restored` says from which checkpoint it
+    went on, and which were passed over and why. `resizes`: it follows orders without being started anew. `advice` is
+    what the adviser of communication recommends.
 
     Worker 0 tells all of it. Every other worker may write a report of its own with its `step`, its `step_time` and its
     `compute`: for how long it computes in a step itself, without what it waits for others (the median of recent steps),

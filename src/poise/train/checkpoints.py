@@ -176,6 +176,12 @@ class Checkpoints:
         with self._changed:
             return self._saved
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether one is being written, or waits for that."""
+        with self._changed:
+            return self._writing is not None or bool(self._waiting)
+
     def restore(self) -> Restored | None:
         """The newest that is whole; None if there is none. In a gang worker 0 does this, and the others `load` the step
         that it has found. What worker 0 finds damaged it sets aside, so that a new one of that step has its name.

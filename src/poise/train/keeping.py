@@ -10,8 +10,9 @@ written then is given up.
 import contextlib
 import errno
 import os
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from time import monotonic_ns, perf_counter_ns
 from typing import Any
@@ -61,6 +62,8 @@ class Keeping:
         self._due = False
         self._last: Saved | None = None
         self._stall = 0
+        self._slowed = 0  # nanoseconds, by the one that is being written
+        self._was_busy = False
         self._wanted = -1  # the step of the last one that was begun
         self._early = LEAST  # work after which one is made before the first that is due; 0: never
         self._began = perf_counter_ns()
@@ -182,6 +185,7 @@ class Keeping:
         self._count_work()
         past = {"worked": self._worked, "failures": self._failures, "parted": parting, "progress": progress}
         self._wanted = step
+        self._slowed, self._was_busy = 0, True
         self._stall = self._checkpoints.save({**state(), "past": past}, step=step, **options)
         self._progress = {one: done for one, done in self._progress.items() if one >= self._newest()} | {step: progress}
         self._due = False
@@ -191,7 +195,7 @@ class Keeping:
         """Nanoseconds between two, unless they are counted by steps."""
         last = self.saved
         between = between_failures(self._failures, self._worked, self._world)
-        cost, took = (last.stall, last.took) if last is not None else (self._stall, 0)
+        cost, took = (max(last.stall, last.slowed), last.took) if last is not None else (self._stall, 0)
         return self._time or interval(cost, between, took)
 
     @property
@@ -215,6 +219,13 @@ class Keeping:
             finally:
                 self._look(closing)
 
+    def stepped(self, seconds: float, before: Collection[float]) -> None:
+        """A step took so many seconds, and these are the times of steps before it."""
+        is_busy = self._checkpoints is not None and self._checkpoints.is_busy
+        if before and (is_busy or self._was_busy):
+            self._slowed += max(0, int((seconds - statistics.median(before)) * SECOND))
+        self._was_busy = is_busy
+
     def check_last(self) -> None:
         """Raises Fault if the script has named the folder and the last checkpoint that was begun is not in it."""
         if self._leads and not self._for_all and self._newest() < self._wanted:
@@ -231,6 +242,8 @@ class Keeping:
     def _look(self, checkpoints: Checkpoints) -> None:
         found = checkpoints.published()
         if found is not None:
+            if found.step == self._wanted:
+                found = msgspec.structs.replace(found, slowed=self._slowed)
             self._last = found
             self.safe = self._progress.get(found.step, self.safe)
 

@@ -72,6 +72,9 @@ REGROUP_SECONDS = 60.0
 RECENT_STEPS = 64
 """Steps whose times the median is of."""
 
+LOSS_STEPS = 8
+"""On a GPU the loss of one step in so many is added up over the workers, and told."""
+
 METER_SECONDS = 1.0
 """How often it is asked what was used."""
 
@@ -241,7 +244,9 @@ class Session:
         self._loss: torch.Tensor | float = 0.0
         self._loss_share = 0.0
         self._witness: torch.nn.Parameter | None = None  # has a gradient, since the micro-batch before
-        self._last_loss: torch.Tensor | float = 0.0
+        self._last_loss = 0.0  # of a whole step, of all workers
+        self._asks_loss = False  # whether that of this step is added up
+        self._made = 0  # steps of this process
         self._looks = False  # whether the watch looks at this step
         self._times: deque[float] = deque(maxlen=RECENT_STEPS)
         self._computes: deque[float] = deque(maxlen=RECENT_STEPS)
@@ -426,15 +431,15 @@ class Session:
             accumulation=self._fitting.accumulation,
             effective=self.effective,
             rate=float(self.optimizer.param_groups[0]["lr"]),
-            loss=float(self._last_loss),
+            loss=self._last_loss,
             precision=self._precision.name,
             phase=self.watch.phase,
             step_time=int(median * 1e9),
             compute=int(statistics.median(self._computes) * 1e9) if self._computes else 0,
             goodput=int(1000 * self.samples / elapsed) if elapsed > 0 else 0,
             throughput=int(1000 * self.effective / median) if median else 0,
-            sent=self.exchange.sent // max(1, self.steps),
-            plain=self.exchange.plain // max(1, self.steps),
+            sent=self.exchange.sent // max(1, self._made),
+            plain=self.exchange.plain // max(1, self._made),
             route=self._reducer.route if self._reducer is not None else "",
             checkpoint=saved,
             restored=self._keeping.restored,
@@ -573,7 +578,9 @@ class Session:
         is_due = self._score is not None or self._keeping.due(self.steps + 1)
         self._wishes[_SAVE] = float(self.rank == 0 and is_due)
         self._wishes[_STOP] = float(self._stopping and not self._gang.leaves())
-        self._wishes[_STEP_LOSS] = float(self._loss) if self._plateau is not None else 0.0
+        # fetched from a GPU it holds the step up; on a CPU it costs nothing
+        self._asks_loss = self._plateau is not None or not self._moves or self.steps % LOSS_STEPS == 0
+        self._wishes[_STEP_LOSS] = float(self._loss) if self._asks_loss else 0.0
         self.watch.note(self.steps, self._loss, float(self.optimizer.param_groups[0]["lr"]) * self._rate_factor())
         self._looks = self.watch.due(self.steps)
         self._wishes[_VOTES:] = self.watch.losses() if self._looks else ()
@@ -615,13 +622,15 @@ class Session:
         self.samples += step.samples
         self.steps += 1
         lost = self._exchange_hears(bool(votes[_NEWER] or votes[_STOP] or votes[_SAVE]))
+        self._made += 1
         moment = time.perf_counter()
+        self._keeping.stepped(moment - self._moment, self._times)
         self._times.append(moment - self._moment)
         self._computes.append(moment - self._moment - self._waited)
         self._moment = moment
-        if self._loss_share:
-            self._last_loss = self._loss if self._loss_share == 1.0 else self._loss / self._loss_share
-            self._loss, self._loss_share = 0.0, 0.0
+        if self._asks_loss:
+            self._last_loss = votes[_STEP_LOSS]
+        self._loss, self._loss_share = 0.0, 0.0
         beat()
         if (votes[_SAVE] or votes[_STOP]) and not lost:
             self._save(parting=bool(votes[_STOP]))
@@ -931,6 +940,7 @@ class Session:
             "began": self._began,
             "energy": self._energy,
             "pass_loss": self._pass_loss,
+            "loss": self._last_loss,
             "order": self._order(),
             "optimizer": type(self.optimizer).__name__,
             **self._precision.state(),
@@ -969,6 +979,7 @@ class Session:
         self.steps, self.samples, self._began = place["steps"], place["samples"], place["began"]
         self._energy = int(place.get("energy", 0))
         self._pass_loss = float(place.get("pass_loss", 0.0))
+        self._last_loss = float(place.get("loss", 0.0))
         for name, one in self._kept.items():
             if name in found:
                 one.load_state_dict(found[name])
