@@ -18,7 +18,9 @@ from poise.drivers.plugins import build, choose
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import SystemClock
 from poise.engine.host import AT_ONCE, Host, load_ledger
+from poise.errors import StoreFull
 from poise.kernel.controller import AddToken, Controller, Settings, Submit
+from poise.kernel.ledger import Ledger
 from poise.model.decisions import Plan
 from poise.model.events import Event, JobSubmitted, NodeLost, NodeSuspected, decode_event, encode_event
 from poise.model.messages import Beat, Hello
@@ -206,3 +208,58 @@ def test_a_turn_takes_in_a_part_of_what_has_come_and_the_next_ones_the_rest(tmp_
 
     seen = asyncio.run(live())
     assert max(later - earlier for earlier, later in zip([0, *seen], seen, strict=False)) <= AT_ONCE
+
+
+@pytest.mark.parametrize("loop", [asyncio.run, uvloop.run])
+def test_a_large_state_is_saved_by_a_copy_of_the_process_as_it_was_when_it_was_due(
+    tmp_path: Path, loop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poise.control.plane.SAVED_BESIDE", 1)
+    kept: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
+
+    class Keeping(SqliteStore[Event]):
+        def checkpoint(self, revision: int, state: bytes) -> None:
+            super().checkpoint(revision, state)
+            kept.put_nowait((revision, state))
+
+    async def live() -> tuple[int, bytes, int]:
+        running = asyncio.get_running_loop()
+        store = Keeping(tmp_path / "log.db", encode_event, decode_event, call_soon=running.call_soon_threadsafe)
+        controller = Controller(load_ledger(store), Settings(policy="poise", checkpoint_every=20))
+        plane = Plane(controller, store, SystemClock(), InlineDecider(POLICY))
+        plane.begin(boot="boot", boottime=0)
+        compiled = compile_spec({"run": ["true"]}, wall=0.0)
+        while kept.empty():
+            await plane.request(lambda request: Submit(request, compiled))
+        revision, state = kept.get_nowait()
+        plane.end()
+        return revision, state, plane.ledger.revision
+
+    revision, state, last = loop(live())
+    ledger = Ledger()
+    for number, event in SqliteStore.open_read_only(tmp_path / "log.db", decode_event).read():
+        if number <= revision:
+            ledger.apply(event)
+    assert 20 <= revision <= last
+    assert ledger.encode() == state
+
+
+def test_a_state_that_was_taken_back_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log was not written as far as that, and goes on otherwise."""
+    monkeypatch.setattr("poise.control.plane.SAVED_BESIDE", 0)
+
+    async def live() -> tuple[int, bool]:
+        store: SqliteStore[Event] = SqliteStore(tmp_path / "log.db", encode_event, decode_event)
+        controller = Controller(load_ledger(store), Settings(policy="poise", checkpoint_every=1))
+        plane = Plane(controller, store, SystemClock(), InlineDecider(POLICY))
+        plane.begin(boot="boot", boottime=0)
+        saving = plane._saving
+        assert saving is not None
+        await asyncio.sleep(0)  # the copy is made
+        store.on_failed(StoreFull("no space left on device"))
+        await saving
+        checkpoint = store.latest_checkpoint()
+        plane.end()
+        return store.durable(), checkpoint is None
+
+    assert asyncio.run(live()) == (1, True)

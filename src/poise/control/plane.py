@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from poise.drivers.beside import beside
 from poise.drivers.system import SystemClock, boot_id, boottime
 from poise.engine.host import Answer, Handle, Host
 from poise.errors import NotLeading, PoiseError
@@ -31,6 +32,9 @@ READERS_FIRST = 0.05
 """Seconds for which nothing new is taken in while somebody waits to read: more than a commit takes. On a disk that is
 slower than that, nodes are heard first.
 """
+
+SAVED_BESIDE = 2_000
+"""Jobs from which on the state is encoded in a process of its own: for fewer, that takes some 10 ms at most."""
 
 BROKEN = 70
 """Exit code of a control plane that met an internal error, or lost its log to another one."""
@@ -86,6 +90,8 @@ class Plane(Host):
         self._readers: list[asyncio.Future[None]] = []
         self._readers_until = 0.0
         self._reading: Handle | None = None
+        self._saving: asyncio.Task[None] | None = None
+        self._times_taken_back = 0
 
     # --- leading and standing by -------------------------------------------------------------------------------------
 
@@ -255,7 +261,27 @@ class Plane(Host):
     def _appended(self, events: Sequence[Event], expected: int) -> None:
         self._recent.extend(enumerate(events, start=expected + 1))
 
+    def _save(self) -> None:
+        """Where much is kept, in a copy of this process, while this one goes on."""
+        if len(self.ledger.jobs) < SAVED_BESIDE:
+            super()._save()
+        elif self._saving is None:
+            self._saving = self._loop.create_task(self._save_beside())
+
+    async def _save_beside(self) -> None:
+        """The copy is made when this first runs: between two turns, so that ledger and log agree."""
+        revision, times = self.ledger.revision, self._times_taken_back
+        try:
+            state = await beside(self.ledger.encode)
+            if times == self._times_taken_back and not self._over:
+                self.store.checkpoint(revision, state)
+        except OSError as error:
+            _log.warning("the state at revision %d is not saved: %s", revision, error)
+        finally:
+            self._saving = None
+
     def _taken_back(self, durable: int) -> None:
+        self._times_taken_back += 1
         self._recent = deque(((at, event) for at, event in self._recent if at <= durable), RECENT_EVENTS)
 
     def _published_up_to(self, revision: int) -> None:

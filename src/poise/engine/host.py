@@ -278,7 +278,7 @@ class Host:
 
     def _perform(self, effects: Sequence[machine.Effect]) -> None:
         appends: list[Event] = []
-        expected = -1
+        expected, is_due = -1, False
         for effect in effects:
             match effect:
                 case machine.Append():
@@ -317,28 +317,33 @@ class Host:
                     if channel is not None:
                         channel.close()
                 case machine.Checkpoint():
-                    self._append(appends, expected)
-                    appends, expected = [], -1
-                    self.store.checkpoint(effect.revision, effect.state)
+                    is_due = True
                 case machine.TryRecover():
                     if self.store.recover():
                         self._tell("the log can be written again")
                         self.post(machine.Recovered())
-        self._append(appends, expected)
+        if self._append(appends, expected) and is_due:
+            self._save()
 
     def _on_plan(self, view: Snapshot, plan: Plan) -> None:
         self.post(machine.Decided(plan, view))
 
-    def _append(self, events: Sequence[Event], expected: int) -> None:
+    def _append(self, events: Sequence[Event], expected: int) -> bool:
+        """Whether there was anything to write, and the log has taken it."""
         if not events:
-            return
+            return False
         try:
             self.store.append(events, expected=expected)
         except PoiseError as error:
             if self.controller.accepting:
                 self._timers.call_soon(self._on_failed, error)
-            return
+            return False
         self._appended(events, expected)
+        return True
+
+    def _save(self) -> None:
+        """Save the state as of the last event, so that a start need not read all that led to it."""
+        self.store.checkpoint(self.ledger.revision, self.ledger.encode())
 
     def _on_durable(self, revision: int) -> None:
         if self._over:

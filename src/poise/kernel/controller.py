@@ -383,8 +383,9 @@ class Decide(msgspec.Struct, frozen=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    revision: int
-    state: bytes
+    """Save the state of the ledger as it is once all effects of this turn are carried out: it was last saved long ago.
+    Encoding it is the shell's, since that takes long where much is kept.
+    """
 
 
 class TryRecover(msgspec.Struct, frozen=True):
@@ -1466,7 +1467,7 @@ class Controller:
             effects.append(Append(events, expected=self.ledger.revision - len(events)))
             if self.ledger.revision - self._checkpointed >= self.settings.checkpoint_every:
                 self._checkpointed = self.ledger.revision
-                effects.append(Checkpoint(self.ledger.revision, self.ledger.encode()))
+                effects.append(Checkpoint())
         effects.extend(self._release())
         return effects
 
