@@ -219,6 +219,10 @@ class Client:
         """Cancel a job, or some of its tasks; answers with the whole name of what was meant."""
         return self._call("POST", f"/v1/jobs/{_part(name)}/cancel", _Job).job
 
+    def cancel_all(self) -> int:
+        """Cancel all unfinished jobs that this token may see; answers with how many, once that is durable."""
+        return self._call("POST", "/v1/cancel", dict[str, int], timeout=THOUGHT)["cancelled"]
+
     def nodes(self) -> list[NodeReport]:
         """All nodes, by name."""
         found: list[NodeReport] = []

@@ -489,6 +489,10 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     return 0
 
 
+LOOK_EVERY = 0.05
+"""Seconds between two looks at whether all that was cancelled has ended."""
+
+
 def _see_to_work(home: Home, cancel_jobs: bool) -> None:
     """Cancel what is unfinished, or raise `Conflict`. Where another control plane leads, jobs are its to end: this home
     answers for what runs on its own nodes.
@@ -503,7 +507,7 @@ def _see_to_work(home: Home, cancel_jobs: bool) -> None:
                     have=", ".join(job.id for job in unfinished[:8]),
                     hint="`poise down --cancel` ends them, `poise down --leave` lets running commands go on",
                 )
-            _cancel_all(client, [job.id for job in unfinished])
+            _cancel_all(client)
         elif unfinished and cancel_jobs:
             raise Conflict(
                 "this home stands by: the jobs are those of the control plane that leads",
@@ -556,14 +560,13 @@ def _unfinished(client: Client, home: Home) -> list[JobReport]:
         ) from None
 
 
-def _cancel_all(client: Client, jobs: list[str]) -> None:
-    for job in jobs:
-        try:
-            client.cancel(job)
-        except Conflict:
-            continue  # it ended by itself
-    for job in jobs:
-        client.wait(job)
+def _cancel_all(client: Client) -> None:
+    """Cancel what is unfinished, also what is submitted meanwhile, until nothing is left."""
+    while True:
+        client.cancel_all()
+        if not client.status().unfinished:
+            return
+        time.sleep(LOOK_EVERY)
 
 
 def _stop(*locks: Path, seconds: float = STOP_SECONDS) -> None:

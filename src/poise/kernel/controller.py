@@ -187,6 +187,16 @@ class Cancel(msgspec.Struct, frozen=True):
     bearer: Bearer = HOME
 
 
+class CancelJobs(msgspec.Struct, frozen=True):
+    """Cancel whole jobs, by id. Answered with how many that were: those that are over, already being cancelled,
+    forgotten or not visible to the bearer are passed over.
+    """
+
+    request: int
+    jobs: tuple[str, ...]
+    bearer: Bearer = HOME
+
+
 class Drain(msgspec.Struct, frozen=True):
     """`node` is a node, or a device of one: `n1:0`. With `moves`, what runs on a node goes on elsewhere."""
 
@@ -312,7 +322,7 @@ class Decided(msgspec.Struct, frozen=True):
     view: Snapshot | None = None
 
 
-Request = Submit | Cancel | Drain | GiveUp | Lend | SetQuota | AddToken | RevokeToken | AskToStop
+Request = Submit | Cancel | CancelJobs | Drain | GiveUp | Lend | SetQuota | AddToken | RevokeToken | AskToStop
 Message = (
     Request
     | FromNode
@@ -541,6 +551,8 @@ class Controller:
                 self._decided(message.plan, message.view, now)
             case Cancel():
                 self._answer(message.request, lambda: self._cancel(message, now))
+            case CancelJobs():
+                self._answer(message.request, lambda: self._cancel_jobs(message, now))
             case Drain():
                 self._answer(message.request, lambda: self._drain(message, now))
             case GiveUp():
@@ -856,11 +868,25 @@ class Controller:
             ids = tuple(unit.id for unit in units)
             turns = any(unit.spec.at_most for unit in units)
             self._commit(UnitsCancelled(at=now, job=job.id, units=ids, by=by, turns=turns))
+        self._stop_cancelled(job, units, now)
+        return found.name
+
+    def _cancel_jobs(self, message: CancelJobs, now: int) -> int:
+        count, bearer = 0, message.bearer
+        for name in message.jobs:
+            job = self.ledger.jobs.get(name)
+            if job is not None and not job.ended and not job.cancelled_by and bearer.sees(job.tenant):
+                self._commit(JobCancelled(at=now, job=job.id, by=bearer.token))
+                self._stop_cancelled(job, job.units, now)
+                count += 1
+        return count
+
+    def _stop_cancelled(self, job: JobState, units: Iterable[UnitState], now: int) -> None:
+        """What runs of a job that was cancelled is asked to end."""
         for unit in units:
             if unit.status == "active":
                 self._stop(unit, now)
         self._dispatch.cancelled(job, now)
-        return found.name
 
     def _set_quota(self, message: SetQuota, now: int) -> str:
         known = self.ledger.quotas().get(message.tenant)

@@ -23,6 +23,7 @@ NEEDS = {
     "POST /v1/jobs": Role.SUBMITTER,
     "GET /v1/jobs/{name}": Role.VIEWER,
     "POST /v1/jobs/{name}/cancel": Role.SUBMITTER,
+    "POST /v1/cancel": Role.SUBMITTER,
     "GET /v1/jobs/{name}/explanation": Role.VIEWER,
     "GET /v1/jobs/{name}/deadline": Role.VIEWER,
     "GET /v1/jobs/{name}/why-not/{node}": Role.VIEWER,
@@ -170,6 +171,18 @@ def test_names_are_those_of_a_tenant() -> None:
     assert desk.call("POST", "/v1/jobs", after, who="bob").code == "E105"
     assert desk.call("POST", "/v1/jobs/train/cancel", who="bob").value["job"] == "j2"
     assert desk.world.status("j1") == "pending"
+
+
+def test_who_cancels_everything_cancels_what_they_see() -> None:
+    world = World().nodes(1)
+    for tenant in ("ann", "ann", "bob"):
+        world.submit({"run": "true"}, tenant=tenant)
+    desk = Desk(world)
+    desk.token("ann", "ann", Role.SUBMITTER)
+    desk.token("operator", "carol", Role.OPERATOR)
+    assert desk.call("POST", "/v1/cancel", who="ann").value == {"cancelled": 2}
+    assert desk.call("POST", "/v1/cancel", who="ann").value == {"cancelled": 0}
+    assert desk.call("POST", "/v1/cancel", who="operator").value == {"cancelled": 1}
 
 
 def test_an_operator_cancels_anybodys_work_and_an_admin_stops_it_all() -> None:

@@ -5,8 +5,11 @@ from typing import Any
 import pytest
 
 from poise.errors import Conflict, NotFound
+from poise.kernel.controller import CancelJobs
 from poise.kernel.explain import exit_code
 from poise.model.events import JobCancelled, UnitsCancelled
+from poise.model.quotas import Amounts
+from poise.model.tenants import Bearer, Role
 from poise.testing import World, replay
 
 CHAIN: dict[str, dict[str, Any]] = {
@@ -72,3 +75,37 @@ def test_what_comes_after_a_job_of_which_a_task_was_cancelled_is_not_run() -> No
     world = World().nodes(2).graph("g", tasks=CHAIN).job("after", after=["g"]).round().cancel("g.c")
     world.start("g.a", "g.d").finish("g.a", "g.d").after("1s").start("g.b").finish("g.b")
     assert (world.status("g"), world.status("after")) == ("cancelled", "failed")
+
+
+def test_all_jobs_are_cancelled_at_once_and_what_is_over_or_forgotten_is_passed_over() -> None:
+    world = World(history=0).nodes(1, cpu=1).job("runs").job("waits").graph("g", tasks=CHAIN).round()
+    world.start("runs").job("over").cancel("over")
+    names = tuple(job.id for job in world.ledger.jobs.values() if not job.ended)
+    world.ask(CancelJobs(world.request(), ("j6591", *names, "over")))
+    assert world.replies[-1].value == 3
+    assert [world.status(name) for name in ("runs", "waits", "g")] == ["cancelled"] * 3
+    before = world.ledger.revision
+    world.ask(CancelJobs(world.request(), names))
+    assert (world.replies[-1].value, world.ledger.revision) == (0, before)
+    assert replay(world.log).encode() == world.ledger.encode()
+
+
+def test_who_cancels_all_cancels_nothing_of_other_tenants() -> None:
+    world = World().nodes(1, cpu=1)
+    world.submit({"run": "true"}, tenant="alice").submit({"run": "true"}, tenant="bob")
+    world.ask(CancelJobs(world.request(), ("j1", "j2"), Bearer("alice", Role.SUBMITTER)))
+    assert [world.status(job) for job in ("j1", "j2")] == ["cancelled", "pending"]
+
+
+def test_a_quota_is_given_back_when_what_held_it_is_cancelled() -> None:
+    world = World().nodes(1, cpu=4).quota("alice", cpu=2)
+    for _ in range(2):
+        world.submit({"run": "true", "resources": {"cpu": 2}}, tenant="alice")
+    world.round().start("j1")
+    assert [world.status(job) for job in ("j1", "j2")] == ["running", "pending"]
+    assert world.codes("j2") == ["QUOTA"]
+    assert world.ledger.quotas()["alice"][1].cpu == 2000
+    world.cancel("j1").round()
+    assert world.where("j2") == ["n1"]
+    world.cancel("j2")
+    assert world.ledger.quotas()["alice"][1] == Amounts()
