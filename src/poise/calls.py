@@ -29,11 +29,11 @@ from poise.drivers.security import token_for
 from poise.errors import CallFailed, CallLost, Conflict, PoiseError, Unreachable
 from poise.model.calls import (
     MAX_FUNCTIONS,
+    MAX_TOGETHER,
     MAX_UNRETURNED,
     NOTHING,
     Accepted,
     Call,
-    Calling,
     Closing,
     FromCaller,
     Function,
@@ -44,6 +44,7 @@ from poise.model.calls import (
     ToCaller,
     Uncall,
     Value,
+    calling,
 )
 
 R = TypeVar("R")
@@ -149,6 +150,7 @@ class Calls:
 
     def __init__(self, home: Home, spec: Mapping[str, Any]) -> None:
         self.job = ""
+        self._key = ""
         self._home = home
         self._spec = dict(spec)
         self._lock = threading.Lock()
@@ -290,7 +292,7 @@ class Calls:
                     hint='what a script does belongs under `if __name__ == "__main__":`',
                 )
             client = ensure_up(self._home, "--until-idle")
-            self.job = client.submit(self._spec, user=user_name())
+            self.job, self._key = client.serve_calls(self._spec, user=user_name())
             client.close()
             self._started = True
         threading.Thread(target=self._listen, name="poise-results", daemon=True).start()
@@ -308,7 +310,7 @@ class Calls:
                     while len(self._sent) >= WINDOW and not self._closed:
                         self._room.wait(1.0)
                     calls: list[Call] = []
-                    while self._unsent and len(calls) < 512 and len(self._sent) < WINDOW:
+                    while self._unsent and len(calls) < MAX_TOGETHER and len(self._sent) < WINDOW:
                         call = self._unsent.popleft()
                         self._needs_of_unsent.pop(call.number, None)
                         if call.number in self._futures:  # else it was cancelled
@@ -316,8 +318,8 @@ class Calls:
                             calls.append(call)
                     first, told = self._told, tuple(self._functions[self._told :])
                     self._told = len(self._functions)
-                    message = Calling(told, tuple(calls), first)
-                    self._say(message)
+                    for message in calling(told, first, calls):
+                        self._say(message)
 
     def _say(self, message: FromCaller) -> None:
         """What cannot be sent now is sent when the connection is back."""
@@ -349,7 +351,7 @@ class Calls:
     def _hear(self, channel: ClientConnection) -> None:
         with self._lock:
             unreturned = tuple(self._sent)
-        channel.send(_encode(Resume(self.job, unreturned)))
+        channel.send(_encode(Resume(self.job, unreturned, self._key)))
         for frame in channel:
             message = _decode.decode(frame if isinstance(frame, bytes) else frame.encode())
             if isinstance(message, Results):
@@ -374,8 +376,8 @@ class Calls:
             told = tuple(self._functions[resumed.functions :])
             self._told = len(self._functions)
             self._channel = channel
-            for start in range(0, max(1, len(again)), 512):
-                self._say(Calling(told if start == 0 else (), again[start : start + 512], resumed.functions))
+            for message in calling(told, resumed.functions, again):
+                self._say(message)
         self._resumed.set()
 
     def _take(self, result: Result) -> None:

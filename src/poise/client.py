@@ -92,10 +92,13 @@ class _Job(msgspec.Struct):
 
 
 class Receipt(msgspec.Struct):
-    """The answer to one submission of a stream: a job's id and what is to be known of it, or why it was refused."""
+    """The answer to one submission: a job's id and what is to be known of it, or why it was refused. Where the job
+    serves calls, `caller_key` lets its caller speak for it.
+    """
 
     job: str = ""
     note: str = ""
+    caller_key: str = ""
     error: ErrorRecord | None = None
 
 
@@ -167,13 +170,23 @@ class Client:
         """Submit a job; its id comes back once it is durable. `say` is told what is to be known of it: that it may be
         late, for one. With `if_revision` it is refused (`Conflict`) once the world has moved on from that revision.
         """
-        body = {"spec": spec, "key": key or secrets.token_hex(8), "user": user}
-        condition = "" if if_revision is None else f"?if_revision={if_revision}"
-        timeout = THOUGHT if is_strict(spec) else PATIENCE
-        accepted = self._call("POST", f"/v1/jobs{condition}", Receipt, body, timeout=timeout)
+        accepted = self._submit(spec, key=key, user=user, if_revision=if_revision)
         if say is not None and accepted.note:
             say(accepted.note)
         return accepted.job
+
+    def serve_calls(self, spec: dict[str, Any], *, user: str = "") -> tuple[str, str]:
+        """Submit a job that serves calls: its id, and the key by which its caller speaks for it."""
+        accepted = self._submit(spec, user=user)
+        return accepted.job, accepted.caller_key
+
+    def _submit(
+        self, spec: dict[str, Any], *, key: str = "", user: str = "", if_revision: int | None = None
+    ) -> Receipt:
+        body = {"spec": spec, "key": key or secrets.token_hex(8), "user": user}
+        condition = "" if if_revision is None else f"?if_revision={if_revision}"
+        timeout = THOUGHT if is_strict(spec) else PATIENCE
+        return self._call("POST", f"/v1/jobs{condition}", Receipt, body, timeout=timeout)
 
     def jobs(self, *, everything: bool = False) -> list[JobReport]:
         return self._call("GET", f"/v1/jobs?all={str(everything).lower()}", list[JobReport])

@@ -259,7 +259,7 @@ class World:
 
     def caller(self, job: str, message: FromCaller) -> "World":
         """The caller of a job says something; what it is told is in `told_callers`, and in `results`."""
-        return self.say(FromJobCaller(self.state(job).id, message))
+        return self.say(FromJobCaller(self.state(job).id, message, self.state(job).tenant))
 
     def worker(self, task: str, message: FromWorker) -> "World":
         """A worker's task, as `job.task`, says something; what workers are told is in `told_workers`."""

@@ -346,31 +346,6 @@ def test_slow_and_silent_clients_hold_up_nobody(caller: Caller) -> None:
         client.wait(json.loads(line)["job"], 60)
 
 
-def test_whoever_says_not_what_is_wanted_is_hung_up_on(caller: Caller) -> None:
-    """Nobody has shown a token before the head of a request is there, nor needs one to go on after an answer."""
-    whole = "POST /v1/jobs HTTP/1.1\r\nHost: poise\r\nContent-Length: 100000\r\n\r\n"
-    begun = {"nothing": "", "half a head": whole[:30], "a head by bytes": whole[:20], "a body by bytes": whole}
-    began = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        socks = {name: stack.enter_context(caller.connect()) for name in begun}
-        for name, sock in socks.items():
-            sock.sendall(begun[name].encode())
-            sock.setblocking(False)
-        while socks and time.monotonic() - began < 20:
-            time.sleep(0.2)
-            for name, sock in list(socks.items()):
-                with contextlib.suppress(BlockingIOError):
-                    try:
-                        if "by bytes" in name:
-                            sock.send(b"x")
-                        if not sock.recv(65536):
-                            del socks[name]
-                    except ConnectionError:
-                        del socks[name]
-    assert not socks, f"still there after {time.monotonic() - began:.0f} s"
-    assert time.monotonic() - began > 5, "a moment is given"
-
-
 @pytest.mark.parametrize("line", [b"a: b\r\n", b"x" * 8])
 def test_headers_without_end_are_refused_before_they_fill_anything(caller: Caller, line: bytes) -> None:
     control = caller.living.pid("control")

@@ -44,6 +44,7 @@ from poise.model.calls import (
     ToWorker,
     Value,
     Work,
+    returning,
 )
 from poise.model.messages import Attempt
 
@@ -134,8 +135,8 @@ class Worker:
     def _flush(self) -> None:
         with self._sending:
             results, self._unsent = tuple(self._unsent), []
-        if results:
-            self._say(Returning(results))
+        for message in returning(results):
+            self._say(message)
 
     def flush_late(self) -> None:
         """The backstop: a thread of its own."""
@@ -168,9 +169,13 @@ class Worker:
             pause = min(RECONNECT_SECONDS[1], pause * 2)
 
     def _session(self, channel: ClientConnection) -> None:
-        held = (*([self._making] if self._making else []), *self._todo)
-        channel.send(_encode(Ready(self._attempt, len(self._functions), held, tuple(self._unknown.values()))))
+        first, *later = (*returning(tuple(self._unknown.values())), Returning())
+        follow = (result.number for message in later for result in message.results)
+        held = (*([self._making] if self._making else []), *self._todo, *follow)
+        channel.send(_encode(Ready(self._attempt, len(self._functions), held, first.results)))
         self._channel = channel
+        for more in later:
+            self._say(more)
         self._flush()
         for frame in channel:
             message = _decode.decode(frame if isinstance(frame, bytes) else frame.encode())

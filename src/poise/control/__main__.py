@@ -15,21 +15,19 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-import uvicorn
 import uvloop
 
 from poise import __version__
 from poise.config import DEFAULT_PORT, Address, Endpoint, Home, parse_place
 from poise.control.api import make_app
 from poise.control.decider import decider_for
-from poise.control.guard import App
-from poise.control.heads import Heads
+from poise.control.entrance import Entrance
 from poise.control.lifetime import Lifetime
 from poise.control.plane import Plane, clock_of
 from poise.decoding import json_decoder
@@ -175,9 +173,9 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     names, authority = (beyond.names, beyond.authority) if beyond else ((), b"")
     app = make_app(plane, home, token, lifetime, decider.imagined, known_as=names, authority=authority)
     tcp, port = _loopback(options.port)
-    doors = [_Door(app, [listen(home.socket), tcp, *([share(options.share)] if options.share else [])])]
+    doors = [Entrance(app, [listen(home.socket), tcp, *([share(options.share)] if options.share else [])])]
     if beyond is not None:
-        doors.append(_Door(app, [beyond.listening], beyond.context))
+        doors.append(Entrance(app, [beyond.listening], beyond.context))
     serving = asyncio.gather(*(door.open(partial(_close, doors, plane)) for door in doors))
     while not all(door.started for door in doors) and not serving.done():  # noqa: ASYNC110 — they say it no other way
         await asyncio.sleep(0.005)
@@ -252,47 +250,7 @@ def _declared(path: Path) -> DeclaredFleet | None:
         ) from None
 
 
-class _Door(uvicorn.Server):
-    """Serves the app on some sockets, with TLS or without. All doors stop on SIGTERM and SIGINT, and then the process
-    goes on to its end.
-    """
-
-    def __init__(self, app: App, listening: list[socket.socket], context: ssl.SSLContext | None = None) -> None:
-        config = uvicorn.Config(
-            app,
-            loop="uvloop",
-            http=Heads,
-            ws="websockets-sansio",
-            ws_max_size=64 * 2**20,
-            ws_ping_interval=None,
-            ws_per_message_deflate=context is not None,  # on one machine it saves nothing
-            lifespan="off" if context else "on",  # the app has one life, whatever the number of its doors
-            access_log=False,
-            log_config=None,
-            timeout_graceful_shutdown=1,
-            server_header=False,
-            proxy_headers=False,
-            date_header=False,
-        )
-        config.load()
-        config.ssl = context
-        super().__init__(config)
-        self._listening = listening
-
-    async def open(self, close: Callable[[], None]) -> None:
-        """Serve until a signal comes, which is to `close` all doors."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, close)
-        await self.serve(sockets=self._listening)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """The inherited way raises the signal again after serving, and nothing after it would be done."""
-        yield
-
-
-def _close(doors: list[_Door], plane: Plane) -> None:
+def _close(doors: list[Entrance], plane: Plane) -> None:
     plane.leaves()
     for door in doors:
         door.handle_exit(signal.SIGTERM, None)

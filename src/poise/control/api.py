@@ -41,8 +41,9 @@ from poise.control.hot import (
 from poise.control.lifetime import Lifetime
 from poise.control.openapi import CompleteDocument, LoggedEvent, schema_router
 from poise.control.plane import Plane
+from poise.control.shares import Turns
 from poise.drivers.joblogs import follow_job
-from poise.drivers.security import worker_key
+from poise.drivers.security import caller_key, worker_key
 from poise.drivers.series import Series
 from poise.errors import ErrorRecord, NotFound, NotLeading, PoiseError, SpecError, StoreFull
 from poise.kernel import controller as machine
@@ -138,10 +139,13 @@ _log = logging.getLogger("poise.control")
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """A job is accepted: its record is durable. `note` is what is to be known of it."""
+    """A job is accepted: its record is durable. `note` is what is to be known of it. Where it serves calls,
+    `caller_key` lets its caller speak for it on `/v1/calls`.
+    """
 
     job: str
     note: str = ""
+    caller_key: str = ""
 
 
 class Cancelled(msgspec.Struct, frozen=True):
@@ -203,11 +207,11 @@ def make_app(
         ledger = await plane.settled()
         return ledger, find(ledger, name, task, bearer)
 
-    deciding = asyncio.Lock()
+    deciding, turns = asyncio.Lock(), Turns()
 
-    async def thought_about(answer: Callable[[ClusterPolicy], Answered]) -> Answered:
-        """What has to be decided to be known, one at a time, beside the loop."""
-        async with deciding:
+    async def thought_about(bearer: Bearer, answer: Callable[[ClusterPolicy], Answered]) -> Answered:
+        """What has to be decided to be known, one at a time, beside the loop: of each tenant in turn."""
+        async with turns.of(bearer.tenant), deciding:
             return await asyncio.to_thread(answer, imagined())
 
     async def asked_about(bearer: Bearer, name: str, everything: bool = False) -> tuple[Snapshot, Question]:
@@ -259,13 +263,15 @@ def make_app(
         status_code=201,
         opt=SUBMITTER,
     )
-    async def submit(bearer: Bearer, data: Submission, if_revision: Revision | None = None) -> Submitted:
-        compiled = plane.controller.prepare(data.spec, plane.clock.wall(), plane.clock.now(), bearer.tenant)
+    async def submit(
+        bearer: Bearer, request: Request[Any, Any, Any], data: Submission, if_revision: Revision | None = None
+    ) -> Submitted:
+        compiled = await plane.prepare(data.spec, bearer.tenant, len(await request.body()))
         await chances.check(compiled, data.key, data.user)
         job = await plane.request(
-            lambda request: machine.Submit(request, compiled, data.key, data.user, if_revision, bearer)
+            lambda number: machine.Submit(number, compiled, data.key, data.user, if_revision, bearer)
         )
-        return Submitted(job, compiled.note)
+        return Submitted(job, compiled.note, caller_key_of(job))
 
     @get("/v1/jobs", summary="Jobs: the unfinished ones and the latest finished ones, or all", opt=VIEWER)
     async def jobs(bearer: Bearer, all_jobs: Annotated[bool, Parameter(query="all")] = False) -> list[JobReport]:
@@ -320,7 +326,7 @@ def make_app(
         bearer: Bearer, name: str, everything: Annotated[bool, Parameter(query="all")] = False
     ) -> Explanation:
         view, asked = await asked_about(bearer, name, everything)
-        told = await thought_about(lambda policy: whatif.explain(policy, view, asked, everything=everything))
+        told = await thought_about(bearer, lambda policy: whatif.explain(policy, view, asked, everything=everything))
         return Sight(plane.ledger, bearer).only(told)
 
     @get(
@@ -335,14 +341,14 @@ def make_app(
     @get("/v1/jobs/{name:str}/why-not/{node:str}", summary="Every reason against a node for a job", opt=VIEWER)
     async def why_not(bearer: Bearer, name: str, node: str) -> WhyNot:
         view, asked = await asked_about(bearer, name)
-        told = await thought_about(lambda policy: whatif.why_not(policy, view, asked, node))
+        told = await thought_about(bearer, lambda policy: whatif.why_not(policy, view, asked, node))
         return Sight(plane.ledger, bearer).only(told)
 
     @get("/v1/jobs/{name:str}/unblock", summary="The smallest changes that let a waiting job start now", opt=VIEWER)
     async def unblock(bearer: Bearer, name: str) -> UnblockReport:
         view, asked = await asked_about(bearer, name)
         sight = Sight(plane.ledger, bearer)
-        told = await thought_about(lambda policy: whatif.unblock(policy, view, asked, may_end=sight.shows))
+        told = await thought_about(bearer, lambda policy: whatif.unblock(policy, view, asked, may_end=sight.shows))
         return sight.only(told)
 
     @post(
@@ -352,17 +358,21 @@ def make_app(
         opt=VIEWER,
     )
     async def plan(
-        bearer: Bearer, data: Submission, everything: Annotated[bool, Parameter(query="all")] = False
+        bearer: Bearer,
+        request: Request[Any, Any, Any],
+        data: Submission,
+        everything: Annotated[bool, Parameter(query="all")] = False,
     ) -> PlanReport:
-        ledger = await plane.settled()
+        await plane.settled()
+        compiled = await plane.prepare(data.spec, bearer.tenant, len(await request.body()))
         now = plane.clock.now()
-        compiled = plane.controller.prepare(data.spec, plane.clock.wall(), now, bearer.tenant)
-        proposal = whatif.propose(ledger, plane.controller.would_submit(compiled, data.user), now)
+        job = plane.controller.would_submit(compiled, data.user)
+        propose = whatif.proposing(plane.ledger, job, now)
         view = plane.controller.snapshot(now)
         told = await thought_about(
-            lambda policy: whatif.plan(policy, view, proposal, note=compiled.note, everything=everything)
+            bearer, lambda policy: whatif.plan(policy, view, propose(), note=compiled.note, everything=everything)
         )
-        return Sight(plane.ledger, bearer).only(told, proposal.job.id)
+        return await asyncio.to_thread(Sight(plane.ledger, bearer).only, told, job.id)
 
     @get(
         "/v1/jobs/{name:str}/logs", summary="What a job wrote, as lines of JSON; `follow` until it is over", opt=VIEWER
@@ -599,10 +609,14 @@ def make_app(
     def key_of(attempt: Attempt) -> str:
         return worker_key(token, attempt)
 
+    def caller_key_of(job_id: str) -> str:
+        job = plane.ledger.jobs.get(job_id)
+        return caller_key(token, job.id, job.tenant) if job is not None and job.calls is not None else ""
+
     hot: dict[str, tuple[Role | None, App]] = {
-        "submissions": (Role.SUBMITTER, Submissions(plane, gate, chances)),
+        "submissions": (Role.SUBMITTER, Submissions(plane, gate, chances, caller_key_of)),
         "channel": (Role.NODE, NodeChannel(plane, gate, series, home, key_of)),
-        "calls": (Role.SUBMITTER, CallerChannel(plane, gate)),
+        "calls": (Role.SUBMITTER, CallerChannel(plane, gate, caller_key_of)),
         "workers": (None, WorkerChannel(plane, gate, key_of)),
     }
     return Guard(gate, rest, hot, lifetime.request, known_as)  # type: ignore[arg-type]

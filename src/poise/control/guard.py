@@ -15,9 +15,10 @@ import msgspec
 
 from poise.config import MAX_BODY
 from poise.control.gatekeeper import Gatekeeper
+from poise.control.shares import Shares
 from poise.drivers.reach import AUTHORITY, STANDBY
-from poise.errors import ErrorRecord, Forbidden, InputError, NotLeading, PoiseError
-from poise.model.tenants import Bearer, Role
+from poise.errors import Busy, ErrorRecord, Forbidden, InputError, NotLeading, PoiseError
+from poise.model.tenants import HOME, Bearer, Role
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -63,6 +64,7 @@ class Guard:
         self._rest = rest
         self._hot = hot
         self._during = during
+        self._shares = Shares()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -89,13 +91,20 @@ class Guard:
             except (Forbidden, NotLeading) as error:
                 await refuse(scope, send, error)
                 return
-        if scope["type"] == "websocket":
-            await app(scope, receive, send)
-            return
-        if (behind := self._gate.behind) is not None:
-            send = marked(send, behind)
-        with self._during():
-            await app(scope, body, send)
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self._shares.of(bearer or HOME))
+            except Busy as error:
+                self._gate.refused(error, scope["path"], bearer)
+                await refuse(scope, send, error)
+                return
+            if scope["type"] == "websocket":
+                await app(scope, receive, send)
+                return
+            if (behind := self._gate.behind) is not None:
+                send = marked(send, behind)
+            with self._during():
+                await app(scope, body, send)
 
     def _checked(self, path: str, headers: dict[str, str]) -> Bearer | None:
         """Who asks; nobody where no token is needed. Raises what the request is refused with."""
@@ -158,8 +167,8 @@ async def refuse(scope: Scope, send: Send, error: PoiseError, *, retry_after: in
     """Answer with an error, in place of a WebSocket too. `retry_after` says in how many seconds to try again."""
     body = msgspec.json.encode(ErrorBody(error.record))
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if error.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
+    if error.status == 401:  # the next try is a new connection, of which there are only so many
+        headers += [(b"www-authenticate", b"Bearer"), (b"connection", b"close")]
     if retry_after:
         headers.append((b"retry-after", str(retry_after).encode()))
     kind = "websocket.http" if scope["type"] == "websocket" else "http"

@@ -5,12 +5,14 @@ for, since it was answered before it had come, is bounded in the same way.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from poise.control.guard import ErrorBody, TooLargeError
+from poise.control.taking import Taking
 
 SECONDS = 10.0
 """Within so long a request has begun and its headers are there, and what is left of an answered one has come."""
@@ -20,20 +22,24 @@ MAX_LEFT = 256 * 2**20
 
 
 class Heads(HttpToolsProtocol):
-    """One connection."""
+    """One connection. `has_asked` is called once the head of a request is there, or the connection is lost."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, has_asked: Callable[[], None], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._has_asked = has_asked
         self._late: asyncio.TimerHandle | None = None
         self._in_head = False
         self._room = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._taking = Taking(self.loop, transport)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._has_asked()
         self._has_come()
+        self._taking.resumed()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -56,7 +62,16 @@ class Heads(HttpToolsProtocol):
         if self._in_head:  # what comes behind a body is read by nobody
             super().on_header(name, value)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._taking.paused()
+
+    def resume_writing(self) -> None:
+        self._taking.resumed()
+        super().resume_writing()
+
     def on_headers_complete(self) -> None:
+        self._has_asked()
         self._has_come()
         super().on_headers_complete()
 

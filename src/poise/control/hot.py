@@ -19,16 +19,18 @@ from poise.control.chances import Chances
 from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import Receive, Scope, Send, hang_up, refuse, secret_of, text_headers
 from poise.control.plane import Plane
+from poise.control.shares import Turns
 from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers import meetings
 from poise.drivers.security import same_token
 from poise.drivers.series import Series
 from poise.drivers.shipping import keep
 from poise.engine.host import Answer
-from poise.errors import Busy, Denied, ErrorRecord, InputError, PoiseError, SpecError
+from poise.errors import Busy, Denied, ErrorRecord, InputError, NotFound, PoiseError, SpecError
 from poise.kernel import controller as machine
+from poise.kernel.dispatch import not_served
 from poise.kernel.frames import Broken, Frames
-from poise.model.calls import ATTEMPT, FromCaller, FromWorker, Ready, Resume, ToCaller, ToWorker
+from poise.model.calls import ATTEMPT, FromCaller, FromWorker, Over, Ready, Resume, ToCaller, ToWorker
 from poise.model.messages import Attempt, Beat, Desired, FromAgent, Hello, Kept, Met, Output, ToAgent
 from poise.model.resources import check_node_name
 from poise.model.tenants import Bearer, Role
@@ -65,10 +67,13 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
 
 
 class Accepted(msgspec.Struct, omit_defaults=True):
-    """The answer to one line of a stream: the job's id and what is to be known of it, or why it was refused."""
+    """The answer to one line of a stream: the job's id and what is to be known of it, or why it was refused. Where it
+    serves calls, `caller_key` lets its caller speak for it.
+    """
 
     job: str = ""
     note: str = ""
+    caller_key: str = ""
     error: ErrorRecord | None = None
 
 
@@ -83,32 +88,36 @@ class Joined(Protocol):
 
 
 Done = Callable[[Accepted], None]
+KeyOf = Callable[[str], str]
+"""The key of the caller of a job, by its id; empty where it serves no calls."""
+
 _submission = json_decoder(Submission)
 _accepted = msgspec.json.Encoder()
 
 
-async def submit(plane: Plane, chances: Chances, bearer: Bearer, line: bytes, wall: float, done: "Done") -> None:
+async def submit(plane: Plane, chances: Chances, bearer: Bearer, key_of: "KeyOf", line: bytes, done: "Done") -> None:
     """Compile one submission and post it; raises PoiseError when it cannot be compiled, or has a strict deadline that
-    is unlikely to be met. Only the latter is waited for.
+    is unlikely to be met. Only the latter is waited for, and what is large.
     """
     try:
         submission = _submission.decode(line)
     except UNREADABLE as error:
         raise not_json(error) from None
-    compiled = plane.controller.prepare(submission.spec, wall, plane.clock.now(), bearer.tenant)
+    compiled = await plane.prepare(submission.spec, bearer.tenant, len(line))
     if compiled.strict:
         await chances.check(compiled, submission.key, submission.user)
-    answer = _answering(done, compiled.note)
+    answer = _answering(done, compiled.note, key_of)
     plane.ask(lambda request: machine.Submit(request, compiled, submission.key, submission.user, bearer=bearer), answer)
 
 
 class Submissions:
     """One `POST` of many lines; answers stream back while lines still come in, for as long as the token stands."""
 
-    def __init__(self, plane: Plane, gate: Gatekeeper, chances: Chances) -> None:
+    def __init__(self, plane: Plane, gate: Gatekeeper, chances: Chances, key_of: KeyOf) -> None:
         self._plane = plane
         self._gate = gate
         self._chances = chances
+        self._key_of = key_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         bearer: Bearer = scope["bearer"]
@@ -139,7 +148,6 @@ class Submissions:
             await writer
 
     async def _take(self, bearer: Bearer, lines: list[bytes], stream: "_Stream") -> None:
-        wall = self._plane.clock.wall()
         for number, line in enumerate(lines, start=1):
             if number % LINES_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -147,7 +155,7 @@ class Submissions:
                 continue
             done = stream.expect()
             try:
-                await submit(self._plane, self._chances, bearer, line, wall, done)
+                await submit(self._plane, self._chances, bearer, self._key_of, line, done)
             except PoiseError as error:
                 done(Accepted(error=error.record))
 
@@ -323,13 +331,15 @@ class NodeChannel:
 
 
 class CallerChannel:
-    """The WebSocket of one caller: its first frame names a job of its tenant, then calls come in and results go out,
-    for as long as the token stands.
+    """The WebSocket of one caller: its first frame names a job of its tenant and shows the key that whoever submitted
+    it was given, then calls come in and results go out, for as long as the token stands.
     """
 
-    def __init__(self, plane: Plane, gate: Gatekeeper) -> None:
+    def __init__(self, plane: Plane, gate: Gatekeeper, key_of: KeyOf) -> None:
         self._plane = plane
         self._gate = gate
+        self._key_of = key_of
+        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         bearer: Bearer = scope["bearer"]
@@ -340,23 +350,35 @@ class CallerChannel:
         try:
             while True:
                 event = await receive()
-                if event["type"] == "websocket.disconnect" or channel.closed or not self._gate.stands(bearer):
+                if event["type"] == "websocket.disconnect":
                     return
-                message = _from_caller.decode(event.get("bytes") or b"")
-                if isinstance(message, Resume):
-                    found = self._plane.ledger.jobs.get(message.job)
-                    if job or (found is not None and found.tenant != bearer.tenant):
-                        return  # as of a job that is not there
-                    job = message.job
-                    self._plane.connect_caller(job, channel)
-                if job:
-                    self._plane.hear_caller(job, channel, message)
+                async with self._turns.of(bearer.tenant):
+                    if channel.closed or not self._gate.stands(bearer):
+                        return
+                    message = _from_caller.decode(event.get("bytes") or b"")
+                    if isinstance(message, Resume):
+                        if job:
+                            return
+                        await self._connect(message, bearer.tenant, channel)
+                        job = message.job
+                    if job:
+                        self._plane.hear_caller(job, bearer.tenant, channel, message)
         except UNREADABLE as error:
             _log.warning("the caller of %s sent what is no message: %s", job or "(unnamed)", error)
+        except NotFound as error:
+            self._gate.refused(error, scope["path"], bearer)
+            await send({"type": "websocket.send", "bytes": _encode(Over(f"a call was refused: {error}"))})
         finally:
             channel.close()
             if job:
                 self._plane.disconnect_caller(job, channel)
+
+    async def _connect(self, resume: Resume, tenant: str, channel: "Channel") -> None:
+        """Raises `NotFound` unless it may speak for the job that it names."""
+        await self._plane.settled()  # what a full disk takes back was never there
+        if not same_token(resume.key, self._key_of(resume.job)):
+            raise not_served(resume.job)
+        self._plane.connect_caller(resume.job, tenant, channel)
 
 
 class WorkerChannel:
@@ -475,10 +497,12 @@ def _with_keys(desired: Desired, key_of: Callable[[Attempt], str]) -> Desired:
     return replace(desired, launches=tuple(launches))
 
 
-def _answering(done: Done, note: str) -> Answer:
+def _answering(done: Done, note: str, key_of: KeyOf) -> Answer:
     def answer(reply: machine.Reply) -> None:
-        error = reply.error.record if reply.error is not None else None
-        done(Accepted(job=reply.value or "", note=note if error is None else "", error=error))
+        if reply.error is not None:
+            done(Accepted(error=reply.error.record))
+        else:
+            done(Accepted(job=reply.value, note=note, caller_key=key_of(reply.value)))
 
     return answer
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from poise.control.shares import Turns
 from poise.drivers.beside import beside
 from poise.drivers.system import SystemClock, boot_id, boottime
 from poise.engine.host import Answer, Handle, Host
@@ -19,6 +20,7 @@ from poise.kernel.ledger import Ledger
 from poise.kernel.overview import Rates, rates
 from poise.model.events import Event
 from poise.model.messages import Met
+from poise.model.spec import Compiled
 from poise.ports import Clock, Decider, Store
 from poise.units import SECOND, Instant
 
@@ -35,6 +37,9 @@ slower than that, nodes are heard first.
 
 SAVED_BESIDE = 2_000
 """Jobs from which on the state is encoded in a process of its own: for fewer, that takes some 10 ms at most."""
+
+QUICKLY_COMPILED = 16 * 1024
+"""Bytes of a request that is compiled in some milliseconds at most, whatever is in it."""
 
 BROKEN = 70
 """Exit code of a control plane that met an internal error, or lost its log to another one."""
@@ -92,6 +97,7 @@ class Plane(Host):
         self._reading: Handle | None = None
         self._saving: asyncio.Task[None] | None = None
         self._times_taken_back = 0
+        self._compiling = Turns()
 
     # --- leading and standing by -------------------------------------------------------------------------------------
 
@@ -168,6 +174,16 @@ class Plane(Host):
 
         self.ask(make, answer)
         return await future
+
+    async def prepare(self, document: Any, tenant: str, size: int) -> Compiled:
+        """A tenant's request of so many bytes, compiled for the fleet as it is; raises SpecError. A large one, which
+        may take seconds, is compiled beside the loop, one of a tenant at a time.
+        """
+        controller, wall, now = self.controller, self.clock.wall(), self.clock.now()
+        if size <= QUICKLY_COMPILED:
+            return controller.prepare(document, wall, now, tenant)
+        async with self._compiling.of(tenant):
+            return await asyncio.to_thread(controller.preparing(document, wall, now, tenant))
 
     def tell(self, node: str, met: Met) -> None:
         """What members of a gang have left for each other, if the node is connected; else it asks when it is."""

@@ -128,6 +128,11 @@ def worker_key(token: str, attempt: Attempt) -> str:
     return hmac.new(token.encode(), f"worker {attempt}".encode(), "sha256").hexdigest()
 
 
+def caller_key(token: str, job: str, tenant: str) -> str:
+    """What lets whoever submitted a job that serves calls speak for it; nobody can make it up from the job's id."""
+    return hmac.new(token.encode(), f"caller {job} {tenant}".encode(), "sha256").hexdigest()
+
+
 def same_token(given: str, token: str) -> bool:
     """Compared in constant time."""
     return hmac.compare_digest(given.encode(), token.encode())

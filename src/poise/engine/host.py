@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Protocol
 from poise.errors import Conflict, NotLeading, PoiseError, StoreFull
 from poise.kernel import controller as machine
 from poise.kernel.controller import Controller
+from poise.kernel.dispatch import served
 from poise.kernel.ledger import Ledger
 from poise.model.calls import FromCaller, FromWorker, Over
 from poise.model.decisions import Plan
@@ -186,16 +187,20 @@ class Host:
 
     # --- callers and workers -----------------------------------------------------------------------------------------
 
-    def connect_caller(self, job: str, channel: Channel) -> None:
-        """The newest connection of a job's caller wins, as it does of a node and of a worker."""
+    def connect_caller(self, job: str, tenant: str, channel: Channel) -> None:
+        """The newest connection of a job's caller wins, as it does of a node and of a worker. Raises `NotFound` unless
+        the job is there, serves calls and is of this tenant: who comes before it is there would be the caller of
+        whoever submits the next job.
+        """
+        served(self.ledger, job, tenant)
         old = self._callers.get(job)
         if old is not None and old is not channel:
             old.close()
         self._callers[job] = channel
 
-    def hear_caller(self, job: str, channel: Channel, message: FromCaller) -> None:
+    def hear_caller(self, job: str, tenant: str, channel: Channel, message: FromCaller) -> None:
         if self._callers.get(job) is channel:
-            self.post(machine.FromJobCaller(job, message))
+            self.post(machine.FromJobCaller(job, message, tenant))
 
     def disconnect_caller(self, job: str, channel: Channel) -> None:
         if self._callers.get(job) is channel:

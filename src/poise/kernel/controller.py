@@ -11,7 +11,7 @@ the two is sent again, and is harmless to receive twice: an attempt is a task an
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -267,10 +267,11 @@ class FromNode(msgspec.Struct, frozen=True):
 
 
 class FromJobCaller(msgspec.Struct, frozen=True):
-    """The caller of a job that serves calls has said something."""
+    """The caller of a job that serves calls, who is of this tenant, has said something."""
 
     job: str
     message: FromCaller
+    tenant: str = DEFAULT
 
 
 class CallerGone(msgspec.Struct, frozen=True):
@@ -525,6 +526,7 @@ class Controller:
             throughputs=self.settings.throughputs,
             recipe=self.settings.recipe,
             code=self.settings.code,
+            fair=True,
         )
         self._commit(began)
         self._dispatch = self._make_dispatch(now)
@@ -569,7 +571,7 @@ class Controller:
                 if self._full:
                     return (HangCalls(),)
                 try:
-                    self._dispatch.from_caller(message.job, message.message, now)
+                    self._dispatch.from_caller(message.job, message.tenant, message.message, now)
                 except PoiseError as error:
                     self._outbox.appendleft((0, HangCaller(message.job, error)))
             case CallerGone():
@@ -739,6 +741,11 @@ class Controller:
         """A tenant's request compiled for the fleet as it is `now`; raises SpecError. `wall` in seconds since 1970."""
         return prepare(lambda: self.snapshot(now), lambda: self.ledger.use() / 1000, document, wall, tenant)
 
+    def preparing(self, document: Any, wall: float, now: int, tenant: str) -> Callable[[], Compiled]:
+        """What does the same on any thread, for the fleet as it is when it is asked for."""
+        view, use = self.snapshot(now), self.ledger.use() / 1000
+        return lambda: prepare(lambda: view, lambda: use, document, wall, tenant)
+
     def load_of(self, node: str) -> Load | None:
         """What the node last said of how busy it is."""
         return self._watch.load_of(node)
@@ -823,10 +830,8 @@ class Controller:
 
     def would_submit(self, compiled: Compiled, user: str = "") -> Job:
         """The job that a submission would make now. Raises what it would be refused with; nothing changes."""
-        unfinished = self.ledger.unfinished_units()
-        if unfinished + len(compiled.units) > MAX_UNFINISHED:
-            raise Busy("too much is waiting already", need=f"at most {MAX_UNFINISHED} units in all")
         tenant = compiled.tenant
+        self._check_room(tenant, len(compiled.units))
         if compiled.name and (held := self.ledger.job_named(compiled.name, tenant)):
             raise Conflict(
                 f"the name `{compiled.name}` is taken by an unfinished job",
@@ -840,6 +845,22 @@ class Controller:
         quotas = self.ledger.quotas()
         check_all(compiled.units, self.ledger.room(), tenant, quotas[tenant][0] if tenant in quotas else None)
         return compiled.job(self.ledger.next_job_id(), after, user)
+
+    def _check_room(self, tenant: str, more: int) -> None:
+        """Raises `Busy` where too much is unfinished. Who is alone may have as much waiting as there may be; else half
+        of what the others leave, so that there is always room for one who comes later.
+        """
+        own = self.ledger.unfinished_units(tenant)
+        room = MAX_UNFINISHED - (self.ledger.unfinished_units() - own)
+        if own + more > room // 2 and self.ledger.has_others(tenant):
+            room //= 2
+        if own + more > room:
+            raise Busy(
+                f"too much of tenant `{tenant}` is waiting already",
+                need=f"at most {room} units",
+                have=str(own + more),
+                hint="submit the rest when some of it is over",
+            )
 
     def _cancel(self, message: Cancel, now: int) -> str:
         found = find(self.ledger, message.job, bearer=message.bearer)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from poise.errors import PoiseError, SpecError
+from poise.errors import NotFound, PoiseError, SpecError
 from poise.kernel.book import LEFT, CallBook
 from poise.kernel.ledger import JobState, Ledger, attempt_of
 from poise.model.calls import (
@@ -106,6 +106,19 @@ class Line(msgspec.Struct):
     unsure_until: int = 0
 
 
+def served(ledger: Ledger, job_id: str, tenant: str) -> tuple[JobState, CallBook]:
+    """The job of this id and its calls, if it serves calls of this tenant. Raises `NotFound`."""
+    job = ledger.jobs.get(job_id)
+    if job is None or job.calls is None or job.tenant != tenant:
+        raise not_served(job_id)
+    return job, job.calls
+
+
+def not_served(job_id: str) -> NotFound:
+    """What a caller of no such job is told, and one of another tenant's job alike: it learns nothing of others."""
+    return NotFound(f"there is no job `{job_id[:80]}` that serves calls", field="job", hint="`poise ls`")
+
+
 class Dispatch:
     """Owner of the lines. The controller passes what is said, and what the ledger's events mean for calls."""
 
@@ -130,12 +143,11 @@ class Dispatch:
 
     # --- callers -----------------------------------------------------------------------------------------------------
 
-    def from_caller(self, job_id: str, message: FromCaller, now: int) -> None:
-        """Raises PoiseError for what no honest caller says; its connection is then ended."""
-        job = self._ledger.jobs.get(job_id)
-        if job is None or job.calls is None:
-            raise SpecError(f"{job_id} serves no calls", code="E120", field="job", hint="`poise ls`")
-        book = job.calls
+    def from_caller(self, job_id: str, tenant: str, message: FromCaller, now: int) -> None:
+        """Somebody of a tenant has said something. Raises PoiseError for what no honest caller says; its connection is
+        then ended.
+        """
+        job, book = served(self._ledger, job_id, tenant)
         if isinstance(message, Resume):
             self._resume(job, book, message, now)
         elif book.closed:

@@ -23,7 +23,7 @@ to pending, under its retry policy. While its node is silent an attempt is `reco
 back, and is placed again elsewhere if its retry policy allows that.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from operator import attrgetter
@@ -694,9 +694,15 @@ class Ledger:
         """Unfinished jobs, by id, of which something is to be cancelled when its deadline is lost."""
         return self._cancelling
 
-    def unfinished_units(self) -> int:
-        """Units that are not over, whatever they wait for."""
-        return self._unfinished_count
+    def unfinished_units(self, tenant: str | None = None) -> int:
+        """Units that are not over, whatever they wait for: all, or those of a tenant."""
+        return self._unfinished_count if tenant is None else self._unfinished_of[tenant]
+
+    def has_others(self, tenant: str) -> bool:
+        """Whether there is anybody else: another tenant with something unfinished, or with a token."""
+        if self._unfinished_of.keys() - {tenant}:
+            return True
+        return any(token.tenant != tenant for token in self._state.tokens.values() if not token.revoked)
 
     def active_units(self) -> Collection[UnitState]:
         """Units that hold room, those that were placed first at the front."""
@@ -815,6 +821,7 @@ class Ledger:
         state.jobs[job.id] = made
         self._index_job(made)
         self._unfinished_count += len(units)
+        self._unfinished_of[job.tenant] += len(units)
         if any(other.ended and job_status(other) != "done" for other in after):
             self._skip(units, event.at)
             self._end_if_over(made, event.at)
@@ -1466,8 +1473,12 @@ class Ledger:
         unit.status, unit.ended, unit.speedups = status, at, None
         self._speedups.pop(unit.id, None)
         self._forget_yields(unit)
-        self._state.jobs[unit.job].unfinished -= 1
+        job = self._state.jobs[unit.job]
+        job.unfinished -= 1
         self._unfinished_count -= 1
+        self._unfinished_of[job.tenant] -= 1
+        if not self._unfinished_of[job.tenant]:
+            del self._unfinished_of[job.tenant]
 
     def _forget_yields(self, unit: UnitState) -> None:
         """It waits no longer: not for whom it yielded to, and nobody for it."""
@@ -1521,10 +1532,13 @@ class Ledger:
 
     def _forget_old(self) -> None:
         """Bound the history: the oldest finished jobs leave the ledger; the log still has them."""
-        surplus = len(self._state.finished) - self._state.history
+        finished = self._state.finished
+        surplus = len(finished) - self._state.history
         if surplus <= max(16, self._state.history // 16):  # in batches, since this costs a list copy
             return
-        for job_id in self._state.finished[:surplus]:
+        fair = self._state.began is not None and self._state.began.fair
+        leaving = self._oldest_of_the_most() if fair else dict.fromkeys(finished[:surplus])
+        for job_id in leaving:
             job = self._state.jobs.pop(job_id)
             if job.key:
                 self._keys.pop((job.tenant, job.key), None)
@@ -1533,7 +1547,20 @@ class Ledger:
                 del self._dependents[unit.id]
                 for task in unit.spec.tasks:
                     del self._tasks[f"{job_id}.{task.name}"]
-        self._state.finished = self._state.finished[surplus:]
+        self._state.finished = [job_id for job_id in finished if job_id not in leaving]
+
+    def _oldest_of_the_most(self) -> dict[str, None]:
+        """What leaves so that the history is kept, and of no tenant more than of another that has as many."""
+        by_tenant: dict[str, list[str]] = {}
+        for job_id in self._state.finished:
+            by_tenant.setdefault(self._state.jobs[job_id].tenant, []).append(job_id)
+        leaving: dict[str, None] = {}
+        room = self._state.history
+        for left, own in zip(range(len(by_tenant), 0, -1), sorted(by_tenant.values(), key=len), strict=True):
+            kept = min(len(own), room // left)
+            room -= kept
+            leaving.update(dict.fromkeys(own[: len(own) - kept]))
+        return leaving
 
     def _release_roots(self, job: JobState, at: int) -> None:
         if job.calls is not None:
@@ -2219,6 +2246,7 @@ class Ledger:
         self._unsorted: set[str] = set()
         self._pending_count = 0
         self._unfinished_count = 0
+        self._unfinished_of: Counter[str] = Counter()  # units by tenant
         self._held_by = dict.fromkeys(self._state.quotas, Amounts())
         self._secrets = {token.hash: token.id for token in self._state.tokens.values() if not token.revoked}
         for job in self._state.jobs.values():
@@ -2226,7 +2254,9 @@ class Ledger:
             if job.calls is not None:
                 job.calls.restore_order()
             for unit in job.units:
-                self._unfinished_count += not unit.over
+                if not unit.over:
+                    self._unfinished_count += 1
+                    self._unfinished_of[job.tenant] += 1
                 if unit.speedups is not None:
                     self._speedups[unit.id] = unit.speedups
                 if unit.status == "pending":
@@ -2328,6 +2358,7 @@ class Ledger:
             "_queues",
             "_pending_count",
             "_unfinished_count",
+            "_unfinished_of",
             "_held_by",
         ):
             mine, theirs = getattr(self, index), getattr(again, index)

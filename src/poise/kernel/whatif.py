@@ -571,15 +571,18 @@ class Proposal(NamedTuple):
 
 
 def propose(ledger: Ledger, job: Job, now: int) -> Proposal:
-    """What a job would be in this ledger, which stays as it is: a ledger of its own takes the job in, with all that was
-    learned of run times.
+    """What a job would be in this ledger, which stays as it is."""
+    return proposing(ledger, job, now)()
+
+
+def proposing(ledger: Ledger, job: Job, now: int) -> Callable[[], Proposal]:
+    """What tells that on any thread: all that it needs of the ledger it has by then. A ledger of its own takes the job
+    in, with all that was learned of run times.
     """
     latest = next(reversed(ledger.jobs.values()), None)
     ordinal = latest.units[-1].ordinal if latest is not None else 0
     quotas = {tenant: quota for tenant, (quota, _) in ledger.quotas().items()}
     own = Ledger(State(now=now, units_ever=ordinal, profiles=dict(ledger.profiles), quotas=quotas))
-    own.apply(JobSubmitted(at=max(1, now), job=job))
-    units = own.jobs[job.id].units
     others = [ledger.jobs[name] for name in job.after]
     reasons = [Reason(code="AFTER", need=other.id, wakes="finished") for other in others if not other.ended]
     reasons += [
@@ -587,6 +590,12 @@ def propose(ledger: Ledger, job: Job, now: int) -> Proposal:
         for other in others
         if other.ended and job_status(other) != "done"
     ]
+    return lambda: _proposal(own, job, reasons, max(1, now))
+
+
+def _proposal(own: Ledger, job: Job, reasons: list[Reason], now: int) -> Proposal:
+    own.apply(JobSubmitted(at=now, job=job))
+    units = own.jobs[job.id].units
     if begin := units[0].spec.begin:
         reasons.append(Reason(code="BEGINS", need=format_duration(begin)))
     if reasons:

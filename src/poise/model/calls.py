@@ -8,11 +8,14 @@ The two channels (`/v1/calls` for callers, `/v1/workers` for workers) are level-
 what it has, and is told what it has missed.
 """
 
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from poise.model.messages import Attempt
+
+T = TypeVar("T")
 
 INLINE = 4096
 """Bytes of a value that travel inside records; larger ones are files."""
@@ -20,11 +23,21 @@ INLINE = 4096
 MAX_UNRETURNED = 16_384
 """Calls of one job that have been accepted and not returned; a caller waits before it sends more."""
 
+MAX_FRAME = 2**20
+"""Bytes of one frame of a caller or a worker. It is decoded on the thread that decides (another one would hold the
+interpreter for as long), so it is bounded before, and what it holds is counted: the worst takes some milliseconds."""
+
+MAX_TOGETHER = 512
+"""Calls, functions or results that travel in one frame."""
+
 KEPT = 2 * MAX_UNRETURNED
 """Results that a job keeps for a caller that was away. More than can be under way to one that is not."""
 
 MAX_NEEDS = 1024
 """Earlier calls whose results one call takes."""
+
+_AROUND, _LETTER = 16, 4
+"""Bytes that the number of a call takes at most, with what is around it; and that a letter does."""
 
 MAX_FUNCTIONS = 10_000
 """Functions of one job; a caller that defines them in a loop meets it."""
@@ -72,7 +85,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=
     number: int
     function: int
     arguments: Value
-    needs: tuple[int, ...] = ()
+    needs: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_NEEDS)] = ()
     retries: int = 0
 
 
@@ -90,24 +103,27 @@ class Result(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, g
 
 
 class Resume(msgspec.Struct, frozen=True, tag="resume"):
-    """First frame of a caller: its job, and the calls of which it has no result yet."""
+    """First frame of a caller: its job, the calls of which it has no result yet, and the `key` that whoever submitted
+    the job was given.
+    """
 
     job: str
-    unreturned: tuple[int, ...] = ()
+    unreturned: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_UNRETURNED)] = ()
+    key: str = ""
 
 
 class Calling(msgspec.Struct, frozen=True, tag="call", omit_defaults=True):
     """New functions, in order, and new calls, in order. One that has been accepted before is not accepted again."""
 
-    functions: tuple[Function, ...] = ()
-    calls: tuple[Call, ...] = ()
+    functions: Annotated[tuple[Function, ...], msgspec.Meta(max_length=MAX_TOGETHER)] = ()
+    calls: Annotated[tuple[Call, ...], msgspec.Meta(max_length=MAX_TOGETHER)] = ()
     first_function: int = 0
 
 
 class Uncall(msgspec.Struct, frozen=True, tag="uncall"):
     """Do not begin these."""
 
-    numbers: tuple[int, ...]
+    numbers: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_UNRETURNED)]
 
 
 class Closing(msgspec.Struct, frozen=True, tag="closing"):
@@ -139,20 +155,21 @@ class Over(msgspec.Struct, frozen=True, tag="over"):
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", omit_defaults=True):
     """First frame of a worker: its attempt, how many functions it knows, the calls it holds, and results that may not
-    have arrived.
+    have arrived; if there are too many of these, the calls of the others are among those that it holds, and their
+    results follow.
     """
 
     attempt: Attempt
     functions: int = 0
-    held: tuple[int, ...] = ()
-    results: tuple[Result, ...] = ()
+    held: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_UNRETURNED)] = ()
+    results: Annotated[tuple[Result, ...], msgspec.Meta(max_length=MAX_UNRETURNED)] = ()
 
 
 class Returning(msgspec.Struct, frozen=True, tag="return", omit_defaults=True):
     """Results, and calls handed back that had not begun."""
 
-    results: tuple[Result, ...] = ()
-    back: tuple[int, ...] = ()
+    results: Annotated[tuple[Result, ...], msgspec.Meta(max_length=MAX_UNRETURNED)] = ()
+    back: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_UNRETURNED)] = ()
 
 
 # control plane -> worker
@@ -195,6 +212,46 @@ class Back(msgspec.Struct, frozen=True, tag="back"):
 
 class Retire(msgspec.Struct, frozen=True, tag="retire"):
     """Nothing to do here any more: end."""
+
+
+def calling(functions: Sequence[Function], first: int, calls: Sequence[Call]) -> Iterator[Calling]:
+    """What is to be said of new functions, of which the first has this index, and then of new calls: in frames that the
+    other side takes.
+    """
+    for some in _together(functions, _size_of_function):
+        yield Calling(some, (), first)
+        first += len(some)
+    for few in _together(calls, lambda call: _size(call.arguments) + _AROUND * len(call.needs)):
+        yield Calling((), few)
+
+
+def returning(results: Sequence[Result]) -> Iterator[Returning]:
+    """Results, in frames that the other side takes."""
+    for some in _together(results, lambda result: _size(result.value) + _LETTER * len(result.note)):
+        yield Returning(some)
+
+
+def _size(value: Value) -> int:
+    return _AROUND + len(value.data) + _LETTER * len(value.file)
+
+
+def _size_of_function(of: Function) -> int:
+    return _size(of.code) + _LETTER * sum(map(len, (of.name, of.module, of.script, of.source)))
+
+
+def _together(items: Sequence[T], size_of: Callable[[T], int]) -> Iterator[tuple[T, ...]]:
+    """In order, as many at a time as one frame has room for; half of it is left for what is around them."""
+    some: list[T] = []
+    room = MAX_FRAME // 2
+    for item in items:
+        size = size_of(item)
+        if some and (len(some) == MAX_TOGETHER or size > room):
+            yield tuple(some)
+            some, room = [], MAX_FRAME // 2
+        some.append(item)
+        room -= size
+    if some:
+        yield tuple(some)
 
 
 FromCaller = Resume | Calling | Uncall | Closing

@@ -30,6 +30,9 @@ P = ParamSpec("P")
 MAX_TOLD = 100
 """Errors of one document that are told."""
 
+MAX_FOUND = 1000
+"""Errors after which it is looked for no more: a document may hold hundreds of thousands."""
+
 MOST_COMPARED = 256
 """Names that a word is compared with at most: with those of 100,000 jobs it takes seconds, and who answers waits."""
 
@@ -120,11 +123,14 @@ class Findings:
             for record in self._errors
         ]
         if self._more:
-            told.append(ErrorRecord(code="E102", message=f"and {self._more} more errors", hint="mend these first"))
+            more = f"{self._more}" if not self._is_enough else f"at least {self._more}"
+            told.append(ErrorRecord(code="E102", message=f"and {more} more errors", hint="mend these first"))
         raise together(told)
 
     def _right(self, value: Any, kind: inspect.Type, at: str, words: tuple[str, ...]) -> Any:
         """The value without what is wrong in it, or `_WRONG`. `words` are those that the field takes, in our order."""
+        if self._is_enough:
+            return _WRONG
         fits = [one for one in _alternatives(kind) if _fits(value, one)]
         if not fits:
             self.add(
@@ -168,6 +174,10 @@ class Findings:
             need = _expected(fields[name].type, ())
             self.add(SpecError(f"the field `{name}` is missing", field=_in(at, name), need=need))
         return {name: _stand_in(field.type) for name, field in fields.items() if field.required} | made
+
+    @property
+    def _is_enough(self) -> bool:
+        return len(self._errors) + self._more >= MAX_FOUND
 
     def _is_name(self, name: Any, at: str) -> bool:
         if not isinstance(name, str):

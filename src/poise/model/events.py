@@ -20,7 +20,8 @@ from poise.model.training import Training
 
 
 class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_defaults=True):
-    """A control plane took the log. `term` fences its predecessors; `history` is how many finished jobs are kept.
+    """A control plane took the log. `term` fences its predecessors; `history` is how many finished jobs are kept: the
+    latest, or, where it is `fair`, the latest of each tenant, and of none more than of another that has as many.
 
     `boot` and `boottime` anchor `at` to this boot's clock; `wall` (seconds since 1970) is for people only.
 
@@ -40,6 +41,7 @@ class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_default
     throughputs: dict[str, float] = {}
     recipe: dict[str, Any] = {}
     code: str = ""
+    fair: bool = False
 
 
 class JobSubmitted(msgspec.Struct, frozen=True, tag="submitted", kw_only=True, omit_defaults=True, gc=False):

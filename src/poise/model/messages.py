@@ -101,6 +101,11 @@ class Ordered(msgspec.Struct, frozen=True, array_like=True):
     orders: Orders
 
 
+MAX_NODE_FRAME = 64 * 2**20
+"""Bytes of one frame of a node: it may hold as many attempts as a control plane takes units."""
+
+_MANY = msgspec.Meta(max_length=200_000)
+
 MOST_TOLD = 256
 """So many attempts are told of in one report; the others in the next."""
 
@@ -128,10 +133,10 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     """
 
     node: Node
-    queued: tuple[Attempt, ...] = ()
-    running: tuple[Running, ...] = ()
-    ended: tuple[Ended, ...] = ()
-    faults: tuple[DeviceFault, ...] = ()
+    queued: Annotated[tuple[Attempt, ...], _MANY] = ()
+    running: Annotated[tuple[Running, ...], _MANY] = ()
+    ended: Annotated[tuple[Ended, ...], _MANY] = ()
+    faults: Annotated[tuple[DeviceFault, ...], _MANY] = ()
     unfit: str = ""
     address: str = ""
 
@@ -142,10 +147,10 @@ class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defau
     """
 
     serial: int
-    running: tuple[Running, ...] = ()
-    ended: tuple[Ended, ...] = ()
-    faults: tuple[DeviceFault, ...] = ()
-    told: tuple[Told, ...] = ()
+    running: Annotated[tuple[Running, ...], _MANY] = ()
+    ended: Annotated[tuple[Ended, ...], _MANY] = ()
+    faults: Annotated[tuple[DeviceFault, ...], _MANY] = ()
+    told: Annotated[tuple[Told, ...], _MANY] = ()
     unfit: str | None = None
 
 

@@ -501,6 +501,9 @@ def _graph_units(top: JobSpec, inherited: _Defaults, due_by: dict[str, str], fou
             name = field.rstrip("_")
             found.add(SpecError(f"a graph has `tasks`, not `{name}`", field=name, hint=f"move `{name}` into the tasks"))
     specs = top.tasks
+    if len(specs) > MAX_TASKS:  # whatever else is in them, they are not looked at one by one
+        found.add(_too_many("tasks", MAX_TASKS, len(specs)))
+        return []
     for name in specs:
         found.get(None, check_name, name, f"tasks.{name}")
     _check_needs(specs, found)
@@ -617,12 +620,15 @@ def _bounded(specs: Mapping[str, TaskSpec], sizes: Mapping[str, _Size], found: F
         return sizes
     for what, amount, most in totals:
         if amount > most:
-            error = SpecError(f"the job has too many {what}", code="E103", need=f"at most {most}", have=str(amount))
-            found.add(error)
+            found.add(_too_many(what, most, amount))
             break
     return {
         name: _Size(min(of.least, 1), min(of.most, 2), min(of.parts, 1), of.sweep[:1]) for name, of in sizes.items()
     }
+
+
+def _too_many(what: str, most: int, have: int) -> SpecError:
+    return SpecError(f"the job has too many {what}", code="E103", need=f"at most {most}", have=str(have))
 
 
 def _check_unique(units: list[Unit]) -> None:

@@ -20,6 +20,7 @@ from poise.kernel.controller import AddToken, Controller, Settings
 from poise.kernel.ledger import Ledger
 from poise.kernel.overview import Rates
 from poise.model.chances import DeadlineForecast, DeadlineQuestion
+from poise.model.spec import Compiled
 from poise.model.tenants import Role
 from poise.policy.suites import policy_named
 from poise.testing import WALL, World
@@ -81,6 +82,9 @@ class _Plane:
 
     async def settled(self) -> Ledger:
         return self.ledger
+
+    async def prepare(self, document: Any, tenant: str, size: int) -> Compiled:
+        return self.controller.prepare(document, WALL, self._desk.world.now, tenant)
 
     async def request(self, make: Any) -> Any:
         world = self._desk.world

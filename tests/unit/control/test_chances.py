@@ -39,7 +39,7 @@ def busy(desk: Desk) -> None:
 
 
 def test_a_strict_deadline_that_is_likely_to_be_met_is_accepted(desk: Desk) -> None:
-    assert submit(desk, STRICT).value == {"job": "j1", "note": ""}
+    assert submit(desk, STRICT).value == {"job": "j1", "note": "", "caller_key": ""}
     [question] = desk.chances.asked
     assert (question.units, question.known) == (("main",), "")
 

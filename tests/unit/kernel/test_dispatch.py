@@ -7,7 +7,7 @@ import pytest
 
 from poise.errors import SpecError
 from poise.kernel.book import CallBook
-from poise.kernel.controller import CallerGone, FromCallWorker
+from poise.kernel.controller import CallerGone, FromCallWorker, FromJobCaller, HangCaller
 from poise.kernel.dispatch import ORPHANED, WARM
 from poise.model.calls import (
     INLINE,
@@ -89,6 +89,14 @@ def test_a_call_is_accepted_made_and_returned() -> None:
     assert [(result.number, result.outcome) for result in world.results] == [(1, "done")]
     assert book(world).done == 1 and not book(world).open
     assert Accepted(1, 1) in [effect.message for effect in world.told_callers]
+
+
+def test_what_is_said_by_another_tenant_is_not_heard() -> None:
+    """Whatever let it come so far."""
+    world = serving()
+    world.say(FromJobCaller("j1", Calling((Function("f", "m"),), tuple(calls(1, 1))), "bob"))
+    assert not book(world).functions and not book(world).open
+    assert [type(hung) for hung in world.hung_callers] == [HangCaller]
 
 
 def test_workers_are_called_up_as_calls_come_and_no_more() -> None:

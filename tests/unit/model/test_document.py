@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from poise.errors import ErrorRecord, SpecError
-from poise.model.document import MAX_TOLD, Findings, near
+from poise.model.document import MAX_FOUND, MAX_TOLD, Findings, near
 from poise.model.fleetfile import compile_fleet
 from poise.model.spec import JobSpec, ResourcesSpec, compile_spec, parse_or_raise
 from poise.policy.recipe import compile_recipe
@@ -125,6 +125,20 @@ def test_of_very_many_errors_so_many_are_told() -> None:
         compile_spec({"kind": "graph", "tasks": {f"t{n}": {"run": n} for n in range(MAX_TOLD + 50)}}, wall=0.0)
     records = caught.value.record.all()
     assert (len(records), records[-1].message) == (MAX_TOLD + 1, "and 50 more errors")
+
+
+@pytest.mark.parametrize("wrong", [1, {"run": "true", "x": 1}])
+def test_a_document_of_nothing_but_errors_is_not_looked_at_to_its_end(wrong: Any) -> None:
+    """A request of 4 MiB may hold hundreds of thousands."""
+    with pytest.raises(SpecError) as caught:
+        compile_spec({"kind": "graph", "tasks": dict.fromkeys(map(str, range(2 * MAX_FOUND)), wrong)}, wall=0.0)
+    assert caught.value.record.others[-1].message == f"and at least {MAX_FOUND - MAX_TOLD} more errors"
+
+
+def test_tasks_beyond_all_bounds_are_counted_and_not_looked_at() -> None:
+    with pytest.raises(SpecError, match="the job has too many tasks") as caught:
+        compile_spec({"kind": "graph", "tasks": {f"{n} ": {"run": ["true"]} for n in range(10_001)}}, wall=0.0)
+    assert not caught.value.record.others
 
 
 def test_errors_travel_together() -> None:

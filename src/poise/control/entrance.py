@@ -1,0 +1,220 @@
+"""Where connections come in: by sockets of this machine, and by TLS from others.
+
+Whoever connects is a *stranger* until it has asked for something: nobody knows yet whether it has a token, and its
+connection holds a descriptor, and memory where there is TLS. So strangers have so much time, and there are so many of
+one origin. One that has not said a byte gives way to the next; where all have, the next is turned away. A handshake
+costs the one who listens more than the one who calls, and is begun when there is something to read.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import ssl
+import struct
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, cast
+
+import uvicorn
+from uvicorn.config import STARTUP_FAILURE
+
+from poise.control.guard import App
+from poise.control.heads import Heads
+from poise.control.lines import Lines
+
+SILENT_SECONDS, HANDSHAKE_SECONDS = 5.0, 10.0
+"""Within so long of connecting the first byte comes; and within so long of that a handshake is done."""
+
+MAX_STRANGERS = 256
+"""Connections of one origin that have asked for nothing yet."""
+
+AT_ONCE = 64
+"""Connections that are taken in before anybody else is served again."""
+
+EXHAUSTED_SECONDS = 0.5
+"""Where no descriptor is left, nobody is let in for so long."""
+
+_log = logging.getLogger("poise.control")
+
+
+TakeIn = Callable[[socket.socket, Callable[[], None]], Coroutine[Any, Any, None]]
+"""Makes a connection of a socket; the other is to be called once it has asked for something, or is gone."""
+
+
+class Strangers:
+    """Those of one origin: the silent ones in the order in which they came; of the others, how many there are."""
+
+    def __init__(self) -> None:
+        self.silent: dict[Arrival, None] = {}
+        self.others = 0
+
+    def __len__(self) -> int:
+        return len(self.silent) + self.others
+
+    def make_room(self) -> bool:
+        """Whether one more may come in; the one that has been silent for longest goes where there is no room."""
+        if len(self) >= MAX_STRANGERS and self.silent:
+            next(iter(self.silent)).turn_away()
+        return len(self) < MAX_STRANGERS
+
+
+class Arrival:
+    """One connection, from when it comes in until it has asked for something."""
+
+    def __init__(self, sock: socket.socket, strangers: Strangers, take_in: TakeIn) -> None:
+        self._sock = sock
+        self._strangers = strangers
+        self._take_in = take_in
+        self._spoken = False
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(sock, self._speaks)
+        self._late = self._loop.call_later(SILENT_SECONDS, self.turn_away)
+        strangers.silent[self] = None
+
+    def turn_away(self) -> None:
+        """It has said nothing so far."""
+        self._no_longer_silent()
+        self._sock.close()
+
+    def _no_longer_silent(self) -> None:
+        self._loop.remove_reader(self._sock)
+        self._late.cancel()
+        del self._strangers.silent[self]
+
+    def _speaks(self) -> None:
+        self._no_longer_silent()
+        self._spoken = True
+        self._strangers.others += 1
+        self._coming = self._loop.create_task(self._come_in())
+
+    async def _come_in(self) -> None:
+        try:
+            await self._take_in(self._sock, self._no_stranger)
+        except OSError as error:  # also what TLS objects to, or has waited for
+            _log.debug("no connection was made: %s", error)
+            self._no_stranger()
+
+    def _no_stranger(self) -> None:
+        if self._spoken:
+            self._spoken = False
+            self._strangers.others -= 1
+
+
+class Listening:
+    """One socket at which connections come in, as what `uvicorn` calls a server."""
+
+    def __init__(self, listening: socket.socket, origins: dict[str, Strangers], take_in: TakeIn) -> None:
+        self._listening = listening
+        self._origins = origins
+        self._take_in = take_in
+        self._loop = asyncio.get_running_loop()
+        self._again: asyncio.TimerHandle | None = None
+        listening.setblocking(False)
+        self._listen()
+
+    def close(self) -> None:
+        """Nobody is let in any more, and who has said nothing yet is sent away."""
+        self._loop.remove_reader(self._listening)
+        if self._again is not None:
+            self._again.cancel()
+        for strangers in self._origins.values():
+            for arrival in list(strangers.silent):
+                arrival.turn_away()
+
+    async def wait_closed(self) -> None:
+        """Nothing more is to be waited for."""
+
+    def _listen(self) -> None:
+        self._again = None
+        self._loop.add_reader(self._listening, self._let_in)
+
+    def _let_in(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                sock, address = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                _log.warning("nobody is let in for a moment: %s", error)
+                self._loop.remove_reader(self._listening)
+                self._again = self._loop.call_later(EXHAUSTED_SECONDS, self._listen)
+                return
+            sock.setblocking(False)
+            self._receive(sock, origin_of(sock, address))
+
+    def _receive(self, sock: socket.socket, origin: str) -> None:
+        for other in [of for of, strangers in self._origins.items() if not len(strangers) and of != origin]:
+            del self._origins[other]
+        strangers = self._origins.setdefault(origin, Strangers())
+        if strangers.make_room():
+            Arrival(sock, strangers, self._take_in)
+        else:
+            sock.close()
+
+
+def origin_of(sock: socket.socket, address: Any) -> str:
+    """Whose connection it is: that of an address, or of a user of this machine. With IPv6 everybody has a network."""
+    if sock.family == socket.AF_UNIX:
+        _, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        return f"user {user}"
+    if sock.family == socket.AF_INET6:
+        return socket.inet_pton(socket.AF_INET6, address[0].partition("%")[0])[:8].hex()
+    return str(address[0])
+
+
+class Entrance(uvicorn.Server):
+    """Serves the app on some sockets, with TLS or without. All entrances close on SIGTERM and SIGINT, and then the
+    process goes on to its end.
+    """
+
+    def __init__(self, app: App, listening: list[socket.socket], context: ssl.SSLContext | None = None) -> None:
+        config = uvicorn.Config(
+            app,
+            loop="uvloop",
+            http=Heads,
+            ws=Lines,
+            ws_ping_interval=None,
+            ws_per_message_deflate=context is not None,  # on one machine it saves nothing
+            lifespan="off" if context else "on",  # the app has one life, whatever the number of its entrances
+            access_log=False,
+            log_config=None,
+            timeout_graceful_shutdown=1,
+            server_header=False,
+            proxy_headers=False,
+            date_header=False,
+        )
+        config.load()
+        super().__init__(config)
+        self._listening = listening
+        self._context = context
+
+    async def open(self, close: Callable[[], None]) -> None:
+        """Serve until a signal comes, which is to `close` all entrances."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, close)
+        await self.serve(sockets=self._listening)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The inherited way raises the signal again after serving, and nothing after it would be done."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """The inherited way makes a connection, and with TLS buffers of 256 KiB, of whoever comes."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+        origins: dict[str, Strangers] = {}
+        self.servers = cast(Any, [Listening(sock, origins, self._take_in) for sock in sockets or []])
+        self.started = True
+
+    async def _take_in(self, sock: socket.socket, no_stranger: Callable[[], None]) -> None:
+        def protocol() -> Heads:
+            return Heads(no_stranger, self.config, self.server_state, self.lifespan.state)
+
+        within = HANDSHAKE_SECONDS if self._context is not None else None
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(protocol, sock, ssl=self._context, ssl_handshake_timeout=within)

@@ -1,0 +1,74 @@
+"""What one tenant may have of the control plane while others want some of it: turns, requests a second, and requests at
+once. Whoever holds the home's own token has the control plane anyway, and nodes are served as they come.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from weakref import WeakValueDictionary
+
+from poise.errors import Busy
+from poise.model.tenants import HOME, Bearer, Role
+
+RATE, BURST = 200.0, 400.0
+"""Requests of a tenant in a second, on the whole and at first. Further ones wait for as long as that takes."""
+
+AT_ONCE = 256
+"""Requests of a tenant under way, with those that wait, that follow something, and its channels; more are refused."""
+
+
+class Turns:
+    """What takes milliseconds is done for a tenant one after the other, and for others in between: who opens a hundred
+    connections gets no more than who has one.
+    """
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @contextlib.asynccontextmanager
+    async def of(self, tenant: str) -> AsyncIterator[None]:
+        """Wait for the turn of a tenant. What is posted in it has been dealt with before the next begins."""
+        lock = self._locks.setdefault(tenant, asyncio.Lock())
+        async with lock:
+            yield
+            await asyncio.sleep(0)
+
+
+class Share:
+    """What one tenant has had lately: requests `at_once`, and until when those are spoken for that it had."""
+
+    def __init__(self) -> None:
+        self.at_once = 0
+        self.until = 0.0
+
+
+class Shares:
+    """Owner of the shares. A tenant that asks for nothing takes no room."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Share] = {}
+
+    @contextlib.asynccontextmanager
+    async def of(self, bearer: Bearer) -> AsyncIterator[None]:
+        """For as long as a request is under way, from when its turn has come. Raises `Busy`."""
+        if bearer == HOME or bearer.role is Role.NODE:
+            yield
+            return
+        share = self._of.setdefault(bearer.tenant, Share())
+        if share.at_once >= AT_ONCE:
+            raise Busy(
+                f"too many requests of tenant `{bearer.tenant}` are under way",
+                need=f"at most {AT_ONCE}",
+                hint="end what follows logs or events, and try again",
+            )
+        share.at_once += 1
+        try:
+            now = asyncio.get_running_loop().time()
+            share.until = max(share.until, now) + 1 / RATE
+            if (late := share.until - now - BURST / RATE) > 0:
+                await asyncio.sleep(late)
+            yield
+        finally:
+            share.at_once -= 1
+            if not share.at_once and share.until <= asyncio.get_running_loop().time():
+                del self._of[bearer.tenant]

@@ -1,0 +1,245 @@
+"""Whoever comes in: strangers have so much time and so much room, and nobody is waited for who takes nothing."""
+
+import asyncio
+import base64
+import os
+import ssl
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import uvloop
+
+from poise.config import Home
+from poise.control import entrance, heads, taking
+from poise.control.entrance import Entrance
+from poise.control.taking import Taking
+from poise.drivers.authority import server_context
+from poise.drivers.security import ensure_home
+from poise.model.calls import MAX_FRAME
+from unit.control.desk import OWNER
+from unit.control.open_door import entered, open_door
+
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+HELLO = b"GET /healthz HTTP/1.1\r\nHost: poise\r\n\r\n"
+
+
+def run(use: Callable[[], Awaitable[None]], *, loop: Callable[[Any], None] = uvloop.run) -> None:
+    loop(asyncio.wait_for(use(), 20))
+
+
+async def greet(scope: Any, receive: Any, send: Any) -> None:
+    """An application that answers anything."""
+    if scope["type"] == "lifespan":
+        for _ in range(2):
+            await send({"type": f"{(await receive())['type']}.complete"})
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"hi"})
+
+
+async def is_answered(ends: Ends) -> bool:
+    """Whether what it asks is answered, and not hung up on."""
+    ends[1].write(HELLO)
+    try:
+        return (await ends[0].readuntil(b"\r\n\r\nhi")).startswith(b"HTTP/1.1 200")
+    except (ConnectionError, EOFError):
+        return False
+
+
+async def is_closed(ends: Ends) -> bool:
+    """Waits until the other side has nothing more to say: True."""
+    try:
+        return await ends[0].read() is not None
+    except ConnectionError:
+        return True
+
+
+async def beyond(at: Entrance, context: ssl.SSLContext | None = None) -> Ends:
+    host, port = at._listening[0].getsockname()
+    return await asyncio.open_connection(host, port, ssl=context)
+
+
+def test_the_one_that_is_silent_for_longest_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many connections that say nothing keep nobody out."""
+    monkeypatch.setattr(entrance, "MAX_STRANGERS", 8)
+
+    async def use() -> None:
+        path = tmp_path / "sock"
+        async with entered(greet, path):
+            silent = [await asyncio.open_unix_connection(path) for _ in range(100)]
+            asks = await asyncio.open_unix_connection(path)
+            assert await is_answered(asks)
+            assert all([await is_closed(ends) for ends in silent[:92]]), "the first of them are gone"
+            assert await is_answered(silent[-1]), "the latest may still ask"
+            assert await is_answered(asks), "and who has asked may ask again"
+
+    run(use)
+
+
+def test_where_all_have_begun_to_ask_the_next_of_their_origin_is_turned_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entrance, "MAX_STRANGERS", 4)
+    origin = "here"
+    monkeypatch.setattr(entrance, "origin_of", lambda *_: origin)
+
+    async def use() -> None:
+        nonlocal origin
+        path = tmp_path / "sock"
+        async with entered(greet, path):
+            begun = []
+            for _ in range(4):
+                begun.append(await asyncio.open_unix_connection(path))
+                begun[-1][1].write(HELLO[:20])
+            next_one = await asyncio.open_unix_connection(path)
+            while not await hung_up(next_one):
+                next_one = await asyncio.open_unix_connection(path)  # the others' first bytes are on their way
+            origin = "elsewhere"
+            assert await is_answered(await asyncio.open_unix_connection(path))
+            begun[0][1].write(HELLO[20:])
+            assert (await begun[0][0].readuntil(b"\r\n\r\nhi")).startswith(b"HTTP/1.1 200")
+            origin = "here"
+            assert await is_answered(await asyncio.open_unix_connection(path)), "there is room again"
+
+    async def hung_up(ends: Ends) -> bool:
+        try:
+            return await asyncio.wait_for(ends[0].read(), 0.05) == b""
+        except TimeoutError:
+            ends[1].close()
+            return False
+
+    run(use)
+
+
+def test_whoever_does_not_say_what_is_wanted_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has shown a token before the head of a request is there, nor needs one to go on after an answer."""
+    monkeypatch.setattr(entrance, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(entrance, "HANDSHAKE_SECONDS", 0.2)
+    monkeypatch.setattr(heads, "SECONDS", 0.2)
+    home = Home(tmp_path / "home")
+    ensure_home(home)
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    whole = b"POST /v1/jobs HTTP/1.1\r\nHost: poise\r\nContent-Length: 100000\r\n\r\n"
+
+    async def by_bytes(ends: Ends, begun: bytes) -> None:
+        ends[1].write(begun)
+        talking = asyncio.create_task(talk(ends[1]))
+        assert await is_closed(ends)
+        talking.cancel()
+
+    async def talk(writer: asyncio.StreamWriter) -> None:
+        while True:
+            await asyncio.sleep(0.01)
+            writer.write(b"x")
+
+    async def use() -> None:
+        path = tmp_path / "sock"
+        async with entered(greet, path), entered(greet, path, server_context(home, ["127.0.0.1"])) as tls:
+            cases = {"nothing": b"", "half a head": whole[:30]}
+            for name, begun in cases.items():
+                for ends in (await asyncio.open_unix_connection(path), await beyond(tls, trusting)):
+                    ends[1].write(begun)
+                    assert await is_closed(ends), name
+            for begun in (whole[:20], whole):
+                await by_bytes(await asyncio.open_unix_connection(path), begun)
+            for begun in (b"", b"\x16\x03\x01"):  # a handshake that is not begun, and one that does not go on
+                ends = await beyond(tls)
+                ends[1].write(begun)
+                assert await is_closed(ends)
+            assert await is_answered(await beyond(tls, trusting))
+
+    run(use)
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_whoever_takes_nothing_is_hung_up_on(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(taking, "SECONDS", 0.2)
+    ended = asyncio.Event()
+
+    async def without_end(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await greet(scope, receive, send)
+            return
+        await receive()
+        sending = asyncio.create_task(send_on(send))
+        while (await receive())["type"] != f"{scope['type']}.disconnect":
+            pass
+        sending.cancel()
+        ended.set()
+
+    async def send_on(send: Any) -> None:
+        first = {"type": "http.response.start", "status": 200, "headers": []}
+        await send(first if kind == "http" else {"type": "websocket.accept"})
+        more = {"type": "http.response.body", "body": bytes(2**16), "more_body": True}
+        while True:
+            await send(more if kind == "http" else {"type": "websocket.send", "bytes": bytes(2**16)})
+            await asyncio.sleep(0)
+
+    async def use() -> None:
+        path = tmp_path / "sock"
+        async with entered(without_end, path):
+            ends = await asyncio.open_unix_connection(path)
+            ends[1].write(upgrade("/v1/calls") if kind == "websocket" else HELLO)
+            await ended.wait()
+
+    run(use)
+
+
+def upgrade(path: str) -> bytes:
+    key = base64.b64encode(os.urandom(16)).decode()
+    return (
+        f"GET {path} HTTP/1.1\r\nHost: poise\r\nAuthorization: Bearer {OWNER}\r\nUpgrade: websocket\r\n"
+        f"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n"
+    ).encode()
+
+
+def test_one_that_takes_slowly_is_waited_for() -> None:
+    class Slow:
+        """What waits for one that takes so many bytes between two looks."""
+
+        def __init__(self, takes: int) -> None:
+            self.takes, self.waiting, self.looks = takes, 20 * taking.LEAST, 0
+
+        def get_write_buffer_size(self) -> int:
+            self.waiting -= self.takes
+            return max(0, self.waiting)
+
+        def abort(self) -> None:
+            self.looks = -1
+
+    class Loop:
+        def __init__(self) -> None:
+            self.todo: list[Callable[[], None]] = []
+
+        def call_later(self, seconds: float, call: Callable[[int], None], before: int) -> Any:
+            self.todo.append(lambda: call(before))
+
+    for takes, stays in ((taking.LEAST, True), (taking.LEAST - 1, False)):
+        loop, slow = Loop(), Slow(takes)
+        watched = Taking(cast(Any, loop), cast(Any, slow))
+        watched.paused()
+        for _ in range(10):
+            if loop.todo:
+                loop.todo.pop()()
+        assert (slow.looks == 0) is stays
+
+
+def test_a_frame_that_is_too_large_is_refused_by_its_length(tmp_path: Path) -> None:
+    """Of a caller, or of a worker: none of it is read, and it takes no memory."""
+
+    async def use() -> None:
+        path = tmp_path / "sock"
+        async with open_door(tmp_path) as door, entered(door.app, path):
+            ends = await asyncio.open_unix_connection(path)
+            ends[1].write(upgrade("/v1/calls"))
+            assert b"101 Switching" in await ends[0].readuntil(b"\r\n\r\n")
+            ends[1].write(bytes([0x82, 0x80 | 127]) + struct.pack("!Q", MAX_FRAME + 1) + bytes(4))
+            ended = await ends[0].read()
+            assert ended[0] == 0x88
+            assert struct.unpack("!H", ended[2:4])[0] == 1009
+
+    run(use)
