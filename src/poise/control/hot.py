@@ -32,7 +32,7 @@ from poise.kernel.dispatch import not_served
 from poise.kernel.frames import Broken, Frames
 from poise.model.calls import ATTEMPT, FromCaller, FromWorker, Over, Ready, Resume, ToCaller, ToWorker
 from poise.model.messages import Attempt, Beat, Desired, FromAgent, Hello, Kept, Met, Output, ToAgent
-from poise.model.resources import check_node_name
+from poise.model.resources import Node, check_node_name, is_larger
 from poise.model.tenants import Bearer, Role
 from poise.model.usage import Window
 from poise.units import SECOND
@@ -251,6 +251,7 @@ class NodeChannel:
         number = self._plane.accepted()
         frames = Frames()
         bearer: Bearer = scope["bearer"]
+        by = bearer.token or machine.OF_THE_HOME
         key_of = self._key_of if bearer.role is Role.NODE else None
         channel = Channel(send, frames, key_of, stands=lambda: self._gate.stands(bearer))
         node = ""
@@ -272,11 +273,12 @@ class NodeChannel:
                     continue
                 if isinstance(message, Hello):
                     check_node_name(message.node.name, "name")
-                    if not self._plane.connect(message.node, number, channel):
+                    if not self._plane.connect(message.node, number, channel, by):
                         return
                     node = message.node.name
+                    self._compare(message.node)
                 if node:
-                    self._plane.hear(node, channel, message)
+                    self._plane.hear(node, channel, message, by)
                     joined(spoke=True)
                     if isinstance(message, Beat) and message.windows:
                         self._keep(node, message.windows)
@@ -289,6 +291,21 @@ class NodeChannel:
             channel.close()
             if node:
                 self._plane.disconnect(node, channel)
+
+    def _compare(self, node: Node) -> None:
+        """One that comes back larger than it was seen is told of: nobody here can look whether it is so."""
+        known = self._plane.ledger.nodes.get(node.name)
+        if known is None or not is_larger(node, known.node):
+            return
+        was = known.node
+        _log.warning(
+            "node %s says that it has grown: from %g CPU, %.1f GiB and %d devices to %g CPU, %.1f GiB and %d devices; "
+            "if it has not: `poise drain %s`, and `poise token rm` of the token by which it comes",
+            node.name,
+            *(was.cpu / 1000, was.memory / 2**30, len(was.devices)),
+            *(node.cpu / 1000, node.memory / 2**30, len(node.devices)),
+            node.name,
+        )
 
     async def _take_output(self, node: str, channel: "Channel", output: Output) -> None:
         """Of what runs or ran on this node. A disk that is full costs the output, and nothing else. What nobody here

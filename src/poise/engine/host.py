@@ -152,14 +152,16 @@ class Host:
         self._accepted += 1
         return self._accepted
 
-    def connect(self, node: Node, number: int, channel: Channel) -> bool:
+    def connect(self, node: Node, number: int, channel: Channel, by: str = "") -> bool:
         """A node has said hello on the connection of this number; the newest that has is the one that counts. False:
         the hello was overtaken by that of a newer connection, and what it says is no longer so. Raises `Conflict` while
-        another machine of its name is heard: each would take what the other runs for lost, for ever.
+        another machine of its name is heard, for each would take what the other runs for lost, for ever; and where the
+        name is that of a node that came by another token than `by` (see `Controller.check_namesake`).
         """
         name = node.name
         if number < self._newest.get(name, 0):
             return False
+        self.controller.check_namesake(name, by, self.clock.now())
         old = self._channels.get(name)
         if old is not None and old is not channel:
             if self.controller.hears_another(node, self.clock.now()):
@@ -180,10 +182,10 @@ class Host:
             del self._channels[node]
             self.post(machine.Gone(node))
 
-    def hear(self, node: str, channel: Channel, message: FromAgent) -> None:
-        """A message from a node; only its newest connection is heard."""
+    def hear(self, node: str, channel: Channel, message: FromAgent, by: str = "") -> None:
+        """A message from a node that came by this token; only its newest connection is heard."""
         if self._channels.get(node) is channel:
-            self.post(machine.FromNode(node, message))
+            self.post(machine.FromNode(node, message, by))
 
     # --- callers and workers -----------------------------------------------------------------------------------------
 

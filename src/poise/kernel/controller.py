@@ -104,6 +104,9 @@ from poise.units import MILLISECOND, SECOND
 ROUND = 200 * MILLISECOND
 """While anything waits, a round is decided at least this often, events or not."""
 
+OF_THE_HOME = "home"
+"""What stands for the home's own token where another has its id."""
+
 MAX_UNFINISHED = 200_000
 RECOVER_EVERY = 1 * SECOND
 
@@ -262,8 +265,11 @@ class AskToStop(msgspec.Struct, frozen=True):
 
 
 class FromNode(msgspec.Struct, frozen=True):
+    """A node has said something, `by` the token with which it came (see `NodeJoined`)."""
+
     node: str
     message: FromAgent
+    by: str = ""
 
 
 class FromJobCaller(msgspec.Struct, frozen=True):
@@ -544,7 +550,7 @@ class Controller:
         self._now = now
         match message:
             case FromNode():
-                self._from_node(message.node, message.message, now)
+                self._from_node(message.node, message.message, message.by, now)
             case Durable():
                 return self._on_durable(message.revision)
             case Submit():
@@ -760,6 +766,29 @@ class Controller:
         if known is None or known.node.incarnation == node.incarnation or node.name not in self._connected:
             return False
         return known.condition != "suspect" and now - self._contact(node.name).heard <= self.settings.suspect_after
+
+    def check_namesake(self, name: str, by: str, now: int) -> None:
+        """Raises `Conflict` where a node of this name came by the token of somebody else: else whoever may offer a
+        machine would be given the work of any that is away. The name is free once that token is no longer good; a token
+        that was given under the same name may take it too, and the home's own may take any.
+        """
+        known = self.ledger.nodes.get(name)
+        if known is None or not by or by in (OF_THE_HOME, known.by) or not known.by:
+            return
+        owner, comes = self.ledger.tokens.get(known.by), self.ledger.tokens.get(by)
+        if known.by != OF_THE_HOME and (owner is None or owner.revoked or 0 < owner.expires <= now):
+            return
+        if owner is not None and comes is not None and owner.name and owner.known_as == comes.known_as:
+            return
+        told = f"{known.by} {owner.name}".strip() if owner is not None else "the home's own"
+        raise Conflict(
+            "this is the name of a node that came by another token",
+            code="E107",
+            field="name",
+            need=f"the token {told}",
+            have=f"{name}, by {by}",
+            hint=f"give this one another: `--name`; or `poise token rm {known.by}`, if it takes the place of that one",
+        )
 
     def _fire(self, fired: Fired | None, now: int) -> None:
         """A trigger forces a round, and the round is told which."""
@@ -1043,7 +1072,7 @@ class Controller:
 
     # --- nodes -------------------------------------------------------------------------------------------------------
 
-    def _from_node(self, name: str, message: FromAgent, now: int) -> None:
+    def _from_node(self, name: str, message: FromAgent, by: str, now: int) -> None:
         self._contacts[name] = self._contact(name).after(message, now)
         if isinstance(message, Hello):
             self._look_no_later_than(now + self._quiet)
@@ -1054,7 +1083,7 @@ class Controller:
         if self._full:  # nothing can be recorded, so nothing is acknowledged: the agent keeps it and says it again
             self._hang(name)
         elif isinstance(message, Hello):
-            self._hello(message, now)
+            self._hello(message, by, now)
         elif name not in self._connected:  # it was given up, and speaks again: it has to say what it holds
             self._hang(name)
         elif isinstance(message, Beat):
@@ -1098,7 +1127,7 @@ class Controller:
                 entry for entry in self._outbox if not (isinstance(entry[1], Send) and entry[1].node == name)
             )
 
-    def _hello(self, hello: Hello, now: int) -> None:
+    def _hello(self, hello: Hello, by: str, now: int) -> None:
         name = hello.node.name
         self._disconnect(name)  # whatever was said on an earlier connection
         self._outage.heard(name, now)
@@ -1110,8 +1139,8 @@ class Controller:
             self._lose_devices(known, hello.node, now)
         if known is not None:
             self._lose_room(known, hello.node, now)
-        if known is None or known.status != "up" or known.node != hello.node:
-            self._commit(NodeJoined(at=now, node=hello.node))
+        if known is None or known.status != "up" or known.node != hello.node or known.by != (by or known.by):
+            self._commit(NodeJoined(at=now, node=hello.node, by=by))
             self._joined = True
         self._connected.add(name)
         self._take_fitness(name, hello.unfit, now)

@@ -412,7 +412,8 @@ class NodeState(msgspec.Struct):
 
     `level` is its load level, `hot` whether that has been high for a sustained window; `failures` the smoothed share of
     attempts that failed there, in thousandths. A `suspect` has been silent for a moment. One that is drained and
-    `moves` is being emptied: what runs there goes on elsewhere. One that is `unfit` can start nothing, and says why.
+    `moves` is being emptied: what runs there goes on elsewhere. One that is `unfit` can start nothing, and says why. `by`
+    is the token by which it came, as in `NodeJoined`.
     """
 
     node: Node
@@ -432,6 +433,7 @@ class NodeState(msgspec.Struct):
     suspect: bool = False
     moves: bool = False
     unfit: str = ""
+    by: str = ""
 
     @property
     def condition(self) -> str:
@@ -1225,14 +1227,14 @@ class Ledger:
         known = nodes.get(name)
         if known is None:
             in_order = not nodes or next(reversed(nodes)) < name
-            nodes[name] = NodeState(node=event.node, joined=event.at)
+            nodes[name] = NodeState(node=event.node, joined=event.at, by=event.by)
             if not in_order:
                 self._state.nodes = dict(sorted(nodes.items()))
         else:
             if known.node.incarnation != event.node.incarnation:
                 self._end_leases(event.node.name)
             known.node, known.status, known.joined, known.lost = event.node, "up", event.at, 0
-            known.suspect = False
+            known.suspect, known.by = False, event.by or known.by
             for unit, index in list(self.attempts_on(event.node.name)):
                 task = unit.tasks[index]
                 if task.status == "recovering":

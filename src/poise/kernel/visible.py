@@ -130,7 +130,7 @@ class Sight:
                 return self._asked(event) if self._is_own(event.job) else None
             case QuotaSet():
                 return self._asked(event) if event.tenant == self.bearer.tenant else None
-            case NodeDrained() | DeviceDrained():
+            case NodeJoined() | NodeDrained() | DeviceDrained():
                 return self._asked(event)
             case Placed() | Preempted() | Resized():
                 return self._only(event, frozenset()) if self._is_own(event.unit) else None
@@ -145,7 +145,6 @@ class Sight:
                 return self._only(event, frozenset()) if mine else None
             case (
                 Began()
-                | NodeJoined()
                 | NodeLost()
                 | NodeForgotten()
                 | NodeLevelled()

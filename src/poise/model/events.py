@@ -197,9 +197,12 @@ class Held(msgspec.Struct, frozen=True, tag="held", kw_only=True, gc=False):
     reasons: tuple[Reason, ...]
 
 
-class NodeJoined(msgspec.Struct, frozen=True, tag="joined", kw_only=True):
+class NodeJoined(msgspec.Struct, frozen=True, tag="joined", kw_only=True, omit_defaults=True):
+    """A node is there, and came by the token of this `by`: `home` for the home's own; empty where that is not known."""
+
     at: int
     node: Node
+    by: str = ""
 
 
 class NodeLost(msgspec.Struct, frozen=True, tag="lost", kw_only=True, omit_defaults=True):

@@ -188,6 +188,12 @@ def check_node_name(name: str, field: str) -> None:
         )
 
 
+def is_larger(node: Node, before: Node) -> bool:
+    """Whether it has more to offer than it had, by more than what a kernel takes of the memory from boot to boot."""
+    grown = node.cpu > before.cpu or node.memory > before.memory + before.memory // 16
+    return grown or len(node.devices) > len(before.devices)
+
+
 def is_declared(node: Node) -> bool:
     """Whether it offers what a file says, and not what was found."""
     return "declared" in node.labels

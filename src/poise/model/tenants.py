@@ -41,6 +41,11 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     expires: int = 0
     revoked: int = 0
 
+    @property
+    def known_as(self) -> tuple[str, str]:
+        """Who it was given to."""
+        return self.tenant, self.name
+
 
 class Bearer(msgspec.Struct, frozen=True, omit_defaults=True):
     """Who asks. `token` is the id of its token, empty for that of the home."""

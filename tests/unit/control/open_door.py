@@ -82,10 +82,10 @@ class OpenDoor:
         lifetime = cast(Lifetime, _Lifetime())
         self.app = make_app(plane, home, OWNER, lifetime, lambda: POLICY)
 
-    async def token(self, secret: str, tenant: str, role: Role) -> None:
+    async def token(self, secret: str, tenant: str, role: Role, *, name: str = "") -> None:
         hashed = digest(secret)
         await self.plane.request(
-            lambda request: AddToken(request=request, tenant=tenant, role=role, hash=hashed, name=secret)
+            lambda request: AddToken(request=request, tenant=tenant, role=role, hash=hashed, name=name or secret)
         )
 
     def dial(self, path: str, secret: str | None, more: Mapping[str, str] | None = None) -> Line:
