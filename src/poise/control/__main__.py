@@ -33,6 +33,7 @@ from poise.control.plane import Plane, clock_of
 from poise.decoding import json_decoder
 from poise.drivers.lock import take_lock
 from poise.drivers.logs import keep_pruned
+from poise.drivers.messages import Seldom, turn_over
 from poise.drivers.plugins import choose, code_of
 from poise.drivers.reach import fingerprint
 from poise.drivers.security import ensure_token
@@ -67,7 +68,7 @@ KEEP_VALUES = 1 * HOUR
 KEEP_CHECKPOINTS = 24 * HOUR
 """And so long its checkpoints, where its script names no folder for them."""
 
-TIDY_SECONDS = 600.0
+TIDY_SECONDS, TIDY_MESSAGES_SECONDS = 600.0, 30.0
 
 _log = logging.getLogger("poise.control")
 
@@ -96,6 +97,8 @@ def main() -> int:
     faulthandler.enable()  # what it was at, if native code ends it, is among the messages
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(Seldom())
     home = Home(options.home.resolve())
     os.umask(0o077)
     open_many_files()
@@ -183,7 +186,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     _log.info("ready: process %d, port %d, revision %d, term %d", os.getpid(), port, ledger.revision, ledger.term)
     standing_by = None if shared is None else asyncio.create_task(_stand_by(shared, plane, lifetime))
     leaving = asyncio.create_task(lifetime.leave_when_idle())
-    tidying = [asyncio.create_task(_tidy_folders(plane, home))]
+    tidying = [asyncio.create_task(_tidy_folders(plane, home)), asyncio.create_task(_tidy_messages(home))]
     if beyond is not None:  # what nodes of other homes send is kept here, where there may be no agent
         tidying.append(asyncio.create_task(keep_pruned(home.logs)))
     await serving
@@ -222,6 +225,16 @@ async def _stand_by(shared: "Shared", plane: Plane, lifetime: Lifetime) -> None:
     except Exception:
         lifetime.end()
         raise
+
+
+async def _tidy_messages(home: Home) -> None:
+    """As long as this runs, so does what writes them."""
+    while True:
+        try:
+            await asyncio.to_thread(turn_over, home.messages)
+        except OSError as error:
+            _log.warning("%s cannot be begun anew: %s", home.messages, error.strerror)
+        await asyncio.sleep(TIDY_MESSAGES_SECONDS)
 
 
 async def _tidy_folders(plane: Plane, home: Home) -> None:
