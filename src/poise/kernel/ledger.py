@@ -412,8 +412,8 @@ class NodeState(msgspec.Struct):
 
     `level` is its load level, `hot` whether that has been high for a sustained window; `failures` the smoothed share of
     attempts that failed there, in thousandths. A `suspect` has been silent for a moment. One that is drained and
-    `moves` is being emptied: what runs there goes on elsewhere. One that is `unfit` can start nothing, and says why. `by`
-    is the token by which it came, as in `NodeJoined`.
+    `moves` is being emptied: what runs there goes on elsewhere. One that is `unfit` can start nothing, and says why.
+    `by` is the token by which it came, as in `NodeJoined`.
     """
 
     node: Node
