@@ -169,6 +169,15 @@ class GroupedStore:
                 raise failure
 
     def _write_until_closed(self) -> None:
+        try:
+            self._write_as_it_comes()
+        except Exception as error:  # nobody knows what is there now: only a new start from the log tells
+            have = f"{type(error).__name__}: {error}"
+            failure = Conflict("the log is not written any more", code="E204", have=have)
+            self._fail(failure)
+            self._tell(lambda: self.on_failed(failure))
+
+    def _write_as_it_comes(self) -> None:
         rest = self._rest()
         while True:
             with self._changed:

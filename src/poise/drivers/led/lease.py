@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -11,11 +12,17 @@ from poise.drivers.led.link import loop
 from poise.errors import NotLeading, PoiseError, StoreAway
 from poise.units import SECOND
 
+RENEWALS = 3
+"""A lease is renewed so many times in the time that it lasts."""
+
 AGAIN_SECONDS = 0.1
 """Between two tries to renew, while the store is away."""
 
 HANGS_AFTER = 15 * SECOND
 """An owner that has said that it lives, and says so no more for that long, leads nobody."""
+
+
+_log = logging.getLogger("poise.led")
 
 
 class Led(NamedTuple):
@@ -91,7 +98,7 @@ class Lease(ABC):
 
     async def _keep(self) -> None:
         """Renew it for as long as it is ours."""
-        term, pause = self._term, self._lasts / 3 / SECOND
+        term, pause = self._term, self._lasts / RENEWALS / SECOND
         while True:
             await asyncio.sleep(pause)
             asked = now()
@@ -105,14 +112,16 @@ class Lease(ABC):
                 break
             try:
                 done = await self._renewed(term, (self._until - asked) / SECOND)
-            except PoiseError:  # whatever it is, the lease runs on
+            except Exception as error:  # whatever it is, also of a library that is surprised, the lease runs on
+                if not isinstance(error, PoiseError):
+                    _log.warning("the lease was not renewed: %s: %s", type(error).__name__, error)
                 pause = AGAIN_SECONDS
                 continue
             if not done:
                 self._lost("another one does")
                 break
             self._count_from(asked)
-            pause = self._lasts / 3 / SECOND
+            pause = self._lasts / RENEWALS / SECOND
 
     def _count_from(self, asked: int) -> None:
         """Others count from later on, and a fifth longer."""
