@@ -33,7 +33,7 @@ from harness import Figure, say
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from poise.agent.__main__ import retry_after
+from poise.agent.__main__ import BUSY_SECONDS, retry_after
 from poise.client import Client
 from poise.config import Address, Endpoint, Home
 from poise.control.start import ensure_up
@@ -91,6 +91,7 @@ class PlayedNode:
                     ssl=trusting(self._address),
                     additional_headers={"Authorization": f"Bearer {self._token}"},
                     compression=None,
+                    open_timeout=BUSY_SECONDS[1],
                     max_size=None,
                     ping_interval=None,
                 ) as channel:

@@ -75,6 +75,12 @@ from poise.units import SECOND
 RECONNECT_SECONDS = (0.05, 0.25, 1.0)
 """Pauses until it connects anew: the first, the longest where all are on this machine, and where one is beyond."""
 
+BUSY_SECONDS = 8.0, 60.0
+"""How long an agent waits for a channel at most: of one of several control planes, and of the only one. A control plane
+that has not answered in time may have thousands of others to answer, and gets twice as long the next time: an agent
+that gives up and dials again makes it more.
+"""
+
 LONGEST_WAIT = 60.0
 """Seconds that a control plane may put this node off for."""
 
@@ -151,6 +157,11 @@ def lack(error: Exception, door: Door) -> str:
     return f"this node is refused: {said}" if said else ""
 
 
+def patience_after(error: Exception, patience: float, shortest: float, most: float) -> float:
+    """Seconds that the next control plane has to answer, after this error of one that had `patience`."""
+    return min(most, 2 * patience) if isinstance(error, TimeoutError) else shortest
+
+
 def retry_after(error: Exception) -> float:
     """Seconds after which a control plane that is crowded wants to see this node again; 0 if it has not said so."""
     text = error.response.headers.get("Retry-After", "") if isinstance(error, InvalidStatus) else ""
@@ -218,7 +229,8 @@ class Agent:
         """Connect, and connect again, for ever."""
         pause = RECONNECT_SECONDS[0]
         turns = itertools.count()
-        patience = SILENCE_SECONDS if self._home.others else DIAL_SECONDS
+        shortest, most = (SILENCE_SECONDS, BUSY_SECONDS[0]) if self._home.others else (DIAL_SECONDS, BUSY_SECONDS[1])
+        patience = shortest
         longest = RECONNECT_SECONDS[any(isinstance(door, Address) for door in self._home.doors) + 1]
         while True:
             turn, self._answered, turned_away = next(turns), False, 0.0
@@ -228,6 +240,7 @@ class Agent:
             except (OSError, WebSocketException, PoiseError, EOFError, Broken, msgspec.DecodeError) as error:
                 self._tell_lack(lack(error, door_of(self._home, turn)))
                 turned_away = retry_after(error)
+                patience = patience_after(error, patience, shortest, most)
                 _log.debug("no channel: %s", error)
             finally:
                 self._sock = None
@@ -237,7 +250,7 @@ class Agent:
                 # that waits for 50,000 objects would keep thousands. What lives long is frozen: this takes 1 ms.
                 gc.collect()
             if self._answered:
-                pause = RECONNECT_SECONDS[0]
+                pause, patience = RECONNECT_SECONDS[0], shortest
             await asyncio.sleep(turned_away + random.random() if turned_away else pause)  # noqa: S311 — whole seconds
             pause = min(longest, pause * 2)
 

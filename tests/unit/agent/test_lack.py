@@ -10,7 +10,7 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.frames import Close
 from websockets.http11 import Response
 
-from poise.agent.__main__ import LONGEST_WAIT, lack, retry_after
+from poise.agent.__main__ import LONGEST_WAIT, lack, patience_after, retry_after
 from poise.config import Address
 from poise.errors import Conflict, Denied, NotLeading, PoiseError
 
@@ -61,3 +61,13 @@ def test_a_control_plane_that_is_crowded_says_when_to_come_back(header: str, sec
     assert retry_after(InvalidStatus(Response(503, "", Headers({"Retry-After": header}), b""))) == seconds
     assert retry_after(InvalidStatus(Response(503, "", Headers(), b""))) == 0.0
     assert retry_after(ConnectionRefusedError()) == 0.0
+
+
+def test_a_control_plane_that_is_late_gets_longer_and_one_that_answers_does_not() -> None:
+    """Ten thousand agents that gave up after ten seconds, each time, were never let in."""
+    patience, had = 10.0, list[float]()
+    for _ in range(5):
+        had.append(patience := patience_after(TimeoutError("timed out"), patience, 10.0, 60.0))
+    assert had == [20.0, 40.0, 60.0, 60.0, 60.0]
+    assert patience_after(answered(NotLeading("stands by")), patience, 10.0, 60.0) == 10.0
+    assert patience_after(ConnectionRefusedError(), patience, 10.0, 60.0) == 10.0
