@@ -113,7 +113,7 @@ RECOVER_EVERY = 1 * SECOND
 TIMES = Times()
 HEARTBEAT = TIMES.heartbeat
 
-PER_NODE = 50_000
+PER_NODE = 100_000
 """Nanoseconds for each node of the fleet. Within that time what costs a look at all nodes is done at most once: to see
 whether one has been silent for too long, and to decide a round for nodes that have joined. Each of a herd would cause
 it.
@@ -662,11 +662,12 @@ class Controller:
         are not late only the one that was heard first counts: there may be thousands.
         """
         late: dict[str, int] = {}
-        first = FOREVER
+        first, latest = FOREVER, heard_until - self._quiet
+        contacts, said = self._contacts, self._said
         for name, node in self.ledger.nodes.items():
             if node.status == "up":
-                heard = self._contact(name).heard
-                if heard_until - heard >= self._quiet or node.suspect or name in self._said:
+                heard = contacts.get(name, NEVER).heard
+                if heard <= latest or node.suspect or name in said:
                     late[name] = heard
                 elif heard < first:
                     first = heard
