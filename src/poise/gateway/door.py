@@ -200,7 +200,8 @@ def _is_here(scope: Scope) -> bool:
     client = scope["client"]
     if client is None or any(name in (b"forwarded", b"x-forwarded-for") for name, _ in scope["headers"]):
         return False
-    return ipaddress.ip_address(client[0]).is_loopback
+    address = ipaddress.ip_address(client[0])
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def _name(host: str) -> str:
