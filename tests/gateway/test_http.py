@@ -111,6 +111,11 @@ def test_whatever_comes_on_one_connection_is_answered_in_its_order(served: Servi
     assert re.findall(rb"one|two|three|ok", told) == [b"one", b"ok", b"two", b"ok", b"three"]
 
 
+def test_an_empty_answer_has_its_media_type(served: Serving) -> None:
+    told = said(served.port, ask(b"", CLOSE))
+    assert statuses(told) == [b"200"] and b"content-type: text/plain" in told.lower()
+
+
 def test_what_is_no_http_is_refused_in_the_form_of_all_errors(served: Serving) -> None:
     told = said(served.port, b"\x16\x03\x01 garbage\r\n\r\n")
     assert statuses(told) == [b"400"] and b'"code":400' in told

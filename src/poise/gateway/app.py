@@ -135,7 +135,7 @@ class Gateway:
             more = [(name.encode(), value.encode()) for name, value in error.headers.items()]
         except Gone:
             return
-        await answer(send, status, body, [(b"content-type", kind.encode()), *more] if body else more)
+        await answer(send, status, body, [(b"content-type", kind.encode()), *more] if status != 204 else more)
 
     async def _ask(self, scope: Scope, receive: Receive) -> tuple[int, bytes, str, list[tuple[bytes, bytes]]]:
         """Status, body, media type and further headers of the answer to a question. Raises `Refused`, and `Gone` where
