@@ -81,7 +81,7 @@ class Nodes:
 
     def empty(self, leaving: Mapping[str, str]) -> None:
         for node in self._client.nodes():
-            if node.name in leaving and node.status in ("up", "suspect", "drained"):
+            if node.name in leaving and node.status in ("up", "suspect", "unfit", "drained"):
                 if node.status != "drained":  # else somebody has closed it, and opens it again
                     self._keep({**self.emptied, node.name: leaving[node.name]})
                 self._client.drain(node.name, moves=True)
