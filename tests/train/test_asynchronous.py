@@ -7,12 +7,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from poise.errors import Misused
+from poise.model.training import Training
 from poise.train.asynchronous import Asynchronous
 from poise.train.handout import Pieces
 from train.groups import together
@@ -59,19 +62,21 @@ def train(rank: int, world: int, staleness: int, victim: int) -> dict[str, Any]:
     torch.manual_seed(rank)
     model = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    with Asynchronous(model, optimizer, samples=KNOWN, batch=32, epochs=PASSES, staleness=staleness) as run:
-        for turn, places in enumerate(run):
+    data = TensorDataset(inputs[:KNOWN], targets[:KNOWN])
+    with Asynchronous(model, optimizer, data, batch=32, epochs=PASSES, staleness=staleness) as run:
+        for turn, (x, y) in enumerate(run):
             if rank == victim and turn == 5:
                 os.kill(os.getpid(), signal.SIGKILL)
             if rank == 1:
                 time.sleep(0.003)  # the slow one
-            run.step(nn.functional.cross_entropy(model(inputs[places]), targets[places]))
+            run.step(nn.functional.cross_entropy(model(x), y))
     right = (model(inputs[KNOWN:]).argmax(1) == targets[KNOWN:]).float().mean()
     weights = torch.cat([one.detach().flatten() for one in model.parameters()])
     return {
         "accuracy": float(right),
         "weights": weights,
-        "applied": torch.tensor(run.applied),
+        "samples": run.samples,
+        "told": msgspec.to_builtins(run.training()),
         "stale": run.stale,
         "sent": run.sent,
     }
@@ -79,7 +84,12 @@ def train(rank: int, world: int, staleness: int, victim: int) -> dict[str, Any]:
 
 def test_workers_at_their_own_pace_learn_the_digits_from_each_sample_once_a_pass(tmp_path: Path) -> None:
     server, *workers = together(train, 4, tmp_path, 3, -1)
-    assert bool((server["applied"] == 1).all())
+    assert server["samples"] == KNOWN * PASSES
+    told = msgspec.convert(server["told"], Training)
+    assert (told.step, told.samples, told.progress) == (PASSES * -(-KNOWN // 32), KNOWN * PASSES, 1_000_000)
+    assert (told.world, told.batch) == (4, 32)
+    assert 0 < told.loss < 1
+    assert told.step_time > 0
     assert max(server["stale"]) <= 3
     assert any(server["stale"][stale] for stale in server["stale"] if stale)  # it was asynchronous indeed
     assert server["accuracy"] > 0.8
@@ -91,7 +101,7 @@ def test_workers_at_their_own_pace_learn_the_digits_from_each_sample_once_a_pass
 
 def test_what_a_killed_worker_had_taken_is_taken_by_others(tmp_path: Path) -> None:
     server, *workers = together(train, 4, tmp_path, 3, 2, killed=(2,))
-    assert bool((server["applied"] == 1).all())
+    assert server["samples"] == KNOWN * PASSES
     assert server["accuracy"] > 0.8
     assert all(torch.equal(one["weights"], server["weights"]) for one in workers)
 
@@ -99,4 +109,45 @@ def test_what_a_killed_worker_had_taken_is_taken_by_others(tmp_path: Path) -> No
 def test_a_model_with_more_than_weights_is_refused() -> None:
     model = nn.BatchNorm1d(3)
     with pytest.raises(Misused, match="batch norms"):
-        Asynchronous(model, torch.optim.SGD(model.parameters()), samples=3)
+        Asynchronous(model, torch.optim.SGD(model.parameters()), TensorDataset(torch.zeros(4, 3)))
+
+
+def put_aside(rank: int, world: int, folder: str, asked: int) -> dict[str, Any]:
+    """Training whose server is asked to end after so many gradients (0: never)."""
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    data = TensorDataset(torch.arange(40.0).unsqueeze(1) / 40, torch.arange(40.0).unsqueeze(1) / 20)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    code, run = 0, Asynchronous(model, optimizer, data, batch=4, epochs=3, checkpoint=folder, every=1000)
+    seen: list[float] = []
+    real = optimizer.step
+
+    def step(*args: Any, **named: Any) -> Any:
+        if len(seen) + 1 == asked and rank == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        seen.append(0.0)
+        return real(*args, **named)
+
+    optimizer.step = step  # type: ignore[method-assign]
+    try:
+        with run:
+            for x, y in run:
+                run.step(nn.functional.mse_loss(model(x), y))
+    except SystemExit as ended:
+        code = int(str(ended.code))
+    return {"code": code, "applied": len(seen), "samples": run.samples, "told": msgspec.to_builtins(run.training())}
+
+
+def test_asked_to_end_it_saves_itself_and_goes_on_with_each_sample_once(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    first, *others = together(put_aside, 3, folders[0], str(tmp_path / "checkpoints"), 5)
+    assert [first["code"], *(one["code"] for one in others)] == [143] * 3
+    assert 5 <= first["applied"] <= 7, "what was on its way is applied"
+    assert first["told"]["checkpoint"]["step"] == first["applied"]
+    second, *others = together(put_aside, 3, folders[1], str(tmp_path / "checkpoints"), 0)
+    assert [second["code"], *(one["code"] for one in others)] == [0] * 3
+    assert first["applied"] + second["applied"] == 30
+    assert second["samples"] == 120
+    assert second["told"]["restored"].startswith(f"the checkpoint of step {first['applied']}, of ")

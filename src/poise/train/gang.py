@@ -12,6 +12,7 @@ then the second ones, and so on, under names with the number of the session.
 
 import functools
 import hashlib
+import itertools
 import os
 import secrets
 import socket
@@ -50,6 +51,14 @@ LONG_SECONDS = 5.0
 _LOOK_SECONDS = 0.02
 _WATCH_SECONDS = 0.5
 _OVER = "over"
+
+
+_begun = itertools.count(1)
+
+
+def next_session() -> int:
+    """The number of a session that begins, from 1. All workers of a gang run one script, and number them alike."""
+    return next(_begun)
 
 
 class WorkerLost(Exception):
@@ -347,4 +356,4 @@ def _under_torchrun() -> bool:
     )
 
 
-__all__ = ["Gang", "Leaving", "WorkerLost"]
+__all__ = ["Gang", "Leaving", "WorkerLost", "next_session"]

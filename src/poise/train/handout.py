@@ -13,6 +13,7 @@ What a lost worker had out is handed out again, first of all. So each sample is 
 """
 
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -32,33 +33,48 @@ class Out(NamedTuple):
 
 
 class Pieces:
-    """The samples of `turns` passes, in pieces of `batch`."""
+    """The samples of `turns` passes, in pieces of `batch`. One that goes on has handed out `begun` of them, of which
+    those in `back` were not applied.
+    """
 
-    def __init__(self, samples: int, batch: int, turns: int, most: int) -> None:
+    def __init__(
+        self, samples: int, batch: int, turns: int, most: int, *, begun: int = 0, back: Iterable[Piece] = ()
+    ) -> None:
         self.most = most
-        self.version = 0
+        self.begun = begun
         self.out: dict[int, Out] = {}
-        self._left = deque(
-            Piece(turn, start, min(samples, start + batch))
-            for turn in range(turns)
-            for start in range(0, samples, batch)
-        )
+        self._samples, self._batch = samples, batch
+        self._in_pass = -(-samples // batch)
+        self._all = turns * self._in_pass
+        self._back = deque(back)
         self._held: list[int] = []
+        self.version = begun - len(self._back)
 
     @property
     def done(self) -> bool:
-        return not self._left and not self.out
+        return self.exhausted and not self.out
 
     @property
     def exhausted(self) -> bool:
         """There is nothing to hand out, though something may come back."""
-        return not self._left
+        return not self._back and self.begun >= self._all
+
+    @property
+    def open(self) -> list[Piece]:
+        """What was handed out and is not applied."""
+        return [*(one.piece for one in self.out.values()), *self._back]
 
     def take(self, worker: int) -> Out | None:
         """The next piece; None if there is none now."""
-        if not self._left or len(self.out) > self.most:
+        if self.exhausted or len(self.out) > self.most:
             return None
-        self.out[worker] = Out(self._left.popleft(), self.version)
+        if self._back:
+            piece = self._back.popleft()
+        else:
+            turn, place = divmod(self.begun, self._in_pass)
+            start = place * self._batch
+            piece, self.begun = Piece(turn, start, min(self._samples, start + self._batch)), self.begun + 1
+        self.out[worker] = Out(piece, self.version)
         return self.out[worker]
 
     def hold(self, worker: int) -> None:
@@ -81,7 +97,7 @@ class Pieces:
         if worker in self._held:
             self._held.remove(worker)
         if worker in self.out:
-            self._left.appendleft(self.out.pop(worker).piece)
+            self._back.appendleft(self.out.pop(worker).piece)
 
     def _may(self, worker: int) -> bool:
         later = sorted(out.version for other, out in self.out.items() if other != worker)

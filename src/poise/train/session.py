@@ -17,7 +17,6 @@ happened: buffers and random numbers are as they were. A worker that makes its p
 """
 
 import hashlib
-import itertools
 import math
 import os
 import signal
@@ -51,7 +50,7 @@ from poise.train.batch import Before, Fitting, is_short
 from poise.train.energy import Meter
 from poise.train.exchange import Exchange
 from poise.train.forward import answering
-from poise.train.gang import Gang, Leaving, WorkerLost
+from poise.train.gang import Gang, Leaving, WorkerLost, next_session
 from poise.train.given import misused
 from poise.train.keeping import Keeping
 from poise.train.loading import loaded, loading_of, moved
@@ -80,9 +79,6 @@ METER_SECONDS = 1.0
 
 _entered: list["Session"] = []
 """Sessions of this process that have begun and not ended."""
-
-_begun = itertools.count(1)
-"""Numbers the sessions of this process as they begin: all workers of a gang run one script, and number them alike."""
 
 _NEWER, _STOP, _SAVE, _OVERFLOWS, _LOWERS, _ENERGY, _STEP_LOSS, _UNUSED, _VOTES = range(9)
 """What is agreed on in each step; behind it come the losses that the watch looks at, where it looks."""
@@ -296,7 +292,7 @@ class Session:
                 have=f"{len(_entered)} that {'has' if len(_entered) == 1 else 'have'} begun and not ended",
                 hint="one session, with one optimizer for all that is trained; or train with one worker",
             )
-        self._gang.session = next(_begun)
+        self._gang.session = next_session()
         self._keeping.of_session(self._gang.session)
         try:
             self._join()
