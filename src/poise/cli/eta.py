@@ -135,14 +135,18 @@ def _unfinished(ledger: "Ledger") -> "list[Target]":
 
 def _shown(told: "Etas") -> Shown:
     etas = told.jobs
-    starts = [eta.start for eta in etas]
+    starts, known = [eta.start for eta in etas], [not eta.unknown for eta in etas]
     columns = [
         Column("JOB", [eta.job for eta in etas]),
         Column("NAME", [eta.name or "-" for eta in etas]),
         Column("STATUS", [status_text(eta.status) for eta in etas]),
-        *_columns("STARTS IN", starts),
-        *_columns("ENDS IN", [eta.finish for eta in etas]),
-        Column("ENDS AT", [_moment(told.at, eta) for eta in etas], right=True),
+        *_columns("STARTS IN", starts, [eta.unknown != "start" for eta in etas]),
+        *_columns("ENDS IN", [eta.finish for eta in etas], known),
+        Column(
+            "ENDS AT",
+            [_moment(told.at, eta) if is_known else "unknown" for eta, is_known in zip(etas, known, strict=True)],
+            right=True,
+        ),
         Column(
             "ON TIME", [f"{eta.on_time / 10:g} %" if eta.on_time >= 0 else "" for eta in etas], right=True, bare=True
         ),
@@ -151,12 +155,13 @@ def _shown(told: "Etas") -> Shown:
     return Shown(told, [eta.job for eta in etas], columns, notes=_notes(told))
 
 
-def _columns(title: str, ranges: "Sequence[Range | None]") -> list[Column]:
-    """Three of them: the times before which a tenth, half, and nine tenths of the futures are."""
+def _columns(title: str, ranges: "Sequence[Range | None]", known: Sequence[bool]) -> list[Column]:
+    """Three of them: the times before which a tenth, half, and nine tenths of the futures are, where they are known."""
+    both = list(zip(ranges, known, strict=True))
     return [
         Column(
             f"{title} {part}" if part == "10 %" else part,
-            ["-" if of is None else time_text(getattr(of, name)) for of in ranges],
+            ["-" if of is None else time_text(getattr(of, name)) if is_known else "unknown" for of, is_known in both],
             right=True,
         )
         for name, part in (("p10", "10 %"), ("p50", "50 %"), ("p90", "90 %"))

@@ -14,7 +14,7 @@ from poise.client import current_home
 from poise.config import Home
 from poise.control.start import connected, may_be_asked, user_name
 from poise.drivers.yamlfile import located
-from poise.model.decisions import SERVES, Reason, Spot
+from poise.model.decisions import SERVES, UNKNOWN, Reason, Spot
 from poise.model.reports import (
     Explanation,
     Foreseen,
@@ -183,7 +183,7 @@ def _draw_waiting(waiting: Waiting) -> None:
         "room comes when",
         [
             f"{freeing.unit} on {', '.join(freeing.nodes)} ends"
-            + (GOES_ON if freeing.left.source == SERVES else f", in {_foreseen_time(freeing.left)}")
+            + _ends_in(freeing.left)
             + (", overrun" if freeing.overrun else "")
             for freeing in waiting.frees
         ],
@@ -203,6 +203,7 @@ def _draw_going(going: Going) -> None:
     overrun = "; it has run longer than foreseen, and is estimated anew" if going.overrun else ""
     since = f"for {format_duration(going.elapsed)}" if going.elapsed else ""
     left = GOES_ON if going.left.source == SERVES else f", {_foreseen_time(going.left)} left{overrun}"
+    left = f"; {_foreseen_time(going.left)}" if going.left.source == UNKNOWN else left
     click.echo(f"  has run         {f'{since}{left}'.lstrip(',; ')}")
     if going.prediction is not None:
         _draw_lines("foreseen", _prediction_lines(going.prediction))
@@ -269,18 +270,27 @@ def _without_subject(reason: Reason, nodes: Sequence[str], count: int) -> str:
 
 
 def _foreseen_time(left: Foreseen) -> str:
+    if left.source == UNKNOWN:
+        return "unknown run time"
     return f"{format_duration(left.mean)} ± {format_duration(left.deviation)} ({left.source})"
 
 
+def _ends_in(left: Foreseen) -> str:
+    if left.source in (SERVES, UNKNOWN):
+        return GOES_ON if left.source == SERVES else f": {_foreseen_time(left)}"
+    return f", in {_foreseen_time(left)}"
+
+
 def _start_text(start: Start) -> str:
-    guesses = f"; a guess, since nothing is known of how long {', '.join(start.guesses)} runs" if start.guesses else ""
+    if start.likely == 0 and start.latest == 0:
+        return "now"
+    if start.guesses:
+        return f"unknown, since nothing is known of how long {', '.join(start.guesses)} runs; `--expect` would say it"
     if start.likely is None:
         bound = f"not before {_in(start.earliest)}; beyond that " if start.earliest else ""
-        return f"{bound}not foreseeable: {start.why}{guesses}"
-    if start.likely == 0 and start.latest == 0:
-        return f"now{guesses}"
+        return f"{bound}not foreseeable: {start.why}"
     latest = _in(start.latest) if start.latest is not None else f"no foreseeable end ({start.why})"
-    return f"{_in(start.likely)}, between {_in(start.earliest)} and {latest}{guesses}"
+    return f"{_in(start.likely)}, between {_in(start.earliest)} and {latest}"
 
 
 def _in(left: int | None) -> str:

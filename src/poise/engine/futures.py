@@ -191,7 +191,8 @@ class _Prospect(NamedTuple):
 class Draws:
     """What there is to be drawn of unfinished `jobs` of a ledger as of `now`, with the rates of a throughput table; for
     nodes that may have `joined`, and of jobs that are `coming` again, too. `others` arrive as they did lately.
-    `sources` counts units by the source of their estimate; `guesses` are the classes of which nothing is known.
+    `sources` counts units by the source of their estimate; `guesses` are the classes of which nothing is known, and
+    `unknown` the ordinals of units of which other classes say nothing either.
     """
 
     def __init__(
@@ -206,6 +207,7 @@ class Draws:
     ) -> None:
         self.sources: Counter[str] = Counter()
         self.guesses: set[str] = set()
+        self.unknown: set[int] = set()
         fleet = ledger.fleet()
         self._fleet = Fleet([*fleet.nodes, *joined]) if joined else fleet
         self._ledger = ledger
@@ -223,10 +225,10 @@ class Draws:
             for unit in job.units
             if not unit.over
         ]
-        known, guesses = self.sources.copy(), self.guesses.copy()
+        known, guesses, unknown = self.sources.copy(), self.guesses.copy(), self.unknown.copy()
         self._coming = [(one, self._prospects_again(one.job)) for one in coming]
         self._others, self._gaps = [(job, self._prospects_again(job)) for job in others.jobs], others.gaps
-        self.sources, self.guesses = known, guesses  # these are of what is there
+        self.sources, self.guesses, self.unknown = known, guesses, unknown  # these are of what is there
         every = [
             *self._prospects,
             *(prospect for _, prospects in [*self._coming, *self._others] for prospect in prospects),
@@ -363,6 +365,8 @@ class Draws:
                 self.guesses.add(spec.kind)
                 source = "other classes" if learned is self._unsaid else source
             self.sources[source] += 1
+            if source == "default":
+                self.unknown.add(unit.ordinal)
         profile = self._ledger.profiles.get(spec.kind)
         chance = profile.failures / 1000 if profile is not None else 0.0
         tries_left = spec.retry.limit - unit.tries if "failed" in spec.retry.when else 0

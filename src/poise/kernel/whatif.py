@@ -17,7 +17,7 @@ from poise.errors import Conflict
 from poise.kernel.explain import Active, After, Alike, Question, artifacts_of, turn_of
 from poise.kernel.find import find_node
 from poise.kernel.ledger import Ledger, State, job_status
-from poise.model.decisions import Hold, Place, Plan, Preempt, Reason, Resize
+from poise.model.decisions import UNKNOWN, Hold, Place, Plan, Preempt, Reason, Resize
 from poise.model.events import JobSubmitted
 from poise.model.fleet import CONDITIONS, CPU, DEVICES, DRAINED, EMPTYING, MEMORY, NETWORK, Fleet, Ints, Resident
 from poise.model.jobs import GRACE, Job, Priority
@@ -552,6 +552,8 @@ def _takes(policy: ClusterPolicy, view: Snapshot, candidate: Candidate, of: _Cho
     """What is foreseen of an artifact on a node, for people."""
     draft = hypothetical.draft_of(policy, view)
     run = draft.run_on(candidate, _shapes_of(candidate)[of.variant], view.fleet.rows[of.node])
+    if run.source == UNKNOWN:
+        return "unknown run time"
     return f"{format_duration(run.mean)} by {run.source}"
 
 

@@ -13,6 +13,10 @@ from poise.model.resources import Shape
 SERVES = "serves"
 """The source of a run time that has no end: it goes on until it is ended."""
 
+UNKNOWN = "default"
+"""The source of a run time of which nothing is known: neither history nor a declaration. Its mean stands in where a
+number is needed, and is never told to people."""
+
 Fixable = Literal["now", "later", "never"]
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from poise.model.decisions import SERVES
+from poise.model.decisions import SERVES, UNKNOWN
 from poise.model.jobs import Ending
 from poise.model.resources import Shape
 from poise.units import MILLISECOND, SECOND
@@ -136,7 +136,7 @@ def estimate_run(profile: Profile | None, declared: int) -> Estimate:
         return Estimate(profile.mean, profile.deviation, "history")
     if declared:
         return Estimate(declared, declared // 2, "declared")
-    return Estimate(DEFAULT_RUN, DEFAULT_RUN, "default")
+    return Estimate(DEFAULT_RUN, DEFAULT_RUN, UNKNOWN)
 
 
 def _is_unlike(profile: Profile, mean: int) -> bool:

@@ -8,10 +8,10 @@ lay between P10 and P90 is how far forecasts of this home can be trusted.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from math import ceil, inf
 from random import Random
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -53,7 +53,8 @@ class Range(msgspec.Struct, frozen=True):
 class Eta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is foreseen of a job, or of the tasks of it that were asked for. `start` is None once it has started.
     `on_time` is the part of the futures, in thousandths, in which everything with a deadline is done by it (-1: nothing
-    has one), `fails` that in which something of it is not done.
+    has one), `fails` that in which something of it is not done. `unknown` says what rests on a run time of which
+    nothing is known: its `end` (its own), or its `start` as well (that of what came before it).
     """
 
     job: str
@@ -63,6 +64,7 @@ class Eta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     start: Range | None = None
     on_time: int = -1
     fails: int = 0
+    unknown: Literal["", "end", "start"] = ""
 
 
 class Again(msgspec.Struct, frozen=True):
@@ -217,7 +219,7 @@ def foresee(
             Again(one.name, one.every, one.seen, max(0, one.last + one.every - now)) for one in futures.coming
         ),
         arriving=futures.arriving,
-        jobs=tuple(_eta(target, seen, now) for target in targets),
+        jobs=tuple(_eta(target, seen, now, futures.draws.unknown) for target in targets),
     )
 
 
@@ -274,7 +276,7 @@ def range_of(instants: Iterable[float], now: int = 0) -> Range:
     return Range(at(LOW), at(MIDDLE), at(HIGH))
 
 
-def _eta(target: Target, seen: Sequence[Happened], now: int) -> Eta:
+def _eta(target: Target, seen: Sequence[Happened], now: int, guessed: Set[int]) -> Eta:
     units = [unit for unit in target.job.units if unit.id in target.units]
     open_units = [unit for unit in units if not unit.over]
     has_started = any(unit.over or any(task.started for task in unit.tasks) for unit in units)
@@ -288,7 +290,12 @@ def _eta(target: Target, seen: Sequence[Happened], now: int) -> Eta:
         for happened in seen
     )
     failed = sum(not happened.failed.isdisjoint(target.units) for happened in seen)
+    unknown: Literal["", "end", "start"] = "" if guessed.isdisjoint(unit.ordinal for unit in open_units) else "end"
+    before = min((unit.ordinal for unit in open_units), default=0)
+    if start is not None and start.p90 != 0 and any(ordinal < before for ordinal in guessed):
+        unknown = "start"
     return Eta(
+        unknown=unknown,
         job=target.called,
         name=target.job.name,
         status=units_status(units),

@@ -7,7 +7,9 @@ import pytest
 
 from poise.cli.main import main
 from poise.drivers.logfile import write_log
-from poise.model.events import encode_event
+from poise.drivers.sqlite import SqliteStore
+from poise.model.events import Event, decode_event, encode_event
+from poise.testing import World
 from unit.engine.test_futures import stopped
 
 
@@ -51,3 +53,27 @@ def test_errors_say_what_to_type(log: Path, capsys: pytest.CaptureFixture[str], 
     arguments = [str(log) if word == "LOG" else word for word in typed.split()]
     assert main([*arguments, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["error"]["hint"] == hint
+
+
+def test_a_run_time_of_which_nothing_is_known_is_told_as_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No half a second for a job of thirty: neither `eta` nor `explain` tells a number that nobody knows."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("POISE_HOME", str(home))
+    world = World().nodes(1, cpu=1).job("train", run="train").round().start("train").job("next", run="other", cpu=1)
+    store: SqliteStore[Event] = SqliteStore(home / "log.db", encode_event, decode_event)
+    store.append(world.log, expected=0)
+    store.close()
+    assert main(["eta", "--json"]) == 0
+    assert [eta["unknown"] for eta in json.loads(capsys.readouterr().out)["jobs"]] == ["end", "start"]
+    assert main(["eta"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.count("unknown") for row in rows[1:3]] == [4, 7]
+    for name in ("train", "next"):
+        assert main(["explain", name]) == 0
+        told = capsys.readouterr().out
+        assert "unknown run time" in told
+        assert "(default)" not in told
+    assert "expected start  unknown, since nothing is known of how long j1.main runs" in told
