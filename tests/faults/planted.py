@@ -18,14 +18,17 @@ import msgspec
 from poise.drivers.nemeses import keep_scenario, shipped
 from poise.engine import control, disk, machine, timeline
 from poise.engine.host import Host
-from poise.engine.scenario import scenario_of
+from poise.engine.scenario import TENANTS, scenario_of
 from poise.engine.seeds import nemeses_of, shrink, try_scenario, try_seed
 from poise.kernel import controller, verify
-from poise.kernel.controller import Controller
-from poise.kernel.ledger import Ledger
+from poise.kernel.controller import Controller, Reply
+from poise.kernel.ledger import Ledger, NodeState
 from poise.kernel.node import NodeMachine
 from poise.model.decisions import Hold, Plan
+from poise.model.events import Started
+from poise.model.jobs import Retry
 from poise.model.messages import Attempt
+from poise.model.reports import Drained
 from poise.model.resources import Node
 from poise.policy.suites import Suite
 from poise.units import SECOND
@@ -185,6 +188,146 @@ def end_not_read() -> Any:
     return patch.object(control, "load_ledger", load)
 
 
+def start_of_any_epoch() -> Any:
+    """A start is believed of whatever epoch it is, and from whatever node."""
+
+    def take(self: Any, name: str, running: Any, ended: Any, now: int) -> None:
+        with patch.object(Controller, "_valid", lambda self, attempt, node: _is_active(self, attempt)):
+            real(self, name, [], [], now)
+            for began in running:
+                found = self.ledger.task(began.attempt.task)
+                if found is not None and found[1].status == "queued":
+                    epoch = began.attempt.epoch
+                    self._commit(Started(at=now, task=began.attempt.task, epoch=epoch, pid=1, cpus=()))
+        real(self, name, running, ended, now)
+
+    real = Controller._take_report
+    return patch.object(Controller, "_take_report", take)
+
+
+def _is_active(self: Any, attempt: Attempt) -> bool:
+    found = self.ledger.task(attempt.task)
+    return found is not None and bool(found[1].active)
+
+
+def acknowledged_cancel_not_logged() -> Any:
+    """Of what runs a cancellation only stops the attempts: nothing of it is in the log."""
+
+    def cancel(self: Any, message: Any, now: int) -> str:
+        job = self.ledger.jobs.get(message.job)
+        if job is not None and any(unit.status == "active" for unit in job.units):
+            for unit in job.units:
+                if unit.status == "active":
+                    self._stop(unit, now)
+            return str(job.id)
+        return str(real(self, message, now))
+
+    real = Controller._cancel
+    return patch.object(Controller, "_cancel", cancel)
+
+
+def drain_answered_at_once() -> Any:
+    """The answer to a drain does not wait for the log, nor a quota's."""
+    real = Controller._later
+
+    def later(self: Any, effect: Any) -> None:
+        if isinstance(effect, Reply) and (isinstance(effect.value, Drained) or effect.value in TENANTS):
+            self._outbox.append((0, effect))
+        else:
+            real(self, effect)
+
+    return patch.object(Controller, "_later", later)
+
+
+def quota_kept_after_cancel() -> Any:
+    """What is cancelled while it runs goes on counting against the quota of its tenant."""
+    real = Ledger._count
+
+    def count(self: Any, unit: Any, sign: int) -> None:
+        if sign > 0 or unit.stopping != "cancel":
+            real(self, unit, sign)
+
+    return patch.object(Ledger, "_count", count)
+
+
+def gang_released_one_short() -> Any:
+    """The last member of a gang gives nothing back."""
+    real = Ledger._give_back
+
+    def give_back(self: Any, unit: Any, index: int) -> None:
+        if len(unit.tasks) == 1 or index < len(unit.tasks) - 1:
+            real(self, unit, index)
+
+    return patch.object(Ledger, "_give_back", give_back)
+
+
+def checkpoint_one_event_short() -> Any:
+    """The state that was saved lacks the event after which it is said to be."""
+
+    def load(store: Any) -> Ledger:
+        checkpoint = store.latest_checkpoint()
+        ledger = Ledger.decode(checkpoint.state) if checkpoint else Ledger()
+        events = list(store.read(ledger.revision))
+        for _, event in events[1:] if checkpoint else events:
+            ledger.apply(event)
+        return ledger
+
+    return patch.object(control, "load_ledger", load)
+
+
+def outbox_lost_on_hang_up() -> Any:
+    """With a node's connection goes all that waits to be said, to whomever."""
+
+    def disconnect(self: Any, name: str) -> None:
+        real(self, name)
+        self._outbox.clear()
+
+    real = Controller._disconnect
+    return patch.object(Controller, "_disconnect", disconnect)
+
+
+def backlog_in_order_of_arrival() -> Any:
+    """The queues of a view stand in the order in which they came to be."""
+    return patch.object(Ledger, "_backlog", lambda self: {name: len(units) for name, units in self._queues.items()})
+
+
+def device_given_twice() -> Any:
+    """A place on a device is not compared with what holds it."""
+    return patch.object(verify, "_against_devices", lambda *_: [])
+
+
+def retry_without_limit() -> Any:
+    """What has failed is tried again for ever."""
+    return patch.object(Retry, "allows", lambda *_: True)
+
+
+def back_off_not_waited_for() -> Any:
+    """What has failed may be placed again at once."""
+    real = Ledger._again
+
+    def again(self: Any, unit: Any, at: int, *, delay: int) -> None:
+        real(self, unit, at, delay=0)
+
+    return patch.object(Ledger, "_again", again)
+
+
+def need_not_waited_for() -> Any:
+    """A task of a graph may begin before all that it needs is done."""
+    real = Ledger._release_roots
+
+    def release(self: Any, job: Any, at: int) -> None:
+        for unit in job.units:
+            unit.missing = max(0, unit.missing - 1)
+        real(self, job, at)
+
+    return patch.object(Ledger, "_release_roots", release)
+
+
+def drained_node_given_work() -> Any:
+    """A drained node is as open as any other."""
+    return patch.object(NodeState, "condition", property(lambda self: "up" if self.status == "up" else "lost"))
+
+
 def _both(*patches: Any) -> Any:
     stack = contextlib.ExitStack()
     for one in patches:
@@ -207,6 +350,19 @@ BUGS: dict[str, Plant] = {
     "older-connection-wins": older_connection_wins,
     "loser-stays": loser_stays,
     "end-not-read": end_not_read,
+    "start-of-any-epoch": start_of_any_epoch,
+    "cancel-not-logged": acknowledged_cancel_not_logged,
+    "drain-answered-at-once": drain_answered_at_once,
+    "quota-kept-after-cancel": quota_kept_after_cancel,
+    "gang-released-one-short": gang_released_one_short,
+    "checkpoint-one-event-short": checkpoint_one_event_short,
+    "outbox-lost-on-hang-up": outbox_lost_on_hang_up,
+    "backlog-in-order-of-arrival": backlog_in_order_of_arrival,
+    "device-given-twice": device_given_twice,
+    "retry-without-limit": retry_without_limit,
+    "back-off-not-waited-for": back_off_not_waited_for,
+    "need-not-waited-for": need_not_waited_for,
+    "drained-node-given-work": drained_node_given_work,
 }
 
 
@@ -225,6 +381,19 @@ PROMISES = {
     "older-connection-wins": {"S3", "S4", "S5", "L2"},
     "loser-stays": {"S5", "L1", "L2"},
     "end-not-read": {"S3", "S7"},
+    "start-of-any-epoch": {"S4", "ledger"},
+    "cancel-not-logged": {"S3"},
+    "drain-answered-at-once": {"S3"},
+    "quota-kept-after-cancel": {"ledger", "L1"},
+    "gang-released-one-short": {"S1", "S7", "ledger"},
+    "checkpoint-one-event-short": {"S7", "ledger", "internal"},
+    "outbox-lost-on-hang-up": {"L1", "L2"},
+    "backlog-in-order-of-arrival": {"S7", "ledger"},
+    "device-given-twice": {"S1", "ledger"},
+    "retry-without-limit": {"rules"},
+    "back-off-not-waited-for": {"rules"},
+    "need-not-waited-for": {"rules"},
+    "drained-node-given-work": {"rules"},
 }
 """Those that a bug breaks; another one that is broken proves nothing of it. (`ledger`: an invariant of the ledger that
 the log makes, such as that time does not step back.)"""

@@ -74,8 +74,7 @@ class People:
             on, moves = act.act != "undrain", act.act == "empty"
             make = lambda request: Drain(request, act.of, on, moves=moves)  # noqa: E731
         elif act.act == "quota":
-            quota = Quota(act.amount, PLENTY, PLENTY) if act.amount else None
-            make = lambda request: SetQuota(request, act.tenant, quota)  # noqa: E731
+            make = lambda request: SetQuota(request, act.tenant, _quota_of(act))  # noqa: E731
 
         def answer(reply: Reply) -> None:
             nonlocal answered
@@ -108,4 +107,21 @@ class People:
             simulation.catch_up()
             simulation.judge.accepted(act.tenant, act.key, reply.value)
             simulation.tell(f"{act.key} is acknowledged as {reply.value}")
+        else:
+            simulation.catch_up()
+            self._is_done(act)
         self._done(act)
+
+    def _is_done(self, act: Act) -> None:
+        """The judge looks whether the log has what was acknowledged."""
+        judge = self._simulation.judge
+        if act.act == "cancel":
+            judge.cancelled(self.jobs[act.of])
+        elif act.act == "quota":
+            judge.bounded(act.tenant, _quota_of(act))
+        elif ":" not in act.of:  # a device may have failed again since
+            judge.drained(act.of, act.act != "undrain")
+
+
+def _quota_of(act: Act) -> Quota | None:
+    return Quota(act.amount, PLENTY, PLENTY) if act.amount else None

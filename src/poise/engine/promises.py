@@ -29,6 +29,7 @@ from poise.model.events import (
     Preempted,
     QuotaSet,
     Resized,
+    Started,
     TrainingTold,
     UnitsCancelled,
     encode_event,
@@ -197,6 +198,24 @@ class Judge:
             raise Violation("S3", f"{key} was acknowledged as {known}, and now as {job}")
         self._is_kept(tenant, key, job)
 
+    def cancelled(self, job: str) -> None:
+        """The cancellation of a job was acknowledged: every unit of it is cancelled, or was over."""
+        left = [unit for unit in self._units_of[job] if unit not in self._cancelled and not self.ledger.is_over(unit)]
+        if left:
+            raise Violation("S3", f"the cancellation of {job} was acknowledged, and the log has none of {left}")
+
+    def drained(self, node: str, on: bool) -> None:
+        """That a node is closed to new work, or open again, was acknowledged."""
+        if (node in self._drained) != on:
+            raise Violation(
+                "S3", f"{node} was acknowledged as {'drained' if on else 'open'}, and the log says otherwise"
+            )
+
+    def bounded(self, tenant: str, quota: Quota | None) -> None:
+        """A quota, or that there is none any more, was acknowledged."""
+        if self._quotas.get(tenant) != quota:
+            raise Violation("S3", f"{quota} of {tenant} was acknowledged, and the log has {self._quotas.get(tenant)}")
+
     def _is_kept(self, tenant: str, key: str, job: str) -> None:
         if job not in self._units_of:
             raise Violation("S3", f"{job} was acknowledged (for {tenant}, {key}), and is not in the durable log")
@@ -218,6 +237,8 @@ class Judge:
                     self._resized(event)
                 case Preempted():
                     self._ending.add(event.unit)
+                case Started():
+                    self._is_begun(event)
                 case Finished():
                     self._finished(event)
                 case DeviceCordoned():
@@ -350,6 +371,14 @@ class Judge:
             self._tried[name] = Tried(times, at + delay)
         elif set(outcomes) == {"done"}:
             self._done_units.add(name)
+
+    def _is_begun(self, event: Started) -> None:
+        """What is recorded as running has begun, in the epoch that counts."""
+        attempt, held = Attempt(event.task, event.epoch), self._held.get(self._unit_of[event.task])
+        if held is None or held.active.get(event.task) != event.epoch:
+            raise Violation("S4", f"a start of {attempt} was accepted, which is not the one that counts")
+        if attempt not in self._begun:
+            raise Violation("S4", f"{attempt} is recorded as running, and was never started")
 
     def _finished(self, event: Finished) -> None:
         unit = self._unit_of[event.task]

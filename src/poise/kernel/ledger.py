@@ -641,6 +641,11 @@ class Ledger:
     def unit(self, unit_id: str) -> UnitState | None:
         return self._units.get(unit_id)
 
+    def is_over(self, unit_id: str) -> bool:
+        """Whether nothing will change this unit: it has ended, or has left the history."""
+        unit = self._units.get(unit_id)
+        return unit is None or unit.over
+
     def held(self, unit: UnitState) -> tuple[Reason, ...]:
         """The reasons logged for the queue in which this unit waits."""
         return self._state.held.get(unit.queue, ())

@@ -676,6 +676,19 @@ def test_hello_of_a_gang_with_one_process_gone_stops_the_other_and_launches_none
     assert world.status("g") == "pending"
 
 
+def test_a_node_that_hangs_up_takes_nothing_with_it_that_is_for_others() -> None:
+    """Answers to people, and what other nodes are to be told, leave once they are durable."""
+    world = World().nodes(2, cpu=1)
+    world.slow_disk = True
+    world.job("a", cpu=1).job("b", cpu=1).round().sent.clear()
+    [gone], [other] = world.where("a"), world.where("b")
+    assert {gone, other} == {"n1", "n2"}
+    world.disconnect(gone).sync()
+    assert [reply.value for reply in world.replies] == ["j1", "j2"]
+    assert [send.node for send in world.sent] == [other]
+    assert launches(world) == ["j2.main#1"]
+
+
 def test_hello_drops_what_waited_to_be_sent_before() -> None:
     world = World().nodes(1)
     world.slow_disk = True
