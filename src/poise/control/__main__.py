@@ -40,7 +40,7 @@ from poise.drivers.security import ensure_token
 from poise.drivers.series import Series
 from poise.drivers.sockets import listen, notice_loss, share
 from poise.drivers.sqlite import SqliteStore
-from poise.drivers.system import boot_id, boottime, open_many_files, settle_memory
+from poise.drivers.system import boot_id, boottime, making_records, open_many_files, settle_memory
 from poise.drivers.tidy import remove_abandoned
 from poise.drivers.whole import write_whole
 from poise.engine.host import load_ledger
@@ -145,7 +145,8 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
             written_by=__version__,
         )
     )
-    ledger = shared.ledger if shared is not None else load_ledger(store)
+    with making_records():
+        ledger = shared.ledger if shared is not None else load_ledger(store)
     Series(home.series).forget(ledger.nodes)
     settle_memory()
     fleet = _declared(options.fleet or home.fleet)

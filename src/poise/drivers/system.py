@@ -53,6 +53,17 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+@contextlib.contextmanager
+def making_records() -> Iterator[None]:
+    """While very many records are made that live long: the collector of cycles does not look at them, now or later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def settle_memory() -> None:
     """Call once what lives long has been made: the collector of cycles then leaves it alone, and looks less often.
 
