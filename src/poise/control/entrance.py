@@ -55,8 +55,8 @@ class Strangers:
 
     def make_room(self) -> bool:
         """Whether one more may come in; the one that has been silent for longest goes where there is no room."""
-        if len(self) >= MAX_STRANGERS and self.silent:
-            next(iter(self.silent)).turn_away()
+        while len(self) >= MAX_STRANGERS and self.silent:
+            next(iter(self.silent)).give_way()
         return len(self) < MAX_STRANGERS
 
 
@@ -72,6 +72,17 @@ class Arrival:
         self._loop.add_reader(sock, self._speaks)
         self._late = self._loop.call_later(SILENT_SECONDS, self.turn_away)
         strangers.silent[self] = None
+
+    def give_way(self) -> None:
+        """To the next, unless it has said something that was not looked at yet."""
+        try:
+            spoken = bool(self._sock.recv(1, socket.MSG_PEEK))
+        except OSError:
+            spoken = False
+        if spoken:
+            self._speaks()
+        else:
+            self.turn_away()
 
     def turn_away(self) -> None:
         """It has said nothing so far."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import os
 import ssl
 import struct
@@ -16,6 +17,7 @@ from poise.config import Home
 from poise.control import entrance, heads, taking
 from poise.control.entrance import Entrance
 from poise.control.taking import Taking
+from poise.drivers import sockets
 from poise.drivers.authority import server_context
 from poise.drivers.security import ensure_home
 from poise.model.calls import MAX_FRAME
@@ -75,6 +77,24 @@ def test_the_one_that_is_silent_for_longest_gives_way(tmp_path: Path, monkeypatc
             assert all([await is_closed(ends) for ends in silent[:92]]), "the first of them are gone"
             assert await is_answered(silent[-1]), "the latest may still ask"
             assert await is_answered(asks), "and who has asked may ask again"
+
+    run(use)
+
+
+def test_who_has_asked_already_does_not_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it said may not have been read when many come at once."""
+    monkeypatch.setattr(entrance, "MAX_STRANGERS", 8)
+
+    async def use() -> None:
+        path = tmp_path / "sock"
+        async with entered(greet, path):
+            with contextlib.ExitStack() as stack:
+                asks = stack.enter_context(sockets.connect(path))  # nobody is let in before this task waits
+                asks.sendall(HELLO)
+                silent = [stack.enter_context(sockets.connect(path)) for _ in range(100)]
+                asks.setblocking(False)
+                assert (await asyncio.get_running_loop().sock_recv(asks, 12)) == b"HTTP/1.1 200"
+                assert len(silent) == 100
 
     run(use)
 
