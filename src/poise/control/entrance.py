@@ -2,8 +2,9 @@
 
 Whoever connects is a *stranger* until it has asked for something: nobody knows yet whether it has a token, and its
 connection holds a descriptor, and memory where there is TLS. So strangers have so much time, and there are so many of
-one origin. One that has not said a byte gives way to the next; where all have, the next is turned away. A handshake
-costs the one who listens more than the one who calls, and is begun when there is something to read.
+one origin. A handshake costs the one who listens more than the one who calls, and is begun when there is something to
+read and room for one more; who has to wait for that waits in turn. Where too many say nothing, the one that has done so
+for longest gives way to the next.
 """
 
 import asyncio
@@ -27,8 +28,9 @@ from poise.control.lines import Lines
 SILENT_SECONDS, HANDSHAKE_SECONDS = 5.0, 10.0
 """Within so long of connecting the first byte comes; and within so long of that a handshake is done."""
 
-MAX_STRANGERS = 256
-"""Connections of one origin that have asked for nothing yet."""
+MAX_STRANGERS, MAX_SILENT = 256, 4096
+"""Connections of one origin that were taken in and have asked for nothing yet; and those before them, which say nothing
+or wait for room, and cost a descriptor each. Hanging up on these earlier would only bring them back."""
 
 AT_ONCE = 64
 """Connections that are taken in before anybody else is served again."""
@@ -44,20 +46,28 @@ TakeIn = Callable[[socket.socket, Callable[[], None]], Coroutine[Any, Any, None]
 
 
 class Strangers:
-    """Those of one origin: the silent ones in the order in which they came; of the others, how many there are."""
+    """Those of one origin: the silent ones, and those that wait to be taken in, in the order in which they came or
+    spoke; of those that were taken in, how many there are.
+    """
 
     def __init__(self) -> None:
         self.silent: dict[Arrival, None] = {}
-        self.others = 0
+        self.waiting: dict[Arrival, None] = {}
+        self.taken_in = 0
 
     def __len__(self) -> int:
-        return len(self.silent) + self.others
+        return len(self.silent) + len(self.waiting) + self.taken_in
 
     def make_room(self) -> bool:
         """Whether one more may come in; the one that has been silent for longest goes where there is no room."""
-        while len(self) >= MAX_STRANGERS and self.silent:
+        while len(self.silent) + len(self.waiting) >= MAX_SILENT and self.silent:
             next(iter(self.silent)).give_way()
-        return len(self) < MAX_STRANGERS
+        return len(self.silent) + len(self.waiting) < MAX_SILENT
+
+    def take_in(self) -> None:
+        """Those that have waited for longest, as many as there is room for."""
+        while self.waiting and self.taken_in < MAX_STRANGERS:
+            next(iter(self.waiting)).come_in()
 
 
 class Arrival:
@@ -67,7 +77,7 @@ class Arrival:
         self._sock = sock
         self._strangers = strangers
         self._take_in = take_in
-        self._spoken = False
+        self._is_stranger = True
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock, self._speaks)
         self._late = self._loop.call_later(SILENT_SECONDS, self.turn_away)
@@ -85,20 +95,28 @@ class Arrival:
             self.turn_away()
 
     def turn_away(self) -> None:
-        """It has said nothing so far."""
+        """It has said nothing so far, or there was no room for it in time."""
+        self._late.cancel()
         self._no_longer_silent()
+        self._strangers.waiting.pop(self, None)
         self._sock.close()
 
-    def _no_longer_silent(self) -> None:
-        self._loop.remove_reader(self._sock)
+    def come_in(self) -> None:
+        """There is room for it."""
         self._late.cancel()
-        del self._strangers.silent[self]
+        del self._strangers.waiting[self]
+        self._strangers.taken_in += 1
+        self._coming = self._loop.create_task(self._come_in())
+
+    def _no_longer_silent(self) -> None:
+        if self in self._strangers.silent:
+            self._loop.remove_reader(self._sock)
+            del self._strangers.silent[self]
 
     def _speaks(self) -> None:
         self._no_longer_silent()
-        self._spoken = True
-        self._strangers.others += 1
-        self._coming = self._loop.create_task(self._come_in())
+        self._strangers.waiting[self] = None
+        self._strangers.take_in()
 
     async def _come_in(self) -> None:
         try:
@@ -108,9 +126,10 @@ class Arrival:
             self._no_stranger()
 
     def _no_stranger(self) -> None:
-        if self._spoken:
-            self._spoken = False
-            self._strangers.others -= 1
+        if self._is_stranger:
+            self._is_stranger = False
+            self._strangers.taken_in -= 1
+            self._strangers.take_in()
 
 
 class Listening:
@@ -131,7 +150,7 @@ class Listening:
         if self._again is not None:
             self._again.cancel()
         for strangers in self._origins.values():
-            for arrival in list(strangers.silent):
+            for arrival in [*strangers.silent, *strangers.waiting]:
                 arrival.turn_away()
 
     async def wait_closed(self) -> None:

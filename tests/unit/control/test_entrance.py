@@ -66,7 +66,7 @@ async def beyond(at: Entrance, context: ssl.SSLContext | None = None) -> Ends:
 
 def test_the_one_that_is_silent_for_longest_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many connections that say nothing keep nobody out."""
-    monkeypatch.setattr(entrance, "MAX_STRANGERS", 8)
+    monkeypatch.setattr(entrance, "MAX_SILENT", 8)
 
     async def use() -> None:
         path = tmp_path / "sock"
@@ -83,7 +83,7 @@ def test_the_one_that_is_silent_for_longest_gives_way(tmp_path: Path, monkeypatc
 
 def test_who_has_asked_already_does_not_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it said may not have been read when many come at once."""
-    monkeypatch.setattr(entrance, "MAX_STRANGERS", 8)
+    monkeypatch.setattr(entrance, "MAX_SILENT", 8)
 
     async def use() -> None:
         path = tmp_path / "sock"
@@ -99,9 +99,10 @@ def test_who_has_asked_already_does_not_give_way(tmp_path: Path, monkeypatch: py
     run(use)
 
 
-def test_where_all_have_begun_to_ask_the_next_of_their_origin_is_turned_away(
+def test_where_all_have_begun_to_ask_the_next_of_their_origin_waits_for_its_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A thousand nodes that come back at once are let in as they can be, and nobody else waits for them."""
     monkeypatch.setattr(entrance, "MAX_STRANGERS", 4)
     origin = "here"
     monkeypatch.setattr(entrance, "origin_of", lambda *_: origin)
@@ -114,22 +115,29 @@ def test_where_all_have_begun_to_ask_the_next_of_their_origin_is_turned_away(
             for _ in range(4):
                 begun.append(await asyncio.open_unix_connection(path))
                 begun[-1][1].write(HELLO[:20])
-            next_one = await asyncio.open_unix_connection(path)
-            while not await hung_up(next_one):
-                next_one = await asyncio.open_unix_connection(path)  # the others' first bytes are on their way
+            following = [await asyncio.open_unix_connection(path) for _ in range(20)]
+            asking = [asyncio.create_task(is_answered(ends)) for ends in following]
             origin = "elsewhere"
             assert await is_answered(await asyncio.open_unix_connection(path))
             begun[0][1].write(HELLO[20:])
-            assert (await begun[0][0].readuntil(b"\r\n\r\nhi")).startswith(b"HTTP/1.1 200")
-            origin = "here"
-            assert await is_answered(await asyncio.open_unix_connection(path)), "there is room again"
+            assert all(await asyncio.gather(*asking)), "one after the other in the place that was left"
 
-    async def hung_up(ends: Ends) -> bool:
-        try:
-            return await asyncio.wait_for(ends[0].read(), 0.05) == b""
-        except TimeoutError:
-            ends[1].close()
-            return False
+    run(use)
+
+
+def test_who_waits_too_long_for_its_turn_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entrance, "MAX_STRANGERS", 1)
+    monkeypatch.setattr(entrance, "SILENT_SECONDS", 0.2)
+
+    async def use() -> None:
+        path = tmp_path / "sock"
+        async with entered(greet, path):
+            begun = await asyncio.open_unix_connection(path)
+            begun[1].write(HELLO[:20])
+            following = await asyncio.open_unix_connection(path)
+            assert not await is_answered(following)
+            begun[1].write(HELLO[20:])
+            assert (await begun[0].readuntil(b"\r\n\r\nhi")).startswith(b"HTTP/1.1 200")
 
     run(use)
 
