@@ -59,6 +59,13 @@ async def is_closed(ends: Ends) -> bool:
         return True
 
 
+def anybody() -> ssl.SSLContext:
+    """Takes whoever answers."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
 async def beyond(at: Entrance, context: ssl.SSLContext | None = None) -> Ends:
     host, port = at._listening[0].getsockname()
     return await asyncio.open_connection(host, port, ssl=context)
@@ -149,8 +156,7 @@ def test_whoever_does_not_say_what_is_wanted_is_hung_up_on(tmp_path: Path, monke
     monkeypatch.setattr(heads, "SECONDS", 0.2)
     home = Home(tmp_path / "home")
     ensure_home(home)
-    trusting = ssl.create_default_context()
-    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    trusting = anybody()
     whole = b"POST /v1/jobs HTTP/1.1\r\nHost: poise\r\nContent-Length: 100000\r\n\r\n"
 
     async def by_bytes(ends: Ends, begun: bytes) -> None:
@@ -256,13 +262,16 @@ def test_one_that_takes_slowly_is_waited_for() -> None:
         assert (slow.looks == 0) is stays
 
 
-def test_a_frame_that_is_too_large_is_refused_by_its_length(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beyond_here", [False, True])
+def test_a_frame_that_is_too_large_is_refused_by_its_length(beyond_here: bool, tmp_path: Path) -> None:
     """Of a caller, or of a worker: none of it is read, and it takes no memory."""
+    path, home = tmp_path / "sock", Home(tmp_path / "home")
+    ensure_home(home)
 
     async def use() -> None:
-        path = tmp_path / "sock"
-        async with open_door(tmp_path) as door, entered(door.app, path):
-            ends = await asyncio.open_unix_connection(path)
+        context = server_context(home, ["127.0.0.1"]) if beyond_here else None
+        async with open_door(tmp_path) as door, entered(door.app, path, context) as at:
+            ends = await (beyond(at, anybody()) if beyond_here else asyncio.open_unix_connection(path))
             ends[1].write(upgrade("/v1/calls"))
             assert b"101 Switching" in await ends[0].readuntil(b"\r\n\r\n")
             ends[1].write(bytes([0x82, 0x80 | 127]) + struct.pack("!Q", MAX_FRAME + 1) + bytes(4))
