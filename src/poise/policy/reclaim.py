@@ -29,6 +29,7 @@ from poise.policy.predict import Speeds
 from poise.policy.rank import NEVER, STARVES, candidate_level, effective_class, level_of
 from poise.policy.room import Room, give_back
 from poise.policy.running import lost_work
+from poise.policy.timely import RISK
 from poise.units import MINUTE, SECOND
 
 HYSTERESIS = 1.2
@@ -224,7 +225,7 @@ class Prices:
         return total if lacks <= 0 else inf
 
 
-def standings(draft: Draft, rules: Preemption) -> dict[str, float]:
+def standings(draft: Draft, rules: Preemption, *, plain: bool = False) -> dict[str, float]:
     """What it is worth to let each unit go on that runs and may be made to yield; infinite where it may not be asked
     now, or would lose more than is left of it.
 
@@ -232,7 +233,8 @@ def standings(draft: Draft, rules: Preemption) -> dict[str, float]:
     run and `L` lost by yielding, one that runs for `T` in its place gains `R` and costs it `T + L`: that is a gain if
     `R - L > T` (two jobs on one machine, as in Smith, 1956). What is lost has to be done again on its `n` devices, and
     that delays all that waits: `L` counts `1 + n c / w` times, where `c` is the weight that waits for each device.
-    And it is lost for certain, where what is won is a guess: it counts more, the less sure that is (`UNSURE`).
+    And it is lost for certain, where what is won is a guess: it counts more, the less sure that is (`UNSURE`). In
+    `plain` prices `L` counts once.
     """
     running = draft.running
 
@@ -250,7 +252,8 @@ def standings(draft: Draft, rules: Preemption) -> dict[str, float]:
     lost = np.where(kept > 0, np.maximum(0, draft.view.now - kept), by_interval) + restore
     worths = np.array(CLASS_WEIGHT)[priority] * weight / 1000
     delays = 1 + width * crowding(draft) / np.maximum(worths, LEAST)
-    lost = lost * delays + UNSURE * running.varies * np.minimum(lost, running.left)
+    if not plain:
+        lost = lost * delays + UNSURE * running.varies * np.minimum(lost, running.left)
     spared = running.left - lost
     of = HYSTERESIS * worths / (np.maximum(1, spared) / SECOND)
     standing = np.where((spared > 0) & (draft.view.now >= asked_from), of, inf)
@@ -346,16 +349,17 @@ def make_way(
     worth: float,
     asked: Collection[str],
     run: int = 0,
+    risk: float = RISK,
 ) -> Yielding | None:
     """The cheapest set of units found, each of a price below `worth`, that would leave room for so many tasks; None if
-    there is none. None of them misses a deadline that is kept for standing still for so long a `run`.
+    there is none. No deadline that is kept is put at more than this `risk` by standing still for so long a `run`.
     """
     if prices.least >= worth:
         return None
     of = prices.of
 
     def may(resident: Resident) -> bool:
-        if draft.timely.makes_late(resident, run):
+        if draft.timely.makes_late(resident, run, risk):
             return False
         return of.get(resident.unit, inf) < worth and resident.unit not in asked and not resident.stopping
 

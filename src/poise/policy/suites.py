@@ -77,6 +77,7 @@ from poise.policy.rounds import SHARING
 from poise.policy.running import lost_work
 from poise.policy.score import TERMS, Term, turn_weight
 from poise.policy.static import Static
+from poise.policy.timely import EXCHANGE, RISK
 from poise.units import HOUR, SECOND, format_duration
 
 ClusterPolicy = Policy[Snapshot, Plan]
@@ -107,6 +108,9 @@ IDLES = 0.1
 
 MOST_ASKS = 8
 """Sizes of waiting work for which it is looked whether there is room before a round is run."""
+
+PRESSED = 3.0
+"""A unit that has to start now to be on time preempts as if it were worth so many times as much."""
 
 MADE, FOUND, NOTHING = range(3)
 """What a unit that waits was promised: room that others make, room that was there already, or none."""
@@ -703,21 +707,23 @@ class _Round:
     def _make_way(self, candidate: Candidate, rules: Preemption) -> Reasons:
         """Ask what is worth least to yield, on the model of device where that wins most."""
         draft, now, needed = self.draft, self.view.now, candidate.least or candidate.tasks
+        pressed = candidate.unit in draft.timely.pressed
+        risk = EXCHANGE if pressed else RISK
         best: tuple[float, float, Yielding, Shape] | None = None
         if candidate.unit in self._target:
             index = self._target[candidate.unit]
             shape = _on_model(candidate.shape, self.view.fleet.models[index].name)
             run = draft.speeds.left(candidate, shape, draft.able(shape).models)[index]
             gain = value(candidate, run, now, waits=min(1.0, draft.waits))
-            found = make_way(shape, draft, needed, rules, self._leaving, _ANY, self._yielding, run)
+            found = make_way(shape, draft, needed, rules, self._leaving, _ANY, self._yielding, run, risk)
             if found and found.victims:
                 best = (gain, gain, found, shape)
-        guess = self._is_guess(candidate) and candidate.unit not in draft.timely.pressed
-        prices = self._had_turns if guess else self._prices
+        guess = self._is_guess(candidate) and not pressed
+        prices = self._had_turns if guess else self._prices_for_deadlines if pressed else self._prices
         for shape in (candidate.shape, *candidate.others) if not self._target else ():
             run = draft.speeds.shortest(candidate, draft.able(shape).models)
-            gain = value(candidate, run, now, waits=min(1.0, draft.waits))
-            found = make_way(shape, draft, needed, rules, prices, gain, self._yielding, run)
+            gain = (PRESSED if pressed else 1.0) * value(candidate, run, now, waits=min(1.0, draft.waits))
+            found = make_way(shape, draft, needed, rules, prices, gain, self._yielding, run, risk)
             if found and found.victims and gain > found.price and (best is None or gain - found.price > best[0]):
                 best = (gain - found.price, gain, found, shape)
         if best is not None and guess and any(one.unit not in self._had_turns.of for one in best[2].victims):
@@ -726,7 +732,7 @@ class _Round:
             self._ask_again(now + max(rules.min_run, (now - candidate.ready) // ASKS_AGAIN))
             return ()
         _, gain, found, shape = best
-        instead = self._prices.of
+        instead = prices.of
         worths = {one.unit: {"worth": _told(gain), "instead": _told(instead[one.unit])} for one in found.victims}
         return self._ask_to_yield(candidate, shape, found, worths)
 
@@ -741,6 +747,11 @@ class _Round:
             return Prices(of, self.draft)
         shrinks = {one.unit for one in self.view.elastic if one.unit in self._sizes and one.size > max(1, one.least)}
         return Prices({unit: price for unit, price in of.items() if unit not in shrinks}, self.draft)
+
+    @cached_property
+    def _prices_for_deadlines(self) -> Prices:
+        """The same for what has to start now to be on time: what is lost counts once, however much waits."""
+        return Prices(standings(self.draft, self.recipe.preempt or Preemption(), plain=True), self.draft)
 
     @cached_property
     def _had_turns(self) -> Prices:
@@ -924,7 +935,8 @@ class _Round:
 
     def _resize(self) -> None:
         """Elastic units get the sizes that are worth most for all together; at most once in `COOL_DOWN`, but those that
-        need no restart grow into free room at once.
+        need no restart grow into free room at once. Nothing is restarted to grow while something waits: work that is
+        done again then delays all of that.
         """
         now = self.view.now
         again = int(self.view.memory.get("shared_anew", 0))
@@ -952,7 +964,7 @@ class _Round:
                     members = sorted(member.task for _, member in self._members.of[one.unit] if not member.stopping)
                     leaves = tuple(members[to - one.size :])
                     self.decisions.append(Resize(unit=one.unit, cause="shrink", why=why, leaves=leaves))
-            elif to:
+            elif to and not (to > one.size and self._waiting):
                 cause: Literal["grow", "shrink"] = "grow" if to > one.size else "shrink"
                 self.decisions.append(Preempt(unit=one.unit, cause=cause, why=why))
 

@@ -5,6 +5,7 @@ longer be on time, or was given up so that more is, is ordinary work to every ru
 """
 
 from collections.abc import Mapping, Sequence
+from math import erf, pi, sqrt
 from typing import NamedTuple
 
 from poise.model.fleet import CPU, DEVICES, Resident
@@ -21,25 +22,48 @@ from poise.policy.running import Running, lost_work
 LOOKED_AT = 128
 """Units with a deadline that are looked at in a round, those with the earliest latest start first."""
 
+RISK = 0.1
+"""By so much the chance of a running unit to be on time may fall when other work preempts it."""
+
+EXCHANGE = 0.4
+"""The same where the other work has a deadline itself, which it would miss."""
+
 SAFETY = 2.0
 """Mean deviations of its estimate by which work starts before it has to. Nine in ten runs are shorter than twice what
 is declared of them (lognormal errors with a P90 of 2, as the twin draws them)."""
 
 
+class Promise(NamedTuple):
+    """A running unit whose deadline is kept, in nanoseconds: the `time` in which it has to end, what is `left` of it,
+    how much that errs in the mean (`deviation`), and what it loses when it is preempted.
+    """
+
+    time: int
+    left: int
+    deviation: float
+    lost: int
+
+    def risk(self, run: int) -> float:
+        """By how much the chance to be on time falls if it stands still for such a run."""
+        chance = chance_of(self.time, self.left, self.deviation)
+        return chance - chance_of(self.time - run - self.lost, self.left, self.deviation)
+
+
 class Timely(NamedTuple):
-    """The units that are `pressed`: they wait, and have to start now. By unit, for how long a running one could stand
-    still (`spare`, nanoseconds), and how many tasks an elastic one needs (`shares`). `next` is the instant at which
-    the next unit is pressed (0: none). Units whose deadline is not kept are in none of these.
+    """The units that are `pressed`: they wait, and have to start now. By unit, what is promised to a running one, and
+    how many tasks an elastic one needs (`shares`). `next` is the instant at which the next unit is pressed (0: none).
+    Units whose deadline is not kept are in none of these.
     """
 
     pressed: frozenset[str] = frozenset()
-    spare: Mapping[str, int] = {}
+    promised: Mapping[str, Promise] = {}
     shares: Mapping[str, int] = {}
     next: int = 0
 
-    def makes_late(self, resident: Resident, run: int) -> bool:
-        """Whether a kept deadline is missed if this stands still for such a run."""
-        return self.spare.get(resident.unit, run) < run
+    def makes_late(self, resident: Resident, run: int, risk: float) -> bool:
+        """Whether a kept deadline is put at more than this risk if the unit stands still for such a run."""
+        promise = self.promised.get(resident.unit)
+        return promise is not None and promise.risk(run) > risk
 
 
 NO_DEADLINES = Timely()
@@ -82,7 +106,7 @@ class _Look:
         now, fleet = self.view.now, self.view.fleet
         left = self._residents()
         pressed: list[str] = []
-        spare: dict[str, int] = {}
+        promised: dict[str, Promise] = {}
         soonest: list[int] = []
         is_open = fleet.closed == 0
         for on_devices in (True, False):
@@ -101,7 +125,7 @@ class _Look:
                 if not one.due and (one.serves or not one.preemptible)
             ]
             kept = met(owed, total, now, taken)
-            starts = latest_starts(kept, total)
+            starts, owed_by = latest_starts(kept, total), {one.unit: one for one in kept}
             for unit in {one.unit for one in owed} - starts.keys():
                 self.shares.pop(unit, None)
             for one in waiting:
@@ -110,11 +134,13 @@ class _Look:
                         pressed.append(one.unit)
                     else:
                         soonest.append(starts[one.unit])
-            for resident, *_ in runs.values():
+            for resident, ns, varies in runs.values():
                 if resident.unit in starts:
-                    spare[resident.unit] = starts[resident.unit] - now - lost_work(resident, now) - GRACE
+                    time = starts[resident.unit] - now + owed_by[resident.unit].left
+                    lost = lost_work(resident, now) + GRACE
+                    promised[resident.unit] = Promise(time, ns, varies * ns, lost)
         fleet.runs["owed"] = self.speeds, self._owed
-        return Timely(frozenset(pressed), spare, self.shares, min(soonest, default=0))
+        return Timely(frozenset(pressed), promised, self.shares, min(soonest, default=0))
 
     def _residents(self) -> dict[str, tuple[Resident, int, float]]:
         """By unit: how long it goes on, and how uncertain that is as a part of it."""
@@ -131,12 +157,21 @@ class _Look:
             work = left * speeds[one.size]
             time = one.due - self.view.now
             if left * (1 + SAFETY / 2 * varies) > time:  # else it stays as it is: a change costs something
-                tasks = _fewest(time, work * (1 + SAFETY * varies), one.least, speeds)
+                again = work if one.resizes else work + lost_work(one, self.view.now) * speeds[one.size]
+                larger = _fewest(time, again * (1 + SAFETY * varies), one.least, speeds)
+                if larger > tasks and again <= time * speeds[larger]:
+                    tasks, work = larger, again
             self.shares[one.unit] = tasks
             left = int(work / speeds[tasks])
-        return Owed(one.unit, one.due, left, _width(one.shape, tasks), weight, int(SAFETY * varies * left))
+        owed = Owed(one.unit, one.due, left, _width(one.shape, tasks), weight)
+        return _by_chance(owed, one.due - self.view.now, varies * left)
 
     def _waiting(self, one: Candidate) -> Owed:
+        owed = self._owed_by(one)
+        return _by_chance(owed, owed.due - self.view.now, (owed.margin - GRACE) / SAFETY)
+
+    def _owed_by(self, one: Candidate) -> Owed:
+        """What is owed by a candidate, whatever its chance is."""
         known = self._owed_before.get(one.unit)
         if known is not None and known.candidate is not one:
             known = None
@@ -166,6 +201,16 @@ class _Look:
         if not one.least and varies.source != "default":  # of the others it depends on the time
             self._owed[one.unit] = _OwedBy(one, of, owed)
         return owed
+
+
+def _by_chance(owed: Owed, time: int, deviation: float) -> Owed:
+    """The same, worth as much as its weight times the chance that it ends in time once it runs."""
+    return owed._replace(worth=owed.worth * chance_of(time, owed.left, deviation))
+
+
+def chance_of(time: int, left: int, deviation: float) -> float:
+    """The probability that a run foreseen to take `left` is done in `time`, by its mean deviation: normal errors."""
+    return (1 + erf((time - left) / max(1.0, deviation) / sqrt(pi))) / 2
 
 
 def _fewest(time: int, work: float, least: int, speeds: Sequence[float]) -> int:

@@ -24,6 +24,27 @@ def test_elastic_units_of_a_tenant_share_what_its_quota_leaves() -> None:
     assert world.unit("a").size + world.unit("b").size == 6
 
 
+def _growing() -> World:
+    """An elastic unit with two tasks, beside work on two devices that ends later."""
+    world = World().nodes(1, cpu=8, gpus=4)
+    world.job("fixed", gpu=2, expect="2h", **{"class": "other"}).round().start("fixed")
+    world.job("grows", gpu=1, workers="1..4", expect="40h", checkpoint="30s").round()
+    return world.start("grows.main[0]", "grows.main[1]").after("10m")
+
+
+def test_a_unit_is_restarted_larger_where_there_is_room() -> None:
+    world = _growing().finish("fixed").round().after("10m").round()
+    assert (world.status("grows"), world.unit("grows").size) == ("placed", 4)
+
+
+def test_nothing_is_restarted_to_grow_while_something_waits() -> None:
+    """What it loses is done again, and the other waits for that too."""
+    world = _growing().job("wide", gpu=4, expect="200h", priority="low").after("1s").round().finish("fixed").round()
+    for _ in range(3):
+        world.after("10m").round()
+    assert (world.status("grows"), world.status("wide")) == ("running", "pending")
+
+
 LINEAR = tuple(map(float, range(9)))
 """Speeds with 0 to 8 tasks that scale without loss."""
 

@@ -1,6 +1,10 @@
 """Deadlines in a whole world."""
 
+import pytest
+
+from poise.policy.timely import chance_of
 from poise.testing import World, node
+from poise.units import SECOND
 
 
 def test_a_near_deadline_makes_ordinary_work_yield() -> None:
@@ -66,3 +70,26 @@ def test_a_deadline_where_no_node_has_joined_yet_is_waited_for() -> None:
     world = World().job("early", deadline="1h", expect="1m").round()
     assert world.status("early") == "pending"
     assert world.join(node("n1")).round().status("early") == "placed"
+
+
+def test_running_work_with_time_left_yields_to_a_deadline_that_is_near() -> None:
+    """After both, 90 minutes of its time are left. The margin of what waits is no reason to refuse that."""
+    world = World().nodes(1, gpus=1).job("long", gpu=1, expect="5h", deadline="8h", checkpoint="30s").round()
+    world.start("long").after("5m").job("due", gpu=1, expect="20m", deadline="30m").after("1s").round()
+    assert world.status("due") in ("placed", "running")
+
+
+def test_the_chance_to_be_on_time_by_the_mean_deviation() -> None:
+    """100 s are left, with a mean deviation of 50 s (62.7 s of standard deviation): Phi(0.957) and Phi(0)."""
+    assert chance_of(160 * SECOND, 100 * SECOND, 50 * SECOND) == pytest.approx(0.831, abs=0.001)
+    assert chance_of(100 * SECOND, 100 * SECOND, 50 * SECOND) == 0.5
+
+
+def test_for_a_deadline_work_that_loses_something_yields_though_much_waits() -> None:
+    """With 30 units waiting, an hour of lost work counts 30 times. That is no reason to miss a deadline."""
+    world = World().nodes(1, gpus=1).job("long", gpu=1, expect="10h").round().start("long").after("1h")
+    for number in range(30):
+        world.job(f"w{number}", gpu=1, expect="9h")
+    world.job("due", gpu=1, expect="10m", deadline="15m").after("1s").round()
+    assert world.status("due") in ("placed", "running")
+    assert world.status("long") == "pending"
