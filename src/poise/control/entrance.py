@@ -35,6 +35,11 @@ or wait for room, and cost a descriptor each. Hanging up on these earlier would 
 AT_ONCE = 64
 """Connections that are taken in before anybody else is served again."""
 
+HANDSHAKES, HANDSHAKES_OF_ONE = 64, 16
+"""Handshakes at once, and those of one origin; the others wait in turn. If thousands go on side by side, each takes
+longer than its client waits, and nobody gets in.
+"""
+
 EXHAUSTED_SECONDS = 0.5
 """Where no descriptor is left, nobody is let in for so long."""
 
@@ -54,6 +59,7 @@ class Strangers:
         self.silent: dict[Arrival, None] = {}
         self.waiting: dict[Arrival, None] = {}
         self.taken_in = 0
+        self.handshakes = asyncio.Semaphore(HANDSHAKES_OF_ONE)
 
     def __len__(self) -> int:
         return len(self.silent) + len(self.waiting) + self.taken_in
@@ -120,7 +126,8 @@ class Arrival:
 
     async def _come_in(self) -> None:
         try:
-            await self._take_in(self._sock, self._no_stranger)
+            async with self._strangers.handshakes:
+                await self._take_in(self._sock, self._no_stranger)
         except OSError as error:  # also what TLS objects to, or has waited for
             _log.debug("no connection was made: %s", error)
             self._no_stranger()
@@ -219,6 +226,7 @@ class Entrance(uvicorn.Server):
         super().__init__(config)
         self._listening = listening
         self._context = context
+        self._handshakes = asyncio.Semaphore(HANDSHAKES)
 
     async def open(self, close: Callable[[], None]) -> None:
         """Serve until a signal comes, which is to `close` all entrances."""
@@ -247,4 +255,5 @@ class Entrance(uvicorn.Server):
 
         within = HANDSHAKE_SECONDS if self._context is not None else None
         loop = asyncio.get_running_loop()
-        await loop.connect_accepted_socket(protocol, sock, ssl=self._context, ssl_handshake_timeout=within)
+        async with self._handshakes:
+            await loop.connect_accepted_socket(protocol, sock, ssl=self._context, ssl_handshake_timeout=within)

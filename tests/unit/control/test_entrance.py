@@ -132,6 +132,32 @@ def test_where_all_have_begun_to_ask_the_next_of_their_origin_waits_for_its_turn
     run(use)
 
 
+def test_of_one_origin_so_many_handshakes_go_on_and_others_do_not_wait_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands side by side would each take longer than their clients wait."""
+    monkeypatch.setattr(entrance, "HANDSHAKES_OF_ONE", 2)
+    origins = ["here"] * 3 + ["elsewhere"]
+    monkeypatch.setattr(entrance, "origin_of", lambda *_: origins.pop(0))
+    home = Home(tmp_path / "home")
+    ensure_home(home)
+
+    async def use() -> None:
+        async with entered(greet, tmp_path / "sock", server_context(home, ["127.0.0.1"])) as tls:
+            begun = [await beyond(tls) for _ in range(2)]
+            for _, writer in begun:
+                writer.write(b"\x16")
+            third = asyncio.create_task(beyond(tls, anybody()))
+            while len(origins) > 1:
+                await asyncio.sleep(0.001)
+            assert await is_answered(await beyond(tls, anybody()))
+            assert not third.done()
+            begun[0][1].close()
+            assert await is_answered(await third)
+
+    run(use)
+
+
 def test_who_waits_too_long_for_its_turn_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entrance, "MAX_STRANGERS", 1)
     monkeypatch.setattr(entrance, "SILENT_SECONDS", 0.2)
