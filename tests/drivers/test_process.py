@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from poise.agent.__main__ import STILL_RUNS
 from poise.drivers import process
 from poise.drivers.gangs import Gangs
 from poise.drivers.keeper import family, start_ticks
@@ -389,6 +391,28 @@ def test_endings_found_by_nobody_are_reported_after_the_keeper_left(tmp_path: Pa
             assert not list((tmp_path / "keepers").glob("slot-*"))
 
     run(tmp_path, story)
+
+
+def test_what_a_killed_agent_left_is_dismissed_but_for_what_runs(tmp_path: Path) -> None:
+    """On a machine that Ray has lost and found again there may be no agent when Poise is taken down."""
+
+    async def story() -> None:
+        home, go = tmp_path / "home", tmp_path / "go"
+        async with fleet(home / "node", logs=home / "logs") as killed:
+            killed.start(0, "j1.a", f"while [ ! -e {go} ]; do sleep 0.01; done")
+            killed.start(1, "j1.b", "true")
+            (pid,) = await killed.until_running("j1.a")
+            await killed.until_ended("j1.b")
+            busy = killed.keeper_of(pid)
+        assert len(keepers_of(home / "node")) == 2
+        program = [sys.executable, "-m", "poise.agent", str(home), "--name", "n1", "--dismiss"]
+        dismissed = await asyncio.create_subprocess_exec(*program)
+        assert await dismissed.wait() == STILL_RUNS
+        assert keepers_of(home / "node") == [busy] and alive(pid)
+        go.touch()
+        await killed.until(lambda: keepers_of(home / "node") == [])
+
+    run(tmp_path / "home" / "node", story)
 
 
 ESCAPED = "env -i setsid sleep 60 & echo $! > {pids}; echo half; sleep 60"

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -30,6 +31,14 @@ def work(file):
     while open(file).read() != "end":
         time.sleep(0.1)
 ray.get(work.remote(sys.argv[2]))
+"""
+
+
+KILL = """
+import ray, sys
+ray.init(address=sys.argv[1], namespace="poise", log_to_driver=False)
+for name in ray.util.list_named_actors():
+    ray.kill(ray.get_actor(name), no_restart=True)
 """
 
 
@@ -272,17 +281,29 @@ def test_a_node_that_is_given_up_while_ray_has_it_gets_another_agent(on_ray: OnR
 
 
 def test_agents_end_with_who_keeps_them_though_the_control_plane_has_ended_before(living: Living) -> None:
-    """As it does in `poise down`; what is asked of it then is not answered."""
+    """As it does in `poise down`; what is asked of it then is not answered. Its agent is killed with its actor just
+    before, as when Ray is restarted: nobody but Ray's machine knows of the keepers that are left there.
+    """
     done = living.poise("up", "--port", "0", "--on", "ray", "--listen", f"127.0.0.1:{free_port()}")
     assert done.code == 0, done.err
     until(lambda: [node.status for node in living.client().nodes()] == ["up"], "it has joined", living.messages)
     started = json.loads((living.home.ray / "started.json").read_text())
+    assert living.poise("run", "--", "true").code == 0
+    [lock] = living.home.root.glob("on-ray/*/*/node/lock")
+    agent = holder(lock)
     keeper = holder(living.home.ray / "lock")
     kill(living.pid("supervisor"))
     kill(living.pid("control"))
     time.sleep(COMPARE_SECONDS + 2)
     assert holder(living.home.ray / "lock") == keeper, living.messages()[-2000:]
+    os.kill(keeper, signal.SIGSTOP)
+    os.kill(agent, signal.SIGSTOP)
+    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(living.home.ray / "auth")}
+    address = (Path(started["folder"]) / "ray_current_cluster").read_text()
+    subprocess.run([sys.executable, "-c", KILL, address], check=True, env=living.environment(**secret))
+    kill(agent)
     os.kill(keeper, signal.SIGTERM)
+    os.kill(keeper, signal.SIGCONT)
     until(lambda: not Path(f"/proc/{started['pid']}").exists(), "Ray has ended", living.messages, 30)
     until(lambda: not living.processes(), "and all that ran on it", living.processes, 20)
 

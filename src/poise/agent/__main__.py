@@ -9,6 +9,8 @@ there is: declared cores are not bound, and nothing is measured of declared devi
 With `--connect` it dials the control plane of another home, on this machine or another one, with the token of a node,
 and sends there what its commands write.
 
+With `--dismiss` it only ends the keepers that an agent which was killed has left, but for those whose commands run.
+
 With `--retire` it ends what a node of an earlier fleet still runs, removes the node's folder, and is done.
 """
 
@@ -658,6 +660,14 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
     return STILL_RUNS if keepers.holding else 0
 
 
+async def _dismiss(home: Home, folder: Path) -> int:
+    """Ends the keepers of a folder that run nothing. The exit code tells whether others are left."""
+    keepers = Keepers(folder / "keepers", home.logs, node=folder.name, gangs=home.gangs, cgroups=None)
+    await keepers.open()
+    await keepers.close(quit=True)
+    return STILL_RUNS if keepers.holding else 0
+
+
 async def _retire(home: Home, folder: Path) -> None:
     """Stops what the keepers of a folder run, as a cancelled job is stopped. Its outcome is history to everybody."""
     incarnation = incarnation_of(boot_id(), await asyncio.to_thread(identity, folder))
@@ -696,6 +706,7 @@ def main() -> int:
     )
     parser.add_argument("--part", help="what of this machine is offered, as JSON: cpu, memory, devices")
     parser.add_argument("--attended", action="store_true", help="end when standard input ends: who started it has gone")
+    parser.add_argument("--dismiss", action="store_true", help="end the keepers that run nothing, and leave")
     parser.add_argument("--retire", type=Path, help="folder of a node that is no longer part of the fleet")
     options = parser.parse_args()
     faulthandler.enable()  # what it was at, if native code ends it, is among the messages
@@ -712,7 +723,7 @@ def main() -> int:
             return 0
         folder = home.node if options.declared is None else home.nodes / options.name
         with take_lock(folder / "lock", "agent"):
-            return uvloop.run(_main(home, folder, options))
+            return uvloop.run(_dismiss(home, folder) if options.dismiss else _main(home, folder, options))
     except PoiseError as error:
         _log.error("%s: %s %s", error.record.code, error, error.record.have)
         return error.exit_code

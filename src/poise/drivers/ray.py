@@ -168,7 +168,7 @@ class AgentKeeper:
         self._ended.set()
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        root = Path(os.environ.get("POISE_HOME") or "~/.poise").expanduser() / "on-ray" / self._told.home / self._name
+        root = _root_of(self._told.home, self._name)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(OTHERS)}
         part = msgspec.json.encode(self._part).decode()
         program = [sys.executable, "-m", "poise.agent", str(root), "--name", self._name, "--part", part]
@@ -250,9 +250,22 @@ class Cluster:
 
     def end(self, home: str) -> bool:
         """End all agents of a home, and give back what they held, but for those whose commands go on; whether there are
-        none of those.
+        none of those. On machines that have no agent now, such as after a restart of Ray, its keepers are ended.
         """
-        return all(self._end(self._named(home)).values())
+        names = self._named(home)
+        alone = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in names.values()]
+        left = [
+            ray.remote(_dismiss)
+            .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
+            .remote(home, called(node))
+            for node in alone
+        ]
+        ended = all(self._end(names).values())
+        try:
+            return all(ray.get(left, timeout=ANSWER_SECONDS)) and ended
+        except ray.exceptions.RayError as error:
+            _log.warning("keepers may be left on %s: %s", ", ".join(map(called, alone)), error)
+            return False
 
     def _end(self, actors: Collection[str]) -> dict[str, bool]:
         """Which of these have ended, asked all at once."""
@@ -421,6 +434,24 @@ def called(node: Mapping[str, Any]) -> str:
     """What Poise calls a machine: by the name that Ray has for it, in letters that a path and a command line take."""
     name = re.sub(r"[^A-Za-z0-9._:-]+", "-", node["NodeName"]).lstrip("-.")[:MAX_NAME]
     return name or str(node["NodeID"])[:MAX_NAME]
+
+
+def _root_of(home: str, name: str) -> Path:
+    """Where a node of this home lives on its machine."""
+    return Path(os.environ.get("POISE_HOME") or "~/.poise").expanduser() / "on-ray" / home / name
+
+
+def _dismiss(home: str, name: str) -> bool:
+    """On a machine that has no agent: end the keepers of this node; whether none is left."""
+    root = _root_of(home, name)
+    if not (root / "node").exists():
+        return True
+    with (root / "poise.log").open("ab") as messages:
+        program = [sys.executable, "-m", "poise.agent", str(root), "--name", name, "--dismiss"]
+        done = subprocess.run(  # noqa: S603 — our own program
+            program, check=False, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages, timeout=ANSWER_SECONDS
+        )
+    return done.returncode == 0
 
 
 def own_address() -> str:
