@@ -137,8 +137,14 @@ def test_of_one_origin_so_many_handshakes_go_on_and_others_do_not_wait_for_them(
 ) -> None:
     """Thousands side by side would each take longer than their clients wait."""
     monkeypatch.setattr(entrance, "HANDSHAKES_OF_ONE", 2)
-    origins = ["here"] * 3 + ["elsewhere"]
-    monkeypatch.setattr(entrance, "origin_of", lambda *_: origins.pop(0))
+    origins, third_came = ["here"] * 3 + ["elsewhere"], asyncio.Event()
+
+    def origin(*_: Any) -> str:
+        if len(origins) == 2:
+            third_came.set()
+        return origins.pop(0)
+
+    monkeypatch.setattr(entrance, "origin_of", origin)
     home = Home(tmp_path / "home")
     ensure_home(home)
 
@@ -148,8 +154,7 @@ def test_of_one_origin_so_many_handshakes_go_on_and_others_do_not_wait_for_them(
             for _, writer in begun:
                 writer.write(b"\x16")
             third = asyncio.create_task(beyond(tls, anybody()))
-            while len(origins) > 1:
-                await asyncio.sleep(0.001)
+            await third_came.wait()
             assert await is_answered(await beyond(tls, anybody()))
             assert not third.done()
             begun[0][1].close()
