@@ -23,6 +23,7 @@ to pending, under its retry policy. While its node is silent an attempt is `reco
 back, and is placed again elsewhere if its retry policy allows that.
 """
 
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
@@ -150,6 +151,8 @@ MAX_CORDONS = 4096
 PASSED_OVER = -(2**30)
 """What a part of a task still waits for (`missing`) that was cancelled before its turn: so much less than nothing that
 no end of what it needed makes it more."""
+
+NUMBERS = re.compile(r"([0-9]+)")
 
 IN_ORDER = ("backlog", "memory", "quotas", "running", "yielded")
 """Maps of a view that a policy may loop over. The others are for look-ups by key, and have no fixed order."""
@@ -1959,13 +1962,13 @@ class Ledger:
     def _backlog(self) -> dict[str, int]:
         """How many units wait in each queue, by name. Sorted anew only where a queue was added since."""
         if self._has_new_queue:
-            self._queues, self._has_new_queue = dict(sorted(self._queues.items())), False
+            self._queues, self._has_new_queue = dict(sorted(self._queues.items(), key=_by_amounts)), False
         return {queue: len(units) for queue, units in self._queues.items()}
 
     def _running(self) -> dict[Shape, int]:
         """How many attempts of each shape are on nodes, by the key of the shape."""
         if self._has_new_shape:
-            self._shapes = dict(sorted(self._shapes.items(), key=lambda item: item[0].key()))
+            self._shapes = dict(sorted(self._shapes.items(), key=lambda item: amounts_in(item[0].key())))
             self._has_new_shape = False
         return self._shapes.copy()
 
@@ -1989,7 +1992,7 @@ class Ledger:
             classes.setdefault(next(iter(units.values())).priority, []).append(name)
         for priority in sorted(classes)[:-1]:
             longer = [name for name in classes[priority] if len(self._queues[name]) > head]
-            names = sorted(longer, key=lambda name: (len(self._queues[name]), name))  # the order of queues is chance
+            names = sorted(longer, key=lambda name: (len(self._queues[name]), amounts_in(name)))
             for number, name in enumerate(names):
                 more = max(0, min(len(self._queues[name]) - head, left // (len(names) - number)))
                 heads[name] += more
@@ -2555,6 +2558,19 @@ def _keep(task: TaskState, epoch: int, ending: Ending, at: int) -> None:
 def _rank(candidate: Candidate) -> tuple[int, int]:
     """Order within a queue: by arrival, or a graph's longest path first, so that the head of a long queue shows it."""
     return (0 if candidate.queue.endswith("/") else -candidate.tail, candidate.ordinal)
+
+
+def amounts_in(name: str) -> list[int | str]:
+    """A name to sort by, in which numbers count as such: an order by text would change with the unit of memory.
+
+    >>> sorted(["10.2", "9.2", "a"], key=amounts_in)
+    ['9.2', '10.2', 'a']
+    """
+    return [int(part) if at % 2 else part for at, part in enumerate(NUMBERS.split(name))]
+
+
+def _by_amounts(named: tuple[str, Any]) -> list[int | str]:
+    return amounts_in(named[0])
 
 
 _ordinal = attrgetter("ordinal")
