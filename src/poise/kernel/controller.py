@@ -771,13 +771,17 @@ class Controller:
     def check_namesake(self, name: str, by: str, now: int) -> None:
         """Raises `Conflict` where a node of this name came by the token of somebody else: else whoever may offer a
         machine would be given the work of any that is away. The name is free once that token is no longer good; a token
-        that was given under the same name may take it too, and the home's own may take any.
+        that was given under the same name may take it too, and the home's own may take any. The home's own is always
+        good, so a name that came by it is free once the node is lost and holds nothing.
         """
         known = self.ledger.nodes.get(name)
         if known is None or not by or by in (OF_THE_HOME, known.by) or not known.by:
             return
         owner, comes = self.ledger.tokens.get(known.by), self.ledger.tokens.get(by)
-        if known.by != OF_THE_HOME and (owner is None or owner.revoked or 0 < owner.expires <= now):
+        if known.by == OF_THE_HOME:
+            if known.status == "lost" and not any(self.ledger.attempts_on(name)):
+                return
+        elif owner is None or owner.revoked or 0 < owner.expires <= now:
             return
         if owner is not None and comes is not None and owner.name and owner.known_as == comes.known_as:
             return
@@ -788,7 +792,8 @@ class Controller:
             field="name",
             need=f"the token {told}",
             have=f"{name}, by {by}",
-            hint=f"give this one another: `--name`; or `poise token rm {known.by}`, if it takes the place of that one",
+            hint="give this one another: `--name`"
+            + ("" if owner is None else f"; or `poise token rm {known.by}`, if it takes the place of that one"),
         )
 
     def _fire(self, fired: Fired | None, now: int) -> None:

@@ -56,7 +56,8 @@ class Outage:
     def judge(self, missing: int, present: int, now: int) -> None:
         """Take in how many are missing now, and how many have been heard since those fell silent."""
         if missing >= LEAST and missing * 1000 > self._share * (missing + present):
-            self._began = self._began or now
+            if not self._began or now > self._settled:  # that one was over, though nobody has asked since
+                self._began = now
             self._settled = now + self._settle
         elif now >= self._settled:
             self._began = 0

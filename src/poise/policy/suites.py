@@ -935,8 +935,8 @@ class _Round:
 
     def _resize(self) -> None:
         """Elastic units get the sizes that are worth most for all together; at most once in `COOL_DOWN`, but those that
-        need no restart grow into free room at once. Nothing is restarted to grow while something waits: work that is
-        done again then delays all of that.
+        need no restart grow into free room at once. Nothing is restarted to grow while work for devices waits: what is
+        done again then delays all of that. Nor does anything shrink for it.
         """
         now = self.view.now
         again = int(self.view.memory.get("shared_anew", 0))
@@ -949,6 +949,8 @@ class _Round:
             self._ask_again(again)
             return
         changing = [one for one in here if changes(one, self._sizes[one.unit], now)]
+        if any(one.shape.gpus for one in self._waiting):
+            changing = [one for one in changing if one.resizes or self._sizes[one.unit] <= one.size]
         short += sum(one.shape.gpus * max(0, self._sizes[one.unit] - one.size) for one in changing)
         if not changing or not short:
             self._ask_again(now + COOL_DOWN)
@@ -964,7 +966,7 @@ class _Round:
                     members = sorted(member.task for _, member in self._members.of[one.unit] if not member.stopping)
                     leaves = tuple(members[to - one.size :])
                     self.decisions.append(Resize(unit=one.unit, cause="shrink", why=why, leaves=leaves))
-            elif to and not (to > one.size and self._waiting):
+            elif to:
                 cause: Literal["grow", "shrink"] = "grow" if to > one.size else "shrink"
                 self.decisions.append(Preempt(unit=one.unit, cause=cause, why=why))
 

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from poise.errors import Conflict
+from poise.kernel.controller import OF_THE_HOME, FromNode
 from poise.kernel.frames import Frames
 from poise.model.messages import Hello
 from poise.model.resources import Device, Node
 from poise.model.tenants import Role
+from poise.testing import World
 from unit.control.desk import OWNER
 from unit.control.open_door import Line, OpenDoor, open_door
 
@@ -77,6 +80,20 @@ def test_the_names_of_the_homes_own_nodes_are_its_own(tmp_path: Path) -> None:
         await let_in(door, OWNER, node(name="n2"))
 
     live(tmp_path, use)
+
+
+def test_a_name_that_the_home_itself_used_is_free_once_the_node_is_lost_and_holds_nothing() -> None:
+    """As where `poise up` on one machine is followed by `poise up --on ray`, whose agents have a token of their own."""
+    world = World()
+    world.held["n1"] = {}
+    world.say(FromNode("n1", Hello(node=node()), OF_THE_HOME)).connected.add("n1")
+    world.job("held", cpu=1).round().start("held")
+    for _ in range(2):
+        with pytest.raises(Conflict, match="another token"):
+            world.controller.check_namesake("n1", "t1", world.now)
+        world.lose("n1")
+    world.cancel("held").after("1s")
+    world.controller.check_namesake("n1", "t1", world.now)
 
 
 def test_a_token_takes_the_place_of_one_that_is_revoked_or_was_given_under_its_name(tmp_path: Path) -> None:

@@ -39,6 +39,16 @@ def test_an_outage_of_the_network_costs_no_attempt_though_nodes_come_back_one_af
     assert [world.unit(f"a{number}").epoch for number in range(4)] == [1] * 4
 
 
+def test_a_second_outage_is_held_for_as_long_as_the_first() -> None:
+    world = cut(busy(4)).after("12s")
+    for name in ("n1", "n2", "n3", "n4"):
+        world.connect(name)
+    cut(world.after("2m")).after("65s")
+    assert lost(world) == []
+    world.after("10s")
+    assert sorted(lost(world)) == ["n1", "n2", "n3", "n4"]
+
+
 def test_a_node_that_does_not_come_back_with_the_others_is_lost_some_seconds_after_them() -> None:
     world = cut(busy(4)).after("12s")
     for name in ("n1", "n2", "n3"):

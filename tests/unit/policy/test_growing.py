@@ -45,6 +45,12 @@ def test_nothing_is_restarted_to_grow_while_something_waits() -> None:
     assert (world.status("grows"), world.status("wide")) == ("running", "pending")
 
 
+def test_work_without_devices_that_waits_keeps_none_from_growing() -> None:
+    world = _growing().job("cpus", cpu=8, expect="200h").after("1s").round()
+    world.finish("fixed").round().after("10m").round()
+    assert (world.status("grows"), world.unit("grows").size, world.status("cpus")) == ("placed", 4, "pending")
+
+
 LINEAR = tuple(map(float, range(9)))
 """Speeds with 0 to 8 tasks that scale without loss."""
 
