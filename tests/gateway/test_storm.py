@@ -27,7 +27,7 @@ def test_a_storm_leaves_nothing_behind() -> None:
         names = ("u0", "u1", "u2")
         until(lambda: all(app.metric("vllm:num_requests_running", server=name) == 0 for name in names))
         assert app.metric("vllm:num_requests_waiting", model="m") == 0
-        asked = {"model": "m", "prompt": "x"}
+        asked = {"model": "m", "prompt": "another: servers were lost with the first"}
         until(lambda: WEB.post(f"{url}/v1/completions", json=asked).status_code == 200)  # some are away for a while
         until(lambda: [server.running for server in servers] == [0, 0, 0])
 

@@ -157,7 +157,7 @@ def test_what_the_reference_says_to_type_works(living: Living) -> None:
         )
         answers.append(json.loads(done.stdout))
     assert answers[0]["policy"] == "poise"
-    assert answers[1] == {"job": "j1", "note": ""}
+    assert answers[1] == {"job": "j1", "note": "", "caller_key": ""}
     assert living.poise("wait", "hello").code == 0
 
 

@@ -977,7 +977,8 @@ def test_what_has_no_name_of_ours_is_nothing_of_ours(tmp_path: Path) -> None:
     told: list[str] = []
     checkpoints = Checkpoints(tmp_path, keep=Keep(last=1, best=0), tell=told.append)
     assert checkpoints.restore() is None
-    assert told == ["no checkpoint was restored; that of step 50 was passed over: its manifest is missing"]
+    why = "training begins anew: no checkpoint was restored; that of step 50 was passed over: its manifest is missing"
+    assert told == [why]
     for step in (51, 52):
         checkpoints.save(state(step), step=step)
     checkpoints.close()

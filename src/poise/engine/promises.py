@@ -377,8 +377,12 @@ class Judge:
         attempt, held = Attempt(event.task, event.epoch), self._held.get(self._unit_of[event.task])
         if held is None or held.active.get(event.task) != event.epoch:
             raise Violation("S4", f"a start of {attempt} was accepted, which is not the one that counts")
-        if attempt not in self._begun:
+        if not self.has_begun(attempt):
             raise Violation("S4", f"{attempt} is recorded as running, and was never started")
+
+    def has_begun(self, attempt: Attempt) -> bool:
+        """Whether an executor has started it, whatever is recorded."""
+        return attempt in self._begun
 
     def _finished(self, event: Finished) -> None:
         unit = self._unit_of[event.task]
