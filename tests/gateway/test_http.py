@@ -19,6 +19,7 @@ from gateway.server import Serving, models, rest, until
 from poise.config import Home
 from poise.drivers.authority import ensure_authority, server_context
 from poise.gateway.app import Gateway
+from poise.gateway.asgi import Receive, Scope, Send, answer
 from poise.gateway.service import ANYBODY, Asker, Tell
 from poise.gateway.wire import Answer
 from poise.model.servicefile import MAX_BODY
@@ -185,6 +186,31 @@ def test_a_compressed_body_is_read(served: Serving) -> None:
     assert statuses(told) == [b"200"] and told.partition(b"\r\n\r\n")[2] == body
 
 
+def test_the_rest_of_a_refused_body_is_not_decoded(served: Serving) -> None:
+    """It can be a thousand times as large as what is sent."""
+    body = gzip.compress(bytes(1 << 20))
+    head = b"PUT /predict HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
+    with dial(served.port) as client:
+        client.sendall(head % (2 * len(body)) + body)
+        assert statuses(rest(client)) == [b"405"]
+        until(lambda: not served.server.clients)
+
+
+def test_others_have_their_turn_while_a_body_is_decoded() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        stuck, more = 0, True
+        while more:
+            turns: list[int] = []
+            asyncio.get_running_loop().call_soon(turns.append, 1)
+            more = (await receive())["more_body"]
+            stuck += not turns
+        await answer(send, 200, b"stuck %d times" % stuck, [])
+
+    with Serving(app) as made:
+        told = said(made.port, ask(gzip.compress(bytes(8 << 20)), CLOSE + b"Content-Encoding: gzip\r\n"))
+    assert told.endswith(b"stuck 0 times")
+
+
 @pytest.mark.parametrize(("coded", "status"), [(b"gzip", b"400"), (b"compress", b"415"), (b"gzip, gzip", b"415")])
 def test_a_body_that_cannot_be_decoded_is_refused(served: Serving, echo: Echo, coded: bytes, status: bytes) -> None:
     told = said(served.port, ask(b"no such thing", CLOSE + b"Content-Encoding: %b\r\n" % coded))
@@ -216,6 +242,15 @@ def test_it_speaks_tls_by_the_authority_of_the_home(echo: Echo, tmp_path: Path) 
                 told = client.recv(4096)
                 assert told.endswith(b"one")
         assert b"HTTP/1.1 200" not in said(made.port, LIVE), "and nothing else"
+
+
+def test_who_dials_and_never_shakes_hands_is_hung_up_on(
+    echo: Echo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poise.gateway.http.HANDSHAKE", 0.1)
+    app = Gateway({"echo": echo}, {}, {}, {}, CollectorRegistry())
+    with Serving(app, tls=server_context(Home(tmp_path), ["localhost"], "serve")) as made, dial(made.port) as client:
+        assert rest(client) == b""
 
 
 def test_a_question_that_offers_another_protocol_is_answered_in_this_one(served: Serving) -> None:

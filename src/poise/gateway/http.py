@@ -38,7 +38,14 @@ IDLE = 75.0
 """Seconds after which a connection without a request is closed."""
 
 LINGER = 10.0
-"""Seconds for which the rest of a refused request is read and dropped, until its sender hangs up."""
+"""Seconds for which the rest of a refused request is read and dropped, until its sender hangs up; if it is compressed,
+it is not read at all."""
+
+HANDSHAKE = 10.0
+"""Seconds within which a client that dials has agreed on TLS …"""
+
+FAREWELL = 1.0
+"""… and says that it ends it: a connection that takes longer is closed without."""
 
 MAX_CONNECTIONS = 10_000
 MAX_HEADERS = 100
@@ -143,6 +150,8 @@ class Connection(web.RequestHandler):
     def begin(self, request: web.BaseRequest) -> None:
         """It is answered from now on …"""
         self._answering, self._had = request, -1
+        # what nobody reads is not decoded either: aiohttp would do that without a pause, and it can be very much
+        self._lingering_time = 0.0 if hdrs.CONTENT_ENCODING in request.headers else LINGER
         if self.has_ended:
             self._ask_for_life(request)
 
@@ -172,8 +181,8 @@ class Connection(web.RequestHandler):
             self.transport.abort()
 
     def refuse_rest(self, request: web.BaseRequest) -> None:
-        """Say after an answer that comes before the whole body that nothing more will come; it is read for a while,
-        since a client that still sends would not see its answer otherwise.
+        """Say after an answer that comes before the whole body that nothing more will come; unless it is compressed, it
+        is read for a while, since a client that still sends would not see its answer otherwise.
         """
         if not request.content.is_eof() and self.transport is not None and self.transport.can_write_eof():
             self.transport.write_eof()
@@ -265,6 +274,8 @@ class Exchange:
         finally:
             connection.is_reading = False
         self._is_whole = content.at_eof()
+        if hdrs.CONTENT_ENCODING in self._request.headers:
+            await asyncio.sleep(0)  # the next part may be there, to be decoded: `readany` lets nobody else have a turn
         return {"type": "http.request", "body": chunk, "more_body": not self._is_whole}
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
@@ -327,7 +338,14 @@ class Server(web.Server):
 
     async def start(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        self._listening = await loop.create_server(self, sock=listening, ssl=self._tls)
+        tls = self._tls
+        self._listening = await loop.create_server(
+            self,
+            sock=listening,
+            ssl=tls,
+            ssl_handshake_timeout=HANDSHAKE if tls is not None else None,
+            ssl_shutdown_timeout=FAREWELL if tls is not None else None,
+        )
         self._looking = loop.create_task(self._look())
 
     async def stop(self) -> None:
