@@ -169,12 +169,13 @@ def _entrance(
     file = Path(keys) if keys not in (None, "home") else None
     declared = compile_keys(load_kind(file, "keys")) if file is not None else ()
     asks_home = keys == "home" or any(key.token for key in declared)
-    tls = None
-    if not is_here and not insecure:
+    known, tls = (socket.gethostname(), *names), None
+    if not is_here:
         from poise.drivers.authority import names_here, server_context  # dear, and seldom needed
 
-        tls = server_context(home, [*names_here(address), *names], "serve")
-    return Entrance((socket.gethostname(), *names), cors, file, home if asks_home else None, tls)
+        known = (*names_here(address), *names)
+        tls = server_context(home, known, "serve") if not insecure else None
+    return Entrance(known, cors, file, home if asks_home else None, tls)
 
 
 def _declared(target: str, flags: dict[str, Any]) -> DeclaredService | Front:

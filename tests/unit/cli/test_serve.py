@@ -37,6 +37,15 @@ def test_beyond_this_machine_it_listens_with_keys_by_tls_or_because_it_is_told_t
     assert made.keys() is not None and made.tls is None, "behind a proxy that speaks TLS"
 
 
+@pytest.mark.parametrize("insecure", [False, True])
+def test_it_is_called_by_every_name_in_its_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, insecure: bool
+) -> None:
+    monkeypatch.setattr("socket.getfqdn", lambda *_: "gpu1.lab.example")
+    made = entrance(tmp_path, ALL, keys="home", insecure=insecure, names=("models.example",))
+    assert {"gpu1.lab.example", "models.example"} <= set(made.names)
+
+
 def test_a_file_of_keys_asks_the_control_plane_only_where_it_names_its_tokens(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     file.write_text(f"kind: keys\nkeys: [{{name: app, sha256: {'a' * 64}}}]\n")
