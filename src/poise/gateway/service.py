@@ -206,8 +206,12 @@ class Service:
         return self._asked
 
     def suspect(self, body: bytes) -> None:
-        """Another version's replica was lost while it served this."""
-        self.quarantine.lost(digest(body), time.monotonic_ns())
+        """Another version's replica was lost while it served this, perhaps several times at once. That makes a suspect
+        of it, and no more: only a loss of this version's own holds it.
+        """
+        key, now = digest(body), time.monotonic_ns()
+        if not self.quarantine.suspects(key, now):
+            self.quarantine.lost(key, now)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

@@ -313,7 +313,7 @@ class Upstreams:
                 outcome, reason = await self._ask(request, place, may_again, tried)
             except FAILURES as error:
                 outcome, reason = "failed", "connection"
-                held = 0 if isinstance(error, NOT_SENT) else self._lost(request)
+                held = 0 if isinstance(error, NOT_SENT) else self._lost(request, name)
                 if request.is_begun:
                     self._count(request, "cut")
                     message = f"The upstream `{name}` was lost in the middle of its answer{_as_another(held)}"
@@ -359,10 +359,10 @@ class Upstreams:
         finally:
             response.close()  # what was read to its end has given its connection back before
 
-    def _lost(self, request: "_Request") -> int:
+    def _lost(self, request: "_Request", server: str) -> int:
         """An upstream was lost that may have died of the request: for how long its prompt is refused now."""
         request.lost += 1
-        return self._quarantine.lost(prompt_key(request.scope["path"], request.body), _now())
+        return self._quarantine.lost(prompt_key(request.scope["path"], request.body), _now(), server)
 
     def _is_another_open(self, request: "_Request", tried: set[str]) -> bool:
         """Whether another upstream could take the request."""

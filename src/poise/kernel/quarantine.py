@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from poise.units import HOUR, MINUTE
+from poise.units import HOUR, MINUTE, SECOND
 
 PAUSE = MINUTE
 """For how long a request is held after its second loss …"""
@@ -22,6 +22,9 @@ LONGEST = HOUR
 
 FORGOTTEN = 2 * HOUR
 """A request that was not lost again for so long is forgotten."""
+
+SAME_LOSS = 1 * SECOND
+"""Two losses of one server within so long are one: it served the request more than once at a time."""
 
 MOST = 1024
 """Requests that are remembered; the one that was lost the longest ago makes room."""
@@ -34,6 +37,7 @@ class _Suspect(msgspec.Struct):
     losses: int = 0
     until: int = 0
     lost: int = 0
+    server: str = ""
 
 
 class Quarantine:
@@ -45,9 +49,14 @@ class Quarantine:
     def __bool__(self) -> bool:
         return bool(self._suspects)
 
-    def lost(self, key: bytes, now: int) -> int:
-        """A server was lost while it served this. For how long it is held now; 0 after its first loss."""
+    def lost(self, key: bytes, now: int, server: str = "") -> int:
+        """A server was lost while it served this. For how long it is held now; 0 after its first loss. Where the
+        `server` has a name, what it served several times at once counts as lost once.
+        """
         suspect = self._known(key, now) or _Suspect()
+        if server and server == suspect.server and now - suspect.lost < SAME_LOSS:
+            return max(0, suspect.until - now)
+        suspect.server = server
         self._suspects.pop(key, None)
         if len(self._suspects) >= MOST:
             del self._suspects[next(iter(self._suspects))]

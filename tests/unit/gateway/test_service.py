@@ -101,6 +101,17 @@ async def joined(service: Service, name: str = "a") -> Played:
 OK = Answer(200, "text/plain", b"yes")
 
 
+def test_one_death_of_a_canary_that_held_two_equal_requests_refuses_neither(tmp_path: Path) -> None:
+    async def use(service: Service) -> None:
+        service.suspect(b"1")
+        service.suspect(b"1")
+        told = list[Any]()
+        service.ask(b"1", told.append)
+        assert told == [], "it waits for a replica"
+
+    served(tmp_path, use)
+
+
 @pytest.mark.parametrize(
     "answers",
     [

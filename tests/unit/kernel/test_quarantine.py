@@ -31,6 +31,14 @@ def test_an_answer_clears_it_and_so_does_time() -> None:
         assert not quarantine
 
 
+def test_what_one_server_served_twice_at_once_is_lost_once() -> None:
+    quarantine = Quarantine()
+    assert quarantine.lost(POISON, 0, "a") == quarantine.lost(POISON, 1, "a") == quarantine.held(POISON, 2) == 0
+    assert quarantine.lost(POISON, 3, "b") == MINUTE, "another server"
+    assert quarantine.lost(POISON, 4, "b") == MINUTE - 1
+    assert quarantine.lost(POISON, 2 * SECOND, "b") == 2 * MINUTE, "the same, started again"
+
+
 def test_as_many_are_remembered_as_there_is_room_for() -> None:
     quarantine = Quarantine()
     for number in range(MOST + 1):
