@@ -260,9 +260,9 @@ class Client:
         method = "DELETE" if bounds is None else "PUT"
         return self._call(method, f"/v1/quotas/{_part(tenant)}", dict[str, str], bounds).get("note", "")
 
-    def whoami(self) -> WhoReport:
-        """The tenant and the role of the token that this client has."""
-        return self._call("GET", "/v1/whoami", WhoReport)
+    def whoami(self, within: float = PATIENCE) -> WhoReport:
+        """The tenant and the role of the token that this client has. `within`: seconds that the answer may take."""
+        return self._call("GET", "/v1/whoami", WhoReport, timeout=within)
 
     def tokens(self) -> list[TokenReport]:
         """Those that were given, the latest revoked ones included."""
@@ -449,7 +449,7 @@ class Client:
     def _call(self, method: str, path: str, kind: type[T], body: Any = None, timeout: float = PATIENCE) -> T:
         data = _encoded(body) if body is not None else None
         if self._several:
-            timeout -= PATIENCE - SILENCE
+            timeout = max(min(timeout, SILENCE), timeout - (PATIENCE - SILENCE))
         begun, deadline = time.monotonic(), None
         while True:
             failure: Exception | None = None

@@ -1,7 +1,10 @@
 """Keys of a gateway: who may ask what, how much, and what is counted of it."""
 
+import asyncio
 import hashlib
 import os
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from poise.errors import Denied, SpecError, Unreachable
 from poise.gateway.asgi import Receive, Scope, Send, answer, may_ask
 from poise.gateway.door import Door
 from poise.gateway.keys import Keys, Usage
+from poise.gateway.refusals import Refused
 from poise.kernel.spending import Bucket
 from poise.model.keys import Allowance, compile_keys
 from poise.model.reports import WhoReport
@@ -158,12 +162,17 @@ class Known:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.role: str | None = "submitter"
         self.is_away = False
+        self.answers = {secret: threading.Event() for secret in (ANN, "")}
+        """Whether it answers about this token, and about all others."""
+        for event in self.answers.values():
+            event.set()
         self.asked = 0
         monkeypatch.setattr(Keys, "_whoami", lambda _, secret: self._say(secret))
         monkeypatch.setattr("poise.gateway.keys.HOLDS", 0)
 
     def _say(self, secret: str) -> WhoReport:
         self.asked += 1
+        assert self.answers[ANN if secret == ANN else ""].wait(10)
         if self.is_away:
             raise Unreachable("away")
         if self.role is None or secret != ANN:
@@ -192,6 +201,58 @@ def test_an_answer_of_the_control_plane_holds_for_a_while(tmp_path: Path, monkey
     monkeypatch.setattr("poise.gateway.keys.HOLDS", 60)
     assert {gate.ask(secret).status for secret in ("sk-ann", "sk-bob") * 5} == {200, 401}
     assert known.asked == 2
+
+
+def test_whoever_tries_many_keys_holds_up_none_that_is_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poise.gateway.keys.MOST_ASKED", 2)
+    monkeypatch.setattr("poise.gateway.keys.AT_ONCE", 1)
+    known, keys = Known(monkeypatch), Keys(None, Home(tmp_path))
+
+    async def ask() -> None:
+        await keys.holder(ANN)
+        known.answers[""].clear()
+        strangers = [asyncio.create_task(keys.holder(f"sk-{number}")) for number in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Refused, match="too many unknown keys"):
+            await keys.holder("sk-one-more")
+        assert (await asyncio.wait_for(keys.holder(ANN), 5)).tenant == "ann"
+        known.answers[""].set()
+        assert [type(told) for told in await asyncio.gather(*strangers, return_exceptions=True)] == [Refused] * 2
+
+    asyncio.run(ask())
+
+
+def test_a_token_that_is_used_is_asked_about_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [SECOND]
+    known, keys = Known(monkeypatch), Keys(None, Home(tmp_path), lambda: now[0])
+    monkeypatch.setattr("poise.gateway.keys.HOLDS", 30)
+
+    async def ask() -> None:
+        await keys.holder(ANN)
+        known.answers[ANN].clear()
+        now[0] += 20 * SECOND
+        for _ in range(2):
+            assert (await asyncio.wait_for(keys.holder(ANN), 5)).tenant == "ann", "nobody waits for the answer"
+        known.role = None
+        known.answers[ANN].set()
+        async with asyncio.timeout(5):
+            with pytest.raises(Refused):
+                while True:
+                    await keys.holder(ANN)
+                    await asyncio.sleep(0.001)
+
+    asyncio.run(ask())
+    assert known.asked == 2
+
+
+def test_a_control_plane_that_stands_still_is_taken_to_be_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poise.gateway.keys.WITHIN", 0.05)
+    home = Home(tmp_path)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(home.socket))
+        listening.listen()
+        with pytest.raises(Refused, match="is away"):
+            asyncio.run(asyncio.wait_for(Keys(None, home).holder(ANN), 5))
 
 
 def test_whoever_tries_many_keys_drives_out_none_that_is_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

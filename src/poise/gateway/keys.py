@@ -1,8 +1,9 @@
 """Whose key a request carries, what it may do, and what of its allowances is left.
 
 Keys are those of a file, which is read again when it changes; or tokens of the control plane, which is asked and whose
-answer holds for `HOLDS` seconds: a token that is revoked lets nobody in after that. While the control plane is away,
-the tokens that are known from before stay good, as services go on as well.
+answer holds for `HOLDS` seconds: a token that is revoked lets nobody in after that. A token that is used goes on being
+asked about in the background from half of that on, so that no request of it waits. While the control plane is away, the
+tokens that are known from before stay good, as services go on as well.
 """
 
 import asyncio
@@ -31,8 +32,12 @@ HOLDS = 30.0
 KNOWN = 4096
 """Good secrets, and as many bad ones, of which it is known what the control plane says."""
 
+WITHIN = 2.0
+"""Seconds after which a control plane that does not answer is taken to be away."""
+
 AT_ONCE, MOST_ASKED = 4, 64
-"""Questions to the control plane at one time, and those that wait for their turn."""
+"""Questions to the control plane at one time, about tokens that are known and as many about others; and how many others
+are asked about or wait for their turn."""
 
 LOOKED = 1.0
 """Seconds between two looks at whether a file has changed."""
@@ -96,7 +101,8 @@ class Keys:
         self._wrong: OrderedDict[str, int] = OrderedDict()  # apart, so that they drive out no good ones
         self._holders: dict[str, Holder] = {}
         self._asking: dict[str, asyncio.Task[Holder | None]] = {}
-        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._strangers: set[str] = set()  # those of them that are not known
+        self._turn, self._turn_of_strangers = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)
         if file is not None:
             self._read(file)
         if home is None and self._by_token:
@@ -150,24 +156,34 @@ class Keys:
     async def _of_home(self, secret: str, found: str) -> Holder | None:
         now = self._now()
         held, since = self._known.get(found, (None, self._wrong.get(found, 0)))
-        if since and now - since < HOLDS * SECOND:
+        age = now - since if since else HOLDS * SECOND
+        if age < HOLDS * SECOND:
+            if held is not None and 2 * age >= HOLDS * SECOND:
+                self._asks(secret, found, held)
             return held
-        asking = self._asking.get(found)
-        if asking is None:
-            if len(self._asking) >= MOST_ASKED:
+        return await asyncio.shield(self._asks(secret, found, held))
+
+    def _asks(self, secret: str, found: str, held: Holder | None) -> "asyncio.Task[Holder | None]":
+        """The question to the control plane about this token, one at a time. Raises `Refused` where too many wait."""
+        if (asking := self._asking.get(found)) is not None:
+            return asking
+        if held is None:
+            if len(self._strangers) >= MOST_ASKED:
                 raise Refused(503, "too many unknown keys at once", headers={"retry-after": "1"})
-            asking = self._asking[found] = asyncio.create_task(self._ask(secret, found, held))
-            asking.add_done_callback(lambda asked: self._asked(found, asked))
-        return await asyncio.shield(asking)
+            self._strangers.add(found)
+        asking = self._asking[found] = asyncio.create_task(self._ask(secret, found, held))
+        asking.add_done_callback(lambda asked: self._asked(found, asked))
+        return asking
 
     def _asked(self, found: str, asked: "asyncio.Task[Holder | None]") -> None:
         del self._asking[found]
+        self._strangers.discard(found)
         if not asked.cancelled():
             asked.exception()  # whoever waited for it may have gone
 
     async def _ask(self, secret: str, found: str, before: Holder | None) -> Holder | None:
         try:
-            async with self._turn:
+            async with self._turn if before is not None else self._turn_of_strangers:
                 who = await asyncio.to_thread(self._whoami, secret)
         except Denied:
             held = None
@@ -192,7 +208,7 @@ class Keys:
 
     def _whoami(self, secret: str) -> WhoReport:
         with Client(self._home, patience=0.0, token=secret) as client:
-            return client.whoami()
+            return client.whoami(WITHIN)
 
     def _held(self, who: WhoReport) -> Holder | None:
         """The holder of a token; none where a file names tokens, and not this one."""
