@@ -36,6 +36,9 @@ from poise.model.serving import Limits
 from poise.model.spec import check_name
 from poise.units import SECOND, format_duration
 
+STOOD_STILL = 1 * SECOND
+"""Nanoseconds by which a timer is late where this machine has stood still: what replicas say was not heard either."""
+
 DIALLED_AGAIN = 1.0
 """Seconds until it is listened again where there was no room for one more."""
 
@@ -420,13 +423,20 @@ class Service:
         if self._timer is not None:
             if now < self._timer_at <= due:
                 return
+            self._notice_pause(now)
             self._timer.cancel()
-        self._timer_at = due
+        self._timer_at = max(now, due)
         self._timer = asyncio.get_running_loop().call_later(max(0, due - now) / SECOND, self._on_timer)
+
+    def _notice_pause(self, now: int) -> None:
+        """Tell the machine where its timer is far too late: a container was paused, or a laptop slept."""
+        if (late := now - self._timer_at) > STOOD_STILL:
+            self.batcher.stood_still(late, now)
 
     def _on_timer(self) -> None:
         self._timer = None
         now = time.monotonic_ns()
+        self._notice_pause(now)
         self._do(self.batcher.tick(now), now)
 
 

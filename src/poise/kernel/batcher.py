@@ -44,8 +44,9 @@ LONGER = 2
 LATELY = 256
 
 HANGS_AFTER = (5 * SECOND, 30 * SECOND)
-"""… and at least so long: to stand still for a moment is no hang, and what a first batch takes is not known. Between
-the two, half of the time-out where there is no objective: then as much is left to answer what it holds."""
+"""… and at least so long: to stand still for a moment is no hang, and what a first batch takes, or the first of a size,
+is not known: much may be compiled or tuned then. Between the two, half of the time-out where there is no objective:
+then as much is left to answer what it holds."""
 
 LAST_CHANCE = 0.5
 """Of its patience a request has waited for a replica that is overdue before it goes before those that wait."""
@@ -118,7 +119,9 @@ class Request(msgspec.Struct):
 
 
 class Replica(msgspec.Struct):
-    """One process that answers batches, one at a time. `busy`: until when, as foreseen; it is idle without a batch."""
+    """One process that answers batches, one at a time. `busy`: until when, as foreseen; it is idle without a batch.
+    `ran`: the sizes, with what they are filled up by, of the batches that it has answered; `padded` is the present one.
+    """
 
     name: str
     curve: Curve
@@ -128,6 +131,8 @@ class Replica(msgspec.Struct):
     busy: int = 0
     draining: bool = False
     warm: bool = False  # it has answered a batch
+    padded: int = 0
+    ran: set[int] = set()
     suspected: bool = False  # the last batch was a request with which another replica was lost
 
 
@@ -247,7 +252,7 @@ class Batcher:
         if not self.replicas:
             waiting = (lane.values() for lane in self._lanes)
             self._behind, self._started = [request for group in (*waiting, *self._again) for request in group], now
-        self.replicas[name] = Replica(name, curve, warm=bool(known))
+        self.replicas[name] = Replica(name, curve, warm=bool(known), ran={size for size, _ in known})
         return self._serve(now)
 
     def down(self, name: str, now: int, how: str = "died") -> list[Effect]:
@@ -278,6 +283,7 @@ class Batcher:
         if replica.warm:
             self._took.append(now - replica.sent)
         replica.warm = True
+        replica.ran.add(replica.padded)
         told = self._taken_from(replica)
         for request in told:
             request.over = request.answered = True
@@ -304,6 +310,13 @@ class Batcher:
             return []
         replica.curve.lower((len(replica.requests) + 1) // 2)
         return self.broke(name, batch, message, now)
+
+    def stood_still(self, late: int, now: int) -> None:
+        """Nobody was heard for so long, since this machine itself stood still: no replica was silent meanwhile."""
+        for replica in self.replicas.values():
+            pause = min(late, now - replica.sent)
+            replica.sent += pause
+            replica.busy += pause
 
     def tick(self, now: int) -> list[Effect]:
         """What time alone brings."""
@@ -381,7 +394,7 @@ class Batcher:
     def _send(self, replica: Replica, requests: list[Request], padded: int, now: int) -> Batch:
         self._number += 1
         replica.batch, replica.requests, replica.sent = self._number, requests, now
-        replica.suspected = requests[0].losses > 0
+        replica.padded, replica.suspected = padded, requests[0].losses > 0
         for request in requests:
             request.held += 1
         replica.busy = int(now + replica.curve.takes(min(len(requests), replica.curve.largest)))
@@ -420,7 +433,8 @@ class Batcher:
         if not replica.batch or now - replica.sent <= least:
             return False
         objective, timeout = self.limits.objective, self.limits.timeout
-        after = min(most, max(least, HANGS * objective if objective else timeout // 2)) if replica.warm else most
+        is_known = replica.warm and replica.padded in replica.ran
+        after = min(most, max(least, HANGS * objective if objective else timeout // 2)) if is_known else most
         return now - replica.sent > max(
             after, HANGS * (replica.busy - replica.sent), LONGER * max(self._took, default=0)
         )

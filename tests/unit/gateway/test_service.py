@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,6 +100,29 @@ async def joined(service: Service, name: str = "a") -> Played:
 
 
 OK = Answer(200, "text/plain", b"yes")
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_no_replica_hangs_because_the_gateway_stood_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: bool
+) -> None:
+    paused, real = [0], time.monotonic_ns  # nanoseconds
+    monkeypatch.setattr("poise.gateway.service.time", SimpleNamespace(monotonic_ns=lambda: real() + paused[0]))
+
+    async def use(service: Service) -> None:
+        told, hung = list[Any](), list[str]()
+        service.on_hang = hung.append
+        replica = await joined(service)
+        service.ask(b"1", told.append)
+        paused[0] += 100 * SECOND
+        if asks:
+            service.ask(b"2", lambda _: None)
+        await until(lambda: bool(told))
+        assert [one.why for one in told] == ["expired"] and hung == []
+        assert service.replicas == 1
+        replica.close()
+
+    served(tmp_path, use)
 
 
 def test_one_death_of_a_canary_that_held_two_equal_requests_refuses_neither(tmp_path: Path) -> None:

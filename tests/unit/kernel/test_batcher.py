@@ -333,6 +333,29 @@ def test_a_replica_that_has_answered_nothing_yet_may_take_longer() -> None:
     assert Replace("b") in batcher.tick(31 * SECOND)
 
 
+def test_the_first_batch_of_a_size_may_take_as_long_as_a_first_batch_and_the_next_may_not() -> None:
+    """It may be compiled for that size first."""
+    batcher = Batcher(Limits(objective=200 * MILLISECOND))
+    batcher.up("a", 0, KNOWN)
+
+    def send_three(now: int) -> int:
+        batcher.gather()
+        for number in range(3):
+            batcher.arrive(now + number, now)
+        [batch] = [one for one in batcher.gathered(now) if isinstance(one, Batch)]
+        assert batch.padded == 3
+        return batch.number
+
+    first = send_three(0)
+    assert Replace("a") not in batcher.tick(2 * SECOND)
+    assert Replace("a") not in batcher.tick(30 * SECOND)
+    assert Replace("a") in batcher.tick(31 * SECOND)
+    batcher.answered("a", first, 5 * MILLISECOND, 3, SECOND)
+    send_three(2 * SECOND)
+    assert Replace("a") not in batcher.tick(7 * SECOND)
+    assert Replace("a") in batcher.tick(7 * SECOND + MILLISECOND)
+
+
 def test_what_takes_far_longer_than_most_is_no_hang_where_others_took_as_long() -> None:
     batcher = busy(Limits(objective=200 * MILLISECOND, timeout=60 * SECOND))
     batcher.answered("a", 1, 4 * SECOND, 1, 4 * SECOND)
