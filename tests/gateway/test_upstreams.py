@@ -179,6 +179,18 @@ def test_one_that_does_not_take_our_key_or_has_not_the_model_is_ejected_and_no_c
         until(lambda: ask(url).headers["x-poise-upstream"] == "u0")
 
 
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_what_every_upstream_refuses_is_the_requests_own_fault_and_ejects_none(status: int) -> None:
+    with models("a", "b", "c") as (all_of_them, urls), front(urls) as (app, url):
+        for model in all_of_them:
+            model.status = status
+        assert [ask(url).status_code for _ in range(6)] == [status] * 6
+        assert sum(app.metric("poise_upstream_ejections_total", server=f"u{place}") for place in range(3)) == 0
+        for model in all_of_them:
+            model.status = 200
+        assert {ask(url).headers["x-poise-upstream"] for _ in range(3)} == {"u0", "u1", "u2"}
+
+
 def test_what_the_only_one_that_has_a_model_refuses_is_the_clients_to_see() -> None:
     with models("a", "b") as ((a, b), urls):
         a.models, b.models, a.status = ("m",), ("other",), 404

@@ -195,6 +195,15 @@ class Pool:
         if self._waiting:
             self.wake()
 
+    def failed(self, member: Member) -> None:
+        """What came of a request that it gave back is known by now: a failure."""
+        was_ejected = member.breaker.is_ejected
+        self._failed(member, self._now())
+        if was_ejected != member.breaker.is_ejected:
+            member.tell()
+        if self._waiting:
+            self.wake()
+
     def rest(self, member: Member, seconds: float) -> None:
         """It said when to come back, if not at once."""
         if not seconds:

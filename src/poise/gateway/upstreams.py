@@ -15,9 +15,9 @@ What it keeps to:
   or 429; within the budget for all and `retries.most` for one. Where a connection was lost after the request was sent,
   or a proxy says so (502), it is tried once more at most: an upstream may have died of it. Prompts with which two were
   lost are refused for a while (`poise.kernel.quarantine`). After 401, 403 or 404 it is tried again, too, where another
-  upstream has the model: the front's key or file is wrong for this one. That costs nothing of the budget, and counts as
-  a failure. An answer that was begun is never begun again: a stream that is cut ends with an error event, everything
-  else with its connection.
+  upstream has the model: the front's key or file may be wrong for this one. That costs nothing of the budget, and is a
+  failure once another has answered the request well: else the request is at fault. An answer that was begun is never
+  begun again: a stream that is cut ends with an error event, everything else with its connection.
 * The time-out, or what the client says of its patience (`x-request-timeout-seconds`, `x-envoy-upstream-rq-timeout-ms`,
   `x-stainless-read-timeout`), bounds waiting, all tries and the answer; upstreams are told what is left of it.
 * What cannot be taken is refused at once, with 429 or 503 and when to come back.
@@ -71,7 +71,7 @@ from poise.gateway.openai import (
     read_question,
     unknown_model,
 )
-from poise.gateway.pool import Choose, Outcome, Place, Pool, model_of
+from poise.gateway.pool import Choose, Member, Outcome, Place, Pool, model_of
 from poise.gateway.service import ANYBODY, Asker
 from poise.kernel.quarantine import LOSSES, Quarantine
 from poise.kernel.resilience import RetryBudget
@@ -86,7 +86,7 @@ RESTS = frozenset({429, 503})
 
 REFUSES_US = frozenset({401, 403, 404})
 """Answers of an upstream that does not take the front's key, or has not the model that others have. It is instant, and
-so an upstream that looks idle; it fails, and no request was at fault."""
+so an upstream that looks idle; it has failed once another answers the request well, else the request was at fault."""
 
 LOST_BEHIND = 502
 """What a proxy answers whose own server was lost, perhaps with the request."""
@@ -345,7 +345,12 @@ class Upstreams:
             if status in RESTS:
                 self._pool.rest(place.member, told_to_wait(response))
             refuses_us = status in REFUSES_US and len(self._pool.serving(request.question.model)) > 1
-            outcome: Outcome = "failed" if status in FAULTY or refuses_us else "refused"
+            outcome: Outcome = "failed" if status in FAULTY else "neither" if refuses_us else "refused"
+            if refuses_us:
+                request.refused_by.append(place.member)
+            elif status < 300:
+                for member in request.refused_by:
+                    self._pool.failed(member)
             may_again = may_again and self._is_another_open(request, tried)
             if may_again and (refuses_us or (status in AGAIN and self._budget.take(_now()))):
                 return outcome, str(status)
@@ -432,6 +437,7 @@ class _Request:
         self.status = 0
         self.is_begun = self.is_over = self.is_stream = self.is_deferred = False
         self.held = 0  # nanoseconds that its client did not read
+        self.refused_by: list[Member] = []  # which may have failed, or not
         self.lost = 0  # upstreams that were lost with it
         self._stalled = stalled
         self._last = b""
