@@ -29,7 +29,7 @@ from poise.gateway.wire import (
     decode_from_replica,
     framed,
 )
-from poise.kernel.batcher import Batch, Batcher, Effect, Refuse
+from poise.kernel.batcher import Batch, Batcher, Effect, Refuse, Replace
 from poise.kernel.quarantine import LOSSES, Quarantine, digest
 from poise.kernel.scaler import Seen
 from poise.model.serving import Limits
@@ -354,12 +354,13 @@ class Service:
     # --- what the machine says ---------------------------------------------------------------------------------------
 
     def _do(self, effects: Sequence[Effect], now: int) -> None:
-        for effect in effects:
+        for effect in effects:  # first what is sent: whoever is told of something may cancel it
             if isinstance(effect, Batch):
                 self._send(effect, now)
-            elif isinstance(effect, Refuse):
+        for effect in effects:
+            if isinstance(effect, Refuse):
                 self._refuse(effect)
-            else:
+            elif isinstance(effect, Replace):
                 self._replace(effect.replica, now)
         self._arm(now)
 

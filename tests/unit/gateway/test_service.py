@@ -102,6 +102,18 @@ async def joined(service: Service, name: str = "a") -> Played:
 OK = Answer(200, "text/plain", b"yes")
 
 
+def test_whoever_is_refused_may_cancel_what_is_sent_at_the_same_instant(tmp_path: Path) -> None:
+    async def use(service: Service) -> None:
+        replica = await joined(service)
+        with service.together():
+            service.ask(b"1", lambda _: service.cancel(2), timeout=1)
+            service.ask(b"2", list[Any]().append)
+        assert (await asyncio.to_thread(replica.read)).bodies == [b"2"]
+        replica.close()
+
+    served(tmp_path, use)
+
+
 @pytest.mark.parametrize("asks", [False, True])
 def test_no_replica_hangs_because_the_gateway_stood_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: bool
