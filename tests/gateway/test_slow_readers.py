@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from gateway.server import Serving, until
 from poise.gateway import http
 from poise.gateway.app import Gateway
+from poise.gateway.asgi import GONE, Receive, Scope, Send
 from poise.gateway.service import ANYBODY, Asker, Tell
 from poise.gateway.wire import Answer
 
@@ -90,6 +91,28 @@ def test_who_asks_more_than_is_taken_ahead_is_answered(server: Serving, monkeypa
             assert part, came[-200:]
             came += part
         sending.join()
+
+
+def test_who_takes_a_stream_steadily_is_not_dropped_however_much_waits_for_it() -> None:
+    written = 0
+
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal written
+        gone = asyncio.Event()
+        scope["extensions"][GONE]["then"](gone.set)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not gone.is_set():
+            await send({"type": "http.response.body", "body": bytes(1 << 14), "more_body": True})
+            written += 1 << 14
+
+    with Serving(endless) as made, asked(made, b"") as client:
+        for _ in range(10):
+            before = written
+            while written <= before + (1 << 18):  # more than can wait in the server
+                assert client.recv(1 << 16)
+            [connection] = made.server.clients
+            connection.look()
+        assert made.server.clients == [connection]
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["later", "at once"])

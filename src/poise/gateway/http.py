@@ -88,7 +88,8 @@ class Connection(web.RequestHandler):
         self._got = 0
         self._at_rest = -1  # bytes that had come when it was last idle; -1: nothing was asked yet
         self._had = -1  # bytes at the last look since more is expected; -1: it was not looked at since
-        self._unsent = 0
+        self._unsent = self._taken = 0  # at the last look
+        self._written = 0  # bytes of answers that are complete
 
     # --- what comes --------------------------------------------------------------------------------------------------
 
@@ -157,6 +158,8 @@ class Connection(web.RequestHandler):
 
     def rest(self) -> None:
         """… until now."""
+        if self._answering is not None:
+            self._written += self._answering.writer.output_size
         self._answering, self.is_begun = None, False
         self._then, self._at_rest, self._had = _nothing, self._got, -1
         if self.has_ended:  # a moment later, since others may have come before the end
@@ -220,8 +223,9 @@ class Connection(web.RequestHandler):
         is_slow = self._expects() and self._had >= 0 and self._got - self._had < MOVED
         self._had = self._got if self._expects() else -1
         unsent = self._waits_to_be_sent()
-        is_stuck = self._unsent > 0 and unsent > max(0, self._unsent - MOVED)
-        self._unsent = unsent
+        taken = self._written + (self._answering.writer.output_size if self._answering is not None else 0) - unsent
+        is_stuck = unsent > 0 and taken - self._taken < min(MOVED, self._unsent)
+        self._unsent, self._taken = unsent, taken
         if is_slow or is_stuck:
             self.transport.abort()
 
