@@ -15,7 +15,7 @@ import socket
 import ssl
 import struct
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, cast
 
 import uvicorn
@@ -26,7 +26,11 @@ from poise.control.heads import Heads
 from poise.control.lines import Lines
 
 SILENT_SECONDS, HANDSHAKE_SECONDS = 5.0, 10.0
-"""Within so long of connecting the first byte comes; and within so long of that a handshake is done."""
+"""Limits on the time to the first byte, and from then on to the end of the handshake. The second includes the wait for
+a slot."""
+
+CROWDED_SECONDS = 2.0
+"""A handshake that has taken this long ends when another one waits for its slot. It needs two round trips."""
 
 MAX_STRANGERS, MAX_SILENT = 256, 4096
 """Connections of one origin that were taken in and have asked for nothing yet; and those before them, which say nothing
@@ -50,16 +54,72 @@ TakeIn = Callable[[socket.socket, Callable[[], None]], Coroutine[Any, Any, None]
 """Makes a connection of a socket; the other is to be called once it has asked for something, or is gone."""
 
 
+class Handshakes:
+    """Slots for handshakes: `most` here, and of each of these one `among` those of all origins."""
+
+    def __init__(self, most: int, among: "Handshakes | None" = None) -> None:
+        self._slots = asyncio.Semaphore(most)
+        self._pools: tuple[Handshakes, ...] = (self,) if among is None else (self, among)
+        self._waiting = 0
+        self._slow: set[asyncio.Timeout] = set()
+
+    @contextlib.asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it during a handshake. Raises TimeoutError if that gives way to another one."""
+        async with contextlib.AsyncExitStack() as stack:
+            for pool in self._pools:
+                await stack.enter_async_context(pool._slot())
+            handshake = await stack.enter_async_context(asyncio.timeout(None))
+            for pool in self._pools:
+                stack.enter_context(pool._under_way(handshake))
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        self._waiting += 1
+        try:
+            self._give_way()
+            await self._slots.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+    @contextlib.contextmanager
+    def _under_way(self, handshake: asyncio.Timeout) -> Iterator[None]:
+        look = asyncio.get_running_loop().call_later(CROWDED_SECONDS, self._is_slow, handshake)
+        try:
+            yield
+        finally:
+            look.cancel()
+            self._slow.discard(handshake)
+
+    def _is_slow(self, handshake: asyncio.Timeout) -> None:
+        self._slow.add(handshake)
+        self._give_way()
+
+    def _give_way(self) -> None:
+        """End the slow handshakes if another one waits and no slot is free."""
+        if not self._waiting or not self._slots.locked():
+            return
+        for handshake in self._slow:
+            if not handshake.expired():
+                handshake.reschedule(0)
+        self._slow.clear()
+
+
 class Strangers:
     """Those of one origin: the silent ones, and those that wait to be taken in, in the order in which they came or
     spoke; of those that were taken in, how many there are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, handshakes: Handshakes) -> None:
         self.silent: dict[Arrival, None] = {}
         self.waiting: dict[Arrival, None] = {}
         self.taken_in = 0
-        self.handshakes = asyncio.Semaphore(HANDSHAKES_OF_ONE)
+        self.handshakes = Handshakes(HANDSHAKES_OF_ONE, handshakes)
 
     def __len__(self) -> int:
         return len(self.silent) + len(self.waiting) + self.taken_in
@@ -126,10 +186,11 @@ class Arrival:
 
     async def _come_in(self) -> None:
         try:
-            async with self._strangers.handshakes:
+            async with asyncio.timeout(HANDSHAKE_SECONDS), self._strangers.handshakes.one():
                 await self._take_in(self._sock, self._no_stranger)
-        except OSError as error:  # also what TLS objects to, or has waited for
-            _log.debug("no connection was made: %s", error)
+        except OSError as error:  # also TLS errors and TimeoutError
+            _log.debug("no connection was made: %s", error or "the handshake took too long")
+            self._sock.close()
             self._no_stranger()
 
     def _no_stranger(self) -> None:
@@ -142,9 +203,12 @@ class Arrival:
 class Listening:
     """One socket at which connections come in, as what `uvicorn` calls a server."""
 
-    def __init__(self, listening: socket.socket, origins: dict[str, Strangers], take_in: TakeIn) -> None:
+    def __init__(
+        self, listening: socket.socket, origins: dict[str, Strangers], handshakes: Handshakes, take_in: TakeIn
+    ) -> None:
         self._listening = listening
         self._origins = origins
+        self._handshakes = handshakes
         self._take_in = take_in
         self._loop = asyncio.get_running_loop()
         self._again: asyncio.TimerHandle | None = None
@@ -184,7 +248,7 @@ class Listening:
     def _receive(self, sock: socket.socket, origin: str) -> None:
         for other in [of for of, strangers in self._origins.items() if not len(strangers) and of != origin]:
             del self._origins[other]
-        strangers = self._origins.setdefault(origin, Strangers())
+        strangers = self._origins.setdefault(origin, Strangers(self._handshakes))
         if strangers.make_room():
             Arrival(sock, strangers, self._take_in)
         else:
@@ -226,7 +290,6 @@ class Entrance(uvicorn.Server):
         super().__init__(config)
         self._listening = listening
         self._context = context
-        self._handshakes = asyncio.Semaphore(HANDSHAKES)
 
     async def open(self, close: Callable[[], None]) -> None:
         """Serve until a signal comes, which is to `close` all entrances."""
@@ -245,15 +308,12 @@ class Entrance(uvicorn.Server):
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(STARTUP_FAILURE)
-        origins: dict[str, Strangers] = {}
-        self.servers = cast(Any, [Listening(sock, origins, self._take_in) for sock in sockets or []])
+        origins, handshakes = dict[str, Strangers](), Handshakes(HANDSHAKES)
+        self.servers = cast(Any, [Listening(sock, origins, handshakes, self._take_in) for sock in sockets or []])
         self.started = True
 
     async def _take_in(self, sock: socket.socket, no_stranger: Callable[[], None]) -> None:
         def protocol() -> Heads:
             return Heads(no_stranger, self.config, self.server_state, self.lifespan.state)
 
-        within = HANDSHAKE_SECONDS if self._context is not None else None
-        loop = asyncio.get_running_loop()
-        async with self._handshakes:
-            await loop.connect_accepted_socket(protocol, sock, ssl=self._context, ssl_handshake_timeout=within)
+        await asyncio.get_running_loop().connect_accepted_socket(protocol, sock, ssl=self._context)

@@ -163,6 +163,48 @@ def test_of_one_origin_so_many_handshakes_go_on_and_others_do_not_wait_for_them(
     run(use)
 
 
+@pytest.mark.parametrize("pool", ["HANDSHAKES", "HANDSHAKES_OF_ONE"])
+def test_a_handshake_that_stops_gives_its_slot_to_one_that_waits(
+    pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients that send one byte and stop delay an honest one by much less than a handshake may take."""
+    monkeypatch.setattr(entrance, pool, 1)
+    monkeypatch.setattr(entrance, "CROWDED_SECONDS", 0.02)
+    monkeypatch.setattr(entrance, "HANDSHAKE_SECONDS", 60.0)
+    home = Home(tmp_path / "home")
+    ensure_home(home)
+
+    async def use() -> None:
+        async with entered(greet, tmp_path / "sock", server_context(home, ["127.0.0.1"])) as tls:
+            stopped = [await beyond(tls) for _ in range(10)]
+            for _, writer in stopped:
+                writer.write(b"\x16")
+            assert await is_closed(stopped[0])  # for others that came before the honest client
+            honest = asyncio.create_task(beyond(tls, anybody()))
+            assert all([await is_closed(ends) for ends in stopped])
+            monkeypatch.setattr(entrance, "CROWDED_SECONDS", 60.0)
+            assert await is_answered(await honest)
+
+    run(use)
+
+
+def test_the_limit_on_a_handshake_includes_the_wait_for_a_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entrance, "HANDSHAKES_OF_ONE", 1)
+    monkeypatch.setattr(entrance, "CROWDED_SECONDS", 60.0)
+    monkeypatch.setattr(entrance, "HANDSHAKE_SECONDS", 0.2)
+    home = Home(tmp_path / "home")
+    ensure_home(home)
+
+    async def use() -> None:
+        async with entered(greet, tmp_path / "sock", server_context(home, ["127.0.0.1"])) as tls:
+            stopped = [await beyond(tls) for _ in range(200)]  # one after the other they would take 40 s
+            for _, writer in stopped:
+                writer.write(b"\x16")
+            assert all([await is_closed(ends) for ends in stopped])
+
+    run(use)
+
+
 def test_who_waits_too_long_for_its_turn_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entrance, "MAX_STRANGERS", 1)
     monkeypatch.setattr(entrance, "SILENT_SECONDS", 0.2)
