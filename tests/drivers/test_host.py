@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ import uvloop
 
 from poise.control.decider import InlineDecider
 from poise.control.plane import Plane
+from poise.drivers.beside import beside
 from poise.drivers.plugins import build, choose
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import SystemClock
@@ -263,3 +265,112 @@ def test_a_state_that_was_taken_back_is_not_saved(tmp_path: Path, monkeypatch: p
         return store.durable(), checkpoint is None
 
     assert asyncio.run(live()) == (1, True)
+
+
+def test_a_sweep_is_saved_by_a_copy_of_the_process_by_the_number_of_its_units(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is one job, and encoding it takes as long as its units do."""
+    monkeypatch.setattr("poise.control.plane.SAVED_BESIDE", 20)
+    document = {"run": ["true", "{seed}"], "sweep": {"seed": "1..20"}}
+
+    async def live() -> None:
+        plane = saving_plane(tmp_path, SqliteStore)
+        assert plane._saving is None, "there is no unit yet"
+        await plane.request(lambda request: Submit(request, compile_spec(document, wall=0.0)))
+        assert plane._saving is not None
+        await plane._saving
+        plane.end()
+
+    asyncio.run(live())
+
+
+@pytest.mark.parametrize("way", ["no fork", "no end"])
+def test_where_no_copy_of_the_process_saves_the_state_the_process_does(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("poise.control.plane.SAVED_BESIDE", 0)
+    process, encode = os.getpid(), Ledger.encode
+
+    def no_fork() -> int:
+        raise BlockingIOError("no more processes")
+
+    def no_end(ledger: Ledger) -> bytes:
+        while os.getpid() != process:
+            time.sleep(1)
+        return encode(ledger)
+
+    if way == "no fork":
+        monkeypatch.setattr(os, "fork", no_fork)
+    else:
+        monkeypatch.setattr("poise.drivers.beside.SECONDS", 0.05)
+        monkeypatch.setattr(Ledger, "encode", no_end)
+
+    async def live() -> None:
+        plane = saving_plane(tmp_path, SqliteStore)
+        for tenant in "ab":
+            assert plane._saving is not None
+            await plane._saving
+            saved = plane.store.latest_checkpoint()
+            assert saved is not None
+            assert saved.revision == plane.ledger.revision
+            plane.ask(token(tenant), lambda _: None)
+            await asyncio.sleep(0)
+        plane.end()
+
+    asyncio.run(live())
+
+
+def test_a_checkpoint_that_the_log_refuses_is_told_and_the_next_one_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("poise.control.plane.SAVED_BESIDE", 0)
+
+    class Ahead(SqliteStore[Event]):
+        def checkpoint(self, revision: int, state: bytes) -> None:
+            super().checkpoint(revision + 100, state)
+
+    async def live() -> None:
+        plane = saving_plane(tmp_path, Ahead)
+        assert plane._saving is not None
+        await plane._saving
+        assert plane._saving is None
+        plane.end()
+
+    asyncio.run(live())
+    assert "is ahead of the log" in caplog.text
+
+
+def saving_plane(folder: Path, store_of: Callable[..., SqliteStore[Event]]) -> Plane:
+    """Each turn is to be saved, the first one included. Its log is written at once."""
+    store = store_of(folder / "log.db", encode_event, decode_event)
+    controller = Controller(load_ledger(store), Settings(policy="poise", checkpoint_every=1))
+    plane = Plane(controller, store, SystemClock(), InlineDecider(POLICY))
+    plane.begin(boot="boot", boottime=0)
+    return plane
+
+
+def test_the_copy_of_the_process_lets_go_of_its_files_whatever_the_kernel_offers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without close_range(2), closing a range of numbers takes a system call for each of them."""
+
+    def by_number(first: int, end: int) -> None:
+        for number in range(first, end):
+            with contextlib.suppress(OSError):
+                os.close(number)
+
+    monkeypatch.setattr(os, "closerange", by_number)
+    monkeypatch.setattr("poise.drivers.beside.SECONDS", 10.0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        held = str(ours.fileno())
+        assert held in files().split()
+        listed = asyncio.run(beside(lambda: files().encode())).decode().split()
+    assert held not in listed
+    assert len([number for number in listed if int(number) > 2]) == 2, "the state's own, and the folder's"
+
+
+def files() -> str:
+    """The numbers of the open files of this process, and of the folder that lists them."""
+    return " ".join(entry.name for entry in Path("/proc/self/fd").iterdir())

@@ -36,7 +36,7 @@ slower than that, nodes are heard first.
 """
 
 SAVED_BESIDE = 2_000
-"""Jobs from which on the state is encoded in a process of its own: for fewer, that takes some 10 ms at most."""
+"""Units from which on the state is encoded in a process of its own: for fewer, that takes some 10 ms at most."""
 
 QUICKLY_COMPILED = 16 * 1024
 """Bytes of a request that is compiled in some milliseconds at most, whatever is in it."""
@@ -279,7 +279,7 @@ class Plane(Host):
 
     def _save(self) -> None:
         """Where much is kept, in a copy of this process, while this one goes on."""
-        if len(self.ledger.jobs) < SAVED_BESIDE:
+        if self.ledger.known_units() < SAVED_BESIDE:
             super()._save()
         elif self._saving is None:
             self._saving = self._loop.create_task(self._save_beside())
@@ -288,10 +288,16 @@ class Plane(Host):
         """The copy is made when this first runs: between two turns, so that ledger and log agree."""
         revision, times = self.ledger.revision, self._times_taken_back
         try:
-            state = await beside(self.ledger.encode)
+            try:
+                state = await beside(self.ledger.encode)
+            except OSError as error:
+                _log.warning("no copy of this process saves the state, so the event loop waits for that: %s", error)
+                if not self._over:
+                    super()._save()
+                return
             if times == self._times_taken_back and not self._over:
                 self.store.checkpoint(revision, state)
-        except OSError as error:
+        except PoiseError as error:
             _log.warning("the state at revision %d is not saved: %s", revision, error)
         finally:
             self._saving = None

@@ -1,11 +1,13 @@
 """Encode what is large in a copy of this process: it goes on meanwhile, and nothing changes for the copy."""
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
@@ -13,21 +15,34 @@ FIRST_FILE = 3
 _libc = ctypes.CDLL(None)
 
 
+SECONDS = 60.0
+"""Limit on the time that a copy takes. Encoding a million units takes some seconds."""
+
+
 async def beside(encode: Callable[[], bytes]) -> bytes:
-    """What `encode` makes of the state of this process as it is now; the copy (fork(2)) is made before this first
-    waits. Raises OSError where there is no room for a copy, or it comes to no end of its own.
+    """Return what `encode` makes of the state of this process as it is now; the copy (fork(2)) is made before this
+    first waits. Raises OSError if there is no room for a copy, if it fails, or if it takes longer than `SECONDS`.
     """
     file = os.memfd_create("poise-state")
     try:
         parent, child = os.getpid(), os.fork()
         if child == 0:
             _write_and_end(encode, file, parent)
-        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        status = await _ended(child)
         if status != 0:
             raise ChildProcessError(f"the process that encodes it ended with status {status}")
         return await asyncio.to_thread(os.pread, file, os.fstat(file).st_size, 0)
     finally:
         os.close(file)
+
+
+async def _ended(child: int) -> int:
+    """Wait for the child, and kill it when its time is up. Returns its wait status."""
+    waiting = asyncio.ensure_future(asyncio.to_thread(os.waitpid, child, 0))
+    done, _ = await asyncio.wait([waiting], timeout=SECONDS)
+    if not done:
+        os.kill(child, signal.SIGKILL)
+    return (await waiting)[1]
 
 
 def _write_and_end(encode: Callable[[], bytes], file: int, parent: int) -> NoReturn:
@@ -39,11 +54,18 @@ def _write_and_end(encode: Callable[[], bytes], file: int, parent: int) -> NoRet
         _libc.prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         if os.getppid() == parent:
             gc.disable()
-            os.closerange(FIRST_FILE, file)
-            os.closerange(file + 1, 2**31 - 1)
+            _close_all_but(file)
             state = memoryview(encode())
             while state:
                 state = state[os.write(file, state) :]
             status = 0
     finally:
         os._exit(status)
+
+
+def _close_all_but(file: int) -> None:
+    """One by one: without close_range(2), `os.closerange` tries each possible number, which takes minutes."""
+    for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if number >= FIRST_FILE and number != file:
+            with contextlib.suppress(OSError):  # the one by which the folder was listed
+                os.close(number)

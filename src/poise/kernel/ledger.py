@@ -704,6 +704,10 @@ class Ledger:
         """Unfinished jobs, by id, of which something is to be cancelled when its deadline is lost."""
         return self._cancelling
 
+    def known_units(self) -> int:
+        """Units of all jobs that are kept, finished ones included."""
+        return len(self._units)
+
     def unfinished_units(self, tenant: str | None = None) -> int:
         """Units that are not over, whatever they wait for: all, or those of a tenant."""
         return self._unfinished_count if tenant is None else self._unfinished_of[tenant]
