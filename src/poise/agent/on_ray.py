@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ from poise.decoding import json_decoder
 from poise.drivers.lock import take_lock
 from poise.drivers.reach import home_at
 from poise.drivers.whole import write_whole
-from poise.errors import ErrorRecord, Fault, InputError, NotFound, PoiseError
+from poise.errors import ErrorRecord, Fault, InputError, NotFound, PoiseError, Unreachable
 
 if TYPE_CHECKING:
     from poise.drivers.ray import Cluster
@@ -41,6 +41,9 @@ START_SECONDS = 60.0
 END_SECONDS = 20.0
 STOPS = (signal.SIGTERM, signal.SIGINT)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+CLOSED = ("drained", "emptying")
+"""Status of the nodes that are drained. The keeper of the agents opens those again that it has drained itself."""
 
 _log = logging.getLogger("poise.ray")
 
@@ -74,17 +77,19 @@ class Nodes:
 
     def lend(self, machines: Mapping[str, str]) -> str:
         before = self.emptied
-        self._keep({**before, **machines})  # first: if this process is killed now, the next one opens the node again
-        lent = self._client.lend(*machines)
+        by_people = {node.name for node in self._client.nodes() if node.status in CLOSED}
+        open_ones = {name: machine for name, machine in machines.items() if name not in by_people}
+        with self._kept_unless_refused({**before, **open_ones}):
+            lent = self._client.lend(*machines)
         self._keep({**before, **{name: machine for name, machine in machines.items() if name == lent}})
         return lent
 
     def empty(self, leaving: Mapping[str, str]) -> None:
         for node in self._client.nodes():
             if node.name in leaving and node.status in ("up", "suspect", "unfit", "drained"):
-                if node.status != "drained":  # else somebody has closed it, and opens it again
-                    self._keep({**self.emptied, node.name: leaving[node.name]})
-                self._client.drain(node.name, moves=True)
+                opened = {} if node.status in CLOSED else {node.name: leaving[node.name]}
+                with self._kept_unless_refused({**self.emptied, **opened}):
+                    self._client.drain(node.name, moves=True)
 
     def open_but(self, leaving: Mapping[str, str]) -> None:
         """Open what was emptied, unless its machine is still the one that leaves."""
@@ -95,6 +100,21 @@ class Nodes:
             if node.name in back:
                 self._client.drain(node.name, on=False)
         self._keep({name: machine for name, machine in self.emptied.items() if name not in back})
+
+    @contextlib.contextmanager
+    def _kept_unless_refused(self, emptied: dict[str, str]) -> Iterator[None]:
+        """Keep this before nodes are drained: if this process is killed then, the next one opens them again. Keep it
+        also where nobody answers, since the nodes may be drained; a refusal has drained none.
+        """
+        before = self.emptied
+        self._keep(emptied)
+        try:
+            yield
+        except Unreachable:
+            raise
+        except PoiseError:
+            self._keep(before)
+            raise
 
     def _keep(self, emptied: dict[str, str]) -> None:
         write_whole(self._file, msgspec.json.encode(emptied))
