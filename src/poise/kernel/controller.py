@@ -1581,6 +1581,7 @@ class Controller:
         ]
         self._outbox.clear()
         hung = [Hang(node) for node in sorted(self._connected)]
+        self._outage.expect(self._connected, now)
         self._connected.clear()
         self._dispatch = self._make_dispatch(self.ledger.now)
         return (*refused, *hung, HangCalls())

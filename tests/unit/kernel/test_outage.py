@@ -139,6 +139,17 @@ def test_a_control_plane_that_has_just_come_up_waits_as_long_as_nodes_come_back(
     assert lost(world) == []
 
 
+def test_a_control_plane_that_has_hung_up_on_all_since_its_disk_was_full_waits_as_long_as_nodes_come_back() -> None:
+    world = busy(20).fail_disk()
+    world.full_disk = False
+    world.after("1s")
+    for number in range(1, 20):
+        world.connect(f"n{number}").after("2s")
+    assert lost(world) == []
+    world.after("7s").connect("n20").after("1m")
+    assert lost(world) == []
+
+
 def test_one_that_has_come_back_and_falls_silent_is_lost_while_others_still_come_back() -> None:
     world = busy(20)
     world.connected.clear()
