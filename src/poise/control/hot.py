@@ -373,12 +373,14 @@ class CallerChannel:
                     if channel.closed or not self._gate.stands(bearer):
                         return
                     message = _from_caller.decode(event.get("bytes") or b"")
-                    if isinstance(message, Resume):
-                        if job:
-                            return
-                        await self._connect(message, bearer.tenant, channel)
-                        job = message.job
+                    if job and not isinstance(message, Resume):
+                        self._plane.hear_caller(job, bearer.tenant, channel, message)
+                if isinstance(message, Resume):
                     if job:
+                        return
+                    await self._connect(message, bearer.tenant, channel)  # waits for the log: outside of the turn
+                    job = message.job
+                    async with self._turns.of(bearer.tenant):
                         self._plane.hear_caller(job, bearer.tenant, channel, message)
         except UNREADABLE as error:
             _log.warning("the caller of %s sent what is no message: %s", job or "(unnamed)", error)

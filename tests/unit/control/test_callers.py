@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from poise.kernel.ledger import Ledger
 from poise.model.calls import Call, Calling, Function, Resume, Value
 from poise.model.tenants import Role
 from unit.control.desk import OWNER
@@ -99,6 +100,38 @@ def test_what_is_said_before_a_job_is_named_or_under_a_second_name_is_not_heard(
         assert (await line.hear())["last"] == 0
         line.say(Resume(job, (), key))
         await line.over()
+
+    live(tmp_path, use)
+
+
+def test_a_caller_that_connects_while_the_log_is_written_does_not_delay_others_of_its_tenant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(door: OpenDoor) -> None:
+        job, key = await submit(door, "ann")
+        other, other_key = await submit(door, "ann")
+        line = door.dial("/v1/calls", "ann")
+        line.say(Resume(job, (), key))
+        assert await line.accepted()
+        await line.hear()
+        settled, waits, written = door.plane.settled, asyncio.Event(), asyncio.Event()
+
+        async def once_written() -> Ledger:
+            waits.set()
+            await written.wait()
+            return await settled()
+
+        monkeypatch.setattr(door.plane, "settled", once_written)
+        connecting = door.dial("/v1/calls", "ann")
+        connecting.say(Resume(other, (), other_key))
+        assert await connecting.accepted()
+        await waits.wait()
+        line.say(call(1))
+        assert (await line.hear())["last"] == 1, "heard while another one connects"
+        written.set()
+        assert (await connecting.hear())["last"] == 0
+        await line.close()
+        await connecting.close()
 
     live(tmp_path, use)
 
