@@ -13,4 +13,5 @@ assert (dist.get_rank(), dist.get_world_size()) == (int(os.environ["RANK"]), int
 model = DistributedDataParallel(nn.Linear(1, 1))
 model(torch.tensor([[float(dist.get_rank())]])).sum().backward()
 Path(f"{os.environ['OUT']}.{dist.get_rank()}").write_text(str(model.module.weight.grad.item()))
+del model  # after the group has gone it may wait for its threads for ever
 dist.destroy_process_group()
