@@ -55,7 +55,7 @@ test: setup servers  ## all tests: in memory, then with real processes, both sid
 	$(BIN)/python -m pytest -m timed tests/drivers tests/gateway tests/system || $(AGAIN)
 
 test-slow: setup servers  ## the longest tests with real processes, which `make test` leaves out
-	$(BIN)/python -m pytest -m slow tests/docs tests/system
+	$(BIN)/python -m pytest -m slow tests/docs tests/system tests/train
 
 faults: setup    ## 12,000 seeds of a simulated fleet in which everything breaks, then planted bugs and a herd (FIRST=1 SEEDS=12000)
 	$(BIN)/poise faults --first $(or $(FIRST),1) --seeds $(or $(SEEDS),12000) --keep .faults

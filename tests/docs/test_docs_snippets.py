@@ -107,8 +107,11 @@ def without_columns(text: str) -> str:
     return "".join(lines)
 
 
-LONG = ("train-with-other-trainers", "elastic-training", "train-under-torchrun", "many-machines")
-"""Guides that train for a while, or bring up a cluster."""
+LONG = (
+    *("train-with-other-trainers", "elastic-training", "train-under-torchrun", "many-machines"),
+    *("check-a-machine", "multimodal"),
+)
+"""Guides that train or measure for a while, or bring up a cluster."""
 
 
 def marked(document: Path) -> Any:

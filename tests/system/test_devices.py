@@ -55,6 +55,7 @@ def test_a_command_sees_the_devices_that_it_was_given(npus: Living) -> None:
     assert npus.poise("run", "--gpu", "1", "--", "true").code == 125
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_said_by_the_agent_soon(npus: Living) -> None:
     done = npus.poise("bench-devices", "--quick", "--json")
     assert done.code == 0, done.err

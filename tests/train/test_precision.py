@@ -103,6 +103,7 @@ def test_a_loss_that_is_no_number_changes_no_weight(digits: tuple[Any, Any]) -> 
     assert all(bool(one.isfinite().all()) for one in model.parameters())
 
 
+@pytest.mark.slow
 def test_workers_of_one_gang_may_compute_each_in_its_own(tmp_path: Path) -> None:
     """One in fp16 with losses that are far too large at first, the other in fp32: both make the same steps again, and
     both have the same weights, which are those of one process in fp32 to within what 16 bits are good for.
