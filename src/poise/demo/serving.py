@@ -62,9 +62,10 @@ class Clients:
         """The status of the answer."""
         async with self._bound:
             reader, writer = self._free.pop() if self._free else await asyncio.open_connection(self._host, self._port)
-            writer.write(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            start = f"POST /predict HTTP/1.1\r\nhost: {self._host}:{self._port}\r\ncontent-length: {len(body)}\r\n\r\n"
+            writer.write(start.encode() + body)
             head = await reader.readuntil(b"\r\n\r\n")
-            length = re.search(rb"content-length: (\d+)", head)
+            length = re.search(rb"(?i)content-length: (\d+)", head)
             await reader.readexactly(int(length[1]) if length else 0)
             self._free.append((reader, writer))
             return int(head[9:12])
