@@ -21,7 +21,7 @@ MAX_HEAD = 64 * 1024
 MAX_LEFT = 256 * 2**20
 
 
-class Heads(HttpToolsProtocol):
+class Heads(Taking, HttpToolsProtocol):
     """One connection. `has_asked` is called once the head of a request is there, or the connection is lost."""
 
     def __init__(self, has_asked: Callable[[], None], *arguments: Any) -> None:
@@ -33,13 +33,11 @@ class Heads(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._taking = Taking(self.loop, transport)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._has_asked()
         self._has_come()
-        self._taking.resumed()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -61,14 +59,6 @@ class Heads(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # what comes behind a body is read by nobody
             super().on_header(name, value)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._taking.paused()
-
-    def resume_writing(self) -> None:
-        self._taking.resumed()
-        super().resume_writing()
 
     def on_headers_complete(self) -> None:
         self._has_asked()

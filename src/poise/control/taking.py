@@ -7,28 +7,35 @@ LEAST = 32 * 1024
 """Bytes that have to be taken within so long, while there is more to be sent."""
 
 
-class Taking:
-    """Watches one connection, from when more waits to be sent than it has room for."""
+class Taking(asyncio.Protocol):
+    """In front of a protocol of uvicorn's: watches its connection while more waits to be sent than it has room for."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
-        self._loop = loop
-        self._transport = transport
-        self._timer: asyncio.TimerHandle | None = None
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+    _stuck: asyncio.TimerHandle | None = None
 
-    def paused(self) -> None:
+    def pause_writing(self) -> None:
+        super().pause_writing()
         self._watch()
 
-    def resumed(self) -> None:
-        """There is room again, or nobody any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def resume_writing(self) -> None:
+        self._relax()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._relax()
+        super().connection_lost(exc)
 
     def _watch(self) -> None:
-        self._timer = self._loop.call_later(SECONDS, self._look, self._transport.get_write_buffer_size())
+        self._stuck = self.loop.call_later(SECONDS, self._look, self.transport.get_write_buffer_size())
+
+    def _relax(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
 
     def _look(self, before: int) -> None:
-        if before - self._transport.get_write_buffer_size() < LEAST:
-            self._transport.abort()
+        if before - self.transport.get_write_buffer_size() < LEAST:
+            self.transport.abort()
         else:
             self._watch()

@@ -327,8 +327,9 @@ def test_one_that_takes_slowly_is_waited_for() -> None:
 
     for takes, stays in ((taking.LEAST, True), (taking.LEAST - 1, False)):
         loop, slow = Loop(), Slow(takes)
-        watched = Taking(cast(Any, loop), cast(Any, slow))
-        watched.paused()
+        watched = Taking()
+        watched.loop, watched.transport = cast(Any, loop), cast(Any, slow)
+        watched.pause_writing()
         for _ in range(10):
             if loop.todo:
                 loop.todo.pop()()
