@@ -151,3 +151,32 @@ def test_asked_to_end_it_saves_itself_and_goes_on_with_each_sample_once(tmp_path
     assert first["applied"] + second["applied"] == 30
     assert second["samples"] == 120
     assert second["told"]["restored"].startswith(f"the checkpoint of step {first['applied']}, of ")
+
+
+def breaks(rank: int, world: int) -> dict[str, Any]:
+    """The optimizer of the server fails at every step from the second on."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    real, seen = optimizer.step, [0]
+
+    def step(*args: Any, **named: Any) -> Any:
+        seen[0] += 1
+        if seen[0] > 1 and rank == 0:
+            raise RuntimeError("bad state")
+        return real(*args, **named)
+
+    optimizer.step = step  # type: ignore[method-assign]
+    data = TensorDataset(torch.zeros(400, 1), torch.zeros(400, 1))
+    try:
+        with Asynchronous(model, optimizer, data, batch=4) as run:
+            for x, y in run:
+                run.step(nn.functional.mse_loss(model(x), y))
+    except (RuntimeError, SystemExit) as error:
+        return {"said": f"{error}"}
+    return {"said": ""}
+
+
+def test_an_optimizer_that_fails_again_and_again_ends_all_and_is_told(tmp_path: Path) -> None:
+    """What other workers have sent meanwhile waits to be applied, and fails as well."""
+    told = [one["said"] for one in together(breaks, 5, tmp_path)]
+    assert told == ["bad state", *["143"] * 4]

@@ -316,7 +316,7 @@ class Asynchronous:
                 raise GangBroken("no worker has come to the parameter server", hint="poise logs JOB")
             while self._workers:
                 self._changed.wait(LOOK_SECONDS)
-                if self._stopping:
+                if self._is_ending:
                     self._changed.notify_all()
             if self._broken is not None:
                 raise self._broken
@@ -354,7 +354,7 @@ class Asynchronous:
                     self._take_in(hello.rank, msgpack_decoder(Learned).decode(words), gradient)
             except (OSError, EOFError, msgspec.DecodeError):
                 pass  # it has gone; what it had out is handed out again
-            except BaseException as error:  # of the optimizer, or a checkpoint: it is raised in the server's loop
+            except BaseException as error:
                 self._broken = error
             finally:
                 with self._changed:
@@ -362,7 +362,6 @@ class Asynchronous:
                     self._pending.pop(hello.rank, None)
                     self._workers.discard(hello.rank)
                     self._apply_what_is_due()
-                    self._changed.notify_all()
 
     def _hand_out(self, connection: socket.socket, worker: int) -> bool:
         with self._changed:
@@ -386,24 +385,31 @@ class Asynchronous:
             self._pending[worker], self._losses[worker] = gradient, learned.loss
             self._pieces.hold(worker)
             self._apply_what_is_due()
-            self._changed.wait_for(lambda: worker not in self._pending)
+            self._changed.wait_for(lambda: worker not in self._pending or self._broken is not None)
 
     def _apply_what_is_due(self) -> None:
-        while (worker := self._pieces.due()) is not None:
-            _, start, stop = self._pieces.out[worker].piece
-            stale = self._pieces.apply(worker)
-            self.stale[stale] = self.stale.get(stale, 0) + 1
-            for parameter in self._parameters:
-                parameter.grad = torch.empty_like(parameter)
-            _into([one.grad for one in self._parameters if one.grad is not None], self._pending.pop(worker))
-            self.optimizer.step()
-            self.samples += stop - start
-            self._loss = self._losses[worker]
-            self._count()
-            if self._keeping.due(self._pieces.version):
-                self._save()
-            self._teller.tell(self.training)
-            self._changed.notify_all()
+        """An error of the optimizer, or of a checkpoint, ends it for all: it is raised in the server's loop."""
+        try:
+            while self._broken is None and (worker := self._pieces.due()) is not None:
+                self._apply(worker)
+        except BaseException as error:
+            self._broken = error
+        self._changed.notify_all()
+
+    def _apply(self, worker: int) -> None:
+        _, start, stop = self._pieces.out[worker].piece
+        stale = self._pieces.apply(worker)
+        self.stale[stale] = self.stale.get(stale, 0) + 1
+        for parameter in self._parameters:
+            parameter.grad = torch.empty_like(parameter)
+        _into([one.grad for one in self._parameters if one.grad is not None], self._pending.pop(worker))
+        self.optimizer.step()
+        self.samples += stop - start
+        self._loss = self._losses[worker]
+        self._count()
+        if self._keeping.due(self._pieces.version):
+            self._save()
+        self._teller.tell(self.training)
 
     def _save(self, *, parting: bool = False) -> None:
         """The weights, and which pieces they have not seen: others are worked out on them when training goes on."""
