@@ -1,23 +1,35 @@
 """What a long queue costs the control plane: its ledger by itself, without a process or a disk.
 
-    python benchmarks/long_queue.py [--jobs 100000] [--json]
+    python benchmarks/long_queue.py [--jobs 100000] [--live] [--json]
 
 Jobs that may not run are submitted, all of one kind as in a stream; then what a restart does with them, and what takes
 the loop of the control plane while they wait: the longest turn decides how soon anything else is answered. All times
-are of this process's CPU.
+are of this process's CPU. With `--live` a whole Poise is used instead, and times are those of a client: how long
+`whoami` takes beside the stream and beside the queue, how soon the control plane leads again after `kill -9`, and how
+long `poise down --cancel` takes.
 """
 
 import argparse
+import contextlib
 import gc
+import os
 import resource
+import signal
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from time import thread_time
 
 import harness
 from harness import NO_OP, Figure, say
 
+from poise.client import Client
+from poise.config import Home
 from poise.control.api import CANCELLED_AT_ONCE
+from poise.drivers.lock import holder
 from poise.kernel.controller import (
     Append,
     CancelJobs,
@@ -143,12 +155,74 @@ def measure(jobs: int) -> list[Figure]:
     ]
 
 
+SLEEP = {"run": ["sleep", "3600"], "resources": {"cpu": 1}}
+
+
+def measure_live(jobs: int) -> list[Figure]:
+    with harness.own_fleet() as fleet:
+        with asking(fleet.home) as beside_the_stream:
+            begun = time.perf_counter()
+            receipts = list(fleet.client.submit_stream(SLEEP for _ in range(jobs)))
+            submitted = time.perf_counter() - begun
+        if refused := [receipt.error.message for receipt in receipts if receipt.error is not None]:
+            raise RuntimeError(refused[0])
+        with asking(fleet.home) as beside_the_queue:
+            time.sleep(10)
+        resident = fleet.processes()["control plane"][0].memory_info().rss / 1e6
+        killed = holder(fleet.home.lock)
+        os.kill(killed, signal.SIGKILL)
+        begun = time.perf_counter()
+        while (pid := holder(fleet.home.lock)) in (0, killed) or not harness.ready(fleet.home, pid):
+            time.sleep(0.02)
+        restart = time.perf_counter() - begun
+        begun = time.perf_counter()
+        poise = str(Path(sys.executable).parent / "poise")
+        subprocess.run([poise, "down", "--cancel"], env=harness.environ_of(fleet.home), check=True)
+        cancelled = time.perf_counter() - begun
+    name = f"{jobs:,} jobs wait, live: "
+    return [
+        Figure(name=name + "submitted", unit="s", values=[submitted]),
+        *(
+            Figure(name=f"{name}whoami {beside}, {text}", unit="ms", values=[1e3 * harness.percentile(took, percent)])
+            for beside, took in (("beside the stream", beside_the_stream), ("beside the queue", beside_the_queue))
+            for text, percent in (("P50", 50), ("P99", 99), ("longest", 100))
+        ),
+        Figure(name=name + "resident", unit="MB", values=[resident]),
+        Figure(name=name + "leads again after kill -9", unit="s", values=[restart]),
+        Figure(name=name + "down --cancel", unit="s", values=[cancelled]),
+    ]
+
+
+@contextlib.contextmanager
+def asking(home: Home) -> Iterator[list[float]]:
+    """How many seconds `whoami` took, each time that it was asked meanwhile."""
+    took: list[float] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        with Client(home) as client:
+            while not over.wait(0.02):
+                begun = time.perf_counter()
+                client.whoami()
+                took.append(time.perf_counter() - begun)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield took
+    finally:
+        over.set()
+        thread.join()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="what a long queue costs the control plane")
     parser.add_argument("--jobs", type=int, default=100_000)
+    parser.add_argument("--live", action="store_true", help="a whole Poise, with the times of a client")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    return harness.program(lambda: measure(options.jobs), as_json=options.json)
+    measured = measure_live if options.live else measure
+    return harness.program(lambda: measured(options.jobs), as_json=options.json)
 
 
 if __name__ == "__main__":
