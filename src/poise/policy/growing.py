@@ -121,7 +121,7 @@ def sizes(units: Sequence[Unit], devices: int) -> dict[str, int]:
         gain = worths[place] * speeds
         if unit.size:
             again = worths[place] * unit.width * unit.speeds[unit.size] * unit.lost / (HORIZON / SECOND)
-            gain[0] -= UNSERVED * base * worths[place]
+            gain[0] -= 2 * ON_TIME * unit.weight * max(worths) * unit.width + UNSERVED * base * worths[place]
             gain[1 : unit.size] -= again
             gain[unit.size + 1 :] -= again
         if unit.share:
@@ -137,7 +137,7 @@ def changes(resident: Resident, to: int, now: int) -> bool:
     if resident.resizes:
         return to != resident.size and now >= resident.since + COOL_DOWN
     much = max(to, resident.size) >= CHANGES_BY * min(to, resident.size)
-    return much and now >= resident.since + COOL_DOWN * (1 + resident.preempted)
+    return much and now >= resident.since + COOL_DOWN * (1 + resident.preempted + resident.moved)
 
 
 def _by_place(units: Sequence[Unit]) -> list[float]:

@@ -263,6 +263,7 @@ class _Round:
         recipe = self.recipe
         if self._shares_elastic(ordered):
             self._sizes = sizes(*units_of(self.draft, list(islice(filter(_takes_whole, ordered), WEIGHED_WAITING))))
+            self._sizes |= self._begun_anew(ordered)
             ordered = sorted(ordered, key=self._by_size)
         if self._is_uneven():
             within = (one for one in ordered if not (one.tenant and self.allowance.against(one)))
@@ -951,11 +952,13 @@ class _Round:
         changing = [one for one in here if changes(one, self._sizes[one.unit], now)]
         if any(one.shape.gpus for one in self._waiting):
             changing = [one for one in changing if one.resizes or self._sizes[one.unit] <= one.size]
+        changing = self._attainable(changing)
         short += sum(one.shape.gpus * max(0, self._sizes[one.unit] - one.size) for one in changing)
         if not changing or not short:
             self._ask_again(now + COOL_DOWN)
             return
         self.memory["shared_anew"] = now + COOL_DOWN
+        self.memory["anew"] = {one.unit: self._sizes[one.unit] for one in changing if not one.resizes}
         self._ask_again(now + COOL_DOWN)
         for one in changing:
             to = self._sizes[one.unit]
@@ -969,6 +972,29 @@ class _Round:
             elif to:
                 cause: Literal["grow", "shrink"] = "grow" if to > one.size else "shrink"
                 self.decisions.append(Preempt(unit=one.unit, cause=cause, why=why))
+
+    def _attainable(self, changing: Sequence[Resident]) -> list[Resident]:
+        """Those that shrink, and of those that would restart to grow as many as find room: in what is free, and in what
+        the others give back. That room is what they get.
+        """
+        now, room = self.view.now, self.draft.whole_devices_free()
+        shrink = [one for one in changing if self._sizes[one.unit] <= one.size]
+        room += sum(one.shape.gpus * (one.size - max(one.least, self._sizes[one.unit])) for one in shrink)
+        grow = list[Resident]()
+        for one in changing:
+            to = min(self._sizes[one.unit], one.size + room // one.shape.gpus)
+            if to > one.size and changes(one, to, now):
+                self._sizes[one.unit] = to
+                room -= one.shape.gpus * (to - one.size)
+                grow.append(one)
+        return shrink + grow
+
+    def _begun_anew(self, waiting: Sequence[Candidate]) -> dict[str, int]:
+        """The tasks of those that were just stopped to come back with so many."""
+        if self.view.now >= int(self.view.memory.get("shared_anew", 0)):
+            return {}
+        anew: dict[str, int] = self.view.memory.get("anew", {})
+        return {one.unit: anew[one.unit] for one in waiting if one.unit in anew}
 
     def _grow_in_place(self, resident: Resident) -> None:
         """It goes on with as many more tasks as there is room for where they run no slower than those that it has."""

@@ -81,3 +81,8 @@ def test_tasks_that_meet_a_deadline_come_first() -> None:
 
 def test_what_could_never_fit_and_what_is_too_much_to_weigh_is_left_out() -> None:
     assert sizes([Unit("wide", tuple(map(float, range(20))), 16, 19, 1, 60.0, 2.0)], 8) == {}
+
+
+def test_a_running_unit_keeps_its_least_beside_one_that_would_be_late() -> None:
+    due, long = Unit("due", LINEAR, 1, 8, 1, 6000.0, 16.0, share=7), Unit("long", LINEAR, 2, 8, 1, 60.0, 2.0, size=2)
+    assert sizes([long, due], 8)["long"] >= 2
