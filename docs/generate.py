@@ -33,6 +33,7 @@ from poise.cli.main import COMMANDS, GIVES_CHILD_CODE, OWN_FAILURE
 from poise.config import Home
 from poise.control.api import make_app
 from poise.control.guard import PUBLIC
+from poise.control.openapi import document
 from poise.drivers.schemas import FILES, schema_of
 from poise.model import deadlines, jobs, spec
 from poise.model.catalogue import CATALOGUE, TERA, device_of, per_watt
@@ -631,16 +632,10 @@ def routes() -> str:
     """Every route of the OpenAPI document."""
     nobody = Mock()  # routes are only listed here, none is called
     guard: Any = make_app(nobody, Home(Path("/")), "", nobody, nobody)
-    document = guard._rest.openapi_schema.to_schema()
-    roles = {
-        (method, route.path_format): handler.opt.get("role")
-        for route in guard._rest.routes
-        for handler in getattr(route, "route_handlers", ())
-        for method in handler.http_methods
-    }
+    roles = {(route.method, route.path): route.role for route in guard._rest}
     rows: list[tuple[str, ...]] = []
     parameters: list[tuple[str, ...]] = []
-    for path, methods in document["paths"].items():
+    for path, methods in document(guard._rest)["paths"].items():
         for method, route in methods.items():
             answer = next(iter(route["responses"]))
             needed = roles[method.upper(), path]

@@ -215,4 +215,4 @@ def test_what_a_candidate_needs_while_it_answers_is_its_peak() -> None:
 def test_neither_library_is_imported_before_it_is_needed_nor_anything_of_the_control_plane() -> None:
     program = "import sys, poise.precision; print(*sys.modules)"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch", "onnx", "onnxruntime", "litestar", "aiohttp", "poise.control", "poise.kernel"} & {*told}
+    assert not {"torch", "onnx", "onnxruntime", "uvicorn", "aiohttp", "poise.control", "poise.kernel"} & {*told}

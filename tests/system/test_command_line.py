@@ -561,7 +561,7 @@ def test_help_imports_little() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stderr.split())
     assert "poise.cli.main" in loaded
-    assert not loaded & {"click", "msgspec", "asyncio", "rich", "yaml", "numpy", "litestar", "uvicorn", "http.client"}
+    assert not loaded & {"click", "msgspec", "asyncio", "rich", "yaml", "numpy", "uvicorn", "http.client"}
 
 
 def test_no_command_imports_what_it_does_not_need() -> None:
@@ -570,8 +570,8 @@ def test_no_command_imports_what_it_does_not_need() -> None:
         "[importlib.import_module(module) for name, (module, _) in COMMANDS.items() if name != 'demo']"
     )
     heavy = {"torch", "ray", "kubernetes", "sklearn", "pickle5"}
-    assert not modules(commands) & (heavy | {"numpy", "litestar"})
-    assert not modules("import poise.agent.__main__") & (heavy | {"numpy", "litestar"})
+    assert not modules(commands) & (heavy | {"numpy", "uvicorn"})
+    assert not modules("import poise.agent.__main__") & (heavy | {"numpy", "uvicorn"})
     assert not modules("import poise.control.__main__") & heavy
 
 

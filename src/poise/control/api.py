@@ -5,47 +5,34 @@ Each route says which role it needs (`opt`), and answers with what the bearer of
 
 import asyncio
 import contextlib
-import logging
-import re
 from collections.abc import AsyncIterator, Callable, Collection
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from litestar import Litestar, Request, Response, delete, get, post, put
-from litestar.config.compression import CompressionConfig
-from litestar.connection import ASGIConnection
-from litestar.di import Provide
-from litestar.exceptions import HTTPException, ValidationException
-from litestar.handlers import BaseRouteHandler
-from litestar.openapi.config import OpenAPIConfig
-from litestar.openapi.spec import Components, SecurityScheme
-from litestar.params import Parameter
-from litestar.response import Stream
 
 from poise import __version__
 from poise.config import PAGE, Home
 from poise.control.chances import Chances
 from poise.control.gatekeeper import Gatekeeper
-from poise.control.guard import PUBLIC, App, ErrorBody, Guard
+from poise.control.guard import PUBLIC, App, Guard, Scope
 from poise.control.hot import (
-    UNREADABLE,
     CallerChannel,
     NodeChannel,
     Submission,
     Submissions,
     WorkerChannel,
-    not_json,
 )
 from poise.control.lifetime import Lifetime
-from poise.control.openapi import CompleteDocument, LoggedEvent, schema_router
+from poise.control.openapi import SCHEMA, LoggedEvent, document
 from poise.control.plane import Plane
+from poise.control.routes import Content, Request, Routes, Stream
 from poise.control.shares import Turns
 from poise.drivers.joblogs import follow_job
 from poise.drivers.security import caller_key, worker_key
 from poise.drivers.series import Series
-from poise.errors import ErrorRecord, NotFound, NotLeading, PoiseError, SpecError, StoreFull
+from poise.errors import NotFound, NotLeading, SpecError, StoreFull
 from poise.kernel import controller as machine
 from poise.kernel import whatif
 from poise.kernel.audit import audit_report
@@ -112,7 +99,7 @@ CANCELLED_AT_ONCE = 128
 MAX_REVISION = 2**53 - 1
 """The largest integer that JSON keeps exact wherever it is read."""
 
-Revision = Annotated[int, Parameter(le=MAX_REVISION)]
+Revision = Annotated[int, msgspec.Meta(le=MAX_REVISION)]
 
 WHOLE = b": whole\n\n"
 """Ends a stream of events that was not to be followed; without it, it was cut off."""
@@ -120,22 +107,12 @@ WHOLE = b": whole\n\n"
 DECISIONS = Placed | Held | Preempted | Resized | DeadlinesMissed | NodeLevelled | Triggered | PolicyFailed
 """What was decided, and what made it be: events of a stream of decisions."""
 
-VIEWER, SUBMITTER = {"role": Role.VIEWER}, {"role": Role.SUBMITTER}
-OPERATOR, ADMIN = {"role": Role.OPERATOR}, {"role": Role.ADMIN}
+VIEWER, SUBMITTER, OPERATOR, ADMIN = Role.VIEWER, Role.SUBMITTER, Role.OPERATOR, Role.ADMIN
 """The role that a route needs."""
-
-COMPRESSION = 1
-"""The quickest: the thread that compresses is the one that decides."""
-
-STREAMS = ("/v1/events", "/v1/audit", "/v1/jobs/[^/]+/logs")
-"""Answers that never end are sent as they come."""
 
 EVENT_PAGE = 1000
 KEEP_ALIVE = 15.0
 Answered = TypeVar("Answered")
-
-
-_log = logging.getLogger("poise.control")
 
 
 class Submitted(msgspec.Struct, frozen=True):
@@ -199,9 +176,11 @@ def make_app(
     series = Series(home.series)
     chances = chances or Chances(plane, home)
 
-    def allowed(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-        if (path := connection.scope["path"]) not in PUBLIC:
-            gate.allow(_bearer_of(connection), handler.opt.get("role"), path)
+    def allow(scope: Scope, needed: Role | None) -> None:
+        if (path := scope["path"]) not in PUBLIC:
+            gate.allow(scope["bearer"], needed, path)
+
+    routes = Routes(allow)
 
     async def settled_job(bearer: Bearer, name: str, task: str = "") -> tuple[Ledger, Found]:
         ledger = await plane.settled()
@@ -219,17 +198,17 @@ def make_app(
         view = plane.controller.snapshot(plane.clock.now())
         return view, question(ledger, found.job, view, units=found.units, everything=everything)
 
-    @get("/healthz", summary="Whether the control plane is ready", security=[])
+    @routes.get("/healthz", summary="Whether the control plane is ready")
     async def health() -> dict[str, bool]:
         return {"ready": True, "accepting": plane.accepting}
 
-    @get("/v1/authority", summary="The certificate by which other machines know this one", security=[])
-    async def authority_certificate() -> Response[bytes]:
+    @routes.get("/v1/authority", summary="The certificate by which other machines know this one")
+    async def authority_certificate() -> Content:
         if not authority:
             raise NotFound("no other machine is listened to", hint="`poise up --listen HOST:PORT`")
-        return Response(authority, media_type="application/x-pem-file")
+        return Content(authority, "application/x-pem-file")
 
-    @get("/v1/status", summary="The control plane at a glance", opt=VIEWER)
+    @routes.get("/v1/status", summary="The control plane at a glance", role=VIEWER)
     async def status(bearer: Bearer) -> StatusReport:
         ledger = await plane.settled()
         controller = plane.controller
@@ -243,47 +222,47 @@ def make_app(
         )
         return Sight(ledger, bearer).status(told)
 
-    @get(
+    @routes.get(
         "/v1/overview",
         summary="Everything at a glance: the fleet, what runs, what waits and why, and rates",
-        opt=VIEWER,
+        role=VIEWER,
     )
     async def everything_at_a_glance(bearer: Bearer) -> Overview:
         ledger, controller = await plane.settled(), plane.controller
         told = overview(ledger, plane.clock.now(), controller.load_of, plane.rates(), bearer, accepting=plane.accepting)
         return Sight(ledger, bearer).only(told)
 
-    @get("/v1/whoami", summary="Who asks: the tenant and the role of the token", opt=VIEWER)
+    @routes.get("/v1/whoami", summary="Who asks: the tenant and the role of the token", role=VIEWER)
     async def whoami(bearer: Bearer) -> WhoReport:
         return who_report(await plane.settled(), bearer)
 
-    @post(
+    @routes.post(
         "/v1/jobs",
         summary="Submit a job (or, as application/x-ndjson, a stream of them)",
-        status_code=201,
-        opt=SUBMITTER,
+        status=201,
+        role=SUBMITTER,
     )
     async def submit(
-        bearer: Bearer, request: Request[Any, Any, Any], data: Submission, if_revision: Revision | None = None
+        bearer: Bearer, request: Request, data: Submission, if_revision: Revision | None = None
     ) -> Submitted:
-        compiled = await plane.prepare(data.spec, bearer.tenant, len(await request.body()))
+        compiled = await plane.prepare(data.spec, bearer.tenant, len(request.body))
         await chances.check(compiled, data.key, data.user)
         job = await plane.request(
             lambda number: machine.Submit(number, compiled, data.key, data.user, if_revision, bearer)
         )
         return Submitted(job, compiled.note, caller_key_of(job))
 
-    @get("/v1/jobs", summary="Jobs: the unfinished ones and the latest finished ones, or all", opt=VIEWER)
-    async def jobs(bearer: Bearer, all_jobs: Annotated[bool, Parameter(query="all")] = False) -> list[JobReport]:
+    @routes.get("/v1/jobs", summary="Jobs: the unfinished ones and the latest finished ones, or all", role=VIEWER)
+    async def jobs(bearer: Bearer, all_: bool = False) -> list[JobReport]:
         ledger = await plane.settled()
         now = plane.clock.now()
-        shown = Sight(ledger, bearer).jobs(None if all_jobs else RECENT)
+        shown = Sight(ledger, bearer).jobs(None if all_ else RECENT)
         return [job_report(ledger, job, now, tasks=False) for job in shown]
 
-    @get(
-        "/v1/jobs/{name:str}",
+    @routes.get(
+        "/v1/jobs/{name}",
         summary="One job with its tasks, or some of them; `wait` seconds for them to be over",
-        opt=VIEWER,
+        role=VIEWER,
     )
     async def job(bearer: Bearer, name: str, wait: float = 0.0) -> JobReport:
         ledger, found = await settled_job(bearer, name)
@@ -293,20 +272,20 @@ def make_app(
             ledger = await plane.settled()
         return Sight(ledger, bearer).only(found_report(ledger, found, plane.clock.now(), plane.controller.heard))
 
-    @post(
-        "/v1/jobs/{name:str}/cancel",
+    @routes.post(
+        "/v1/jobs/{name}/cancel",
         summary="Cancel a job, or some of its tasks; what runs gets SIGTERM, then SIGKILL",
-        status_code=202,
-        opt=SUBMITTER,
+        status=202,
+        role=SUBMITTER,
     )
     async def cancel(bearer: Bearer, name: str) -> Submitted:
         return Submitted(await plane.request(lambda request: machine.Cancel(request, name, bearer)))
 
-    @post(
+    @routes.post(
         "/v1/cancel",
         summary="Cancel all unfinished jobs that the bearer sees; what runs gets SIGTERM, then SIGKILL",
-        status_code=202,
-        opt=SUBMITTER,
+        status=202,
+        role=SUBMITTER,
     )
     async def cancel_all(bearer: Bearer) -> Cancelled:
         known = (await plane.settled()).jobs.values()
@@ -317,78 +296,76 @@ def make_app(
             count += await plane.request(partial(machine.CancelJobs, jobs=few, bearer=bearer))
         return Cancelled(count)
 
-    @get(
-        "/v1/jobs/{name:str}/explanation",
+    @routes.get(
+        "/v1/jobs/{name}/explanation",
         summary="Why a job waits and what frees it, or why it is where it is",
-        opt=VIEWER,
+        role=VIEWER,
     )
-    async def explanation(
-        bearer: Bearer, name: str, everything: Annotated[bool, Parameter(query="all")] = False
-    ) -> Explanation:
-        view, asked = await asked_about(bearer, name, everything)
-        told = await thought_about(bearer, lambda policy: whatif.explain(policy, view, asked, everything=everything))
+    async def explanation(bearer: Bearer, name: str, all_: bool = False) -> Explanation:
+        view, asked = await asked_about(bearer, name, all_)
+        told = await thought_about(bearer, lambda policy: whatif.explain(policy, view, asked, everything=all_))
         return Sight(plane.ledger, bearer).only(told)
 
-    @get(
-        "/v1/jobs/{name:str}/deadline",
+    @routes.get(
+        "/v1/jobs/{name}/deadline",
         summary="How likely a job, or some of its tasks, meet their deadlines; takes some seconds",
-        opt=VIEWER,
+        role=VIEWER,
     )
     async def deadline(bearer: Bearer, name: str) -> DeadlineForecast:
         _, found = await settled_job(bearer, name)
         return await chances.of(found)
 
-    @get("/v1/jobs/{name:str}/why-not/{node:str}", summary="Every reason against a node for a job", opt=VIEWER)
+    @routes.get("/v1/jobs/{name}/why-not/{node}", summary="Every reason against a node for a job", role=VIEWER)
     async def why_not(bearer: Bearer, name: str, node: str) -> WhyNot:
         view, asked = await asked_about(bearer, name)
         told = await thought_about(bearer, lambda policy: whatif.why_not(policy, view, asked, node))
         return Sight(plane.ledger, bearer).only(told)
 
-    @get("/v1/jobs/{name:str}/unblock", summary="The smallest changes that let a waiting job start now", opt=VIEWER)
+    @routes.get("/v1/jobs/{name}/unblock", summary="The smallest changes that let a waiting job start now", role=VIEWER)
     async def unblock(bearer: Bearer, name: str) -> UnblockReport:
         view, asked = await asked_about(bearer, name)
         sight = Sight(plane.ledger, bearer)
         told = await thought_about(bearer, lambda policy: whatif.unblock(policy, view, asked, may_end=sight.shows))
         return sight.only(told)
 
-    @post(
+    @routes.post(
         "/v1/plan",
         summary="What would happen if a job were submitted now; nothing changes",
-        status_code=200,
-        opt=VIEWER,
+        status=200,
+        role=VIEWER,
     )
     async def plan(
         bearer: Bearer,
-        request: Request[Any, Any, Any],
+        request: Request,
         data: Submission,
-        everything: Annotated[bool, Parameter(query="all")] = False,
+        all_: bool = False,
     ) -> PlanReport:
         await plane.settled()
-        compiled = await plane.prepare(data.spec, bearer.tenant, len(await request.body()))
+        compiled = await plane.prepare(data.spec, bearer.tenant, len(request.body))
         now = plane.clock.now()
         job = plane.controller.would_submit(compiled, data.user)
         propose = whatif.proposing(plane.ledger, job, now)
         view = plane.controller.snapshot(now)
         told = await thought_about(
-            bearer, lambda policy: whatif.plan(policy, view, propose(), note=compiled.note, everything=everything)
+            bearer, lambda policy: whatif.plan(policy, view, propose(), note=compiled.note, everything=all_)
         )
         return await asyncio.to_thread(Sight(plane.ledger, bearer).only, told, job.id)
 
-    @get(
-        "/v1/jobs/{name:str}/logs", summary="What a job wrote, as lines of JSON; `follow` until it is over", opt=VIEWER
+    @routes.get(
+        "/v1/jobs/{name}/logs", summary="What a job wrote, as lines of JSON; `follow` until it is over", role=VIEWER
     )
     async def logs(bearer: Bearer, name: str, follow: bool = False, task: str = "") -> Stream:
         _, found = await settled_job(bearer, name, task)
         pieces = follow_job(home.logs, lambda: plane.ledger, found.job.id, found.tasks, follow=follow)
-        return Stream(_lines(pieces, lambda: gate.stands(bearer)), media_type="application/x-ndjson")
+        return Stream(_lines(pieces, lambda: gate.stands(bearer)), "application/x-ndjson")
 
-    @get(
+    @routes.get(
         "/v1/nodes",
         summary=f"Nodes by name, what they have and what is taken: the first {PAGE}, or those `after` a name",
-        opt=VIEWER,
+        role=VIEWER,
     )
     async def nodes(
-        bearer: Bearer, after: str = "", limit: Annotated[int, Parameter(ge=1, le=PAGE)] = PAGE
+        bearer: Bearer, after: str = "", limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE)] = PAGE
     ) -> list[NodeReport]:
         ledger = await plane.settled()
         sight, told = Sight(ledger, bearer), plane.controller
@@ -398,29 +375,29 @@ def make_app(
             for name, state in page
         ]
 
-    @get(
+    @routes.get(
         "/v1/profiles",
         summary=f"How busy nodes have been, and what that says: one `node`, or the first {PROFILED}",
-        opt=VIEWER,
+        role=VIEWER,
     )
     async def profiles(node: str = "") -> list[NodeProfile]:
         known = (await plane.settled()).nodes
         names = [find_node(known, node)] if node else list(islice(known, PROFILED))
         return await asyncio.to_thread(series.profiles, names, plane.clock.wall())
 
-    @get(
-        "/v1/names/{kind:str}",
+    @routes.get(
+        "/v1/names/{kind}",
         summary="Names of kind job, node or tenant that begin as `typed`, to complete them",
-        opt=VIEWER,
+        role=VIEWER,
     )
     async def names(bearer: Bearer, kind: Literal["job", "node", "tenant"], typed: str = "") -> list[str]:
         return find_names(await plane.settled(), kind, typed, bearer)
 
-    @post(
-        "/v1/nodes/{name:str}/drain",
+    @routes.post(
+        "/v1/nodes/{name}/drain",
         summary="Close a node, or a device of it (`n1:0`), to new work and move what runs there, or open it again",
-        status_code=202,
-        opt=OPERATOR,
+        status=202,
+        role=OPERATOR,
     )
     async def drain(bearer: Bearer, name: str, data: DrainRequest) -> Drained:
         drained: Drained = await plane.request(
@@ -428,33 +405,33 @@ def make_app(
         )
         return drained
 
-    @post(
+    @routes.post(
         "/v1/nodes/lost",
         summary="Give nodes up, where what runs them says that they are gone; most of a fleet only if they stay away",
-        status_code=202,
-        opt=OPERATOR,
+        status=202,
+        role=OPERATOR,
     )
     async def give_up(bearer: Bearer, data: NamedNodes) -> dict[str, list[str]]:
         return {"nodes": await plane.request(lambda request: machine.GiveUp(request, data.nodes, bearer))}
 
-    @post(
+    @routes.post(
         "/v1/nodes/lend",
         summary="Preempt what runs on the one of these nodes that loses least, since others wait for its machine",
-        status_code=202,
-        opt=OPERATOR,
+        status=202,
+        role=OPERATOR,
     )
     async def lend(bearer: Bearer, data: NamedNodes) -> dict[str, str]:
         return {"node": await plane.request(lambda request: machine.Lend(request, data.nodes, bearer))}
 
-    @get("/v1/quotas", summary="What tenants may hold at once, and what they hold", opt=VIEWER)
+    @routes.get("/v1/quotas", summary="What tenants may hold at once, and what they hold", role=VIEWER)
     async def quotas(bearer: Bearer) -> list[QuotaReport]:
         return Sight(await plane.settled(), bearer).quotas()
 
-    @put(
-        "/v1/quotas/{tenant:str}",
+    @routes.put(
+        "/v1/quotas/{tenant}",
         summary="Bound what the work of a tenant may hold at once",
-        status_code=202,
-        opt=ADMIN,
+        status=202,
+        role=ADMIN,
     )
     async def set_quota(bearer: Bearer, tenant: str, data: QuotaSpec) -> dict[str, str]:
         check_name(tenant, "tenant")
@@ -463,24 +440,24 @@ def make_app(
         await plane.request(lambda request: machine.SetQuota(request, tenant, quota, bearer))
         return {"tenant": tenant, "note": note}
 
-    @delete(
-        "/v1/quotas/{tenant:str}",
+    @routes.delete(
+        "/v1/quotas/{tenant}",
         summary="Let the work of a tenant hold what there is",
-        status_code=202,
-        opt=ADMIN,
+        status=202,
+        role=ADMIN,
     )
     async def lift_quota(bearer: Bearer, tenant: str) -> dict[str, str]:
         note = quota_note(await plane.settled(), tenant, lifted=True)
         await plane.request(lambda request: machine.SetQuota(request, tenant, None, bearer))
         return {"tenant": tenant, "note": note}
 
-    @get("/v1/tokens", summary="Tokens that were given, the latest revoked ones included", opt=ADMIN)
+    @routes.get("/v1/tokens", summary="Tokens that were given, the latest revoked ones included", role=ADMIN)
     async def tokens() -> list[TokenReport]:
         ledger = await plane.settled()
         now = plane.clock.now()
         return [token_report(ledger, of, now) for of in sorted(ledger.tokens.values(), key=_in_order)]
 
-    @post("/v1/tokens", summary="Let a token in, by the hash of its secret", status_code=201, opt=ADMIN)
+    @routes.post("/v1/tokens", summary="Let a token in, by the hash of its secret", status=201, role=ADMIN)
     async def add_token(bearer: Bearer, data: TokenRequest) -> TokenReport:
         check_name(data.tenant, "tenant")
         if data.name:
@@ -501,14 +478,16 @@ def make_app(
         )
         return token_report(plane.ledger, made, plane.clock.now())
 
-    @delete("/v1/tokens/{token_id:str}", summary="Revoke a token", status_code=202, opt=ADMIN)
+    @routes.delete("/v1/tokens/{token_id}", summary="Revoke a token", status=202, role=ADMIN)
     async def revoke_token(bearer: Bearer, token_id: str) -> dict[str, str]:
         return {"token": await plane.request(lambda request: machine.RevokeToken(request, token_id, bearer))}
 
-    @get("/v1/events", summary="The log as server-sent events, from `after` on; `decisions` only, or all", opt=VIEWER)
+    @routes.get(
+        "/v1/events", summary="The log as server-sent events, from `after` on; `decisions` only, or all", role=VIEWER
+    )
     async def events(
         bearer: Bearer,
-        request: Request[Any, Any, Any],
+        request: Request,
         after: Revision = -1,
         decisions: bool = False,
         follow: bool = True,
@@ -519,92 +498,44 @@ def make_app(
             return LoggedEvent(revision, seen) if wanted else None
 
         stream = _event_stream(plane, _resumed(request, after), shown, lambda: gate.stands(bearer), follow=follow)
-        return Stream(stream, media_type="text/event-stream")
+        return Stream(stream, "text/event-stream")
 
-    @get("/v1/audit", summary="What was changed by whom, as server-sent events, from `after` on", opt=ADMIN)
-    async def audit(
-        bearer: Bearer, request: Request[Any, Any, Any], after: Revision = -1, follow: bool = True
-    ) -> Stream:
+    @routes.get("/v1/audit", summary="What was changed by whom, as server-sent events, from `after` on", role=ADMIN)
+    async def audit(bearer: Bearer, request: Request, after: Revision = -1, follow: bool = True) -> Stream:
         def shown(revision: int, event: Event) -> AuditReport | None:
             return audit_report(plane.ledger, revision, event) if isinstance(event, AUDITED) else None
 
         stream = _event_stream(plane, _resumed(request, after), shown, lambda: gate.stands(bearer), follow=follow)
-        return Stream(stream, media_type="text/event-stream")
+        return Stream(stream, "text/event-stream")
 
-    @get("/v1/refusals", summary="Requests that were refused, counted, and the latest of them", opt=ADMIN)
+    @routes.get("/v1/refusals", summary="Requests that were refused, counted, and the latest of them", role=ADMIN)
     async def refusals() -> RefusalsReport:
         return gate.refusals()
 
-    @post("/v1/shutdown", summary="Stop the control plane; running work goes on", status_code=202, opt=ADMIN)
+    @routes.post("/v1/shutdown", summary="Stop the control plane; running work goes on", status=202, role=ADMIN)
     async def shutdown(bearer: Bearer) -> dict[str, bool]:
         with contextlib.suppress(StoreFull, NotLeading):  # it cannot be recorded then, and is done all the same
             await plane.request(lambda request: machine.AskToStop(request, bearer))
         asyncio.get_running_loop().call_later(0.05, lifetime.end)
         return {"stopping": True}
 
-    @post(
+    @routes.post(
         "/v1/stay",
         summary="Stay up when no job is left, if started only for as long as there is one",
-        status_code=202,
-        opt=ADMIN,
+        status=202,
+        role=ADMIN,
     )
     async def stay() -> dict[str, bool]:
         lifetime.stay()
         return {"staying": True}
 
-    answers: dict[Any, Any] = {PoiseError: _on_poise_error, HTTPException: _on_http_error, Exception: _on_any_error}
-    answers |= dict.fromkeys(UNREADABLE, _on_unreadable)
-    rest = Litestar(
-        route_handlers=[
-            health,
-            authority_certificate,
-            status,
-            everything_at_a_glance,
-            whoami,
-            submit,
-            jobs,
-            job,
-            explanation,
-            deadline,
-            why_not,
-            unblock,
-            plan,
-            cancel,
-            cancel_all,
-            logs,
-            nodes,
-            profiles,
-            names,
-            drain,
-            give_up,
-            lend,
-            quotas,
-            set_quota,
-            lift_quota,
-            tokens,
-            add_token,
-            revoke_token,
-            events,
-            audit,
-            refusals,
-            shutdown,
-            stay,
-        ],
-        exception_handlers=answers,
-        guards=[allowed],
-        dependencies={"bearer": Provide(_bearer_of, sync_to_thread=False)},
-        before_request=_tell_methods,
-        compression_config=CompressionConfig(backend="gzip", gzip_compress_level=COMPRESSION, exclude=list(STREAMS)),
-        openapi_config=OpenAPIConfig(
-            title="Poise",
-            version=__version__,
-            openapi_router=schema_router("/v1/schema", opt=VIEWER),
-            render_plugins=[CompleteDocument()],
-            components=Components(security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}),
-            security=[{"token": []}],
-        ),
-        logging_config=None,
-    )
+    @cache
+    def described() -> Content:
+        return Content(msgspec.json.encode(document(routes)), "application/json")
+
+    @routes.get(SCHEMA, summary="The OpenAPI document of the other routes", role=VIEWER)
+    async def schema() -> Content:
+        return described()
 
     def key_of(attempt: Attempt) -> str:
         return worker_key(token, attempt)
@@ -619,13 +550,7 @@ def make_app(
         "calls": (Role.SUBMITTER, CallerChannel(plane, gate, caller_key_of)),
         "workers": (None, WorkerChannel(plane, gate, key_of)),
     }
-    return Guard(gate, rest, hot, lifetime.request, known_as)  # type: ignore[arg-type]
-
-
-def _bearer_of(request: ASGIConnection[Any, Any, Any, Any]) -> Bearer:
-    """Whom the guard found to be asking."""
-    bearer: Bearer = request.scope["bearer"]  # type: ignore[typeddict-item]
-    return bearer
+    return Guard(gate, routes, hot, lifetime.request, known_as)
 
 
 def _in_order(token: Token) -> tuple[int, str]:
@@ -633,7 +558,7 @@ def _in_order(token: Token) -> tuple[int, str]:
     return len(token.id), token.id
 
 
-def _resumed(request: Request[Any, Any, Any], after: int) -> int:
+def _resumed(request: Request, after: int) -> int:
     """The revision after which to go on: where a client was cut off, else where it says."""
     last = request.headers.get("last-event-id", "")
     return min(int(last), MAX_REVISION) if last.isdecimal() and len(last) < 20 else after
@@ -698,59 +623,3 @@ async def _event_stream(
                 yield b": alive\n\n"
     finally:
         plane.unfollow(news)
-
-
-def _answer(record: ErrorRecord, status: int) -> Response[ErrorBody]:
-    return Response(ErrorBody(record), status_code=status)
-
-
-def _on_poise_error(_: Request[Any, Any, Any], error: PoiseError) -> Response[ErrorBody]:
-    return _answer(error.record, error.status)
-
-
-def _on_unreadable(_: Request[Any, Any, Any], error: Exception) -> Response[ErrorBody]:
-    return _answer(not_json(error).record, 422)
-
-
-def _on_http_error(request: Request[Any, Any, Any], error: HTTPException) -> Response[ErrorBody]:
-    if isinstance(error, ValidationException):
-        details = error.extra if isinstance(error.extra, list) else []
-        first = details[0] if details and isinstance(details[0], dict) else {}
-        record = ErrorRecord(
-            code="E102",
-            message=str(first.get("message", error.detail)),
-            field=str(first.get("key", "")),
-            hint="`/v1/schema/openapi.json` describes it",
-        )
-        return _answer(record, 422)
-    code = "E120" if error.status_code == 404 else "E102" if error.status_code < 500 else "E299"
-    if error.status_code == 413:
-        code = "E140"
-    record = ErrorRecord(
-        code=code, message=error.detail, field=request.url.path, hint="`/v1/schema/openapi.json` lists the routes"
-    )
-    answer = _answer(record, error.status_code)
-    if error.status_code == 405:
-        answer.headers["Allow"] = ", ".join(_allowed(request.app, request.url.path))
-    return answer
-
-
-def _tell_methods(request: Request[Any, Any, Any]) -> Response[None] | None:
-    """Answers OPTIONS, which the framework answers for one of the methods of a path alone."""
-    if request.method != "OPTIONS":
-        return None
-    return Response(None, status_code=204, headers={"Allow": ", ".join(_allowed(request.app, request.url.path))})
-
-
-def _allowed(app: Litestar, path: str) -> list[str]:
-    """The methods of the routes that a path fits; the framework does not tell them."""
-    fits = (route for route in app.routes if re.fullmatch(re.sub("{[^}]*}", "[^/]*", route.path_format), path))
-    return sorted({method for route in fits for method in getattr(route, "methods", ())})
-
-
-def _on_any_error(request: Request[Any, Any, Any], error: Exception) -> Response[ErrorBody]:
-    cause = error.__cause__ if isinstance(error.__cause__, PoiseError) else None
-    if cause is not None:
-        return _answer(cause.record, cause.status)
-    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return _answer(ErrorRecord(code="E299", message=f"an internal error: {type(error).__name__}"), 500)

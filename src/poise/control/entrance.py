@@ -14,12 +14,10 @@ import signal
 import socket
 import ssl
 import struct
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, cast
 
 import uvicorn
-from uvicorn.config import STARTUP_FAILURE
 
 from poise.control.guard import App
 from poise.control.heads import Heads
@@ -278,7 +276,7 @@ class Entrance(uvicorn.Server):
             ws=Lines,
             ws_ping_interval=None,
             ws_per_message_deflate=context is not None,  # on one machine it saves nothing
-            lifespan="off" if context else "on",  # the app has one life, whatever the number of its entrances
+            lifespan="off",
             access_log=False,
             log_config=None,
             timeout_graceful_shutdown=1,
@@ -305,9 +303,6 @@ class Entrance(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """The inherited way makes a connection, and with TLS buffers of 256 KiB, of whoever comes."""
-        await self.lifespan.startup()
-        if self.lifespan.should_exit:
-            sys.exit(STARTUP_FAILURE)
         origins, handshakes = dict[str, Strangers](), Handshakes(HANDSHAKES)
         self.servers = cast(Any, [Listening(sock, origins, handshakes, self._take_in) for sock in sockets or []])
         self.started = True

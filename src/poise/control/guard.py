@@ -67,9 +67,6 @@ class Guard:
         self._shares = Shares()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._rest(scope, receive, send)
-            return
         headers = text_headers(scope)
         try:
             bearer = self._checked(scope["path"], headers)

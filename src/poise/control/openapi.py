@@ -1,22 +1,25 @@
-"""The OpenAPI document, completed: what the framework cannot know about the routes is added to what it found out.
+"""The OpenAPI document, made from the routes: what each takes and gives by its types, and what these cannot tell.
 
 That is the one error body of every route, the forms that are streams of lines, the grammar of a job, and which route
 needs no token.
 """
 
+from collections.abc import Iterable, Iterator
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
-from litestar import Response, Router
-from litestar.connection import Request
-from litestar.exceptions import NotFoundException
-from litestar.openapi.plugins import JsonRenderPlugin
 
+from poise import __version__
 from poise.control.guard import PUBLIC, ErrorBody
-from poise.control.hot import Accepted, Submission
+from poise.control.hot import Accepted
+from poise.control.routes import Content, Route, Stream
 from poise.model.events import Event
 from poise.model.reports import AuditReport, LogLine
-from poise.model.spec import JobSpec, QuotaSpec
+from poise.model.spec import JobSpec
+
+SCHEMA = "/v1/schema/openapi.json"
+"""Where the document is."""
 
 LINES = "application/x-ndjson"
 
@@ -46,61 +49,86 @@ class LoggedEvent(msgspec.Struct, frozen=True):
     event: Event
 
 
-class CompleteDocument(JsonRenderPlugin):
-    """Serves the document as `openapi.json`, and no pages that would load scripts from elsewhere."""
+def document(routes: Iterable[Route]) -> dict[str, Any]:
+    """All of it, but for the route of the document itself."""
+    told = [route for route in routes if route.path != SCHEMA]
+    known = [ErrorBody, Accepted, LoggedEvent, AuditReport, LogLine, JobSpec]
+    kinds = [*known, *dict.fromkeys(kind for route in told for kind in _kinds(route))]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    schema_of = dict(zip(kinds, schemas, strict=True))
+    components["Submission"]["properties"]["spec"] = schema_of[JobSpec]
+    paths: dict[str, dict[str, Any]] = {}
+    for route in told:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schema_of)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Poise", "version": __version__},
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
 
-    def render(self, request: Request[Any, Any, Any], openapi_schema: dict[str, Any]) -> bytes:
-        return super().render(request, complete(openapi_schema))
+
+def _kinds(route: Route) -> Iterator[Any]:
+    """The types of what a route takes and gives as JSON."""
+    yield from (one.kind for one in route.parameters.values())
+    if route.body is not None:
+        yield route.body
+    if route.returns not in (Content, Stream):
+        yield route.returns
 
 
-def no_page(response: Response[Any]) -> Response[Any]:
-    """In place of the framework's page for a document that is not there, the error that every route gives."""
-    if response.status_code == NotFoundException.status_code:
-        raise NotFoundException
-    return response
+def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
+    words = [*route.path.replace("{", "").replace("}", "").replace("-", "/").split("/"), route.handler.__name__]
+    made: dict[str, Any] = {
+        "operationId": "".join(word.title().replace("_", "") for word in words),
+        "summary": route.summary,
+        "responses": {str(route.status): _good(route, schema_of)},
+    }
+    if route.parameters:
+        made["parameters"] = [
+            {"name": one.name, "in": one.place, "required": one.is_required, "schema": dict(schema_of[one.kind])}
+            for one in route.parameters.values()
+        ]
+        for told, one in zip(made["parameters"], route.parameters.values(), strict=True):
+            if not one.is_required and one.default is not None:
+                told["schema"]["default"] = one.default
+    if route.body is not None:
+        body = {"schema": schema_of[route.body]}
+        made["requestBody"] = {"required": True, "content": {"application/json": body}}
+    if (route.method, route.path) == ("POST", "/v1/jobs"):
+        made["requestBody"]["content"][LINES] = body
+        made["responses"]["200"] = _answer(
+            "To a stream of lines, each a submission: one line for each, in their order, as soon as it is durable",
+            schema_of[Accepted],
+            LINES,
+        )
+    if route.path in PUBLIC:
+        made["security"] = []
+    refusals = _refusals(route.method.lower(), route.path, made)
+    made["responses"] |= {status: _answer(REFUSALS[status], schema_of[ErrorBody]) for status in refusals}
+    return made
 
 
-def schema_router(path: str, opt: dict[str, Any]) -> Router:
-    """Where the document is; `opt` says which role its routes need."""
-    return Router(path, route_handlers=[], opt=opt, include_in_schema=False, after_request=no_page)
-
-
-def complete(document: dict[str, Any]) -> dict[str, Any]:
-    """The same document with everything in it; doing it twice changes nothing."""
-    (errors, accepted, logged, audited, line, job, *_), schemas = msgspec.json.schema_components(
-        [ErrorBody, Accepted, LoggedEvent, AuditReport, LogLine, JobSpec, Submission, QuotaSpec],
-        ref_template="#/components/schemas/{name}",
-    )
-    document["components"]["schemas"] |= schemas
-    document["components"]["schemas"]["Submission"]["properties"]["spec"] = job
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            operation["responses"].pop("400", None)
-            operation["responses"] |= {
-                status: _answer(REFUSALS[status], errors) for status in _refusals(method, path, operation)
-            }
-            if path in PUBLIC:
-                operation["security"] = []
-    submit = document["paths"]["/v1/jobs"]["post"]
-    submission = submit["requestBody"]["content"]["application/json"]
-    submit["requestBody"]["content"][LINES] = submission
-    submit["responses"]["200"] = _answer(
-        "To a stream of lines, each a submission: one line for each, in their order, as soon as it is durable",
-        accepted,
-        LINES,
-    )
-    document["paths"]["/v1/jobs/{name}/logs"]["get"]["responses"]["200"] = _answer(
-        "Lines, the last of kind `end`; empty ones say that nothing has happened for a while", line, LINES
-    )
-    document["paths"]["/v1/events"]["get"]["responses"]["200"] = _answer(
-        "Server-sent events: `id` is the revision, `data` the record",
-        _sent(logged),
-        "text/event-stream",
-    )
-    document["paths"]["/v1/audit"]["get"]["responses"]["200"] = _answer(
-        "Server-sent events: `id` is the revision, `data` who did what", _sent(audited), "text/event-stream"
-    )
-    return document
+def _good(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
+    """The answer of a route that does what it is asked."""
+    match route.path:
+        case "/v1/authority":
+            return _answer("A certificate", {"type": "string"}, "application/x-pem-file")
+        case "/v1/jobs/{name}/logs":
+            about = "Lines, the last of kind `end`; empty ones say that nothing has happened for a while"
+            return _answer(about, schema_of[LogLine], LINES)
+        case "/v1/events":
+            about = "Server-sent events: `id` is the revision, `data` the record"
+            return _answer(about, _sent(schema_of[LoggedEvent]), "text/event-stream")
+        case "/v1/audit":
+            about = "Server-sent events: `id` is the revision, `data` who did what"
+            return _answer(about, _sent(schema_of[AuditReport]), "text/event-stream")
+        case _:
+            return _answer(HTTPStatus(route.status).description, schema_of[route.returns])
 
 
 def _refusals(method: str, path: str, operation: dict[str, Any]) -> list[str]:

@@ -34,10 +34,6 @@ def run(use: Callable[[], Awaitable[None]], *, loop: Callable[[Any], None] = uvl
 
 async def greet(scope: Any, receive: Any, send: Any) -> None:
     """An application that answers anything."""
-    if scope["type"] == "lifespan":
-        for _ in range(2):
-            await send({"type": f"{(await receive())['type']}.complete"})
-        return
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"hi"})
 
@@ -268,9 +264,6 @@ def test_whoever_takes_nothing_is_hung_up_on(kind: str, tmp_path: Path, monkeypa
     ended = asyncio.Event()
 
     async def without_end(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            await greet(scope, receive, send)
-            return
         await receive()
         sending = asyncio.create_task(send_on(send))
         while (await receive())["type"] != f"{scope['type']}.disconnect":

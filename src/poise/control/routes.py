@@ -1,0 +1,300 @@
+"""The routes of the API: which function answers which method and path, for whom, and what it is given.
+
+A route is an async function, and its parameters say what it takes: `bearer` is who asks, `request` the request itself,
+`data` the body, JSON of the type that is written there; a name that the path has in braces is a part of the path, and
+every other one is of the query, where it may be left out (one that ends with `_` is without it there). What it returns
+is sent as JSON, unless it is a `Content` or a `Stream`.
+"""
+
+import asyncio
+import contextlib
+import gzip
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from http import HTTPStatus
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from poise.control.guard import ErrorBody, Receive, Scope, Send, refuse, text_headers
+from poise.control.hot import UNREADABLE
+from poise.decoding import convert, json_decoder
+from poise.errors import Fault, InputError, NotFound, PoiseError, SpecError
+from poise.model.tenants import Role
+
+Handler = Callable[..., Awaitable[Any]]
+
+JSON = "application/json"
+HINT = "`/v1/schema/openapi.json` lists the routes, and what each takes"
+
+COMPRESSION, MIN_COMPRESSED = 1, 500
+"""The quickest level, since the thread that compresses is the one that decides; and the bytes below which it saves
+nothing."""
+
+_log = logging.getLogger("poise.control")
+
+
+class Request(NamedTuple):
+    """A request as a route sees it. `body` is empty where the route takes no `data`."""
+
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Content(NamedTuple):
+    """An answer that is not JSON."""
+
+    body: bytes
+    media_type: str
+
+
+class Stream(NamedTuple):
+    """An answer that comes piece by piece, and is not compressed. It ends early when the client goes."""
+
+    pieces: AsyncIterator[bytes]
+    media_type: str
+
+
+class WrongMethodError(InputError):
+    status = 405
+
+
+class Given(NamedTuple):
+    """A parameter of a route: where it comes from (`path` or `query`), its name there, its type and its default."""
+
+    place: str
+    name: str
+    kind: Any
+    default: Any
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+
+class Route:
+    """One method of one path. `role` is the one that it needs; a route that names none is for nobody, unless its path
+    is public. `status` is that of its answer.
+    """
+
+    def __init__(
+        self, method: str, path: str, handler: Handler, *, summary: str, role: Role | None, status: int
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.summary = summary
+        self.role = role
+        self.status = status
+        self.handler = handler
+        kinds = dict(handler.__annotations__)
+        self.returns = kinds.pop("return")
+        self.body = kinds.get("data")
+        """The type of the body, or None."""
+        defaults = {name: one.default for name, one in inspect.signature(handler).parameters.items()}
+        self.parameters = {
+            name: Given(
+                "path" if f"{{{name}}}" in path else "query", name.removesuffix("_"), kinds[name], defaults[name]
+            )
+            for name in kinds
+            if name not in ("bearer", "request", "data")
+        }
+        self._takes_bearer = "bearer" in kinds
+        self._takes_request = "request" in kinds
+        self._decoder = json_decoder(self.body) if self.body is not None else None
+
+    async def answer(self, scope: Scope, receive: Receive, names: Mapping[str, str]) -> Any:
+        """What the function returns. `names` are those of the path. Raises `PoiseError`, and `GoneError`."""
+        query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        given: dict[str, Any] = {}
+        for name, one in self.parameters.items():
+            source = names if one.place == "path" else query
+            if one.name in source:
+                given[name] = _converted(one, source[one.name])
+        if self._takes_bearer:
+            given["bearer"] = scope["bearer"]
+        body = b""
+        if self._decoder is not None:
+            body = await _whole(receive)
+            given["data"] = _decoded(self._decoder, body)
+        if self._takes_request:
+            given["request"] = Request(text_headers(scope), body)
+        return await self.handler(**given)
+
+
+class GoneError(Exception):
+    """The client has hung up before its request was complete."""
+
+
+class Routes:
+    """ASGI application of routes. `allow` raises `PoiseError` where whoever asks may not ask what needs this role."""
+
+    def __init__(self, allow: Callable[[Scope, Role | None], None]) -> None:
+        self._allow = allow
+        self._paths: dict[str, dict[str, Route]] = {}
+
+    def get(self, path: str, **said: Any) -> Callable[[Handler], Handler]:
+        return self._adding("GET", path, **said)
+
+    def post(self, path: str, **said: Any) -> Callable[[Handler], Handler]:
+        return self._adding("POST", path, **said)
+
+    def put(self, path: str, **said: Any) -> Callable[[Handler], Handler]:
+        return self._adding("PUT", path, **said)
+
+    def delete(self, path: str, **said: Any) -> Callable[[Handler], Handler]:
+        return self._adding("DELETE", path, **said)
+
+    def _adding(
+        self, method: str, path: str, *, summary: str, role: Role | None = None, status: int = 200
+    ) -> Callable[[Handler], Handler]:
+        def add(handler: Handler) -> Handler:
+            route = Route(method, path, handler, summary=summary, role=role, status=status)
+            self._paths.setdefault(path, {})[method] = route
+            return handler
+
+        return add
+
+    def __iter__(self) -> Iterator[Route]:
+        for methods in self._paths.values():
+            yield from methods.values()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        methods, names = self._fitting(path)
+        if scope["type"] == "websocket" or not methods:
+            await refuse(scope, send, NotFound("there is no such route", field=path, hint=HINT))
+            return
+        allowed = ", ".join(sorted({*methods, "OPTIONS"}))
+        if scope["method"] == "OPTIONS":
+            await _send(send, 204, b"", [(b"allow", allowed.encode())])
+            return
+        try:
+            route = methods.get(scope["method"])
+            if route is None:
+                raise WrongMethodError("the route has no such method", field=path, need=allowed, hint=HINT)
+            self._allow(scope, route.role)
+            told = await route.answer(scope, receive, names)
+        except GoneError:
+            return
+        except PoiseError as error:
+            more = [(b"allow", allowed.encode())] if isinstance(error, WrongMethodError) else []
+            await _answer(scope, send, error.status, msgspec.json.encode(ErrorBody(error.record)), JSON, more)
+        except Exception as error:
+            _log.error("%s %s failed", scope["method"], path, exc_info=error)
+            fault = Fault(f"an internal error: {type(error).__name__}")
+            await _answer(scope, send, 500, msgspec.json.encode(ErrorBody(fault.record)), JSON)
+        else:
+            if isinstance(told, Stream):
+                await _stream(receive, send, route.status, told)
+            elif isinstance(told, Content):
+                await _answer(scope, send, route.status, told.body, told.media_type)
+            else:
+                await _answer(scope, send, route.status, msgspec.json.encode(told), JSON)
+
+    def _fitting(self, path: str) -> tuple[Mapping[str, Route], dict[str, str]]:
+        """The routes of a path by their methods, and what it has for the names in braces."""
+        path = path.rstrip("/") or "/"
+        if path in self._paths:
+            return self._paths[path], {}
+        parts = path.split("/")
+        for shape, methods in self._paths.items():
+            if "{" in shape and (names := _names(shape.split("/"), parts)) is not None:
+                return methods, names
+        return {}, {}
+
+
+def _names(shape: list[str], parts: list[str]) -> dict[str, str] | None:
+    """The parts that stand where the shape has names in braces; None where it does not fit."""
+    if len(shape) != len(parts):
+        return None
+    names = {}
+    for wanted, part in zip(shape, parts, strict=True):
+        if wanted.startswith("{") and part:
+            names[wanted[1:-1]] = part
+        elif wanted != part:
+            return None
+    return names
+
+
+def _converted(one: Given, text: str) -> Any:
+    try:
+        return convert(text, one.kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise SpecError(_lowered(str(error)), field=one.name, have=text[:100], hint=HINT) from None
+
+
+def _decoded(decoder: "msgspec.json.Decoder[Any]", body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at `")
+        raise SpecError(_lowered(message), field=place.strip("`").removeprefix("$").lstrip("."), hint=HINT) from None
+    except UNREADABLE as error:
+        raise SpecError("the body is not JSON", code="E101", have=str(error), hint=HINT) from None
+
+
+def _lowered(message: str) -> str:
+    """The decoder's sentence as ours are."""
+    return message[:1].lower() + message[1:]
+
+
+async def _whole(receive: Receive) -> bytes:
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise GoneError
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _answer(
+    scope: Scope, send: Send, status: int, body: bytes, media_type: str, more: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    headers = [(b"content-type", media_type.encode()), *(more or [])]
+    if len(body) >= MIN_COMPRESSED and "gzip" in text_headers(scope).get("accept-encoding", ""):
+        body = gzip.compress(body, COMPRESSION, mtime=0)
+        headers += [(b"content-encoding", b"gzip"), (b"vary", b"Accept-Encoding")]
+    await _send(send, status, body, headers)
+
+
+async def _send(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    if status != HTTPStatus.NO_CONTENT:
+        headers = [*headers, (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _stream(receive: Receive, send: Send, status: int, stream: Stream) -> None:
+    """Send the pieces until there are no more or the client has gone; then close their source."""
+
+    async def write() -> None:
+        async with contextlib.aclosing(stream.pieces) as pieces:  # type: ignore[type-var]
+            async for piece in pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(b"content-type", stream.media_type.encode())],
+        }
+    )
+    writing, leaving = asyncio.create_task(write()), asyncio.create_task(_gone(receive))
+    try:
+        await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if writing.done():
+            writing.result()
+    finally:
+        for task in (writing, leaving):
+            task.cancel()
+        await asyncio.gather(writing, leaving, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
