@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poise.agent.__main__ import device_signals
-from poise.drivers import amd, probes
+from poise.drivers import amd, nvidia, probes
 from poise.drivers.amd import AmdSmi, devices_of, uses_of
 from poise.drivers.ascend import NpuSmi, chips_of
 from poise.drivers.nvidia import Nvml
@@ -75,6 +75,12 @@ def cards(*indices: int) -> Finding:
 
 
 # --- NVIDIA ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something that can be loaded stands for the driver's library."""
+    monkeypatch.setattr(nvidia, "LIBRARY", "libc.so.6")
 
 
 def library(**functions: object) -> ModuleType:
@@ -176,6 +182,10 @@ def test_no_nvidia_devices_have_a_reason(monkeypatch: pytest.MonkeyPatch) -> Non
     def fail() -> None:
         raise RuntimeError("Driver Not Loaded")
 
+    monkeypatch.setitem(sys.modules, "pynvml", library(nvmlInit=lambda: pytest.fail("it is imported for nothing")))
+    monkeypatch.setattr(nvidia, "LIBRARY", "libno-driver-here.so.1")
+    assert Nvml().find() == Finding(why_none="NVML does not answer: NVML Shared Library Not Found")
+    monkeypatch.setattr(nvidia, "LIBRARY", "libc.so.6")
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert Nvml().find() == Finding(why_none="`nvidia-ml-py` is not installed")
     monkeypatch.setitem(sys.modules, "pynvml", library(nvmlInit=fail))
