@@ -33,7 +33,7 @@ class Line:
         self.folder = folder
         self.logs = folder / "logs"
         self.logs.mkdir(exist_ok=True)
-        command = [sys.executable, "-I", "-S", PROGRAM, str(folder), name]
+        command = [sys.executable, "-I", "-S", "-c", keeper.START, PROGRAM, str(folder), name]
         self.code = subprocess.run(command, check=False).returncode
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(8)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from poise.client import Client
 from poise.config import Home
 from poise.drivers.lock import holder
+from system.forked import forks
 
 POISE = str(Path(sys.executable).parent / "poise")
 PATIENCE = 120.0
@@ -73,8 +74,12 @@ class Living:
         )
 
     def poise(self, *arguments: str | bytes | Path, **more: str) -> Done:
-        """`poise ARGUMENTS…`, waited for."""
-        return ended(self.start(*arguments, **more))
+        """`poise ARGUMENTS…`, waited for: its own process, which need not import what it runs (`forked`)."""
+        environment = self.environment(**more)
+        if not forks().suits(environment):
+            return ended(self.start(*arguments, **more))
+        code, out, err = forks().run(POISE, arguments, environment, self.work, PATIENCE)
+        return Done(code, out, err.decode("utf-8", "replace"))
 
     def up(self, *options: str) -> None:
         done = self.poise("up", "--port", "0", *options)

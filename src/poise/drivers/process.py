@@ -30,6 +30,7 @@ import msgspec
 
 from poise.decoding import json_decoder
 from poise.drivers.gangs import Gangs
+from poise.drivers.keeper import START
 from poise.drivers.system import Cgroups, boot_id
 from poise.drivers.tellings import Tellings, report_path, result_path
 from poise.errors import Fault, SpecError
@@ -705,6 +706,8 @@ class _Slot(asyncio.Protocol):
             sys.executable,
             "-I",
             "-S",
+            "-c",
+            START,
             str(_PROGRAM),
             str(self._keepers.folder),
             self.name,
