@@ -10,10 +10,10 @@ import runpy
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -36,12 +36,40 @@ def until(what: Callable[[], Any], seconds: float = PATIENCE) -> Any:
     return said
 
 
-def work(script: str, env: dict[str, str], err: str) -> None:
-    """What a worker does: it runs the script as if by itself."""
+def work(script: str, env: dict[str, str], err: str, out: str = "", arguments: Sequence[str] = ()) -> None:
+    """What a worker does: it runs the script, or a module if it is no file, as if by itself."""
+    for name in [name for name in os.environ if name.startswith("POISE_")]:
+        del os.environ[name]
     os.environ.update(env)
-    os.dup2(os.open(err, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), sys.stderr.fileno())
-    sys.argv = [script]
-    runpy.run_path(script, run_name="__main__")
+    for path, stream in ((err, sys.stderr), (out, sys.stdout)):
+        if path:
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream.fileno())
+    sys.argv = [script, *arguments]
+    if script.endswith(".py"):
+        sys.path[0] = str(Path(script).parent)
+        runpy.run_path(script, run_name="__main__")
+    else:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+
+
+class Ran(NamedTuple):
+    """How a script has ended that ran by itself."""
+
+    returncode: int | None
+    stdout: str
+    stderr: str
+
+
+def run(folder: Path, script: Path | str, *arguments: str, **env: str) -> Ran:
+    """`python script arguments…`, waited for; it finds PyTorch imported, which takes five seconds of CPU."""
+    out, err = folder / "ran.out", folder / "ran.err"
+    process = FORKING.Process(target=work, args=(str(script), env, str(err), str(out), arguments))
+    process.start()
+    process.join(PATIENCE)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+    return Ran(process.exitcode, out.read_text(), err.read_text())
 
 
 class Workers:

@@ -1,15 +1,14 @@
 """Trainers of other frameworks: asked to end they save themselves, and started again they go on."""
 
-import os
 import signal
-import subprocess
-import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from poise.model.training import Training
+from train.gangs import Ran, run
 
 HUGGING_FACE = """
 import json, os, signal, sys
@@ -79,12 +78,13 @@ print("from", begun, "to", trainer.global_step)
 
 @pytest.mark.parametrize(("package", "script"), [("transformers", HUGGING_FACE), ("lightning", LIGHTNING)])
 def test_a_trainer_that_is_asked_to_end_saves_itself_and_goes_on(package: str, script: str, tmp_path: Path) -> None:
-    pytest.importorskip(package)
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    file = tmp_path / "script.py"
+    file.write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{script}")
 
-    def train(how: str) -> "subprocess.CompletedProcess[str]":
-        env = os.environ | {"POISE_REPORT": str(tmp_path / "report"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        command = [sys.executable, "-c", script, how]
-        return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    def train(how: str) -> Ran:
+        return run(tmp_path, file, how, POISE_REPORT=str(tmp_path / "report"), HF_HUB_OFFLINE="1")
 
     ended = train("killed")
     assert ended.returncode == 128 + signal.SIGTERM, ended.stderr

@@ -3,9 +3,6 @@
 import gc
 import itertools
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from poise.errors import MemoryShort  # noqa: E402
 from poise.train.batch import Before, Fitting, is_short  # noqa: E402
 from poise.train.memory import Budget  # noqa: E402
 from train import memory_script  # noqa: E402
+from train.gangs import run  # noqa: E402
 
 MIB = 1 << 20
 SCRIPT = Path(memory_script.__file__)
@@ -45,9 +43,8 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cases")
-    env = {name: value for name, value in os.environ.items() if not name.startswith("POISE_")}
-    command = [sys.executable, str(SCRIPT), str(folder), *ALONE.values(), *GANG]
-    subprocess.run(command, env={**env, "OMP_NUM_THREADS": "1"}, check=True, timeout=300)
+    done = run(folder, SCRIPT, str(folder), *ALONE.values(), *GANG)
+    assert done.returncode == 0, done.stderr
     return folder
 
 

@@ -3,8 +3,6 @@
 import os
 import random
 import resource
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +25,7 @@ from poise.train import durable, fence, load, pieces, publishing, restoring
 from poise.train.checkpoints import Checkpoints
 from poise.train.trees import DTYPES
 from poise.units import MILLISECOND, SECOND
+from train.gangs import run
 
 torch.set_num_threads(1)
 
@@ -506,8 +505,9 @@ def killed() -> Iterator[Path]:
     """What processes have left that were killed while they saved, see killed.py."""
     memory = Path("/dev/shm")  # noqa: S108  nothing there survives a crash of the machine, and none is tried here
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
-        command = [sys.executable, str(Path(__file__).with_name("killed.py")), name]
-        subprocess.run(command, check=True, timeout=600)
+        with tempfile.TemporaryDirectory() as streams:
+            done = run(Path(streams), Path(__file__).with_name("killed.py"), name)
+        assert done.returncode == 0, done.stderr
         yield Path(name)
 
 

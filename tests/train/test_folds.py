@@ -1,9 +1,6 @@
 """Sessions one after another in one script: each has its own gang and its own checkpoints."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,7 +13,8 @@ import pytest
 pytest.importorskip("torch", reason="needs poise[torch]")
 
 from poise.train.restoring import listed
-from train.gangs import HERE, PATIENCE, Workers, until
+from train import gangs
+from train.gangs import HERE, Ran, Workers, until
 
 SCRIPT = HERE / "folds.py"
 STEPS = {1: 16, 2: 24}
@@ -34,12 +32,8 @@ def folds(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "out.folds").read_text().splitlines()]
 
 
-def run(folder: Path, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
-    given = {name: value for name, value in os.environ.items() if not name.startswith("POISE_")}
-    given |= {"OUT": str(folder / "out"), "OMP_NUM_THREADS": "1"} | env
-    return subprocess.run(
-        [sys.executable, *command, str(SCRIPT)], env=given, capture_output=True, text=True, timeout=PATIENCE
-    )
+def run(folder: Path, **env: str) -> Ran:
+    return gangs.run(folder, SCRIPT, OUT=str(folder / "out"), **env)
 
 
 @cache
@@ -143,10 +137,11 @@ def test_who_comes_in_the_second_session_has_what_the_first_came_to(workers: Wor
     assert workers.steps("a")[-1][2] == len(names)
 
 
-@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.slow) for turn in (1, 2))])
 def test_each_session_under_torchrun_has_all_its_workers(tmp_path: Path, turn: int) -> None:
     """More than once: the second one used to race for what the first had left."""
-    done = run(tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    options = ("--standalone", "--nproc-per-node", "2", str(SCRIPT))
+    done = gangs.run(tmp_path, "torch.distributed.run", *options, OUT=str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     told = folds(tmp_path)
     assert come_to_the_same(told)

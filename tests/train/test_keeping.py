@@ -3,8 +3,6 @@
 import errno
 import json
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from poise.train.restoring import folder_of, listed
 from poise.units import MINUTE, SECOND
 
 from . import keeping
+from .gangs import run
 
 torch.set_num_threads(1)
 
@@ -38,7 +37,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_killed_resized_and_asked_to_end_it_comes_to_the_same(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, keeping.__file__, str(tmp_path)], check=True, timeout=120)
+    done = run(tmp_path, keeping.__file__, str(tmp_path))
+    assert done.returncode == 0, done.stderr
     killed, ended, finished = json.loads((tmp_path / "ended").read_text())
     assert (killed, ended, finished) == ([-9, -9], [143, 143, 143], [0])
     undisturbed = keeping.train()
@@ -264,7 +264,8 @@ def test_what_is_drawn_at_random_goes_on_where_it_was(tmp_path: Path) -> None:
     assert keeping.draws_on(tmp_path / "parts", seed=1, until=9) != whole
     assert keeping.draws_on(tmp_path / "parts", seed=2) == whole
     assert keeping.draws_on(tmp_path / "others", seed=2) != whole
-    subprocess.run([sys.executable, keeping.__file__, str(tmp_path), "drawn"], check=True, timeout=120)
+    done = run(tmp_path, keeping.__file__, str(tmp_path), "drawn")
+    assert done.returncode == 0, done.stderr
     whole, again = (json.loads((tmp_path / f"drawn{epoch}.0").read_text()) for epoch in (1, 3))
     assert again == whole
 

@@ -1,9 +1,6 @@
 """Training in 16 bits: where it pays, with the same loop, and in a gang with workers that compute in fp32."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from poise.model.phases import Pace, PhaseRules  # noqa: E402
 from poise.policy.precision import worth_training_in  # noqa: E402
 from poise.train.precision import Precision, chosen, finite, largest_product, rates_of  # noqa: E402
 from train import memory_script  # noqa: E402
+from train.gangs import run  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -109,9 +107,8 @@ def test_workers_of_one_gang_may_compute_each_in_its_own(tmp_path: Path) -> None
     both have the same weights, which are those of one process in fp32 to within what 16 bits are good for.
     """
     cases = ["form=plain,micro=128,precision=fp16,scale=1e9,rank=0", "form=plain,micro=128,precision=fp32,rank=1"]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("POISE_")}
-    command = [sys.executable, memory_script.__file__, str(tmp_path), *cases]
-    subprocess.run(command, env={**env, "OMP_NUM_THREADS": "1"}, check=True, timeout=300)
+    done = run(tmp_path, memory_script.__file__, str(tmp_path), *cases)
+    assert done.returncode == 0, done.stderr
     half, full = (json.loads((tmp_path / f"{case}.json").read_text()) for case in cases)
     assert (half["precision"], full["precision"]) == ("fp16", "fp32")
     assert half["scale"] < 1e9 * 2**16

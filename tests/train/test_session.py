@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -32,7 +30,7 @@ from poise.model.training import Training
 from poise.train.restoring import listed
 from poise.train.session import REGROUP_SECONDS
 from poise.units import MILLISECOND
-from train.gangs import HERE, Workers, until
+from train.gangs import Workers, until
 
 STEPS = 4 * 16
 """Of four passes over 1,000 samples in steps of 64."""
@@ -285,16 +283,6 @@ def test_a_worker_that_cannot_begin_ends_with_its_own_error(workers: Workers) ->
     assert "checkpoints cannot be kept there" in workers.said("a")
     assert "a worker of the gang has gone" in workers.said("b")
     assert "terminate called" not in workers.said("a") + workers.said("b")
-
-
-def test_under_torchrun(tmp_path: Path) -> None:
-    env = os.environ | {"OUT": str(tmp_path / "out"), "OPTIONS": '{"batch": 64, "epochs": 4}', "OMP_NUM_THREADS": "1"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*torchrun, HERE / "digits.py"], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    answers = [msgspec.json.decode(path.read_bytes()) for path in tmp_path.glob("out.*.json")]
-    assert [answer["world"] for answer in answers] == [2, 2]
-    assert all(close_to_undisturbed(answer) for answer in answers)
 
 
 # --- one process: what a script may do ---------------------------------------------------------------------------
