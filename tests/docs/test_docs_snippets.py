@@ -76,7 +76,7 @@ def pattern(expected: str) -> re.Pattern[str]:
 def loosened(text: str) -> str:
     """Without what differs from run to run."""
     text = without_columns(text.replace(os.uname().nodename, "vm"))
-    text = re.sub(r"(?<![\w.])\d+m\d+s|(?<![\w.])\d+(\.\d+)? m?s\b", "TIME", text)
+    text = re.sub(r"(?<![\w.])(\d+h\d+m|\d+m\d+s)\b|(?<![\w.])\d+(\.\d+)? m?s\b", "TIME", text)
     text = re.sub(r"\b\d+(\.\d+)? ([KMG]i)?B\b", "SIZE", text)
     text = re.sub(r"\b\d+(\.\d+)?/(\d+(\.\d+)?|SIZE)(?= )", "USED", text)
     text = re.sub(r"\b(fit on vm) [\d.]+", r"\1 SCORE", text)

@@ -14,7 +14,7 @@ from train.test_folds import come_to_the_same, folds
 
 from poise.model.reports import TaskReport
 from poise.model.training import Training
-from system.living import Living, kill, until
+from system.living import Diary, Living, kill, until
 from system.serving import Serving
 from system.test_mixed import EXAMPLES, load
 
@@ -110,8 +110,10 @@ def test_a_gang_that_is_killed_and_resized_while_it_runs_comes_to_the_same(livin
     assert {name: (task.pid, task.epoch) for name, task in now.items() if name != "main[0]"} == {
         name: (task.pid, task.epoch) for name, task in first.items() if name != "main[0]"
     }, "the others go on in their processes"
-    living.poise("submit", "--priority", "urgent", "--cpu", "3", "--", "sleep", "1")
+    urgent = Diary(living.work / "diary")
+    living.poise("submit", "--priority", "urgent", "--cpu", "3", "--", "sh", "-c", urgent.held())
     until(lambda: training.said().world == 1, "it makes room", living.messages)
+    urgent.release()
     assert {task.pid for task in training.running().values()} < {task.pid for task in now.values()}, "one of them stays"
     assert comes_to(undisturbed, training.wait())
 

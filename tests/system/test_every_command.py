@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from poise.cli.main import COMMANDS, GIVES_CHILD_CODE, OWN_FAILURE, main
-from system.living import POISE, Done, Living, ended
+from system.living import POISE, Diary, Done, Living, ended
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = (
@@ -192,9 +192,17 @@ def test_whoever_reads_may_have_had_enough(shared: Living, names: dict[str, str]
 
 
 def test_watching_without_a_terminal_appends(shared: Living, names: dict[str, str]) -> None:
-    job = shared.poise("submit", "--", "sleep", "1.2").text.strip()
-    lines = shared.poise("show", job, "--watch").text.splitlines()
-    statuses = [line.split()[1] for line in lines if line.startswith("main")]
+    held = Diary(shared.work / "watched")
+    job = shared.poise("submit", "--", "sh", "-c", held.held()).text.strip()
+    watching = shared.start("show", job, "--watch")
+    assert watching.stdout is not None
+    statuses = []
+    for line in watching.stdout:
+        if line.startswith(b"main"):
+            statuses.append(line.split()[1].decode())
+            if statuses[-1] == "running" and "running" not in statuses[:-1]:
+                held.release()
+    assert ended(watching).code == 0
     assert statuses[-2:] == ["running", "done"]
 
 

@@ -299,6 +299,7 @@ def test_clients_that_never_get_on_are_dropped(serving: Serving, half_open: list
     assert all(dropped(client) for client in half_open)
 
 
+@pytest.mark.timed
 def test_under_five_times_what_it_can_do_the_accepted_are_in_time_and_the_rest_is_refused_at_once(home: Living) -> None:
     served = Serving(home, "app.py:Slow", "--objective", "200ms", "--batch", "4", "--name", "slow", "--cpu", "0.1")
     with ThreadPoolExecutor(300) as pool:
