@@ -3,8 +3,10 @@
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -14,7 +16,7 @@ import pytest
 from poise.errors import InputError
 from poise.gateway import replica
 from poise.gateway.shared import SHARED_FROM, Reader, Writer, make_buffer
-from poise.gateway.wire import LENGTH, Answers, Broken, FromReplica, Hello, Work, decode_from_replica, framed
+from poise.gateway.wire import LENGTH, Answers, Broken, Enter, FromReplica, Hello, Work, decode_from_replica, framed
 
 
 class Worked(NamedTuple):
@@ -48,6 +50,38 @@ def worked(model: object, *bodies: bytes) -> Worked:
     writer.close()
     reader.close()
     return Worked(message, answers)
+
+
+def test_one_that_begins_while_another_gateway_takes_over_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The socket is there, and nobody listens: its gateway was killed."""
+    place = tmp_path / "socket"
+    gateway = replica.Gateway(place, "", Enter(str(place), "j1.main", 1, ""))
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(place))
+    tries: list[float] = []
+
+    def slept(seconds: float) -> None:
+        tries.append(seconds)
+        if len(tries) == 3:
+            place.unlink()
+            taking_over.bind(str(place))
+            taking_over.listen()
+            monkeypatch.undo()
+            threading.Thread(target=greet, daemon=True).start()
+
+    def greet() -> None:
+        connection, _ = taking_over.accept()
+        socket.send_fds(connection, [b"!"], [make_buffer(), make_buffer()])
+
+    monkeypatch.setattr(time, "sleep", slept)
+    with socket.socket(socket.AF_UNIX) as taking_over:
+        replica.dial_in_time(gateway)
+    assert len(tries) == 3
+    monkeypatch.setattr(replica, "TAKEN_OVER_WITHIN", 0.0)
+    with pytest.raises(InputError, match="the gateway has gone"):
+        replica.dial_in_time(gateway)
 
 
 class Raw:

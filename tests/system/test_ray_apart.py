@@ -28,6 +28,7 @@ def apart() -> Iterator[OnRay]:
         networks.close()
 
 
+@pytest.mark.slow
 def test_training_goes_over_the_network(apart: OnRay) -> None:
     """Its checkpoints are on a disk that both machines have."""
     pytest.importorskip("torch")

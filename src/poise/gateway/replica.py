@@ -489,7 +489,7 @@ class Gateway(NamedTuple):
 
 
 def dial(gateway: Gateway) -> Line:
-    """A line to the gateway. That has been there since before its replicas: where it is not, it has gone."""
+    """A line to the gateway. It has been there since before its replicas: where it is not, it has gone."""
     if gateway.address and not gateway.path.exists():
         return _dial_beyond(gateway)
     path = gateway.path
@@ -518,14 +518,18 @@ def _dial_beyond(gateway: Gateway) -> Line:
     return Line(channel, Reader(None), Writer(None))
 
 
-def dial_again(gateway: Gateway) -> Line | None:
-    """A line to whoever takes over; None if nobody does."""
+def dial_in_time(gateway: Gateway) -> Line:
+    """A line to the gateway, or to the one that takes over from it: it may have been killed just before. Raises
+    `InputError` where nobody takes over.
+    """
     until = time.monotonic() + TAKEN_OVER_WITHIN
-    while time.monotonic() < until:
-        time.sleep(DIAL_EVERY)
-        with contextlib.suppress(InputError):
+    while True:
+        try:
             return dial(gateway)
-    return None
+        except InputError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(DIAL_EVERY)
 
 
 def _watch(gateway: Gateway, worker: Worker) -> None:
@@ -534,8 +538,10 @@ def _watch(gateway: Gateway, worker: Worker) -> None:
     """
     while True:
         worker.line.until_hung_up()
-        line = dial_again(gateway)
-        if line is None:
+        time.sleep(DIAL_EVERY)
+        try:
+            line = dial_in_time(gateway)
+        except InputError:
             os._exit(0)
         worker.go_on_with(line)
 
@@ -549,7 +555,7 @@ def main() -> int:
     epoch, key = int(os.environ.get("POISE_EPOCH", 0)), os.environ.pop("POISE_WORKER_KEY", "")
     gateway = Gateway(Path(path), os.environ.get("POISE_SERVICE_ADDRESS", ""), Enter(path, task, epoch, key))
     try:
-        worker = Worker(dial(gateway))
+        worker = Worker(dial_in_time(gateway))
         threading.Thread(target=_watch, args=(gateway, worker), daemon=True).start()
         model = load_model(sys.argv[1])
     except PoiseError as error:

@@ -17,7 +17,7 @@ from poise.model.workload import Arrival, Steady, Truth
 from poise.policy.suites import POLICIES, ClusterPolicy, policy_named
 from poise.units import SECOND
 
-SEEDS = 3
+SEEDS = 2
 
 
 class AtEachEvent:
