@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from needed import needs
 
-pytest.importorskip("sklearn", reason="needs poise[demo]")
+needs("sklearn", "demo")
 
 
 @pytest.mark.slow

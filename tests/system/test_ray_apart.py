@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from needed import needs
 
 from system.living import until
 from system.networks import HERE, Networks
 from system.onray import NODES, OnRay, on_two_machines
 
-pytest.importorskip("ray")
+needs("ray", "ray")
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(not HERE, reason="root makes networks, with `ip`"),

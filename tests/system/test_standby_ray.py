@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from drivers.postgres_server import running
+from needed import needs
 
 from poise.client import Client
 from poise.config import Address, Home
@@ -15,7 +16,7 @@ from poise.drivers.security import ensure_token
 from system.living import PATIENCE, Living, free_port, kill, until
 from system.onray import NODES, OnRay
 
-pytest.importorskip("ray")
+needs("ray", "ray")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from needed import needs
 from rich.console import Console
 
 from poise.cli.demo import live_parts, strips, twin_parts
@@ -18,7 +19,7 @@ from poise.demo.promises import promises
 from poise.model.history import RunReport, Spread, Use
 from poise.twin.compare import Comparison
 
-pytest.importorskip("sklearn", reason="needs poise[demo]")
+needs("sklearn", "demo")
 
 SCENE = Scene(
     at=10.0,

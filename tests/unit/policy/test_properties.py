@@ -373,7 +373,7 @@ class Story(RuleBasedStateMachine):
 @pytest.mark.parametrize("policy", ALL)
 def test_whatever_happens(policy: str) -> None:
     machine = type("Story", (Story,), {"policy": policy})
-    run_state_machine_as_test(machine, settings=settings(AS_DRAWN, max_examples=6))
+    run_state_machine_as_test(machine, settings=settings(AS_DRAWN, max_examples=4))
 
 
 def test_elastic_units_come_in_the_same_order_after_a_restart() -> None:
