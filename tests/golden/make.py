@@ -15,7 +15,7 @@ import msgspec
 
 from poise import __version__
 from poise.drivers.logfile import open_log, write_log
-from poise.kernel.controller import AddToken, FromCallWorker
+from poise.kernel.controller import AddToken, CancelJobs, FromCallWorker
 from poise.kernel.ledger import Ledger
 from poise.model.calls import Call, Calling, Function, Ready, Result, Resume, Returning, Value
 from poise.model.events import Event, decode_event, encode_event
@@ -203,8 +203,18 @@ def deadlines() -> World:
     return world.restart().finish_all(run="2s")
 
 
+def cancelled() -> World:
+    """Jobs of two tenants are cancelled together: one that runs, a graph, and jobs that come after each other."""
+    world = World().nodes(1, cpu=1).job("runs", cpu=1).round().start("runs")
+    world.graph("graph", tasks={"a": {"cpu": 1}, "b": {"cpu": 1, "needs": ["a"]}})
+    world.job("first", cpu=1).job("second", cpu=1, after=["first"]).job("third", cpu=1, after=["second"])
+    world.submit({"run": "true"}, tenant="ann")
+    world.ask(CancelJobs(world.request(), ("j1", "j2", "j3", "j4", "j6")))
+    return world.after("1s").restart().finish_all(run="2s")
+
+
 SCENES: tuple[Callable[[], World], ...] = (
-    noops, gangs, lost, calls, tenants, troubles, scaling, training, resizing, emptied, deadlines,
+    noops, gangs, lost, calls, tenants, troubles, scaling, training, resizing, emptied, deadlines, cancelled,
 )  # fmt: skip
 
 

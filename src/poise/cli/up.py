@@ -25,7 +25,7 @@ from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
 from poise.drivers.whole import write_whole
 from poise.errors import Conflict, Fault, InputError, StoreAway, Unreachable
-from poise.model.reports import JobReport, StatusReport
+from poise.model.reports import StatusReport
 from poise.model.spec import parse_or_raise
 from poise.model.times import Times
 from poise.units import DAY, MINUTE, parse_duration
@@ -498,13 +498,13 @@ def _see_to_work(home: Home, cancel_jobs: bool) -> None:
     answers for what runs on its own nodes.
     """
     with Client(home) as client:
-        unfinished = _unfinished(client, home)
+        unfinished = _count_unfinished(client, home)
         leader = _leader_elsewhere(home, LED_SECONDS if cancel_jobs else 0.0) if unfinished else None
         if unfinished and leader is None:
             if not cancel_jobs:
                 raise Conflict(
-                    "one job is unfinished" if len(unfinished) == 1 else f"{len(unfinished)} jobs are unfinished",
-                    have=", ".join(job.id for job in unfinished[:8]),
+                    "one job is unfinished" if unfinished == 1 else f"{unfinished} jobs are unfinished",
+                    have=", ".join([job.id for job in client.jobs() if job.exit_code is None][:8]),
                     hint="`poise down --cancel` ends them, `poise down --leave` lets running commands go on",
                 )
             _cancel_all(client)
@@ -547,12 +547,12 @@ def _busy(client: Client, home: Home) -> list[str]:
     return [node.name for node in client.nodes() if node.name in own and node.running]
 
 
-def _unfinished(client: Client, home: Home) -> list[JobReport]:
+def _count_unfinished(client: Client, home: Home) -> int:
     try:
-        return [job for job in client.jobs() if job.exit_code is None]
+        return client.status().unfinished
     except Unreachable as error:
         if home.left.exists():
-            return []  # it was about to leave for want of work, and has left
+            return 0  # it was about to leave for want of work, and has left
         raise Unreachable(
             "no control plane answers, so nobody knows what is unfinished",
             have=error.record.have,

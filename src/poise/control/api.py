@@ -93,7 +93,7 @@ MAX_WAIT = 60.0
 RECENT = 20
 """Finished jobs shown beside the unfinished ones unless all are asked for."""
 
-CANCELLED_AT_ONCE = 128
+CANCELLED_AT_ONCE = 1024
 """Jobs that are cancelled in one turn of the loop, some 10 ms, where all are to be."""
 
 MAX_REVISION = 2**53 - 1

@@ -22,6 +22,7 @@ from poise.model.events import (
     Event,
     Finished,
     JobCancelled,
+    JobsCancelled,
     JobSubmitted,
     NodeDrained,
     NodeForgotten,
@@ -252,6 +253,9 @@ class Judge:
                     self._drained.discard(event.name)
                 case JobCancelled():
                     self._cancelled.update(dict.fromkeys(self._units_of[event.job], event.at))
+                case JobsCancelled():
+                    for job in event.jobs:
+                        self._cancelled.update(dict.fromkeys(self._units_of[job], event.at))
                 case UnitsCancelled():
                     self._cancelled.update(dict.fromkeys(event.units, event.at))
                 case DeadlinesMissed():

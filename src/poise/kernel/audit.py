@@ -1,10 +1,13 @@
 """What somebody asked for, and who that was: for people, from the records of the log."""
 
+from collections.abc import Sequence
+
 from poise.kernel.ledger import Ledger
 from poise.model.events import (
     AUDITED,
     DeviceDrained,
     JobCancelled,
+    JobsCancelled,
     JobSubmitted,
     NodeDrained,
     QuotaSet,
@@ -19,7 +22,7 @@ from poise.model.tenants import DEFAULT
 from poise.units import format_bytes, format_cpu
 
 FEW = 8
-"""Units that are named."""
+"""Jobs or units that are named."""
 
 
 def audit_report(ledger: Ledger, revision: int, event: AUDITED) -> AuditReport:
@@ -43,8 +46,10 @@ def _in_words(event: AUDITED) -> str:
             return f"submitted {job.id}{f' {job.name}' if job.name else ''} of {job.tenant}"
         case JobCancelled():
             return f"cancelled {event.job}"
+        case JobsCancelled():
+            return f"cancelled {_few(event.jobs)}"
         case UnitsCancelled():
-            return f"cancelled {', '.join(event.units[:FEW])}{', …' if len(event.units) > FEW else ''}"
+            return f"cancelled {_few(event.units)}"
         case NodeDrained():
             return f"{('emptied' if event.moves else 'drained') if event.on else 'opened'} {event.name}"
         case DeviceDrained():
@@ -59,6 +64,10 @@ def _in_words(event: AUDITED) -> str:
         case TokenRevoked():
             return f"revoked token {event.id}"
     return "stopped the control plane"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:FEW]) + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
 
 
 def _bounds(quota: Quota) -> str:

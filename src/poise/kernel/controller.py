@@ -42,6 +42,7 @@ from poise.model.events import (
     FunctionTold,
     Held,
     JobCancelled,
+    JobsCancelled,
     JobSubmitted,
     NodeDrained,
     NodeForgotten,
@@ -928,14 +929,14 @@ class Controller:
         return found.name
 
     def _cancel_jobs(self, message: CancelJobs, now: int) -> int:
-        count, bearer = 0, message.bearer
-        for name in message.jobs:
-            job = self.ledger.jobs.get(name)
-            if job is not None and not job.ended and not job.cancelled_by and bearer.sees(job.tenant):
-                self._commit(JobCancelled(at=now, job=job.id, by=bearer.token))
+        bearer, known = message.bearer, (self.ledger.jobs.get(name) for name in message.jobs)
+        jobs = [job for job in known if job and not job.ended and not job.cancelled_by and bearer.sees(job.tenant)]
+        if jobs:
+            self._commit(JobsCancelled(at=now, jobs=tuple(job.id for job in jobs), by=bearer.token))
+        for job in jobs:
+            if not job.ended or job.calls is not None:
                 self._stop_cancelled(job, job.units, now)
-                count += 1
-        return count
+        return len(jobs)
 
     def _stop_cancelled(self, job: JobState, units: Iterable[UnitState], now: int) -> None:
         """What runs of a job that was cancelled is asked to end."""

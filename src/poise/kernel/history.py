@@ -30,6 +30,7 @@ from poise.model.events import (
     Finished,
     Held,
     JobCancelled,
+    JobsCancelled,
     JobSubmitted,
     Lagging,
     NodeDrained,
@@ -277,10 +278,12 @@ class History:
         match event:
             case JobCancelled():
                 self._note(event.at, "cancelled", event.job, f"by {event.by or 'its user'}", event.job)
+            case JobsCancelled():
+                named = ", ".join(event.jobs[:FEW]) + _more(event.jobs)
+                self._note(event.at, "cancelled", named, f"by {event.by or 'their users'}", *event.jobs)
             case DeadlinesMissed():
                 named = ", ".join(missed.unit.partition(".")[2] for missed in event.units[:FEW])
-                more = f" and {len(event.units) - FEW} more" if len(event.units) > FEW else ""
-                text = f"{named}{more}: the deadline could not be met any more"
+                text = f"{named}{_more(event.units)}: the deadline could not be met any more"
                 self._note(event.at, "cancelled", event.job, text, event.job)
             case NodeJoined():
                 self._note(event.at, "node joined", event.node.name, "")
@@ -611,6 +614,11 @@ def _shifted(parts: Iterable[Moment], since: int) -> Iterable[Moment]:
 def _job_of(unit: str) -> str:
     """Ids of jobs hold no dots."""
     return unit.partition(".")[0]
+
+
+def _more(named: Sequence[object]) -> str:
+    """What follows the first few of many."""
+    return f" and {len(named) - FEW} more" if len(named) > FEW else ""
 
 
 def _short(text: str) -> str:

@@ -50,6 +50,7 @@ from poise.model.events import (
     FunctionTold,
     Held,
     JobCancelled,
+    JobsCancelled,
     JobSubmitted,
     Lagging,
     NodeDrained,
@@ -844,11 +845,21 @@ class Ledger:
 
     def _job_cancelled(self, event: JobCancelled) -> None:
         job = self._state.jobs[event.job]
-        job.cancelled_by = event.by or "user"
+        self._cancel_job(job, event.by, event.at)
+        self._end_if_over(job, event.at)
+
+    def _jobs_cancelled(self, event: JobsCancelled) -> None:
+        """All of them before any ends: what comes after another one of them is cancelled, and not skipped."""
+        jobs = [self._state.jobs[job_id] for job_id in event.jobs]
+        for job in jobs:
+            self._cancel_job(job, event.by, event.at)
+        self._end_those_over(jobs, event.at)
+
+    def _cancel_job(self, job: JobState, by: str, at: int) -> None:
+        job.cancelled_by = by or "user"
         if job.calls is not None:
             job.calls.closed = job.calls.closed or "cancelled"
-        self._cancel(job.units, event.at)
-        self._end_if_over(job, event.at)
+        self._cancel(job.units, at)
 
     def _units_cancelled(self, event: UnitsCancelled) -> None:
         job, units = self._state.jobs[event.job], [self._units[unit] for unit in event.units]
@@ -1510,8 +1521,11 @@ class Ledger:
                 stack.extend(self._dependents[unit.id])
 
     def _end_if_over(self, job: JobState, at: int) -> None:
+        self._end_those_over((job,), at)
+
+    def _end_those_over(self, jobs: Iterable[JobState], at: int) -> None:
         """A job with no unit left has ended, and what comes after it may begin, or never will. Iterative, as above."""
-        ending = deque((job,))
+        ending = deque(jobs)
         while ending:
             job = ending.popleft()
             if job.unfinished or job.ended:
@@ -1521,6 +1535,7 @@ class Ledger:
             if job.calls is not None:
                 job.calls.forget()
             self._state.finished.append(job.id)
+            self._note_end(job)
             if job.name:
                 self._names.pop((job.tenant, job.name), None)
             for other in job.after:  # no longer waited for, if it ended without them
@@ -1551,9 +1566,13 @@ class Ledger:
         if surplus <= max(16, self._state.history // 16):  # in batches, since this costs a list copy
             return
         fair = self._state.began is not None and self._state.began.fair
-        leaving = self._oldest_of_the_most() if fair else dict.fromkeys(finished[:surplus])
+        leaving = self._oldest_of_the_most() if fair else finished[:surplus]
         for job_id in leaving:
             job = self._state.jobs.pop(job_id)
+            ended = self._ended_of[job.tenant]
+            del ended[job_id]
+            if not ended:
+                del self._ended_of[job.tenant]
             if job.key:
                 self._keys.pop((job.tenant, job.key), None)
             for unit in job.units:
@@ -1561,20 +1580,24 @@ class Ledger:
                 del self._dependents[unit.id]
                 for task in unit.spec.tasks:
                     del self._tasks[f"{job_id}.{task.name}"]
-        self._state.finished = [job_id for job_id in finished if job_id not in leaving]
+        gone = frozenset(leaving)
+        self._state.finished = [job_id for job_id in finished if job_id not in gone]
 
-    def _oldest_of_the_most(self) -> dict[str, None]:
+    def _oldest_of_the_most(self) -> list[str]:
         """What leaves so that the history is kept, and of no tenant more than of another that has as many."""
-        by_tenant: dict[str, list[str]] = {}
-        for job_id in self._state.finished:
-            by_tenant.setdefault(self._state.jobs[job_id].tenant, []).append(job_id)
-        leaving: dict[str, None] = {}
+        leaving: list[str] = []
         room = self._state.history
-        for left, own in zip(range(len(by_tenant), 0, -1), sorted(by_tenant.values(), key=len), strict=True):
+        fewest_first = sorted(self._ended_of.values(), key=_number_and_first)
+        for left, own in zip(range(len(fewest_first), 0, -1), fewest_first, strict=True):
             kept = min(len(own), room // left)
             room -= kept
-            leaving.update(dict.fromkeys(own[: len(own) - kept]))
+            leaving += islice(own, len(own) - kept)
         return leaving
+
+    def _note_end(self, job: JobState) -> None:
+        """Of each tenant's finished jobs, which ended before which of another's."""
+        self._ends += 1
+        self._ended_of.setdefault(job.tenant, {})[job.id] = self._ends
 
     def _release_roots(self, job: JobState, at: int) -> None:
         if job.calls is not None:
@@ -2193,6 +2216,7 @@ class Ledger:
             Began: self._began,
             JobSubmitted: self._job_submitted,
             JobCancelled: self._job_cancelled,
+            JobsCancelled: self._jobs_cancelled,
             UnitsCancelled: self._units_cancelled,
             DeadlinesMissed: self._deadlines_missed,
             Placed: self._placed,
@@ -2261,6 +2285,10 @@ class Ledger:
         self._pending_count = 0
         self._unfinished_count = 0
         self._unfinished_of: Counter[str] = Counter()  # units by tenant
+        self._ends = 0
+        self._ended_of: dict[str, dict[str, int]] = {}
+        for job_id in self._state.finished:
+            self._note_end(self._state.jobs[job_id])
         self._held_by = dict.fromkeys(self._state.quotas, Amounts())
         self._secrets = {token.hash: token.id for token in self._state.tokens.values() if not token.revoked}
         for job in self._state.jobs.values():
@@ -2377,6 +2405,8 @@ class Ledger:
         ):
             mine, theirs = getattr(self, index), getattr(again, index)
             _hold(mine == theirs, f"index {index} differs from one made anew: {mine} is not {theirs}")
+        ended = [{tenant: list(jobs) for tenant, jobs in of._ended_of.items()} for of in (self, again)]
+        _hold(ended[0] == ended[1], f"finished jobs by tenant differ from those found anew: {ended}")
         mine, theirs = self.snapshot(self.now), again.snapshot(self.now)
         _hold(mine == theirs, "a policy would see something else after a restart")
         for field in IN_ORDER:
@@ -2582,6 +2612,10 @@ _ordinal = attrgetter("ordinal")
 
 def _ordinal_and_index(of: tuple[UnitState, int]) -> tuple[int, int]:
     return of[0].ordinal, of[1]
+
+
+def _number_and_first(ended: dict[str, int]) -> tuple[int, int]:
+    return len(ended), next(iter(ended.values()))
 
 
 def _holder(share: Share) -> tuple[str, int, int]:

@@ -26,6 +26,7 @@ from poise.model.events import (
     FunctionTold,
     Held,
     JobCancelled,
+    JobsCancelled,
     JobSubmitted,
     Lagging,
     NodeDrained,
@@ -128,6 +129,9 @@ class Sight:
                 return self._asked(event) if event.job.tenant == self.bearer.tenant else None
             case JobCancelled() | UnitsCancelled():
                 return self._asked(event) if self._is_own(event.job) else None
+            case JobsCancelled():
+                own = tuple(job for job in event.jobs if self._is_own(job))
+                return self._asked(msgspec.structs.replace(event, jobs=own)) if own else None
             case QuotaSet():
                 return self._asked(event) if event.tenant == self.bearer.tenant else None
             case NodeJoined() | NodeDrained() | DeviceDrained():

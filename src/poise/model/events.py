@@ -59,6 +59,14 @@ class JobCancelled(msgspec.Struct, frozen=True, tag="cancelled", kw_only=True, o
     by: str = ""
 
 
+class JobsCancelled(msgspec.Struct, frozen=True, tag="jobs-cancelled", kw_only=True, omit_defaults=True):
+    """Many jobs are cancelled together, by id: one record for all of them."""
+
+    at: int
+    jobs: tuple[str, ...]
+    by: str = ""
+
+
 class UnitsCancelled(msgspec.Struct, frozen=True, tag="units-cancelled", kw_only=True, omit_defaults=True):
     """Some units of a job are cancelled, by id; what needs them is skipped, and the rest goes on. With `turns`, parts
     of a task of which only some run at once pass theirs on.
@@ -402,6 +410,7 @@ Event = (
     Began
     | JobSubmitted
     | JobCancelled
+    | JobsCancelled
     | UnitsCancelled
     | DeadlinesMissed
     | Placed
@@ -442,6 +451,7 @@ Event = (
 AUDITED = (
     JobSubmitted
     | JobCancelled
+    | JobsCancelled
     | UnitsCancelled
     | NodeDrained
     | DeviceDrained

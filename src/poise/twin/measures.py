@@ -39,6 +39,7 @@ from poise.model.events import (
     Event,
     Finished,
     JobCancelled,
+    JobsCancelled,
     JobSubmitted,
     NodeJoined,
     NodeLost,
@@ -351,6 +352,7 @@ class Recorder:
             Started: self._started,
             Finished: self._finished,
             JobCancelled: self._cancelled,
+            JobsCancelled: self._jobs_cancelled,
             UnitsCancelled: self._cancelled,
             DeadlinesMissed: self._cancelled,
             NodeJoined: self._joined,
@@ -554,6 +556,10 @@ class Recorder:
 
     def _cancelled(self, event: JobCancelled | UnitsCancelled | DeadlinesMissed) -> None:
         self._end_if_over(event.job, event.at)
+
+    def _jobs_cancelled(self, event: JobsCancelled) -> None:
+        for job in event.jobs:
+            self._end_if_over(job, event.at)
 
     def _end_if_over(self, name: str, at: int) -> None:
         state, job = self._ledger.jobs.get(name), self._open_jobs.get(name)

@@ -7,7 +7,8 @@ import pytest
 from poise.errors import Conflict, NotFound
 from poise.kernel.controller import CancelJobs
 from poise.kernel.explain import exit_code
-from poise.model.events import JobCancelled, UnitsCancelled
+from poise.kernel.visible import Sight
+from poise.model.events import JobCancelled, JobsCancelled, UnitsCancelled
 from poise.model.quotas import Amounts
 from poise.model.tenants import Bearer, Role
 from poise.testing import World, replay
@@ -84,10 +85,33 @@ def test_all_jobs_are_cancelled_at_once_and_what_is_over_or_forgotten_is_passed_
     world.ask(CancelJobs(world.request(), ("j6591", *names, "over")))
     assert world.replies[-1].value == 3
     assert [world.status(name) for name in ("runs", "waits", "g")] == ["cancelled"] * 3
+    recorded = [event for event in world.log if isinstance(event, JobsCancelled)]
+    assert recorded == [JobsCancelled(at=world.now, jobs=names)], "one record for all"
     before = world.ledger.revision
     world.ask(CancelJobs(world.request(), names))
     assert (world.replies[-1].value, world.ledger.revision) == (0, before)
+    world.ledger.check()
     assert replay(world.log).encode() == world.ledger.encode()
+
+
+def test_what_comes_after_another_job_that_is_cancelled_with_it_is_cancelled_too() -> None:
+    """And not skipped, as what comes after a job that was cancelled alone."""
+    world = World().nodes(1, cpu=1).job("first").job("second", after=["first"]).job("third", after=["second"])
+    world.ask(CancelJobs(world.request(), ("j1", "j2")))
+    assert (world.replies[-1].value, [world.status(name) for name in ("first", "second")]) == (2, ["cancelled"] * 2)
+    assert [unit.status for unit in world.state("third").units] == ["skipped"]
+    world.ledger.check()
+    assert replay(world.log).encode() == world.ledger.encode()
+
+
+def test_a_record_of_many_cancelled_jobs_shows_a_tenant_its_own() -> None:
+    world = World().nodes(1, cpu=1)
+    world.submit({"run": "true"}, tenant="alice").submit({"run": "true"}, tenant="bob")
+    world.ask(CancelJobs(world.request(), ("j1", "j2")))
+    record = world.log[-1]
+    assert isinstance(record, JobsCancelled)
+    shown = [Sight(world.ledger, Bearer(tenant, Role.VIEWER)).event(record) for tenant in ("alice", "carol")]
+    assert shown == [JobsCancelled(at=world.now, jobs=("j1",)), None]
 
 
 def test_who_cancels_all_cancels_nothing_of_other_tenants() -> None:

@@ -8,6 +8,7 @@ from hypothesis import note
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from poise.errors import InputError, NotFound
+from poise.kernel.controller import CancelJobs
 from poise.kernel.ledger import Ledger
 from poise.model.events import Finished, Placed
 from poise.model.jobs import Ending, Outcome
@@ -90,6 +91,13 @@ class Story(RuleBasedStateMachine):
         units = [unit.id for job in jobs for unit in job.units if not unit.over]
         if jobs:
             self.world.cancel(data.draw(st.sampled_from([*(job.id for job in jobs), *units])))
+
+    @rule(data=st.data())
+    def cancel_many(self, data: st.DataObject) -> None:
+        jobs = list(self.world.ledger.jobs)
+        if jobs:
+            some = data.draw(st.lists(st.sampled_from(jobs), unique=True, min_size=1))
+            self.world.ask(CancelJobs(self.world.request(), tuple(some)))
 
     @rule(data=st.data(), on=st.booleans())
     def drain(self, data: st.DataObject, on: bool) -> None:

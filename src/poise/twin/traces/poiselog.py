@@ -14,7 +14,16 @@ from typing import NamedTuple
 import msgspec
 
 from poise.drivers.logfile import open_log
-from poise.model.events import Event, Finished, JobCancelled, JobSubmitted, NodeJoined, Placed, decode_event
+from poise.model.events import (
+    Event,
+    Finished,
+    JobCancelled,
+    JobsCancelled,
+    JobSubmitted,
+    NodeJoined,
+    Placed,
+    decode_event,
+)
 from poise.model.fleet import model_under
 from poise.model.jobs import Job, Outcome
 from poise.model.resources import Node
@@ -60,6 +69,8 @@ class _Reader:
                         self._unit_of[f"{event.job.id}.{task.name}"] = f"{event.job.id}.{unit.name}"
             case JobCancelled():
                 self.cancelled.add(event.job)
+            case JobsCancelled():
+                self.cancelled.update(event.jobs)
             case Placed():
                 self._placed[event.unit] = event
             case Finished() if event.ending.outcome in LASTING:
