@@ -584,7 +584,7 @@ def _alike(ledger: Ledger, units: list[UnitState], view: Snapshot, lost: Mapping
     shown = [candidate for candidate in view.candidates if candidate.queue == queue]
     unseen = 0
     if all(candidate.unit != first.id for candidate in shown):
-        before = sum(_place_in_queue(candidate) < mine for candidate in ledger.queued_in(queue))
+        before = sum(_place_in_queue(other) < mine for other in ledger.queued_in(queue))
         unseen = max(0, before - len(shown))
     return Alike(
         units=tuple(unit.id for unit in units),
@@ -761,7 +761,7 @@ def _instant(happened: tuple[int, str]) -> int:
     return happened[0]
 
 
-def _place_in_queue(unit: UnitState | Candidate) -> tuple[int, int]:
+def _place_in_queue(unit: UnitState) -> tuple[int, int]:
     """Units of a queue are shown in this order: by arrival, or a graph's longest path first."""
     return (0 if unit.queue.endswith("/") else -unit.tail, unit.ordinal)
 

@@ -267,7 +267,7 @@ class History:
             attempt.counts = ending.run - ending.run % unit.spec.checkpoint
 
     def _held(self, event: Held) -> None:
-        waiting = [one.unit for one in self.ledger.queued_in(event.queue)] if self.ledger.waits(event.queue) else []
+        waiting = [one.id for one in self.ledger.queued_in(event.queue)] if self.ledger.waits(event.queue) else []
         if waiting and event.reasons:
             named = waiting[0] if len(waiting) == 1 else f"{waiting[0]} and {len(waiting) - 1} like it"
             why = "; ".join(reason.sentence() for reason in event.reasons)

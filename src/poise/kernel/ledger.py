@@ -513,7 +513,7 @@ class Ledger:
 
     _fleet: Fleet | None
     _outdated: Fleet
-    _queues: dict[str, dict[str, Candidate]]
+    _queues: dict[str, dict[str, UnitState]]
     _shapes: dict[Shape, int]
     _has_new_queue: bool
     _has_new_shape: bool
@@ -668,7 +668,7 @@ class Ledger:
                 for queue, reasons in self._state.held.items()
                 if any(reason.code not in ("BEHIND", "QUOTA") and reason.fixable != "never" for reason in reasons)
             ]
-            found = min(heads, key=_ordinal).unit if heads else ""
+            found = min(heads, key=_ordinal).id if heads else ""
             self._first_in_line = self._state.revision, found
         return found
 
@@ -735,16 +735,16 @@ class Ledger:
         """How many units wait for room in each class that any waits in, the most urgent first."""
         counts: dict[int, int] = {}
         for queue in self._queues.values():
-            priority = next(iter(queue.values())).priority
+            priority = int(next(iter(queue.values())).spec.priority)
             counts[priority] = counts.get(priority, 0) + len(queue)
         return {Priority(priority): counts[priority] for priority in sorted(counts)}
 
     def first_waiting(self, most: int) -> list[UnitState]:
         """The first units of all queues, by class and then by arrival; of very many queues only the head of each."""
         each = max(1, min(most, SHOWN // max(1, len(self._queues))))
-        first = [candidate for queue in self._queues.values() for candidate in islice(queue.values(), each)]
-        first.sort(key=lambda candidate: (candidate.priority, candidate.ordinal))
-        return [self._units[candidate.unit] for candidate in first[:most]]
+        first = [unit for queue in self._queues.values() for unit in islice(queue.values(), each)]
+        first.sort(key=lambda unit: (unit.spec.priority, unit.ordinal))
+        return first[:most]
 
     def attempts_on(self, node: str) -> Iterator[tuple[UnitState, int]]:
         """Active attempts on a node, as (unit, index of its task), in order of submission."""
@@ -888,7 +888,7 @@ class Ledger:
         self._cancel(units, at)
         for unit in units:
             if unit.status == "cancelled":
-                self._skip(self._dependents[unit.id], at)
+                self._skip(self._dependents.get(unit.id, ()), at)
         for unit in passing:
             self._pass_turn(job, unit.spec, at)
 
@@ -1463,7 +1463,7 @@ class Ledger:
     def _conclude(self, unit: UnitState, status: UnitStatus, at: int) -> None:
         self._close(unit, status, at)
         job = self._state.jobs[unit.job]
-        followers = self._dependents[unit.id]
+        followers = self._dependents.get(unit.id, ())
         if status == "done":
             for follower in followers:
                 follower.missing -= 1
@@ -1518,7 +1518,7 @@ class Ledger:
             unit = stack.pop()
             if unit.status == "waiting":
                 self._close(unit, "skipped", at)
-                stack.extend(self._dependents[unit.id])
+                stack.extend(self._dependents.get(unit.id, ()))
 
     def _end_if_over(self, job: JobState, at: int) -> None:
         self._end_those_over((job,), at)
@@ -1577,7 +1577,7 @@ class Ledger:
                 self._keys.pop((job.tenant, job.key), None)
             for unit in job.units:
                 del self._units[unit.id]
-                del self._dependents[unit.id]
+                self._dependents.pop(unit.id, None)
                 for task in unit.spec.tasks:
                     del self._tasks[f"{job_id}.{task.name}"]
         gone = frozenset(leaving)
@@ -1867,21 +1867,21 @@ class Ledger:
         self._pending_count += 1
         if unit.free_at:
             self._delayed[unit.id] = unit
-        candidate = self.candidate(unit)
         queue = self._queues.get(unit.queue)
         if queue is None:
-            self._queues[unit.queue] = {candidate.unit: candidate}
+            self._queues[unit.queue] = {unit.id: unit}
             self._has_new_queue = True
             return
-        if _rank(candidate) < _rank(next(reversed(queue.values()))):
+        if _rank(unit) < _rank(next(reversed(queue.values()))):
             self._unsorted.add(unit.queue)
-        queue[candidate.unit] = candidate
+        queue[unit.id] = unit
 
     def _remove_pending(self, unit: UnitState) -> None:
         self._pending_count -= 1
         unit_id, queue = unit.id, self._queues[unit.queue]
         if self._delayed:
             self._delayed.pop(unit_id, None)
+        self._candidates.pop(unit_id, None)
         del queue[unit_id]
         if not queue:
             del self._queues[unit.queue]
@@ -1914,7 +1914,7 @@ class Ledger:
             attained=unit.attained,
             preempted=unit.preempted,
             depth=unit.depth,
-            followers=len(self._dependents[unit.id]),
+            followers=len(self._dependents.get(unit.id, ())),
             weight=spec.weight,
             work=spec.work,
             avoid=unit.avoid,
@@ -1930,7 +1930,7 @@ class Ledger:
     def _refresh_candidates(self, job: JobState) -> None:
         for unit in job.units:
             if unit.status == "pending":
-                self._queues[unit.queue][unit.id] = self.candidate(unit)
+                self._candidates.pop(unit.id, None)
                 self._unsorted.add(unit.queue)
 
     # --- what a policy sees ------------------------------------------------------------------------------------------
@@ -1999,7 +1999,7 @@ class Ledger:
             self._has_new_shape = False
         return self._shapes.copy()
 
-    def queued_in(self, queue: str) -> Iterable[Candidate]:
+    def queued_in(self, queue: str) -> Iterable[UnitState]:
         """All that waits in a queue, shown or not."""
         return self._queues[queue].values()
 
@@ -2016,7 +2016,7 @@ class Ledger:
         heads = dict.fromkeys(self._queues, head)
         classes: dict[int, list[str]] = {}
         for name, units in self._queues.items():
-            classes.setdefault(next(iter(units.values())).priority, []).append(name)
+            classes.setdefault(int(next(iter(units.values())).spec.priority), []).append(name)
         for priority in sorted(classes)[:-1]:
             longer = [name for name in classes[priority] if len(self._queues[name]) > head]
             names = sorted(longer, key=lambda name: (len(self._queues[name]), amounts_in(name)))
@@ -2035,16 +2035,23 @@ class Ledger:
         candidates: list[Candidate] = []
         heads = {} if everything else self._heads()
         for name, queue in self._queues.items():
-            units: Iterable[Candidate] = queue.values()
+            units: Iterable[tuple[str, UnitState]] = queue.items()
             if backing_off:
-                units = (candidate for candidate in units if candidate.unit not in backing_off)
-            candidates.extend(islice(units, heads.get(name)))
+                units = (item for item in units if item[0] not in backing_off)
+            candidates.extend(self._as_shown(unit_id, unit) for unit_id, unit in islice(units, heads.get(name)))
         candidates.extend(
             self.candidate(unit, recovering=True) for unit in self._recovering.values() if unit.free_at <= now
         )
         if len(self._queues) + len(self._recovering) != 1 or not candidates or not candidates[0].queue.endswith("/"):
             candidates.sort(key=_ordinal)
         return candidates
+
+    def _as_shown(self, unit_id: str, unit: UnitState) -> Candidate:
+        """A pending unit as a policy is shown it: made when it comes to the head of its queue, and not before."""
+        candidate = self._candidates.get(unit_id)
+        if candidate is None:
+            candidate = self._candidates[unit_id] = self.candidate(unit)
+        return candidate
 
     # --- columns -----------------------------------------------------------------------------------------------------
 
@@ -2261,6 +2268,7 @@ class Ledger:
         self._names: dict[tuple[str, str], str] = {}
         self._keys: dict[tuple[str, str], str] = {}
         self._queues = {}
+        self._candidates: dict[str, Candidate] = {}  # of pending units that have been shown
         self._delayed: dict[str, UnitState] = {}
         self._active: dict[str, UnitState] = {}
         self._recovering: dict[str, UnitState] = {}
@@ -2349,15 +2357,16 @@ class Ledger:
             if not job.ended and other in self._state.jobs and not self._state.jobs[other].ended:
                 self._awaited_by.setdefault(other, {})[job.id] = None
         for unit in job.units:
-            self._units[unit.id] = unit
-            self._dependents[unit.id] = []
+            unit_id = unit.id
+            self._units[unit_id] = unit
             if unit.spec.if_late == "cancel" and not job.ended:
                 self._cancelling[job.id] = job
             for index, task in enumerate(unit.spec.tasks):
-                self._tasks[f"{job.id}.{task.name}"] = (unit, index)
+                task_id = unit_id if task.name == unit.spec.name else f"{job.id}.{task.name}"
+                self._tasks[task_id] = (unit, index)
         for unit in job.units:
             for need in dict.fromkeys(unit.spec.needs):
-                self._dependents[f"{job.id}.{need}"].append(unit)
+                self._dependents.setdefault(f"{job.id}.{need}", []).append(unit)
 
     # --- self-check --------------------------------------------------------------------------------------------------
 
@@ -2589,9 +2598,9 @@ def _keep(task: TaskState, epoch: int, ending: Ending, at: int) -> None:
         task.past = [*task.past[1 - PAST_ATTEMPTS :], PastAttempt(epoch, task.node, ending, at)]
 
 
-def _rank(candidate: Candidate) -> tuple[int, int]:
+def _rank(unit: UnitState) -> tuple[int, int]:
     """Order within a queue: by arrival, or a graph's longest path first, so that the head of a long queue shows it."""
-    return (0 if candidate.queue.endswith("/") else -candidate.tail, candidate.ordinal)
+    return (0 if unit.queue.endswith("/") else -unit.tail, unit.ordinal)
 
 
 def amounts_in(name: str) -> list[int | str]:
