@@ -30,9 +30,9 @@ RECENT_EVENTS = 10_000
 FRESH = 2 * SECOND
 """What was written since a look at the log so long ago at most has been written just now."""
 
-READERS_FIRST = 0.05
-"""Seconds for which nothing new is taken in while somebody waits to read: more than a commit takes. On a disk that is
-slower than that, nodes are heard first.
+READERS_FIRST = 0.5
+"""Seconds for which nothing new is taken in while somebody waits to read: more than a commit takes, also on a busy
+machine. Where the disk is slower than that, one turn is taken in after each such wait, so that nodes are heard.
 """
 
 SAVED_BESIDE = 2_000
@@ -211,6 +211,7 @@ class Plane(Host):
                 self._reading = self._loop.call_later(left, self._go_on)
             return
         super()._run()
+        self._readers_until = self._loop.time() + READERS_FIRST
 
     def _go_on(self) -> None:
         """Take in what came while somebody read."""
@@ -289,7 +290,7 @@ class Plane(Host):
         revision, times = self.ledger.revision, self._times_taken_back
         try:
             try:
-                state = await beside(self.ledger.encode)
+                state = await beside(self.ledger.compressed)
             except OSError as error:
                 _log.warning("no copy of this process saves the state, so the event loop waits for that: %s", error)
                 if not self._over:

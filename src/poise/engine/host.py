@@ -350,7 +350,7 @@ class Host:
 
     def _save(self) -> None:
         """Save the state as of the last event, so that a start need not read all that led to it."""
-        self.store.checkpoint(self.ledger.revision, self.ledger.encode())
+        self.store.checkpoint(self.ledger.revision, self.ledger.compressed())
 
     def _on_durable(self, revision: int) -> None:
         if self._over:

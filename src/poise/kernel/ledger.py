@@ -24,6 +24,7 @@ back, and is placed again elsewhere if its retry policy allows that.
 """
 
 import re
+import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
@@ -501,6 +502,9 @@ class State(msgspec.Struct):
     began: Began | None = None
 
 
+COMPRESSED = b"\x78"
+"""How zlib begins. A state that is not compressed begins as a map of MessagePack does."""
+
 CAUSES: tuple[str, ...] = get_args(Cause)
 NO_WORK = Work()
 _UNKNOWN = Profile()
@@ -532,11 +536,18 @@ class Ledger:
 
     @classmethod
     def decode(cls, data: bytes) -> "Ledger":
-        return cls(_decoder.decode(data))
+        """From what `encode` or `compressed` gave."""
+        return cls(_decoder.decode(zlib.decompress(data) if data.startswith(COMPRESSED) else data))
 
     def encode(self) -> bytes:
         """Canonical: equal states give equal bytes."""
         return _encoder.encode(self._state)
+
+    def compressed(self) -> bytes:
+        """The same for a checkpoint: a long queue repeats itself, and the log can take in nothing else while it is
+        written.
+        """
+        return zlib.compress(self.encode(), 1)
 
     def keeping(self, jobs: Collection[str], priorities: Mapping[str, Priority] | None = None) -> "Ledger":
         """A copy that knows these jobs only, some of them with other `priorities` of what is not over. What holds room

@@ -495,6 +495,16 @@ def test_an_event_that_cannot_follow_is_a_bug() -> None:
         world.ledger.apply(Placed(at=world.now, unit="j1.main", epoch=2, spots=(Spot("n1"),), why=Why(policy="")))
 
 
+def test_the_state_of_a_long_queue_is_compressed_for_a_checkpoint() -> None:
+    """It is read as one that is not, as older versions have written it."""
+    world = World().nodes(1, cpu=1)
+    for _ in range(200):
+        world.submit({"run": "true"})
+    ledger = world.ledger
+    assert len(ledger.compressed()) < len(ledger.encode()) / 4
+    assert all(Ledger.decode(state).encode() == ledger.encode() for state in (ledger.compressed(), ledger.encode()))
+
+
 def test_a_checkpoint_and_a_log_from_before_units_could_yield_still_read() -> None:
     """What is absent is read as the default, and a policy sees the same."""
     world = World().nodes(1, cpu=2, gpus=1).job("a", gpu=1).round().start("a").job("b", workers=2)
