@@ -189,7 +189,8 @@ class Client:
         return self._call("POST", f"/v1/jobs{condition}", Receipt, body, timeout=timeout)
 
     def jobs(self, *, everything: bool = False) -> list[JobReport]:
-        return self._call("GET", f"/v1/jobs?all={str(everything).lower()}", list[JobReport])
+        """Unfinished jobs and the latest finished ones, or all, in order of submission."""
+        return self._all_pages(f"/v1/jobs?all={str(everything).lower()}&", list[JobReport], lambda job: job.id)
 
     def job(self, name: str, *, wait: float = 0.0) -> JobReport:
         """One job by id or name, or some of its tasks; with `wait`, once they are over or the seconds have passed."""
@@ -238,13 +239,7 @@ class Client:
 
     def nodes(self) -> list[NodeReport]:
         """All nodes, by name."""
-        found: list[NodeReport] = []
-        while True:
-            after = found[-1].name if found else ""
-            page = self._call("GET", f"/v1/nodes?after={_quoted(after)}", list[NodeReport])
-            found += page
-            if len(page) < PAGE:
-                return found
+        return self._all_pages("/v1/nodes?", list[NodeReport], lambda node: node.name)
 
     def profiles(self, node: str = "") -> list[NodeProfile]:
         """How busy nodes have been: one, or as many as are told of at once."""
@@ -443,6 +438,14 @@ class Client:
                     raise from_record(receipt.error, NotLeading.status)
                 sending.answered()
                 yield receipt
+
+    def _all_pages(self, path: str, kind: type[list[T]], name_of: Callable[[T], str]) -> list[T]:
+        found: list[T] = []
+        while True:
+            page = self._call("GET", f"{path}after={_quoted(name_of(found[-1]) if found else '')}", kind)
+            found += page
+            if len(page) < PAGE:
+                return found
 
     # --- transport ---------------------------------------------------------------------------------------------------
 

@@ -256,7 +256,7 @@ class OnRay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PAGE = 1000
-"""Nodes that one answer lists at most: the control plane does nothing else while it writes them down."""
+"""Nodes or jobs that one answer lists at most: the control plane does nothing else while it writes them down."""
 
 MAX_BODY = 4 * 2**20
 """Bytes of one request or file; anything larger is refused before it is buffered."""

@@ -252,11 +252,20 @@ def make_app(
         )
         return Submitted(job, compiled.note, caller_key_of(job))
 
-    @routes.get("/v1/jobs", summary="Jobs: the unfinished ones and the latest finished ones, or all", role=VIEWER)
-    async def jobs(bearer: Bearer, all_: bool = False) -> list[JobReport]:
+    @routes.get(
+        "/v1/jobs",
+        summary=f"Jobs: the unfinished and the latest finished ones, or all; the first {PAGE}, or those `after` an id",
+        role=VIEWER,
+    )
+    async def jobs(
+        bearer: Bearer,
+        all_: bool = False,
+        after: Annotated[str, msgspec.Meta(pattern="^(j[0-9]{1,18})?$")] = "",
+        limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE)] = PAGE,
+    ) -> list[JobReport]:
         ledger = await plane.settled()
         now = plane.clock.now()
-        shown = Sight(ledger, bearer).jobs(None if all_ else RECENT)
+        shown = islice(Sight(ledger, bearer).jobs(None if all_ else RECENT, after), limit)
         return [job_report(ledger, job, now, tasks=False) for job in shown]
 
     @routes.get(

@@ -25,6 +25,7 @@ back, and is placed again elsewhere if its retry policy allows that.
 
 import re
 import zlib
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
@@ -706,6 +707,18 @@ class Ledger:
         """The latest finished jobs, then all unfinished ones, each in order of submission."""
         latest = set(self._state.finished[-finished:] if finished else ())
         return [job for job in self._state.jobs.values() if not job.ended or job.id in latest]
+
+    def jobs_after(self, job_id: str) -> Iterator[JobState]:
+        """In order of submission, those after this one, known or not; without it all."""
+        if not job_id:
+            return iter(self._state.jobs.values())
+        jobs = list(self._state.jobs.values())
+        return islice(jobs, bisect_right(jobs, _number_of(job_id), key=lambda job: _number_of(job.id)), None)
+
+    def latest_ended(self, number: int, tenant: str | None = None) -> list[str]:
+        """So many of the finished jobs, of a tenant or of all, the latest first."""
+        finished = self._state.finished if tenant is None else self._ended_of.get(tenant, {})
+        return list(islice(reversed(finished), number))
 
     def pending(self) -> int:
         """Units that could be placed, or will be when their back-off ends."""
@@ -2632,6 +2645,11 @@ _ordinal = attrgetter("ordinal")
 
 def _ordinal_and_index(of: tuple[UnitState, int]) -> tuple[int, int]:
     return of[0].ordinal, of[1]
+
+
+def _number_of(job_id: str) -> int:
+    """j12 comes after j2."""
+    return int(job_id[1:])
 
 
 def _number_and_first(ended: dict[str, int]) -> tuple[int, int]:

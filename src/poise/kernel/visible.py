@@ -7,6 +7,7 @@ out is enough; what users write is left alone.
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -72,16 +73,14 @@ class Sight:
         self.ledger = ledger
         self.bearer = bearer
 
-    def jobs(self, recent: int | None = None) -> list[JobState]:
-        """All, or the unfinished ones and so many of the latest finished ones."""
-        ledger, bearer = self.ledger, self.bearer
-        if bearer.sees_all:
-            return list(ledger.jobs.values()) if recent is None else ledger.recent_jobs(recent)
-        own = [job for job in ledger.jobs.values() if job.tenant == bearer.tenant]
+    def jobs(self, recent: int | None = None, after: str = "") -> Iterator[JobState]:
+        """All, or the unfinished ones and so many of the latest finished ones; those after a job, where it is named."""
+        tenant = None if self.bearer.sees_all else self.bearer.tenant
+        own = (job for job in self.ledger.jobs_after(after) if tenant in (None, job.tenant))
         if recent is None:
             return own
-        latest = {job.id for job in sorted((job for job in own if job.ended), key=_ended)[-recent:]}
-        return [job for job in own if not job.ended or job.id in latest]
+        latest = frozenset(self.ledger.latest_ended(recent, tenant))
+        return (job for job in own if not job.ended or job.id in latest)
 
     def quotas(self) -> list[QuotaReport]:
         return [
@@ -192,7 +191,3 @@ class Sight:
 
     def _called(self, name: str, own: frozenset[str]) -> str:
         return name if name.partition(".")[0] in own or self._is_own(name) else OTHERS
-
-
-def _ended(job: JobState) -> int:
-    return job.ended

@@ -1,4 +1,6 @@
-"""Nodes are listed in pages, so that a large fleet does not keep the control plane from anything else."""
+"""Nodes and jobs are listed in pages, so that a large fleet or a long queue does not keep the control plane from
+anything else.
+"""
 
 from typing import Any
 
@@ -8,15 +10,22 @@ from poise import client as client_of
 from poise.client import Client
 from poise.config import PAGE, Home
 from poise.decoding import json_decoder
+from poise.model.tenants import Role
 from poise.testing import World
-from unit.control.desk import Desk
+from unit.control.desk import OWNER, Desk
 
 NAMES = sorted(f"n{number}" for number in range(1, 13))
+JOBS = [f"j{number}" for number in range(1, 13)]
 
 
 @pytest.fixture(scope="module")
 def desk() -> Desk:
-    return Desk(World().nodes(len(NAMES)))
+    world = World(history=0).nodes(len(NAMES))
+    for number in range(len(JOBS)):
+        world.submit({"run": "true"}, tenant="ann" if number % 2 else "default")
+    desk = Desk(world.cancel("j3").cancel("j4"))
+    desk.token("ann", "ann", Role.VIEWER)
+    return desk
 
 
 def names(desk: Desk, query: str) -> list[str]:
@@ -31,9 +40,25 @@ def test_a_page_holds_the_nodes_after_a_name(desk: Desk) -> None:
     assert names(desk, f"?after={NAMES[-1]}") == []
 
 
+def test_a_page_holds_the_jobs_after_one_by_its_number(desk: Desk) -> None:
+    """Of those that the bearer may see, in order of submission: j2 before j10."""
+
+    def jobs(query: str, who: str = OWNER) -> list[str]:
+        return [job["id"] for job in desk.call("GET", f"/v1/jobs{query}", who=who).value]
+
+    assert jobs("") == JOBS
+    assert jobs("?limit=5") == JOBS[:5]
+    assert jobs("?limit=5&after=j5") == JOBS[5:10]
+    assert jobs("?limit=2&after=j4", "ann") == ["j6", "j8"]
+    assert jobs("?all=true&after=j11", "ann") == ["j12"]
+    assert jobs("?after=j12") == jobs("?after=j999") == []
+    assert desk.call("GET", "/v1/jobs?after=train").status == 422
+
+
 @pytest.mark.parametrize("limit", [0, -1, PAGE + 1, "many"])
-def test_no_answer_lists_more_than_a_page(desk: Desk, limit: Any) -> None:
-    assert desk.call("GET", f"/v1/nodes?limit={limit}").status == 422
+@pytest.mark.parametrize("what", ["nodes", "jobs"])
+def test_no_answer_lists_more_than_a_page(desk: Desk, what: str, limit: Any) -> None:
+    assert desk.call("GET", f"/v1/{what}?limit={limit}").status == 422
 
 
 @pytest.mark.parametrize("page", [1, 5, 6, len(NAMES), PAGE])
@@ -46,5 +71,7 @@ def test_the_client_lists_all_of_them(desk: Desk, page: int, monkeypatch: pytest
 
     monkeypatch.setattr(client_of, "PAGE", page)
     monkeypatch.setattr(Client, "_call", call)
-    assert [node.name for node in Client(Home(desk.home.root)).nodes()] == NAMES
-    assert len(asked) == len(NAMES) // page + 1
+    client = Client(Home(desk.home.root))
+    assert [node.name for node in client.nodes()] == NAMES
+    assert [job.id for job in client.jobs()] == JOBS
+    assert len(asked) == 2 * (len(NAMES) // page + 1)
