@@ -1,12 +1,13 @@
 """What a long queue costs the control plane: its ledger by itself, without a process or a disk.
 
-    python benchmarks/long_queue.py [--jobs 100000] [--live] [--json]
+    python benchmarks/long_queue.py [--jobs 100000] [--live | --churn] [--json]
 
 Jobs that may not run are submitted, all of one kind as in a stream; then what a restart does with them, and what takes
 the loop of the control plane while they wait: the longest turn decides how soon anything else is answered. All times
 are of this process's CPU. With `--live` a whole Poise is used instead, and times are those of a client: how long
 `whoami` takes beside the stream and beside the queue, how soon the control plane leads again after `kill -9`, and how
-long `poise down --cancel` takes.
+long it takes to cancel them all. With `--churn` the jobs run and end: how large the control plane becomes with its
+history full, and how long `whoami` takes beside 35 submissions a second. Both ask from a process of their own.
 """
 
 import argparse
@@ -14,10 +15,10 @@ import contextlib
 import gc
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -156,6 +157,7 @@ def measure(jobs: int) -> list[Figure]:
 
 
 SLEEP = {"run": ["sleep", "3600"], "resources": {"cpu": 1}}
+CHURN_EACH, CHURN_SECONDS, CHURN_RATE = 10_000, 60, 35
 
 
 def measure_live(jobs: int) -> list[Figure]:
@@ -168,60 +170,117 @@ def measure_live(jobs: int) -> list[Figure]:
             raise RuntimeError(refused[0])
         with asking(fleet.home) as beside_the_queue:
             time.sleep(10)
-        resident = fleet.processes()["control plane"][0].memory_info().rss / 1e6
+        memory = resident(fleet)
         killed = holder(fleet.home.lock)
         os.kill(killed, signal.SIGKILL)
         begun = time.perf_counter()
         while (pid := holder(fleet.home.lock)) in (0, killed) or not harness.ready(fleet.home, pid):
             time.sleep(0.02)
         restart = time.perf_counter() - begun
+        with asking(fleet.home) as beside_cancelling:
+            begun = time.perf_counter()
+            fleet.client.cancel_all()
+            cancelled = time.perf_counter() - begun
         begun = time.perf_counter()
         poise = str(Path(sys.executable).parent / "poise")
         subprocess.run([poise, "down", "--cancel"], env=harness.environ_of(fleet.home), check=True)
-        cancelled = time.perf_counter() - begun
+        down = time.perf_counter() - begun
     name = f"{jobs:,} jobs wait, live: "
     return [
         Figure(name=name + "submitted", unit="s", values=[submitted]),
-        *(
-            Figure(name=f"{name}whoami {beside}, {text}", unit="ms", values=[1e3 * harness.percentile(took, percent)])
-            for beside, took in (("beside the stream", beside_the_stream), ("beside the queue", beside_the_queue))
-            for text, percent in (("P50", 50), ("P99", 99), ("longest", 100))
-        ),
-        Figure(name=name + "resident", unit="MB", values=[resident]),
-        Figure(name=name + "leads again after kill -9", unit="s", values=[restart]),
-        Figure(name=name + "down --cancel", unit="s", values=[cancelled]),
+        *whoami(name, "beside the stream", beside_the_stream),
+        *whoami(name, "beside the queue", beside_the_queue, limit=50),
+        Figure(name=name + "resident", unit="MB", values=[memory]),
+        Figure(name=name + "leads again after kill -9", unit="s", values=[restart], limit=3),
+        Figure(name=name + "all cancelled", unit="s", values=[cancelled], limit=2),
+        *whoami(name, "beside cancelling", beside_cancelling, limit=50),
+        Figure(name=name + "down --cancel after that", unit="s", values=[down]),
+    ]
+
+
+def measure_churn(jobs: int) -> list[Figure]:
+    """They come as a stream until so many have run, then one by one at `CHURN_RATE`."""
+    with harness.own_fleet() as fleet:
+        sizes = [resident(fleet)]
+        for done in range(0, jobs, CHURN_EACH):
+            begun, count = time.perf_counter(), min(CHURN_EACH, jobs - done)
+            fleet.submit(count)
+            fleet.until_idle(count, begun)
+            sizes.append(resident(fleet))
+            say(f"{done + count:,} jobs have run: {sizes[-1]:.0f} MB")
+        with asking(fleet.home) as beside:
+            begun = time.perf_counter()
+            for number in range(CHURN_SECONDS * CHURN_RATE):
+                time.sleep(max(0.0, begun + number / CHURN_RATE - time.perf_counter()))
+                fleet.client.submit(NO_OP)
+        after = resident(fleet)
+    name = f"{jobs:,} jobs have run, live: "
+    return [
+        Figure(name="resident before", unit="MB", values=sizes[:1]),
+        Figure(name=name + "resident", unit="MB", values=sizes[-1:], limit=120),
+        *whoami(name, f"beside {CHURN_RATE} submissions a second", beside, limit=20),
+        Figure(name=name + f"resident after {CHURN_SECONDS} s of them", unit="MB", values=[after], limit=120),
+    ]
+
+
+def resident(fleet: harness.Fleet) -> float:
+    """Megabytes of the control plane."""
+    return float(fleet.processes()["control plane"][0].memory_info().rss / 1e6)
+
+
+def whoami(name: str, beside: str, took: Sequence[float], limit: float | None = None) -> list[Figure]:
+    """`took` in milliseconds, and so the `limit` of P99."""
+    return [
+        Figure(
+            name=f"{name}whoami {beside}, {text}",
+            unit="ms",
+            values=[harness.percentile(took, percent)],
+            limit=limit if percent == 99 else None,
+        )
+        for text, percent in (("P50", 50), ("P99", 99), ("longest", 100))
     ]
 
 
 @contextlib.contextmanager
 def asking(home: Home) -> Iterator[list[float]]:
-    """How many seconds `whoami` took, each time that it was asked meanwhile."""
+    """How many milliseconds `whoami` took, each time that a process of its own asked meanwhile."""
     took: list[float] = []
-    over = threading.Event()
+    command = [sys.executable, __file__, "--ask", str(home.root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as asker:
+        if asker.stdout is None or not asker.stdout.readline():
+            raise RuntimeError("nobody asks")
+        try:
+            yield took
+        finally:
+            told, _ = asker.communicate()
+            took += map(float, told.split())
 
-    def ask() -> None:
-        with Client(home) as client:
-            while not over.wait(0.02):
-                begun = time.perf_counter()
-                client.whoami()
-                took.append(time.perf_counter() - begun)
 
-    thread = threading.Thread(target=ask)
-    thread.start()
-    try:
-        yield took
-    finally:
-        over.set()
-        thread.join()
+def ask(root: Path) -> int:
+    """Ask until the input ends; then tell how long each answer took."""
+    took: list[float] = []
+    with Client(Home(root)) as client:
+        client.whoami()
+        print("begins", flush=True)
+        while not select.select([sys.stdin], [], [], 0.02)[0]:
+            begun = time.perf_counter()
+            client.whoami()
+            took.append(1e3 * (time.perf_counter() - begun))
+    print(*took)
+    return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="what a long queue costs the control plane")
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--live", action="store_true", help="a whole Poise, with the times of a client")
+    parser.add_argument("--churn", action="store_true", help="the same, with jobs that run and end")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--ask", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    measured = measure_live if options.live else measure
+    if options.ask:
+        return ask(options.ask)
+    measured = measure_live if options.live else measure_churn if options.churn else measure
     return harness.program(lambda: measured(options.jobs), as_json=options.json)
 
 

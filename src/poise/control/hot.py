@@ -150,7 +150,7 @@ class Submissions:
     async def _take(self, bearer: Bearer, lines: list[bytes], stream: "_Stream") -> None:
         for number, line in enumerate(lines, start=1):
             if number % LINES_AT_ONCE == 0:
-                await asyncio.sleep(0)
+                await self._plane.give_way()
             if not line.strip():
                 continue
             done = stream.expect()

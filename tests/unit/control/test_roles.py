@@ -1,5 +1,6 @@
 """Every route, walked by everybody: nobody gets in without a token that stands, and a role is enough or it is not."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -156,6 +157,19 @@ def test_what_is_of_others_is_not_there(desk: Desk) -> None:
         assert named.code == "E120"
         assert ask(desk, method, path.replace("JOB", "j1"), None).status == 401
     assert desk.call("GET", "/v1/jobs/j1", who="OPERATOR").value["tenant"] == "bob"
+
+
+@pytest.mark.parametrize("route", ["whoami", "status", "overview", "jobs", "nodes", "quotas", "tokens"])
+def test_no_thread_stands_between_a_reader_and_the_answer(
+    desk: Desk, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a stream of submissions each way to a thread and back takes as long as a turn of the loop."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a thread was asked")
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "run_in_executor", refuse)
+    assert desk.call("GET", f"/v1/{route}").status == 200
 
 
 def test_names_are_those_of_a_tenant() -> None:
