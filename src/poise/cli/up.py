@@ -492,6 +492,9 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
 LOOK_EVERY = 0.05
 """Seconds between two looks at whether all that was cancelled has ended."""
 
+SAY_EVERY = 10.0
+"""Seconds after which a person is told again what has not."""
+
 
 def _see_to_work(home: Home, cancel_jobs: bool) -> None:
     """Cancel what is unfinished, or raise `Conflict`. Where another control plane leads, jobs are its to end: this home
@@ -504,7 +507,7 @@ def _see_to_work(home: Home, cancel_jobs: bool) -> None:
             if not cancel_jobs:
                 raise Conflict(
                     "one job is unfinished" if unfinished == 1 else f"{unfinished} jobs are unfinished",
-                    have=", ".join([job.id for job in client.jobs() if job.exit_code is None][:8]),
+                    have=", ".join(_unfinished(client)[:8]),
                     hint="`poise down --cancel` ends them, `poise down --leave` lets running commands go on",
                 )
             _cancel_all(client)
@@ -561,12 +564,25 @@ def _count_unfinished(client: Client, home: Home) -> int:
 
 
 def _cancel_all(client: Client) -> None:
-    """Cancel what is unfinished, also what is submitted meanwhile, until nothing is left."""
+    """Cancel what is unfinished, also what is submitted meanwhile, until nothing is left. Now and then a person is told
+    what has not ended yet.
+    """
+    say_at = time.monotonic() + SAY_EVERY
     while True:
         client.cancel_all()
         if not client.status().unfinished:
             return
+        if time.monotonic() >= say_at:
+            left = _unfinished(client)
+            jobs = f"job {left[0]} has" if len(left) == 1 else f"{len(left)} jobs have"
+            named = f" ({', '.join(left[:8])})" if len(left) > 1 else ""
+            say(f"{jobs} not ended yet{named}; `poise down --leave` stops Poise without waiting for them")
+            say_at = time.monotonic() + SAY_EVERY
         time.sleep(LOOK_EVERY)
+
+
+def _unfinished(client: Client) -> list[str]:
+    return [job.id for job in client.jobs() if job.exit_code is None]
 
 
 def _stop(*locks: Path, seconds: float = STOP_SECONDS) -> None:

@@ -1,15 +1,21 @@
-"""`poise up` as typed, where it is refused before anything is started."""
+"""`poise up` where it is refused before anything is started, and `poise down`."""
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from poise.cli import up
 from poise.cli.main import main
+from poise.client import Client
 from poise.config import Home, OnRay
+from poise.decoding import json_decoder
 from poise.drivers.lock import take_lock
+from poise.testing import World
+from unit.control.desk import Desk
 
 
 def test_another_place_to_listen_for_the_nodes_of_a_ray_cluster_is_refused_by_its_name(
@@ -37,3 +43,29 @@ def test_a_policy_whose_package_is_missing_is_refused_before_anything_starts(
     assert (error["field"], error["have"]) == ("--policy", "no highspy")
     assert error["hint"].startswith("`pip install 'poise[lp]'`")
     assert not list(tmp_path.iterdir())
+
+
+def test_down_tells_what_it_cancelled_and_still_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else somebody whose work does not end waits for nobody knows what."""
+    world = World().nodes(2, cpu=1).job("a", cpu=1).job("b", cpu=1).job("c", cpu=1).round().start("a", "b")
+    away = [*world.where("a"), *world.where("b")]
+    for name in away:
+        world.disconnect(name)
+    desk, said = Desk(world), list[str]()
+
+    def call(_: Client, method: str, path: str, answer: Any, body: Any = None, timeout: float = 0) -> Any:
+        return json_decoder(answer).decode(desk.call(method, path, body).body)
+
+    def hear(message: str) -> None:
+        said.append(message)
+        world.connect(away[len(said) - 1])
+
+    monkeypatch.setattr(Client, "_call", call)
+    monkeypatch.setattr(up, "say", hear)
+    monkeypatch.setattr(up, "SAY_EVERY", 0.0)
+    up._cancel_all(Client(Home(desk.home.root)))
+    assert said == [
+        "2 jobs have not ended yet (j1, j2); `poise down --leave` stops Poise without waiting for them",
+        "job j2 has not ended yet; `poise down --leave` stops Poise without waiting for them",
+    ]
+    assert [world.status(name) for name in "abc"] == ["cancelled"] * 3
