@@ -6,6 +6,7 @@ process. So all that decodes into a type has its decoder from here; what is work
 """
 
 import threading
+from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -25,14 +26,18 @@ def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
         return msgspec.json.Decoder(kind)
 
 
+Hook = Callable[[type, Any], Any]
+"""Makes an instance of a type that msgspec does not know, out of plain values."""
+
+
 @overload
-def msgpack_decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]: ...
+def msgpack_decoder(kind: type[T], hook: Hook | None = None) -> msgspec.msgpack.Decoder[T]: ...
 @overload
-def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]: ...
-def msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+def msgpack_decoder(kind: Any, hook: Hook | None = None) -> msgspec.msgpack.Decoder[Any]: ...
+def msgpack_decoder(kind: Any, hook: Hook | None = None) -> msgspec.msgpack.Decoder[Any]:
     """What decodes MessagePack into a type."""
     with _making:
-        return msgspec.msgpack.Decoder(kind)
+        return msgspec.msgpack.Decoder(kind, dec_hook=hook)
 
 
 def convert(value: Any, kind: type[T], *, strict: bool = True, str_keys: bool = False) -> T:

@@ -17,14 +17,10 @@ import numpy as np
 from poise.decoding import msgpack_decoder
 from poise.model.decisions import Hold, Place, Plan, Preempt, Resize, Spot
 from poise.model.fleet import CPU, MEMORY, NETWORK, Fleet, PoolView, Resident
-from poise.model.profiles import Profile
-from poise.model.quotas import Amounts, asked
+from poise.model.quotas import asked
 from poise.model.resources import WHOLE, Node, Shape, Wants
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import can_do
-
-COLUMNS = ("free", "closed", "levels", "failures", "device_memory", "device_share", "yielding")
-"""Of a fleet, what is not given by its nodes."""
 
 MAX_MEMORY = 2**20
 """Bytes of what a policy asks to be handed back: it is written to the log each time that it changes."""
@@ -42,57 +38,49 @@ class Column(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
-class _View(msgspec.Struct, frozen=True, array_like=True):
-    """A snapshot as it travels; `nodes` is None where the reader has them."""
+class _Fleet(msgspec.Struct, frozen=True, array_like=True):
+    """A fleet as it travels; `nodes` is None where the reader has them. `columns` are those of `Fleet.CHANGING`."""
 
     nodes: tuple[Node, ...] | None
     columns: tuple[Column, ...]
     residents: list[tuple[Resident, ...]]
     pools: dict[str, dict[int, PoolView]]
-    revision: int
-    now: int
-    candidates: tuple[Candidate, ...]
-    backlog: dict[str, int]
-    profiles: dict[str, Profile]
-    throughputs: dict[str, float]
-    memory: dict[str, Any]
-    elastic: tuple[Resident, ...]
-    yielded: dict[str, str]
-    quotas: dict[str, Amounts]
-    running: list[tuple[Shape, int]]
-    triggers: tuple[str, ...]
-    seed: int
+
+
+class _View(msgspec.Struct, frozen=True, array_like=True):
+    """A snapshot as it travels: its fleet, and all its fields but that one."""
+
+    fleet: _Fleet
+    rest: msgspec.Raw
+
+
+def _left_out(of: Any) -> None:
+    """Stands in a snapshot for its fleet, which travels beside it."""
+    if not isinstance(of, Fleet):
+        raise NotImplementedError(f"a view holds what cannot be written: {type(of).__name__}")
+
+
+def _to_come(kind: type, _: Any) -> Any:
+    return kind()
 
 
 _encoder = msgspec.msgpack.Encoder()
+_without_fleet = msgspec.msgpack.Encoder(enc_hook=_left_out)
 _views = msgpack_decoder(_View)
+_rest = msgpack_decoder(Snapshot, _to_come)
 _plans = msgpack_decoder(Plan)
 
 
 def encode_view(view: Snapshot, known: tuple[Node, ...] | None = None) -> bytes:
     """`known` are the nodes of the view that the reader had last."""
     fleet = view.fleet
-    return _encoder.encode(
-        _View(
-            nodes=None if fleet.nodes is known else fleet.nodes,
-            columns=tuple(_column(getattr(fleet, name)) for name in COLUMNS),
-            residents=fleet.residents,
-            pools=fleet.pools,
-            revision=view.revision,
-            now=view.now,
-            candidates=view.candidates,
-            backlog=dict(view.backlog),
-            profiles=dict(view.profiles),
-            throughputs=dict(view.throughputs),
-            memory=dict(view.memory),
-            elastic=view.elastic,
-            yielded=dict(view.yielded),
-            quotas=dict(view.quotas),
-            running=list(view.running.items()),
-            triggers=view.triggers,
-            seed=view.seed,
-        )
+    sent = _Fleet(
+        nodes=None if fleet.nodes is known else fleet.nodes,
+        columns=tuple(_column(getattr(fleet, name)) for name in Fleet.CHANGING),
+        residents=fleet.residents,
+        pools=fleet.pools,
     )
+    return _encoder.encode(_View(sent, msgspec.Raw(_without_fleet.encode(view))))
 
 
 def decode_view(data: bytes, before: Fleet | None = None) -> Snapshot:
@@ -101,31 +89,17 @@ def decode_view(data: bytes, before: Fleet | None = None) -> Snapshot:
     Raises ValueError for what is no view, or has its nodes left out where there is no `before`.
     """
     read = _views.decode(data)
-    if read.nodes is not None:
-        fleet = Fleet(read.nodes)
+    sent = read.fleet
+    if sent.nodes is not None:
+        fleet = Fleet(sent.nodes)
     elif before is not None:
         fleet = before.copy()
     else:
         raise ValueError("the view has its nodes left out, and there was none before it")
-    for name, column in zip(COLUMNS, read.columns, strict=True):
+    for name, column in zip(Fleet.CHANGING, sent.columns, strict=True):
         setattr(fleet, name, np.frombuffer(column.data, np.dtype(column.dtype)).reshape(column.shape))
-    fleet.residents, fleet.pools = read.residents, read.pools
-    return Snapshot(
-        revision=read.revision,
-        now=read.now,
-        fleet=fleet,
-        candidates=read.candidates,
-        backlog=read.backlog,
-        profiles=read.profiles,
-        throughputs=read.throughputs,
-        memory=read.memory,
-        elastic=read.elastic,
-        yielded=read.yielded,
-        quotas=read.quotas,
-        running=dict(read.running),
-        triggers=read.triggers,
-        seed=read.seed,
-    )
+    fleet.residents, fleet.pools = sent.residents, sent.pools
+    return msgspec.structs.replace(_rest.decode(read.rest), fleet=fleet)
 
 
 def encode_plan(plan: Plan) -> bytes:

@@ -5,7 +5,7 @@ never writes to it; the ledger keeps its own and hands out copies, so a view sta
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -143,7 +143,13 @@ class Fleet:
     `likes` is the first row of each kind, `alike` says by kind whether its devices are all of one model and not linked.
     `abilities` is what readers have worked out, by shape, of what never changes, and `runs` what they have of run times
     with what they had it from; all copies share them.
+
+    A column is listed in `CHANGING`, or its nodes say all of it: copies share it then, and a view that travels makes it
+    again from the nodes.
     """
+
+    CHANGING: ClassVar = ("free", "closed", "levels", "failures", "device_memory", "device_share", "yielding")
+    """The arrays that change while the nodes stay; `residents` and `pools` do too."""
 
     __slots__ = (
         "abilities",
@@ -223,15 +229,10 @@ class Fleet:
     def copy(self) -> "Fleet":
         """The same rows, in columns of its own."""
         made = object.__new__(Fleet)
-        made.nodes, made.names, made.rows, made.models = self.nodes, self.names, self.rows, self.models
-        made.total, made.device_model, made.processor = self.total, self.device_model, self.processor
-        made.device_spare = self.device_spare
-        made.kind, made.likes, made.rack, made.zone = self.kind, self.likes, self.rack, self.zone
-        made.alike, made.abilities, made.runs = self.alike, self.abilities, self.runs
-        made.bandwidth, made.latency = self.bandwidth, self.latency
-        made.free, made.closed, made.levels = self.free.copy(), self.closed.copy(), self.levels.copy()
-        made.failures, made.yielding = self.failures.copy(), self.yielding.copy()
-        made.device_memory, made.device_share = self.device_memory.copy(), self.device_share.copy()
+        for name in Fleet.__slots__:
+            setattr(made, name, getattr(self, name))
+        for name in Fleet.CHANGING:
+            setattr(made, name, getattr(self, name).copy())
         made.residents = self.residents.copy()
         made.pools = {key: dict(of) for key, of in self.pools.items()}
         return made
@@ -245,10 +246,12 @@ class Fleet:
         ]
         before = [old.rows[self.names[row]] for row in rows]
         width = min(self.device_share.shape[1], old.device_share.shape[1])
-        for name in ("free", "yielding", "closed", "levels", "failures"):
-            getattr(self, name)[..., rows] = getattr(old, name)[..., before]
-        for name in ("device_memory", "device_share"):
-            getattr(self, name)[rows, :width] = getattr(old, name)[before, :width]
+        for name in Fleet.CHANGING:
+            ours, theirs = getattr(self, name), getattr(old, name)
+            if name.startswith("device_"):
+                ours[rows, :width] = theirs[before, :width]
+            else:
+                ours[..., rows] = theirs[..., before]
         for row, of in zip(rows, before, strict=True):
             self.residents[row] = old.residents[of]
         moved = dict(zip(before, rows, strict=True))
@@ -265,12 +268,11 @@ class Fleet:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Fleet):
             return NotImplemented
-        arrays = ("total", "free", "closed", "levels", "failures", "device_memory", "device_share", "yielding")
         return (
             self.nodes == other.nodes
             and self.residents == other.residents
             and self.pools == other.pools
-            and all(np.array_equal(getattr(self, name), getattr(other, name)) for name in arrays)
+            and all(np.array_equal(getattr(self, name), getattr(other, name)) for name in Fleet.CHANGING)
         )
 
     __hash__ = None  # type: ignore[assignment]

@@ -322,17 +322,8 @@ def with_drain(view: Snapshot, node: str, *, on: bool) -> Snapshot:
 
 def with_node(view: Snapshot, node: Node) -> Snapshot:
     """One more node has joined, empty. Its name must be new."""
-    old = view.fleet
-    nodes = sorted((*old.nodes, node), key=_name)
-    fleet = Fleet(nodes)
-    place = nodes.index(node)
-    rows = np.array([row for row in range(len(nodes)) if row != place], np.int64)
-    width = old.device_memory.shape[1]
-    for column in ("free", "closed", "levels", "failures", "yielding"):
-        getattr(fleet, column)[..., rows] = getattr(old, column)
-    fleet.device_memory[rows, :width], fleet.device_share[rows, :width] = old.device_memory, old.device_share
-    fleet.residents = [*old.residents[:place], (), *old.residents[place:]]
-    fleet.pools = {key: {row + (row >= place): pool for row, pool in of.items()} for key, of in old.pools.items()}
+    fleet = Fleet(sorted((*view.fleet.nodes, node), key=_name))
+    fleet.take_over(view.fleet)
     return msgspec.structs.replace(view, fleet=fleet)
 
 
