@@ -1949,6 +1949,10 @@ class Ledger:
             ran_out=unit.ran_out,
             tenant=self.limited_tenant(job),
             serves=spec.serves,
+            preemptible=spec.preemptible,
+            checkpoint=spec.checkpoint,
+            restore=spec.restore,
+            moved=unit.moved,
         )
 
     def _refresh_candidates(self, job: JobState) -> None:

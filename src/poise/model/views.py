@@ -27,6 +27,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     known to take at least; `ran_out` the least memory that it asked for and ran out of (0: it never did). `tenant` is
     whose quota it counts against, where there is one. What `serves` has no end that could be foreseen: the text says
     what it answers for, and why it was asked for.
+    Once it is placed, it may be asked to yield if it is `preemptible`; `checkpoint`, `restore` and `moved` are as of a
+    `Resident`, whose fields of the same names are the same.
     `depth` counts the units before it on its longest path, `followers` those that need it, `weight` is its business
     weight in thousandths.
     """
@@ -64,6 +66,10 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ran_out: int = 0
     tenant: str = ""
     serves: str = ""
+    preemptible: bool = True
+    checkpoint: int = 0
+    restore: int = 0
+    moved: int = 0
 
 
 LEAST_SHOWN = 4

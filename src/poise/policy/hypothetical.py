@@ -124,9 +124,21 @@ class Hypothesis:
             pools[row] = PoolView(pool.slots, pool.attempts + 1, pool.long)
             return ()
         residents = []
-        for spot in place.spots:
+        for task, spot in enumerate(place.spots):
             row = fleet.rows[spot.node]
-            resident = _resident(candidate, shape, fleet.nodes[row], spot.devices, len(place.spots), self.now)
+            resident = Resident(
+                **_shared(candidate)
+                | {
+                    "shape": shape,
+                    "since": self.now,
+                    "model": model_under(fleet.nodes[row], spot.devices),
+                    "devices": spot.devices,
+                    "running": True,
+                    "size": len(place.spots),
+                    "most": candidate.tasks,
+                    "task": task,
+                }
+            )
             self._take(row, resident.shape, resident.devices, 1)
             self._count(resident, -1)
             self._count_yielding(row, resident, 1)
@@ -559,7 +571,7 @@ class _Ahead:
             world.end(unit)
             if unit in self._returning:
                 resident = self._returning.pop(unit)
-                world.add(_waiting_again(resident, world.now, self._speeds.of_attempt(resident).mean))
+                world.add(waiting_again(resident, world.now, self._speeds.of_attempt(resident).mean))
 
     def _show_more(self) -> bool:
         """The next ones of long queues are shown, as they come up: like those before them. Whether there were any."""
@@ -605,60 +617,28 @@ class _Ahead:
 # --- inside ----------------------------------------------------------------------------------------------------------
 
 
-def _resident(
-    candidate: Candidate, shape: Shape, node: Node, devices: tuple[int, ...], size: int, now: int
-) -> Resident:
-    """An attempt of a candidate that starts now. What a candidate does not tell (its checkpoints) is left out."""
-    return Resident(
-        unit=candidate.unit,
-        ordinal=candidate.ordinal,
-        priority=candidate.priority,
-        shape=shape,
-        kind=candidate.kind,
-        since=now,
-        model=model_under(node, devices),
-        declared=candidate.declared,
-        devices=devices,
-        preempted=candidate.preempted,
-        running=True,
-        size=size,
-        least=candidate.least,
-        most=candidate.tasks,
-        attained=candidate.attained,
-        work=candidate.work,
-        saved=candidate.saved,
-        progress=candidate.progress,
-        outlived=candidate.outlived,
-        tenant=candidate.tenant,
-        serves=candidate.serves,
-    )
+SHARED = tuple(name for name in Candidate.__struct_fields__ if name in Resident.__struct_fields__)
+"""What is known of a unit by the same name before it is placed and after."""
 
 
-def _waiting_again(resident: Resident, now: int, expected: int) -> Candidate:
+def _shared(of: Candidate | Resident) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in SHARED}
+
+
+def waiting_again(resident: Resident, now: int, expected: int) -> Candidate:
     """What has yielded waits anew, in a queue of its own, with all of its work before it."""
     return Candidate(
-        unit=resident.unit,
-        job=resident.unit.partition(".")[0],
-        ordinal=resident.ordinal,
-        priority=resident.priority,
-        kind=resident.kind,
-        shape=resident.shape,
-        tasks=resident.most,
-        submitted=resident.since,
-        ready=now,
-        tail=expected,
-        queue=f"yielded/{resident.unit}",
-        expected=expected,
-        declared=resident.declared,
-        least=resident.least,
-        attained=resident.attained,
-        preempted=resident.preempted + 1,
-        work=resident.work,
-        saved=resident.saved,
-        progress=resident.progress,
-        outlived=resident.outlived,
-        tenant=resident.tenant,
-        serves=resident.serves,
+        **_shared(resident)
+        | {
+            "job": resident.unit.partition(".")[0],
+            "tasks": resident.most,
+            "submitted": resident.since,
+            "ready": now,
+            "tail": expected,
+            "queue": f"yielded/{resident.unit}",
+            "expected": expected,
+            "preempted": resident.preempted + 1,
+        }
     )
 
 
@@ -684,6 +664,7 @@ __all__ = [
     "placed",
     "scores",
     "starts",
+    "waiting_again",
     "with_candidates",
     "with_changed",
     "with_drain",

@@ -20,6 +20,7 @@ from poise.policy.hypothetical import (
     expected_start,
     placed,
     starts,
+    waiting_again,
     with_candidates,
     with_changed,
     with_drain,
@@ -48,6 +49,35 @@ def forecast(world: World, job: str) -> Forecast:
 
 
 # --- views -----------------------------------------------------------------------------------------------------------
+
+
+def test_work_that_is_placed_stays_what_it_is() -> None:
+    world = World().nodes(2, cpu=4).quota("ann", cpu=9)
+    fields: dict[str, Any] = {"weight": 50, "preemptible": False, "deadline": "2h", "expect": "10m", "priority": "high"}
+    world.job("a", tenant="ann", workers=3, cpu=2, checkpoint={"every": "5m", "restore": "30s"}, **fields)
+    world.job("b", cpu=2, workers={"min": 1, "max": 2}, expect="5m")
+    view = view_of(world)
+    decided = after(view, POISE.decide(view))
+    world.round().start(*(f"a.main[{task}]" for task in range(3)), "b.main[0]")
+    assert any(decided.fleet.residents)
+    assert decided.fleet.residents == view_of(world).fleet.residents
+    assert decided.elastic == view_of(world).elastic
+
+
+def test_work_that_yields_waits_again_as_what_it_is() -> None:
+    world = World().nodes(1, cpu=2).job("a", cpu=2, weight=50, deadline="2h", checkpoint="5m", expect="1h")
+    view = view_of(world)
+    forked = Hypothesis(view)
+    plan = POISE.decide(view)
+    forked.carry_out(plan)
+    resident = forked.fleet.residents[0][0]
+    forked.end("j1.main")
+    forked.add(waiting_again(resident, view.now + MINUTE, 60 * MINUTE))
+    again, was = waiting(forked.view(), "j1"), waiting(view, "j1")
+    own = {"ready", "queue", "preempted", "expected", "tail"}
+    for name in Candidate.__struct_fields__:
+        assert name in own or getattr(again, name) == getattr(was, name), name
+    assert again.preempted == 1
 
 
 def test_a_placement_takes_what_it_takes_in_the_ledger() -> None:
