@@ -6,6 +6,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from poise.kernel import node
 from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.messages import Attempt, Ended, Launch, Running
@@ -70,7 +71,8 @@ class Executor(Protocol):
     """Runs attempts on this node. A slot runs one at a time, in the order of `start`; slots are numbered from 0.
 
     `start` is idempotent per attempt. `stop` ends a running attempt (SIGTERM, grace, SIGKILL) and hands back one that
-    has not started; both answer through `on_change`. `renew` says, before `start` and again later, at which instant the
+    has not started; both answer through `on_change`. The outcome of a running one that is stopped with `hung`, which
+    says what was seen of it, is `hung`. `renew` says, before `start` and again later, at which instant the
     attempt is to be killed, even if whoever said so has ended; its outcome is `lost` then. `order` tells one that was
     started who belongs to its gang from now on. `forget` says that an ending is durable elsewhere.
     """
@@ -82,6 +84,21 @@ class Executor(Protocol):
     def renew(self, attempt: Attempt, until: int) -> None: ...
     def order(self, attempt: Attempt, orders: Orders) -> None: ...
     def forget(self, attempts: Sequence[Attempt]) -> None: ...
+
+
+def carry_out(effect: node.ToExecutor, executor: Executor) -> None:
+    """Hand over to an executor what the machine of its node asks of it."""
+    match effect:
+        case node.Start():
+            executor.start(effect.slot, effect.launch, effect.cpus)
+        case node.Stop():
+            executor.stop(effect.attempt, effect.hung)
+        case node.Renew():
+            executor.renew(effect.attempt, effect.until)
+        case node.Order():
+            executor.order(effect.attempt, effect.orders)
+        case node.Forget():
+            executor.forget(effect.attempts)
 
 
 class Decider(Protocol):

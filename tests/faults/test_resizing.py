@@ -7,10 +7,10 @@ import msgspec
 from poise.drivers.nemeses import shipped
 from poise.engine.machine import RESIZES
 from poise.engine.promises import Violation
-from poise.engine.scenario import Act, Scenario, scenario_of
+from poise.engine.scenario import Act, Incident, Scenario, scenario_of
 from poise.engine.seeds import nemeses_of
 from poise.engine.simulation import Moment, Simulation
-from poise.model.events import Resized
+from poise.model.events import Finished, Resized
 from poise.units import SECOND
 
 SEEDS = 40
@@ -41,27 +41,52 @@ def a_world_of_gangs(seed: int) -> Scenario:
     return msgspec.structs.replace(scenario, acts=tuple(sorted(acts, key=lambda act: act.at)), policy=policy)
 
 
-def try_one(seed: int) -> tuple[str, dict[str, int]]:
-    """What was broken, and how often gangs grew, shrank, lost one, and were told of it."""
-    met = dict.fromkeys(("grown", "shrunk", "told"), 0)
+def outcome_of(scenario: Scenario) -> tuple[str, dict[str, int]]:
+    """What was broken, and how often gangs grew, shrank, lost one, and were told of it; and how often one was stopped
+    because its node saw by its steps that it hangs.
+    """
+    met = dict.fromkeys(("grown", "shrunk", "told", "hung"), 0)
 
     def watch(moment: Moment) -> None:
         what = moment.what
         if isinstance(what, Resized):
             met["grown"] += bool(what.joins)
             met["shrunk"] += bool(what.leaves)
+        elif isinstance(what, Finished):
+            met["hung"] += what.ending.outcome == "hung" and what.ending.note.startswith("no step for")
         elif isinstance(what, str) and " tells " in what:
             met["told"] += 1
 
     try:
-        Simulation(a_world_of_gangs(seed), watch=watch).run()
+        Simulation(scenario, watch=watch).run()
     except Violation as violation:
-        return f"seed {seed}: {violation}", met
+        return f"seed {scenario.seed}: {violation}", met
     return "", met
 
 
 def test_gangs_that_resize_break_no_promise() -> None:
-    outcomes = [try_one(seed) for seed in range(1, SEEDS + 1)]
+    outcomes = [outcome_of(a_world_of_gangs(seed)) for seed in range(1, SEEDS + 1)]
     assert [broken for broken, _ in outcomes if broken] == []
     for what in ("grown", "shrunk", "told"):
         assert sum(met[what] for _, met in outcomes) > SEEDS / 4, f"it proves little where so little is {what}"
+
+
+def test_training_that_hangs_is_stopped_by_its_node_and_tried_again() -> None:
+    """It has told of its steps, and its job sets no `hang`: so no keeper and no user ends it."""
+    hung = 0
+    for seed in range(1, 9):
+        quiet = scenario_of(seed, [])
+        retry = {"limit": 3, "backoff": "100ms", "when": ["hung"]}
+        document = {"run": f"{RESIZES} 20", "resources": {"cpu": 0.5}, "workers": "1..3", "retry": retry}
+        scenario = msgspec.structs.replace(
+            quiet,
+            acts=(Act(at=SECOND, act="submit", key="g", document=document),),
+            incidents=tuple(
+                Incident(at=8 * SECOND, lasts=SECOND, fault="hang", node=node.name) for node in quiet.nodes
+            ),
+            policy="poise",
+        )
+        outcome, met = outcome_of(scenario)
+        assert outcome == ""
+        hung += met["hung"]
+    assert hung > 4

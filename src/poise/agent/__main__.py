@@ -71,7 +71,7 @@ from poise.model.messages import Attempt, Ended, FromAgent, Kept, Launch, Met, O
 from poise.model.resources import WHOLE, Node, check_node_name
 from poise.model.times import Times
 from poise.model.usage import UNKNOWN, Collecting
-from poise.ports import Held
+from poise.ports import Held, carry_out
 from poise.units import SECOND
 
 RECONNECT_SECONDS = (0.05, 0.25, 1.0)
@@ -349,27 +349,26 @@ class Agent:
     def _perform(self, effects: Iterable[machine.Effect]) -> None:
         for effect in effects:
             match effect:
-                case machine.Start():
-                    self._stir()
-                    self._measure_devices_of(effect.launch)
-                    self._meet(effect.launch)
-                    self._keepers.start(effect.slot, effect.launch, effect.cpus)
-                case machine.Stop():
-                    self._keepers.stop(effect.attempt, effect.hung)
-                case machine.Renew():
-                    self._keepers.renew(effect.attempt, effect.until)
-                case machine.Order():
-                    self._keepers.order(effect.attempt, effect.orders)
-                case machine.Forget():
-                    self._meetings.left(effect.attempts)
-                    self._keepers.forget(effect.attempts)
                 case machine.Say():
                     self._unsent.append(effect.message)
                     self._news.set()
                 case machine.Hang():
                     _log.warning("nothing has been heard of the control plane; connecting anew")
                     self._hang_up()
+                case _:
+                    self._prepare(effect)
+                    carry_out(effect, self._keepers)
         self._arm()
+
+    def _prepare(self, effect: machine.ToExecutor) -> None:
+        """What has to be done here before the keepers are told."""
+        match effect:
+            case machine.Start():
+                self._stir()
+                self._measure_devices_of(effect.launch)
+                self._meet(effect.launch)
+            case machine.Forget():
+                self._meetings.left(effect.attempts)
 
     def _arm(self) -> None:
         """Wake when the machine wants to. Each message puts that off; the timer is left to be early."""

@@ -241,7 +241,7 @@ def _pause(simulation: "Simulation", process: Process, incident: Incident) -> Un
 
 
 def _hang(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
-    """One task gets on no more, until its user notices."""
+    """One task gets on no more, until its node notices by its steps, or its user does."""
     executor = simulation.machines[incident.node].executor
     running = executor.running()
     if not running:
@@ -251,7 +251,7 @@ def _hang(simulation: "Simulation", incident: Incident, random: Random) -> Undo 
     executor.hang(attempt)
 
     def undo() -> None:
-        if attempt in executor.copies and not executor.copies[attempt][1].stopping:
+        if attempt in executor.copies and not executor.copies[attempt][1].stopping and not executor.watches(attempt):
             executor.kill(attempt, "killed", "its user gave up on it")
 
     return undo

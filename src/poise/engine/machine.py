@@ -6,7 +6,7 @@ is slow; how it ends is drawn from the seed and the attempt, so that it does not
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from random import Random
 from typing import Protocol
@@ -20,13 +20,18 @@ from poise.kernel.node import NodeMachine
 from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, DeviceFault, Ended, Launch, Running, Told
 from poise.model.resources import Device, Node
+from poise.model.times import Times
 from poise.model.training import Orders, Training
-from poise.ports import Held
+from poise.ports import Held, Observation, carry_out
 from poise.units import MILLISECOND, SECOND
 
 START_TAKES = 2 * MILLISECOND
 RECONNECT = (0.05, 1.0)
 LOOK_EVERY = 5.0
+LOOK_AT_STEPS = Times().sample / SECOND
+
+STEP = 100 * MILLISECOND
+"""How long a step of simulated training takes."""
 
 RESIZES = "resizes"
 """The command that follows the orders of its gang, as `work` is one that does not."""
@@ -35,7 +40,7 @@ RESIZES = "resizes"
 class Copy(msgspec.Struct, eq=False):
     """One attempt in a slot; it runs once `since` is set. `deaf`: it does not end at SIGTERM. A member of a gang that
     follows `orders` has `left` nanoseconds to run as of the instant `as_of`, in the size that it has; `says` what it
-    tells of itself, once it has.
+    tells of itself, once it has. From the instant `hung` on it gets on no more (-1: it does).
     """
 
     launch: Launch
@@ -48,7 +53,7 @@ class Copy(msgspec.Struct, eq=False):
     as_of: int = 0
     timer: Timer | None = None
     stopping: bool = False
-    hung: bool = False
+    hung: int = -1
     says: Told | None = None
 
 
@@ -97,7 +102,7 @@ class SimulatedExecutor:
         if len(line) == 1:
             self._keepers.call_later(START_TAKES / SECOND, self._begin, slot)
 
-    def stop(self, attempt: Attempt) -> None:
+    def stop(self, attempt: Attempt, hung: str = "") -> None:
         found = self.copies.get(attempt)
         if found is None or found[1].stopping:
             return
@@ -108,7 +113,8 @@ class SimulatedExecutor:
             return
         takes = copy.launch.grace if copy.deaf else min(copy.launch.grace, 50 * MILLISECOND)
         self._cancel(copy)
-        copy.timer = self._keepers.call_later(takes / SECOND, self._end_running, slot, copy, "stopped")
+        outcome = "hung" if hung else "stopped"
+        copy.timer = self._keepers.call_later(takes / SECOND, self._end_running, slot, copy, outcome, hung)
 
     def renew(self, attempt: Attempt, until: int) -> None:
         """Kept by the keeper, so that it holds without an agent."""
@@ -125,7 +131,7 @@ class SimulatedExecutor:
             return
         before, copy.orders = copy.orders, orders
         self._watcher.ordered(self._name, copy.launch, orders)
-        if orders.rank >= 0 and not copy.stopping and not copy.hung:
+        if orders.rank >= 0 and not copy.stopping and copy.hung < 0:
             self._come_to(copy)
             copy.left = copy.left * before.world // orders.world
             if copy.since >= 0:
@@ -137,18 +143,29 @@ class SimulatedExecutor:
         """What those that run have told of themselves."""
         return [copy.says for _, copy in self.copies.values() if copy.says is not None]
 
+    def watches(self, attempt: Attempt) -> bool:
+        """Whether its node ends it by itself if it hangs: its job sets no `hang`, and it has told of its steps."""
+        copy = self.copies[attempt][1]
+        return copy.says is not None and not copy.launch.hang
+
+    def cpu_used(self, attempts: Iterable[Attempt]) -> dict[Attempt, int]:
+        """Nanoseconds of CPU time of those that run: all the time for which each got on."""
+        now = self._keepers.timeline.now
+        found = {attempt: self.copies[attempt][1] for attempt in attempts if attempt in self.copies}
+        return {attempt: (now if one.hung < 0 else one.hung) - one.since for attempt, one in found.items()}
+
     def forget(self, attempts: Sequence[Attempt]) -> None:
         for attempt in attempts:
             self.evidence.pop(attempt, None)
 
-    def observe(self) -> tuple[list[Held], list[Ended]]:
+    def observe(self) -> Observation:
         """What is here: of each slot the copies in order, and the endings nobody has taken note of."""
-        held = [
+        held = tuple(
             Held(slot, copy.launch, copy.cpus, self._running(copy) if copy.since >= 0 else None)
             for slot, line in sorted(self.slots.items())
             for copy in line
-        ]
-        return held, list(self.evidence.values())
+        )
+        return Observation(held, tuple(self.evidence.values()))
 
     # what befalls it
 
@@ -159,11 +176,13 @@ class SimulatedExecutor:
         self._end_running(slot, copy, outcome, note)
 
     def hang(self, attempt: Attempt) -> None:
-        """It never gets on again; somebody has to stop it."""
+        """It never gets on again. Its keeper ends it if its job sets a `hang`, its node if it has told of its steps;
+        else somebody has to stop it.
+        """
         slot, copy = self.copies[attempt]
         if copy.stopping:
             return
-        copy.hung = True
+        copy.hung = self._keepers.timeline.now
         self._cancel(copy)
         if copy.launch.hang:  # its keeper notices
             copy.timer = self._keepers.call_later(copy.launch.hang / SECOND, self._end_running, slot, copy, "hung")
@@ -222,10 +241,11 @@ class SimulatedExecutor:
             self._keepers.call_later(random.random(), self._tell, copy.launch.attempt)
 
     def _tell(self, attempt: Attempt) -> None:
-        """It says that it follows orders."""
+        """It says that it follows orders, and how long its steps take: they are missed from now on."""
         found = self.copies.get(attempt)
-        if found is not None and not found[1].hung:
-            found[1].says = Told(attempt=attempt, training=Training(step=0, resizes=True))
+        if found is not None and found[1].hung < 0:
+            training = Training(step=0, resizes=True, step_time=STEP)
+            found[1].says = Told(attempt=attempt, training=training)
             self.on_told(found[1].says)
 
     def _come_to(self, copy: Copy) -> None:
@@ -291,6 +311,7 @@ class SimulatedMachine:
         self.executor = SimulatedExecutor(node.name, self.keepers, seed, watcher)
         self.on = False
         self.machine: NodeMachine | None = None
+        self._watching: Timer | None = None
         self._network = network
         self._listener = listener
         self._boots = 0
@@ -359,7 +380,7 @@ class SimulatedMachine:
         self.agent.call_later(LOOK_EVERY, self._look)
 
     def _agent_gone(self) -> None:
-        self.machine = None
+        self.machine = self._watching = None
         self.executor.on_change = lambda _, __: None
         self.executor.on_told = lambda _: None
         if self._channel is not None:
@@ -404,6 +425,15 @@ class SimulatedMachine:
 
     def _told(self, told: Told) -> None:
         self.agent.call_soon(self._feed, machine.Telling((told,)))
+        if self._watching is None:
+            self._watching = self.agent.call_later(LOOK_AT_STEPS, self._watch_steps)
+
+    def _watch_steps(self) -> None:
+        """As long as anything has told of its steps it is looked whether it gets on."""
+        self._watching = None
+        if self.machine is not None and self.machine.listens():
+            self._feed(machine.Telling((), self.executor.cpu_used(self.machine.standing_still())))
+            self._watching = self.agent.call_later(LOOK_AT_STEPS, self._watch_steps)
 
     def _feed(self, message: machine.Message) -> None:
         if self.machine is not None:
@@ -416,16 +446,6 @@ class SimulatedMachine:
     def _perform(self, effects: Sequence[machine.Effect]) -> None:
         for effect in effects:
             match effect:
-                case machine.Start():
-                    self.executor.start(effect.slot, effect.launch, effect.cpus)
-                case machine.Stop():
-                    self.executor.stop(effect.attempt)
-                case machine.Renew():
-                    self.executor.renew(effect.attempt, effect.until)
-                case machine.Order():
-                    self.executor.order(effect.attempt, effect.orders)
-                case machine.Forget():
-                    self.executor.forget(effect.attempts)
                 case machine.Say():
                     if self._channel is not None:
                         self._channel.send(effect.message)
@@ -433,6 +453,8 @@ class SimulatedMachine:
                     if self._channel is not None:
                         self._channel.close()
                         self._closed()
+                case _:
+                    carry_out(effect, self.executor)
         if self._timer is not None:
             self._timer.cancel()
         due = self.machine.wakeup() if self.machine is not None else None

@@ -161,7 +161,8 @@ class Disconnected(msgspec.Struct, frozen=True):
     pass
 
 
-Effect = Start | Stop | Renew | Order | Forget | Say | Hang
+ToExecutor = Start | Stop | Renew | Order | Forget
+Effect = ToExecutor | Say | Hang
 Message = (
     Desired | Acked | Heard | Changed | Faulted | Fitness | Telling | Load | Upkeep | Window | Connected | Disconnected
 )
