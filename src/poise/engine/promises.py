@@ -510,8 +510,8 @@ def _untold(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> str:
     told = [reason for reason in reasons(ledger, job, unit, now) if reason.code != "NEXT_ROUND"]
     if not told:
         return "no reason is told"
-    if {reason.code for reason in told} - ABOUT_NODES or len(ledger.nodes) > NAMED or ledger.policy == "static":
-        return ""  # under `static` only the node of its own partition counts
+    if {reason.code for reason in told} - ABOUT_NODES or len(ledger.nodes) > NAMED or ledger.fixed:
+        return ""  # where each unit has one place only, no other node counts
     named, shape = {reason.subject for reason in told}, unit.shape
     for name, state in ledger.nodes.items():
         has_room = len(unit.tasks) > 1 and state.node.cpu - state.used_cpu >= shape.cpu

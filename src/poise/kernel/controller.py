@@ -100,6 +100,7 @@ from poise.model.triggers import Triggers
 from poise.model.views import Snapshot
 from poise.policy.emptying import may_go
 from poise.policy.feasible import ability, capacity
+from poise.policy.suites import is_fixed
 from poise.units import MILLISECOND, SECOND
 
 ROUND = 200 * MILLISECOND
@@ -534,6 +535,7 @@ class Controller:
             recipe=self.settings.recipe,
             code=self.settings.code,
             fair=True,
+            fixed=is_fixed(self.settings.policy),
         )
         self._commit(began)
         self._dispatch = self._make_dispatch(now)

@@ -233,12 +233,12 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
     elif unit.status == "waiting":
         needed = {need: ledger.unit(f"{job.id}.{need}") for need in unit.spec.needs}
         found += [
-            Reason(code="NEEDS", need=need, wakes="finished")
+            Reason(code="NEEDS", need=need)
             for need, other in needed.items()
             if other is not None and other.status != "done"
         ]
         found += [
-            Reason(code="AFTER", need=other, wakes="finished")
+            Reason(code="AFTER", need=other)
             for other in job.after
             if other in ledger.jobs and not ledger.jobs[other].ended
         ]
@@ -246,7 +246,7 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
     elif unit.status == "pending":
         found += [*_back(unit, now), *_held(ledger, unit)]
         if not found:
-            found.append(Reason(code="NEXT_ROUND", wakes="decided"))
+            found.append(Reason(code="NEXT_ROUND"))
     elif unit.status == "skipped":
         undone = [other.spec.name for other in job.units if other.over and other.status != "done"]
         found += [Reason(code="SKIPPED", need=need, fixable="never") for need in unit.spec.needs if need in undone]
@@ -256,13 +256,13 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
             if not unit.spec.needs and other in ledger.jobs and job_status(ledger.jobs[other]) != "done"
         ]
     elif unit.status == "active" and unit.stopping in CAUSES and unit.yielded:
-        found.append(Reason(code="STOPPING", have=what_for(unit.yielded[-1]), wakes="finished"))
+        found.append(Reason(code="STOPPING", have=what_for(unit.yielded[-1])))
     elif unit.status == "active" and any(task.status == "recovering" for task in unit.tasks):
         lost = sorted({task.node for task in unit.tasks if task.status == "recovering"})
-        found += [Reason(code="NODE_LOST", subject=node, wakes="joined") for node in lost]
+        found += [Reason(code="NODE_LOST", subject=node) for node in lost]
         found += leased(unit, now)
         if not ledger.may_be_placed(unit) and not unit.stopping:
-            found.append(Reason(code="NEEDS_ITS_NODE", wakes="joined"))
+            found.append(Reason(code="NEEDS_ITS_NODE"))
     elif unit.status == "active":
         slow = {task.node: task.straggles for task in unit.tasks if task.active and task.straggles}
         found += [Reason(code="STRAGGLING", subject=node, need=format_duration(slow[node])) for node in sorted(slow)]
@@ -286,7 +286,7 @@ def _held(ledger: Ledger, unit: UnitState) -> list[Reason]:
     """As recorded for its queue; behind whom it waits is looked up, as that is not recorded."""
     first = ledger.first_in_line()
     return [
-        Reason(code=reason.code, subject=first, wakes=reason.wakes)
+        Reason(code=reason.code, subject=first)
         if reason.code == "BEHIND" and not reason.subject and first != unit.id
         else reason
         for reason in ledger.held(unit)
@@ -305,7 +305,7 @@ def turn_of(job: JobState, unit: UnitState) -> list[Reason]:
     given = job.turns.get(unit.spec.name.partition("[")[0], 0)
     if not unit.spec.at_most or unit.spec.tasks[0].part < unit.spec.at_most + given:
         return []
-    return [Reason(code="AT_MOST", need=str(unit.spec.at_most), wakes="finished")]
+    return [Reason(code="AT_MOST", need=str(unit.spec.at_most))]
 
 
 def paths(job: JobState) -> tuple[tuple[str, ...], dict[str, int]]:
@@ -610,11 +610,7 @@ def _waiting(
         return []
     by_name = {unit.spec.name: unit for unit in job.units}
     needed = dict.fromkeys(need for unit in waiting for need in unit.spec.needs)
-    found = [
-        Reason(code="NEEDS", need=need, wakes="finished")
-        for need in needed
-        if by_name[need].status in ("pending", "active")
-    ]
+    found = [Reason(code="NEEDS", need=need) for need in needed if by_name[need].status in ("pending", "active")]
     found += [reason for reason in reasons(ledger, job, waiting[0], now) if reason.code != "NEEDS"]
     found += next((_late(unit, lost) for unit in waiting if unit.id in lost), ())
     return [After(tuple(unit.id for unit in waiting), tuple(found))]

@@ -584,6 +584,12 @@ class Ledger:
         return self._state.policy
 
     @property
+    def fixed(self) -> bool:
+        """Whether the policy gives each unit one place only: it is shown all that waits and all that runs."""
+        began = self._state.began
+        return began is not None and began.fixed
+
+    @property
     def began(self) -> Began | None:
         """What the control plane that has the log said when it took it; None in an empty log and in old states."""
         return self._state.began
@@ -1967,7 +1973,7 @@ class Ledger:
         self, now: int, seed: int = 0, throughputs: Mapping[str, float] | None = None, triggers: tuple[str, ...] = ()
     ) -> Snapshot:
         """An immutable view; costs in proportion to what changed and what is shown, not to what there is."""
-        candidates = self._shown(now, everything=self._state.policy == "static")
+        candidates = self._shown(now, everything=self.fixed)
         return Snapshot(
             revision=self._state.revision,
             now=now,
@@ -2156,11 +2162,11 @@ class Ledger:
     def _refresh_residents(self, fleet: Fleet, row: int, state: NodeState) -> None:
         """What runs on one node, in its row. What has not changed is the very same as it was."""
         on = self._on.get(state.node.name, {})
-        static = self._state.policy == "static"
+        everything = self.fixed
         residents = []
         yielding = [[0] * 4 for _ in range(CLASSES)]
         for unit, index in sorted(on.values(), key=_ordinal_and_index):
-            if (unit.brief and not static) or unit.queued:
+            if (unit.brief and not everything) or unit.queued:
                 continue
             known = self._residents.setdefault(unit.id, {})
             resident = known.get(index)

@@ -167,7 +167,7 @@ def verify_hold(ledger: Ledger, hold: Hold, now: int) -> Held | None:
     return Held(at=now, queue=hold.queue, reasons=reasons)
 
 
-_BEHIND = Reason(code="BEHIND", wakes="placed")
+_BEHIND = Reason(code="BEHIND")
 """As it is recorded: without the unit that comes first, of which there is another with each that begins."""
 
 

@@ -137,12 +137,12 @@ def _waiting(
 def _why_held(plan: Plan, candidate: Candidate, unseen: int) -> tuple[Reason, ...]:
     """Every reason of the policy; of one that it was not shown those of its queue."""
     if hypothetical.placed(plan, candidate.unit) is not None:
-        return (Reason(code="NEXT_ROUND", wakes="decided"),)
+        return (Reason(code="NEXT_ROUND"),)
     held = next((of.reasons for of in plan.decisions if isinstance(of, Hold) and of.queue == candidate.queue), ())
     if unseen:
         before = f"{unseen} more of its kind" if unseen > 1 else "one more of its kind"
-        return (*held, Reason(code="BEHIND", subject=before, wakes="placed"))
-    return held or (Reason(code="NEXT_ROUND", wakes="decided"),)
+        return (*held, Reason(code="BEHIND", subject=before))
+    return held or (Reason(code="NEXT_ROUND"),)
 
 
 def _before(
@@ -372,7 +372,7 @@ def _busy(fleet: Fleet, shape: Shape, able: Ability, rows: Ints, lacks: int, sub
         ("GPU_BUSY", shape.gpus, usable, str),
     ]
     return [
-        Reason(code=code, subject=subject, need=shown(need), have=most + shown(int(free.max())), wakes="finished")
+        Reason(code=code, subject=subject, need=shown(need), have=most + shown(int(free.max())))
         for bit, (code, need, free, shown) in enumerate(told)
         if lacks >> bit & 1
     ]
@@ -418,7 +418,7 @@ def _why_not_pending(policy: ClusterPolicy, view: Snapshot, job: str, alike: Ali
         then = hypothetical.with_places(view, others)
         reasons, variant = _against(policy, then, row, candidate)
         if reasons:
-            behind = [Reason(code="BEHIND", subject=of.unit, wakes="placed") for of in others[:FEW]]
+            behind = [Reason(code="BEHIND", subject=of.unit) for of in others[:FEW]]
             reasons = [*behind, *reasons]
     if not reasons:
         held = () if going else _why_held(plan, candidate, alike.unseen)
@@ -493,7 +493,7 @@ def _in_part(fleet: Fleet, row: int, candidate: Candidate, shape: Shape) -> list
     if here >= needed:
         return []
     subject = fleet.names[row]
-    return [Reason(code="GANG_INCOMPLETE", subject=subject, need=str(needed), have=str(here), wakes="finished")]
+    return [Reason(code="GANG_INCOMPLETE", subject=subject, need=str(needed), have=str(here))]
 
 
 def _compared(
@@ -586,7 +586,7 @@ def proposing(ledger: Ledger, job: Job, now: int) -> Callable[[], Proposal]:
     quotas = {tenant: quota for tenant, (quota, _) in ledger.quotas().items()}
     own = Ledger(State(now=now, units_ever=ordinal, profiles=dict(ledger.profiles), quotas=quotas))
     others = [ledger.jobs[name] for name in job.after]
-    reasons = [Reason(code="AFTER", need=other.id, wakes="finished") for other in others if not other.ended]
+    reasons = [Reason(code="AFTER", need=other.id) for other in others if not other.ended]
     reasons += [
         Reason(code="SKIPPED", need=f"job {other.id}", fixable="never")
         for other in others
@@ -605,7 +605,7 @@ def _proposal(own: Ledger, job: Job, reasons: list[Reason], now: int) -> Proposa
     later: dict[tuple[Reason, ...], list[str]] = {}
     for unit in units:
         if unit.status == "waiting":
-            why = [Reason(code="NEEDS", need=need, wakes="finished") for need in unit.spec.needs]
+            why = [Reason(code="NEEDS", need=need) for need in unit.spec.needs]
             later.setdefault((*why, *turn_of(own.jobs[job.id], unit)), []).append(unit.id)
     return Proposal(
         job,

@@ -23,8 +23,7 @@ Fixable = Literal["now", "later", "never"]
 class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Why something was not done.
 
-    `subject` is what refused (a node, a unit), `fixable` whether it can pass by itself, `wakes` the kind of event after
-    which it is worth asking again.
+    `subject` is what refused (a node, a unit), `fixable` whether it can pass by itself.
     """
 
     code: str
@@ -32,7 +31,6 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     need: str = ""
     have: str = ""
     fixable: Fixable = "later"
-    wakes: str = ""
 
     def sentence(self) -> str:
         """For people: `node n1: 2 CPU free, 4 needed`."""

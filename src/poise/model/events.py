@@ -26,7 +26,8 @@ class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_default
     `boot` and `boottime` anchor `at` to this boot's clock; `wall` (seconds since 1970) is for people only.
 
     What else its views had, so that its rounds can be decided again: `seed`, `throughputs`, the `recipe` of a policy
-    that does not ship with Poise, and `code`, which tells versions of the code that decides apart.
+    that does not ship with Poise, and `code`, which tells versions of the code that decides apart. A policy that is
+    `fixed` gives each unit one place only, by its number: it is shown all that waits and all that runs.
     """
 
     at: int
@@ -42,6 +43,7 @@ class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_default
     recipe: dict[str, Any] = {}
     code: str = ""
     fair: bool = False
+    fixed: bool = False
 
 
 class JobSubmitted(msgspec.Struct, frozen=True, tag="submitted", kw_only=True, omit_defaults=True, gc=False):

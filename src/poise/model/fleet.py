@@ -26,9 +26,8 @@ OPEN, LOST, DRAINED, SUSPECT, EMPTYING, UNFIT = range(6)
 
 CONDITIONS = ("up", "lost", "drained", "suspect", "emptying", "unfit")
 CLOSED_CODES = ("", "NODE_LOST", "NODE_DRAINED", "NODE_SUSPECT", "NODE_DRAINED", "NODE_UNFIT")
-CLOSED_WAKES = ("", "joined", "drained", "trusted", "drained", "unfit")
-"""By value of `closed`: its name, the reason it gives, and the kind of event that ends it. One that is being emptied is
-drained, and what runs there goes on elsewhere."""
+"""By value of `closed`: its name, and the reason it gives. One that is being emptied is drained, and what runs there
+goes on elsewhere."""
 
 CORDONED = -2 * WHOLE
 """What `device_share` says of a device that gives no room: so little that it is none when who is there has ended."""

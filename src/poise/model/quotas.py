@@ -33,7 +33,7 @@ class Amounts(NamedTuple):
         short = [place for place, (have, need) in enumerate(zip(self, other, strict=True)) if need > have]
         have = ", ".join(_words(place, self[place]) for place in short)
         need = ", ".join(_words(place, other[place]) for place in short)
-        return Reason(code="QUOTA", subject=tenant, need=need, have=have, wakes="finished")
+        return Reason(code="QUOTA", subject=tenant, need=need, have=have)
 
 
 def _words(place: int, amount: int) -> str:

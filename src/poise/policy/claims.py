@@ -193,7 +193,7 @@ class _Placing:
                 self._place(candidate, claim.shape, 0, rows, words)
                 return
             self._first = self._first or claim.unit
-            made = Reason(code="PREEMPTING", have=", ".join(self.yielding), need=claim.unit, wakes="finished")
+            made = Reason(code="PREEMPTING", have=", ".join(self.yielding), need=claim.unit)
             self._hold(candidate, (made,) if self.yielding else ())
             return
         self._hold(candidate, over)
@@ -234,19 +234,19 @@ class _Placing:
     def _reasons(self, candidate: Candidate) -> tuple[Reason, ...]:
         """Every reason against every artifact of it; where there is room, that is for another."""
         if not len(self.view.fleet):
-            return (Reason(code="NO_NODES", wakes="joined"),)
+            return (Reason(code="NO_NODES"),)
         found: list[Reason] = []
         needed = candidate.least or candidate.tasks
         if needed > 1:
             have = min(needed - 1, int(self.draft.capacity(candidate.shape).sum()))
-            found.append(Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(have), wakes="finished"))
+            found.append(Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(have)))
         for shape in (candidate.shape, *candidate.others):
             found += self._refused(shape)
         if found:
             return tuple(found)
         if self._first:
-            return (Reason(code="BEHIND", subject=self._first, wakes="placed"),)
-        return (Reason(code="NEXT_ROUND", wakes="decided"),)
+            return (Reason(code="BEHIND", subject=self._first),)
+        return (Reason(code="NEXT_ROUND"),)
 
 
 def emptiest(draft: Draft, shape: Shape, tasks: int, *, fewer: bool = False) -> Rows:

@@ -8,7 +8,6 @@ import numpy as np
 from poise.model.decisions import Reason
 from poise.model.fleet import (
     CLOSED_CODES,
-    CLOSED_WAKES,
     CORDONED,
     CPU,
     DEVICES,
@@ -274,12 +273,12 @@ def _cordoned(fleet: Fleet, row: int, shape: Shape) -> list[Reason]:
         if share <= CORDONED // 2 and can_do(model_of(device), shape.wants)
     ]
     have = ", ".join(closed)
-    return [Reason(code="DEVICE_CORDONED", subject=node.name, have=have, wakes="drained")] if closed else []
+    return [Reason(code="DEVICE_CORDONED", subject=node.name, have=have)] if closed else []
 
 
 def closed_reason(closed: int, subject: str) -> Reason:
     """Why nothing is placed on what is closed, by the value of the column."""
-    return Reason(code=CLOSED_CODES[closed], subject=subject, wakes=CLOSED_WAKES[closed])
+    return Reason(code=CLOSED_CODES[closed], subject=subject)
 
 
 def never(node: Node, shape: Shape) -> list[Reason]:
@@ -398,14 +397,12 @@ def _name_them(fleet: Fleet, rows: Sequence[int] | Ints) -> str:
 
 
 def _renamed(reason: Reason, subject: str) -> Reason:
-    return Reason(
-        code=reason.code, subject=subject, need=reason.need, have=reason.have, fixable="never", wakes="joined"
-    )
+    return Reason(code=reason.code, subject=subject, need=reason.need, have=reason.have, fixable="never")
 
 
 def _busy(code: str, subject: str, need: str, have: str) -> Reason:
-    return Reason(code=code, subject=subject, need=need, have=have, wakes="finished")
+    return Reason(code=code, subject=subject, need=need, have=have)
 
 
 def _too_small(code: str, subject: str, need: str, have: str) -> Reason:
-    return Reason(code=code, subject=subject, need=need, have=have, fixable="never", wakes="joined")
+    return Reason(code=code, subject=subject, need=need, have=have, fixable="never")

@@ -525,7 +525,7 @@ class Draft:
 
     def _reserved(self, row: int) -> Reason:
         kept = self.kept[row][0]
-        return Reason(code="RESERVED", subject=self.fleet.names[row], need=kept.unit, wakes="placed")
+        return Reason(code="RESERVED", subject=self.fleet.names[row], need=kept.unit)
 
 
 def close_together(fleet: Fleet, room: Ints, needed: int) -> list[int]:

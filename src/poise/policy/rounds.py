@@ -583,20 +583,20 @@ class Stage:
         """
         shapes = (candidate.shape, *candidate.others)
         if not len(self.view.fleet):
-            return (Reason(code="NO_NODES", wakes="joined"),)
+            return (Reason(code="NO_NODES"),)
         there = tuple(reason for shape in shapes for reason in self._draft.reasons(shape))
         needed = candidate.least or candidate.tasks
         if needed > 1:
             have = min(needed - 1, int(self._draft.capacity(candidate.shape).sum()))
-            gang = Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(have), wakes="finished")
+            gang = Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(have))
             there = (gang, *there)
         if entry is not None and entry.model >= 0:
-            return (Reason(code="PREEMPTING", have="work there", need=candidate.unit, wakes="finished"), *there)
+            return (Reason(code="PREEMPTING", have="work there", need=candidate.unit), *there)
         if first and candidate.unit != first:
-            return (Reason(code="BEHIND", subject=first, wakes="placed"),)
+            return (Reason(code="BEHIND", subject=first),)
         if entry is not None and not first and any(entry.speeds):
-            return (Reason(code="TURN", wakes="decided"), *there)
-        return there or (Reason(code="NEXT_ROUND", wakes="decided"),)
+            return (Reason(code="TURN"), *there)
+        return there or (Reason(code="NEXT_ROUND"),)
 
     def _why(self, policy: str, entry: Entry) -> Why:
         if entry.model < 0:

@@ -24,6 +24,7 @@ class Static:
     """Every unit in its own partition, in order of arrival."""
 
     name = "static"
+    fixed = True
 
     def decide(self, view: Snapshot, /) -> Plan:
         draft = Draft(view, {"first": 1.0}, TERMS)
@@ -90,7 +91,7 @@ class Static:
         fleet = draft.fleet
         if not partitions:
             found = [reason for row in range(len(fleet)) for reason in refusals(fleet, row, shape)]
-            return [], tuple(found) or (Reason(code="NO_NODES", wakes="joined"),)
+            return [], tuple(found) or (Reason(code="NO_NODES"),)
         taken = list(used)
         rows: list[int] = []
         room = draft.capacity(shape).copy()
@@ -100,13 +101,13 @@ class Static:
             row, size = partitions[place]
             refused: list[Reason] = []
             if room[row] <= 0:  # taken before, or by the members of this gang
-                gang = Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(index), wakes="finished")
+                gang = Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(index))
                 refused = draft.reasons_on(row, shape) or [gang]
             if not _take_partitions(taken, partitions, place, shape.cpu):
                 need, have = format_cpu(shape.cpu), format_cpu(max(0, size - used[place]))
                 subject = fleet.names[row]
                 refused = [
-                    Reason(code="PARTITION_BUSY", subject=subject, need=need, have=have, wakes="finished"),
+                    Reason(code="PARTITION_BUSY", subject=subject, need=need, have=have),
                     *refused,
                 ]
             if refused:

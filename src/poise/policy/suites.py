@@ -286,14 +286,14 @@ class _Round:
                 self._postponed = True
                 continue
             if first and not only_behind and not self.view.quotas:  # nobody else has a chance
-                behind_first = (Reason(code="BEHIND", subject=first, wakes="placed"),)
+                behind_first = (Reason(code="BEHIND", subject=first),)
                 self.holds = dict.fromkeys(self.view.backlog, behind_first) | self.holds
                 break
             if first:
                 full = candidate.shape in self._full
                 if not (only_behind and full):
                     if not candidate.recovering:
-                        self.holds[candidate.queue] = (Reason(code="BEHIND", subject=first, wakes="placed"),)
+                        self.holds[candidate.queue] = (Reason(code="BEHIND", subject=first),)
                     only_behind = only_behind and not self._could_run(candidate)
                     continue
             elif self._place(candidate):
@@ -643,7 +643,7 @@ class _Round:
             coming = is_coming(candidate, shape, self.draft, needed)
             if coming is not None:
                 self._keep_rows(candidate, shape, coming, now + GRACE)
-                return (Reason(code="PREEMPTING", have="work there", need=candidate.unit, wakes="finished"),)
+                return (Reason(code="PREEMPTING", have="work there", need=candidate.unit),)
         if smaller := self._make_smaller(candidate, shapes, needed):
             return smaller
         if candidate.serves:
@@ -698,7 +698,7 @@ class _Round:
                 )
             self._keep_rows(candidate, shape, found.rows, self.view.now + GRACE)
             names = ", ".join(found.leaves)
-            return (Reason(code="PREEMPTING", have=names, need=candidate.unit, wakes="finished"),)
+            return (Reason(code="PREEMPTING", have=names, need=candidate.unit),)
         return ()
 
     @cached_property
@@ -806,7 +806,7 @@ class _Round:
             self.decisions.append(Preempt(unit=victim.unit, cause=cause, why=why, to=candidate.unit))
         self._keep_rows(candidate, shape, found.rows, self.view.now + GRACE)
         names = ", ".join(victim.unit for victim in found.victims)
-        return (Reason(code="PREEMPTING", have=names, need=candidate.unit, wakes="finished"),)
+        return (Reason(code="PREEMPTING", have=names, need=candidate.unit),)
 
     def _soonest(self, candidate: Candidate) -> tuple[Reservation, Shape] | None:
         """Where, when and in which artifact a blocked unit could start first; asked twice while it is dealt with."""
@@ -859,13 +859,13 @@ class _Round:
     def _reasons(self, candidate: Candidate) -> Reasons:
         """Every reason against every artifact of the unit."""
         if not len(self.view.fleet):
-            return (Reason(code="NO_NODES", wakes="joined"),)
+            return (Reason(code="NO_NODES"),)
         reasons: list[Reason] = []
         needed = candidate.least or candidate.tasks
         if needed > 1:
             room = self._room_at_end(candidate.shape) + self.draft.kept_now(candidate.unit)
             have = min(needed - 1, room)
-            reasons.append(Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(have), wakes="finished"))
+            reasons.append(Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(have)))
         for shape in (candidate.shape, *candidate.others):
             known = self._told.get(shape)
             if known is None:
@@ -875,12 +875,12 @@ class _Round:
                 reasons += known[0]
                 continue
             reasons += [
-                Reason(code="KEPT", subject=reason.subject, wakes="finished")
+                Reason(code="KEPT", subject=reason.subject)
                 if reason.code == "RESERVED" and reason.need == candidate.unit
                 else reason
                 for reason in known[0]
             ]
-        return tuple(reasons) or (Reason(code="NEXT_ROUND", wakes="decided"),)
+        return tuple(reasons) or (Reason(code="NEXT_ROUND"),)
 
     def _room_at_end(self, shape: Shape) -> int:
         """Room for so many tasks is left when all is placed."""
@@ -1423,6 +1423,14 @@ POLICIES: dict[str, ClusterPolicy] = {recipe.name: Suite(recipe) for recipe in R
     policy.name: policy for policy in (Static(), Tiresias(), Goodput(), ElasticFlow(), *SHARING)
 }
 
+
+def is_fixed(name: str) -> bool:
+    """Whether the shipped policy of this name gives each unit one place only, by its number; no policy of others does.
+    Such a policy has to be shown all that waits and all that runs, however brief.
+    """
+    return getattr(POLICIES.get(name), "fixed", False)
+
+
 SAFE_POLICY = "fifo"
 """Decides where the policy in charge cannot."""
 
@@ -1449,5 +1457,6 @@ __all__ = [
     "Recipe",
     "Suite",
     "decide_safely",
+    "is_fixed",
     "policy_named",
 ]
