@@ -16,7 +16,7 @@ BESIDE := --dist loadfile --no-loadscope-reorder
 # real processes on a machine whose cores others take for seconds: what failed beside others has to pass by itself
 AGAIN = { test $$? = 1 && echo "what failed, once more by itself:" && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
-.PHONY: help setup lock servers demo demo-serve test test-slow faults chaos fuzz schemathesis lint format bench quality gpu-check peers docs site clean
+.PHONY: help setup lock servers demo demo-serve test test-slow faults chaos fuzz schemathesis style lint format bench quality gpu-check peers docs site clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -49,8 +49,9 @@ servers: setup   ## Debian's packages of the servers that tests talk to, unpacke
 	  || echo "$$package could not be fetched: the tests that need it are skipped" >&2; \
 	done
 
-test: setup servers  ## all tests: in memory, then with real processes, both side by side; then those that time something
-	$(BIN)/python -m pytest --numprocesses 2 $(BESIDE) $(SIMULATED)
+# types take two minutes of CPU on a fresh clone, and so run beside the tests in memory: what fails of either fails both
+test: setup style servers  ## style, layers, types; all tests: in memory, then with real processes; then those that time something
+	$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest --numprocesses 2 $(BESIDE) $(SIMULATED); tests=$$?; wait $$types && exit $$tests
 	$(BIN)/python -m pytest --numprocesses 3 $(BESIDE) -m "not timed and not slow" $(SIMULATED:%=--ignore %) || $(AGAIN)
 	$(BIN)/python -m pytest -m timed tests/drivers tests/gateway tests/system || $(AGAIN)
 
@@ -72,11 +73,13 @@ fuzz: setup      ## 100,000 mutated files, requests and frames: minutes (SEED=1 
 schemathesis: setup  ## a real control plane and a real gateway, each against its own OpenAPI document
 	PYTHONPATH=tests $(BIN)/python -m fuzz.api
 
-lint: setup      ## style, types, layers
+style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+lint: style      ## style, types, layers
+	$(BIN)/mypy
 
 format: setup    ## put the code in the one format
 	$(BIN)/ruff check --fix-only --quiet .
