@@ -51,7 +51,7 @@ from poise.model.resources import PLENTY, WHOLE, identity_of
 from poise.model.sweep import values_in
 from poise.model.tenants import Bearer, Token
 from poise.model.training import Training
-from poise.model.views import Candidate, Snapshot
+from poise.model.views import Candidate, Follower, Snapshot
 from poise.units import format_bytes, format_duration
 
 SOME = 8
@@ -363,7 +363,8 @@ class Active(NamedTuple):
 
 class Question(NamedTuple):
     """What is asked of a job, and all that the ledger knows of it. `beyond` says why no end of other work lets its
-    first pending unit start: it is more than the whole quota of its tenant.
+    first pending unit start: it is more than the whole quota of its tenant. `followers` are units of any job that come
+    up as others end.
     """
 
     job: str
@@ -375,6 +376,7 @@ class Question(NamedTuple):
     story: tuple[Told, ...]
     left_out: int
     beyond: str = ""
+    followers: tuple[Follower, ...] = ()
 
 
 def question(
@@ -410,6 +412,7 @@ def question(
         story=tuple(told),
         left_out=left_out + len(happened) - len(told),
         beyond=_beyond(ledger, job.tenant, pending[0].candidate) if pending else "",
+        followers=ledger.followers() if pending else (),
     )
 
 

@@ -104,7 +104,7 @@ from poise.model.quotas import Amounts, Quota, asked
 from poise.model.resources import PLENTY, WHOLE, Device, Node, Shape, identity_of
 from poise.model.tenants import DEFAULT, HOME, Bearer, Token
 from poise.model.training import HUNDREDTH, Orders, Training
-from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
+from poise.model.views import LEAST_SHOWN, MOST_FOLLOWERS, Candidate, Follower, Snapshot
 from poise.units import SECOND, format_duration
 
 UnitStatus = Literal["waiting", "pending", "active", "done", "failed", "cancelled", "skipped"]
@@ -667,6 +667,41 @@ class Ledger:
         """Whether nothing will change this unit: it has ended, or has left the history."""
         unit = self._units.get(unit_id)
         return unit is None or unit.over
+
+    def followers(self) -> tuple[Follower, ...]:
+        """Units that wait for what runs or may be placed, and for what waits for that: the nearest, `MOST_FOLLOWERS` at
+        most. They do not wait for what is known to be brief and has begun.
+        """
+        found: dict[str, UnitState] = {}
+        jobs: set[str] = set()
+        shown = (self._units[name] for queue in self._queues.values() for name in islice(queue, self.head()))
+        before = deque([*self._active.values(), *shown])
+        while before and len(found) < MOST_FOLLOWERS:
+            unit = before.popleft()
+            after = list(self._dependents[unit.id])
+            if unit.job not in jobs:
+                jobs.add(unit.job)
+                after += [of for job in self._awaited_by.get(unit.job, ()) for of in self._state.jobs[job].units]
+            for of in after:
+                if of.status == "waiting" and of.id not in found:
+                    found[of.id] = of
+                    before.append(of)
+        return tuple(
+            Follower(
+                self.candidate(unit), frozenset(need.id for need in needs if need.status != "active" or not need.brief)
+            )
+            for unit in islice(found.values(), MOST_FOLLOWERS)
+            if (needs := self._open_needs(unit))
+        )
+
+    def _open_needs(self, unit: UnitState) -> list[UnitState]:
+        """What has to end before a unit may be placed."""
+        job = self._state.jobs[unit.job]
+        needs = [self._units[f"{unit.job}.{need}"] for need in unit.spec.needs]
+        for other in job.after:
+            if other in self._state.jobs:
+                needs += self._state.jobs[other].units
+        return [need for need in needs if not need.over]
 
     def held(self, unit: UnitState) -> tuple[Reason, ...]:
         """The reasons logged for the queue in which this unit waits."""

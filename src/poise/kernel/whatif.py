@@ -41,7 +41,7 @@ from poise.model.reports import (
     WhyNot,
 )
 from poise.model.resources import Shape, Wants
-from poise.model.views import Candidate, Snapshot
+from poise.model.views import Candidate, Follower, Snapshot
 from poise.policy import hypothetical
 from poise.policy.feasible import NAMED, Ability, ability, capacity, closed_reason, never, refusals, usable_devices
 from poise.policy.hypothetical import LOOKED_AT, ClusterPolicy, Forecast
@@ -83,7 +83,9 @@ def explain(policy: ClusterPolicy, view: Snapshot, asked: Question, *, everythin
     later = hypothetical.after(view, plan)
     order = hypothetical.order_of(policy)
     ordered = order.sort(view, timely_in(view)) if asked.pending and order is not None else []
-    waiting = [_waiting(policy, view, later, plan, ordered, alike, everything) for alike in asked.pending]
+    waiting = [
+        _waiting(policy, view, later, plan, ordered, alike, asked.followers, everything) for alike in asked.pending
+    ]
     waiting += [
         Waiting(count=len(of.units), named=_some(of.units, everything), asks="", reasons=of.reasons)
         for of in asked.waiting
@@ -108,6 +110,7 @@ def _waiting(
     plan: Plan,
     ordered: Sequence[Candidate],
     alike: Alike,
+    followers: tuple[Follower, ...],
     everything: bool,
 ) -> Waiting:
     """`later` is the view once `plan` has been carried out, `ordered` the order in which it served."""
@@ -118,7 +121,7 @@ def _waiting(
     ahead, first = _before(order, view, ordered, alike, everything) if order is not None else (0, ())
     going = hypothetical.placed(plan, candidate.unit)
     soonest = None if going else _soonest(policy, later, candidate)
-    forecast = hypothetical.expected_start(policy, view, candidate, ahead=alike.unseen)
+    forecast = hypothetical.expected_start(policy, view, candidate, ahead=alike.unseen, followers=followers)
     return Waiting(
         count=len(alike.units),
         named=_some(alike.units, everything),
@@ -565,11 +568,14 @@ def _nodes_of(place: Place) -> tuple[str, ...]:
 
 
 class Proposal(NamedTuple):
-    """A job that is not submitted: what of it could be placed at once, and what waits, for what."""
+    """A job that is not submitted: what of it could be placed at once, and what waits, for what. `followers` are units
+    of other jobs that come up as others end.
+    """
 
     job: Job
     candidates: tuple[Candidate, ...]
     later: tuple[After, ...]
+    followers: tuple[Follower, ...] = ()
 
 
 def propose(ledger: Ledger, job: Job, now: int) -> Proposal:
@@ -592,7 +598,8 @@ def proposing(ledger: Ledger, job: Job, now: int) -> Callable[[], Proposal]:
         for other in others
         if other.ended and job_status(other) != "done"
     ]
-    return lambda: _proposal(own, job, reasons, max(1, now))
+    followers = ledger.followers()
+    return lambda: _proposal(own, job, reasons, max(1, now))._replace(followers=followers)
 
 
 def _proposal(own: Ledger, job: Job, reasons: list[Reason], now: int) -> Proposal:
@@ -654,6 +661,7 @@ def plan(
                 decided,
                 ordered,
                 Alike(tuple(units), own[units[0]], 0, (), 0, artifacts[units[0]]),
+                proposal.followers,
                 everything,
             )
             for units in waiting.values()

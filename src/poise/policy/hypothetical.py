@@ -2,11 +2,11 @@
 again on such views until a unit is placed: when it is expected to start.
 
 A view is never changed: the `with_…` functions give a new one. What a hypothesis does not know it leaves out: nothing
-more is submitted, no node fails, and what a finished unit would release in its graph stays where it is.
+more is submitted, and no node fails.
 """
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from poise.model.jobs import GRACE
 from poise.model.profiles import BRIEF, CERTAIN, NO_END, Estimate, remaining
 from poise.model.quotas import asked
 from poise.model.resources import WHOLE, Node, Shape
-from poise.model.views import Candidate, Snapshot
+from poise.model.views import Candidate, Follower, Snapshot
 from poise.policy.place import Draft
 from poise.policy.predict import Speeds
 from poise.policy.protocol import Policy
@@ -415,24 +415,32 @@ class Forecast(NamedTuple):
     guesses: tuple[str, ...] = ()
 
 
-def expected_start(policy: ClusterPolicy, view: Snapshot, candidate: Candidate, *, ahead: int = 0) -> Forecast:
+def expected_start(
+    policy: ClusterPolicy,
+    view: Snapshot,
+    candidate: Candidate,
+    *,
+    ahead: int = 0,
+    followers: Sequence[Follower] = (),
+) -> Forecast:
     """When a unit starts, found by deciding again and again, each time at the next instant at which something ends.
 
-    `ahead` counts the units before it in its own queue that the view does not show. What runs is expected to end as
-    `reclaim.ends` has it, and what is placed meanwhile as foreseen on the device it gets.
+    `ahead` counts the units before it in its own queue that the view does not show; `followers` come up as those end
+    for which they wait. What runs is expected to end as `reclaim.ends` has it, and what is placed meanwhile as foreseen
+    on the device it gets.
     """
     steps = min(STEPS, LOOKED_AT // max(1, len(view.fleet) + len(view.candidates)))
     if steps < WORTHWHILE:
         return Forecast(why="the fleet is too large, and too much waits, to decide again and again on it")
-    mean = _Ahead(policy, view, candidate, ahead, 0)
+    mean = _Ahead(policy, view, candidate, ahead, 0, followers)
     likely = mean.start(steps)
     if mean.stuck:
         return Forecast(why="nothing that runs makes room for it when it ends", guesses=mean.guessed())
-    short = _Ahead(policy, view, candidate, ahead, -1)
+    short = _Ahead(policy, view, candidate, ahead, -1, followers)
     earliest = short.start(steps) or short.now
     if likely is None:
         return Forecast(earliest, why=f"it does not start within {steps} decisions from now", guesses=mean.guessed())
-    latest = _Ahead(policy, view, candidate, ahead, CERTAIN).start(steps)
+    latest = _Ahead(policy, view, candidate, ahead, CERTAIN, followers).start(steps)
     why = "" if latest is not None else f"if runs take longer than foreseen, more than {steps} decisions ahead"
     # Shorter runs may lead to a later start, and longer ones to an earlier (Graham's anomalies, 1969).
     return Forecast(min(likely, earliest), likely, None if latest is None else max(likely, latest), why, mean.guessed())
@@ -441,8 +449,21 @@ def expected_start(policy: ClusterPolicy, view: Snapshot, candidate: Candidate, 
 class _Ahead:
     """One future, decided step by step."""
 
-    def __init__(self, policy: ClusterPolicy, view: Snapshot, candidate: Candidate, ahead: int, leaning: int) -> None:
+    def __init__(
+        self,
+        policy: ClusterPolicy,
+        view: Snapshot,
+        candidate: Candidate,
+        ahead: int,
+        leaning: int,
+        followers: Sequence[Follower],
+    ) -> None:
         self._policy = policy
+        self._needs = {follower.candidate.unit: set(follower.needs) for follower in followers}
+        self._following: dict[str, list[Candidate]] = {}
+        for follower in followers:
+            for need in follower.needs:
+                self._following.setdefault(need, []).append(follower.candidate)
         self._world = world = Hypothesis(view)
         self._unit = candidate.unit
         self._leaning = leaning
@@ -465,6 +486,9 @@ class _Ahead:
         self._ahead = ahead
         if self._target is not None and not (ahead and candidate.queue in self._like):
             self._show_target()
+        for follower in followers:
+            if not follower.needs:
+                self._come_up(follower.candidate)
         if view.fleet.pools:
             heapq.heappush(self._ends, (view.now + BRIEF, -1, ""))
         for residents in view.fleet.residents:
@@ -572,6 +596,15 @@ class _Ahead:
             if unit in self._returning:
                 resident = self._returning.pop(unit)
                 world.add(waiting_again(resident, world.now, self._speeds.of_attempt(resident).mean))
+                continue
+            for following in self._following.pop(unit, ()):
+                self._needs[following.unit].discard(unit)
+                if not self._needs[following.unit]:
+                    self._come_up(following)
+
+    def _come_up(self, following: Candidate) -> None:
+        """All that it waited for has ended."""
+        self._world.add(msgspec.structs.replace(following, ready=self._world.now))
 
     def _show_more(self) -> bool:
         """The next ones of long queues are shown, as they come up: like those before them. Whether there were any."""
