@@ -10,6 +10,7 @@ from poise.kernel import node
 from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.messages import Attempt, Ended, Launch, Running
+from poise.model.observed import Observed
 from poise.model.training import Orders
 from poise.units import Instant
 
@@ -99,6 +100,14 @@ def carry_out(effect: node.ToExecutor, executor: Executor) -> None:
             executor.order(effect.attempt, effect.orders)
         case node.Forget():
             executor.forget(effect.attempts)
+
+
+class Observer(Protocol):
+    """Is told what a control plane does, in order, on a thread of its own: it can neither slow nor break a round. What
+    it raises is logged, and it is told the rest; of what it is too slow for, the newest is left out.
+    """
+
+    def observe(self, observed: Observed, /) -> None: ...
 
 
 class Decider(Protocol):

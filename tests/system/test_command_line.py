@@ -247,6 +247,7 @@ def test_another_policy_is_refused_while_one_decides(shared: Living) -> None:
 def test_status_tells_who_decides(shared: Living) -> None:
     value = shared.poise("status", "--json").value
     assert (value["up"], value["policy"], value["fleet"], value["nodes"], value["lost"]) == (True, "poise", "", 1, 0)
+    assert value["phases"].keys() >= {"append", "sync"}
     assert "\npolicy  poise\nfleet   this machine\nnodes   1\n" in shared.poise("status").text
 
 

@@ -25,10 +25,10 @@ from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
 from poise.drivers.whole import write_whole
 from poise.errors import Conflict, Fault, InputError, StoreAway, Unreachable
-from poise.model.reports import StatusReport
+from poise.model.reports import PhaseTimes, StatusReport
 from poise.model.spec import parse_or_raise
 from poise.model.times import Times
-from poise.units import DAY, MINUTE, parse_duration
+from poise.units import DAY, MILLISECOND, MINUTE, parse_duration
 
 if TYPE_CHECKING:
     from poise.model.fleetfile import DeclaredFleet
@@ -329,11 +329,18 @@ def status(form: str) -> int:
         ("nodes", f"{report.nodes}{lost}"),
         ("jobs", f"{report.unfinished} unfinished; {report.active} units placed, {report.pending} pending"),
         ("log", f"revision {report.revision}, term {report.term}{refused}"),
+        ("rounds", _phases(report.phases, "view", "decide", "wait", "apply")),
+        ("commits", _phases(report.phases, "append", "sync")),
         ("address", address_of(home) if report.up and home.elsewhere is None else ""),
     ):
         if text:
             click.echo(f"{name:<8}{text}")
     return 0
+
+
+def _phases(phases: dict[str, PhaseTimes], *names: str) -> str:
+    """The median duration of each of these."""
+    return ", ".join(f"{name} {phases[name].p50 / MILLISECOND:.1f} ms" for name in names if name in phases)
 
 
 def _undeclared(home: Home) -> str:

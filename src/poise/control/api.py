@@ -219,6 +219,7 @@ def make_app(
             accepting=plane.accepting,
             behind=plane.behind,
             held=controller.held,
+            phases=plane.timings.phases(),
         )
         return Sight(ledger, bearer).status(told)
 

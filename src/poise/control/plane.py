@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from poise.control.observers import Observers, Timings
 from poise.control.shares import Turns
 from poise.drivers.beside import beside
 from poise.drivers.system import SystemClock, boot_id, boottime
@@ -20,6 +21,7 @@ from poise.kernel.ledger import Ledger
 from poise.kernel.overview import Rates, rates
 from poise.model.events import Event
 from poise.model.messages import Met
+from poise.model.observed import Happened
 from poise.model.spec import Compiled
 from poise.ports import Clock, Decider, Store
 from poise.units import SECOND, Instant
@@ -53,7 +55,8 @@ def clock_of(ledger: Ledger) -> SystemClock:
 
 
 class Plane(Host):
-    """The host on asyncio's loop, for callers that wait and for those who follow what happens.
+    """The host on asyncio's loop, for callers that wait and for those who follow what happens. `observers` are told of
+    it, each on a thread of its own; `timings` is one of them.
 
     `behind` is None where this control plane leads. Else it stands by: it takes in what the one that leads has written,
     answers what can be read, and refuses what would be written; `behind` is the address of that one, empty while nobody
@@ -85,6 +88,9 @@ class Plane(Host):
             leave=leave,
             guard=self._turns,
         )
+        self.observers, self.timings = Observers(), Timings()
+        self.observers.add(self.timings)
+        self.observe = self.observers.tell
         self._leads: Callable[[], bool] = lambda: True
         self._looked = 0
         self._recent: deque[tuple[int, Event]] = deque(maxlen=RECENT_EVENTS)
@@ -135,7 +141,12 @@ class Plane(Host):
                 self.ledger.apply(event)
         self.clock = SystemClock(Instant(self.ledger.now)) if fresh else clock_of(self.ledger)
         self._recent.extend(events)
+        self.observe(Happened(first=events[0][0], events=tuple(event for _, event in events)))
         self._published_up_to(self.ledger.revision)
+
+    def end(self) -> None:
+        super().end()
+        self.observers.close()
 
     def lead(self, term: int, leads: Callable[[], bool]) -> None:
         """From now on, under a term that was won, on what was taken in."""

@@ -8,7 +8,9 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import msgspec
 
 from poise.errors import Conflict, NotLeading, PoiseError, StoreFull
 from poise.kernel import controller as machine
@@ -19,6 +21,7 @@ from poise.model.calls import FromCaller, FromWorker, Over
 from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.messages import Attempt, FromAgent
+from poise.model.observed import CommitTook, Happened, Observed, RoundTook
 from poise.model.resources import Node
 from poise.model.views import Snapshot
 from poise.ports import Clock, Decider, Store, StoredCheckpoint
@@ -64,6 +67,30 @@ class Channel(Protocol):
     def close(self) -> None: ...
 
 
+class _Asked(NamedTuple):
+    """A view was made in so many nanoseconds, and handed to the policy at the instant `at`."""
+
+    at: int
+    view: int
+
+
+class _Planned(NamedTuple):
+    """The policy has answered with a plan, at the instant `at`."""
+
+    plan: Plan
+    at: int
+    asked: _Asked
+
+
+class _Appended(msgspec.Struct):
+    """Events are handed to the log at the instant `at`, in `took` nanoseconds; the last is that of `revision`."""
+
+    at: int
+    revision: int
+    events: tuple[Event, ...]
+    took: int = 0
+
+
 def _raise(error: PoiseError) -> NoReturn:
     raise error
 
@@ -75,6 +102,8 @@ class Host:
     ledger and log may differ, and only a start from the log puts that right. Only one host works on a log: who finds
     that it has lost the lock (`holds`; none where nobody else can come to the log), or that another has written to the
     log, ends at once (`leave`), so that agents and callers find the one that can write.
+
+    `observe` is told of durable events, rounds and commits. It must return at once, and raise nothing.
     """
 
     def __init__(
@@ -112,6 +141,9 @@ class Host:
         self._callers: dict[str, Channel] = {}
         self._workers: dict[Attempt, Channel] = {}
         self._over = False
+        self.observe: Callable[[Observed], None] = lambda observed: None
+        self._planned: deque[_Planned] = deque()
+        self._undurable: deque[_Appended] = deque()
         store.on_durable = self._on_durable
         store.on_failed = self._on_failed
 
@@ -251,14 +283,34 @@ class Host:
         self._scheduled = False
         effects: list[machine.Effect] = []
         for _ in range(min(AT_ONCE, len(self._inbox))):
-            effects.extend(self.controller.handle(self._inbox.popleft(), now))
+            effects.extend(self._handle(self._inbox.popleft(), now))
         if self._inbox:
             self._schedule()
         else:
             self._taken_in_until = self._heard_until
+        began = self.clock.now()
         effects.extend(self.controller.tick(now, self._taken_in_until))
-        self._perform(effects)
+        self._perform(effects, self.clock.now() - began)
         self._arm()
+
+    def _handle(self, message: machine.Message, now: int) -> Sequence[machine.Effect]:
+        planned = self._planned
+        if not isinstance(message, machine.Decided) or not planned or planned[0].plan is not message.plan:
+            return self.controller.handle(message, now)
+        (_, answered, (asked, view)), began = planned.popleft(), self.clock.now()
+        effects = self.controller.handle(message, now)
+        self.observe(
+            RoundTook(
+                at=now,
+                revision=message.plan.base,
+                policy=message.plan.policy,
+                view=view,
+                decide=answered - asked,
+                wait=began - answered,
+                apply=self.clock.now() - began,
+            )
+        )
+        return effects
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -283,7 +335,8 @@ class Host:
             self._heard_until = until
             self._schedule()
 
-    def _perform(self, effects: Sequence[machine.Effect]) -> None:
+    def _perform(self, effects: Sequence[machine.Effect], view_took: int = 0) -> None:
+        """Carry out what the controller asks for; `view_took` is for how long it made the view, if there is one."""
         appends: list[Event] = []
         expected, is_due = -1, False
         for effect in effects:
@@ -318,7 +371,8 @@ class Host:
                     self._hang_up(self._callers)
                     self._hang_up(self._workers)
                 case machine.Decide():
-                    self._decider.decide(effect.view, partial(self._on_plan, effect.view))
+                    asked = _Asked(self.clock.now(), view_took)
+                    self._decider.decide(effect.view, partial(self._on_plan, effect.view, asked))
                 case machine.Hang():
                     channel = self._channels.pop(effect.node, None)
                     if channel is not None:
@@ -332,19 +386,24 @@ class Host:
         if self._append(appends, expected) and is_due:
             self._save()
 
-    def _on_plan(self, view: Snapshot, plan: Plan) -> None:
+    def _on_plan(self, view: Snapshot, asked: _Asked, plan: Plan) -> None:
+        self._planned.append(_Planned(plan, self.clock.now(), asked))
         self.post(machine.Decided(plan, view))
 
     def _append(self, events: Sequence[Event], expected: int) -> bool:
         """Whether there was anything to write, and the log has taken it."""
         if not events:
             return False
+        appended = _Appended(self.clock.now(), expected + len(events), tuple(events))
+        self._undurable.append(appended)  # before: some stores answer at once
         try:
             self.store.append(events, expected=expected)
         except PoiseError as error:
+            self._undurable.pop()
             if self.controller.accepting:
                 self._timers.call_soon(self._on_failed, error)
             return False
+        appended.took = self.clock.now() - appended.at
         self._appended(events, expected)
         return True
 
@@ -356,10 +415,20 @@ class Host:
         if self._over:
             return
         with self._guard():
-            self._perform(self.controller.handle(machine.Durable(revision), self.clock.now()))
+            now = self.clock.now()
+            self._perform(self.controller.handle(machine.Durable(revision), now))
+            self._observe_durable(revision, now)
             self._published_up_to(revision)
             if self._inbox:
                 self._schedule()
+
+    def _observe_durable(self, revision: int, now: int) -> None:
+        while self._undurable and self._undurable[0].revision <= revision:
+            of = self._undurable.popleft()
+            count = len(of.events)
+            self.observe(Happened(first=of.revision - count + 1, events=of.events))
+            sync = now - of.at - of.took
+            self.observe(CommitTook(at=of.at, revision=of.revision, events=count, append=of.took, sync=sync))
 
     def _appended(self, events: Sequence[Event], expected: int) -> None:
         """These were handed to the log, which may still refuse them."""
@@ -392,6 +461,8 @@ class Host:
             return
         self._tell(f"the log cannot be written: {error}")
         known = error if isinstance(error, PoiseError) else StoreFull(str(error))
+        self._observe_durable(self.store.durable(), self.clock.now())
+        self._undurable.clear()
         self._taken_back(self.store.durable())
         ledger = load_ledger(self.store)
         self._perform(self.controller.handle(machine.AppendFailed(ledger, known), self.clock.now()))

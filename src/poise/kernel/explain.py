@@ -38,6 +38,7 @@ from poise.model.reports import (
     CallsReport,
     JobReport,
     NodeReport,
+    PhaseTimes,
     QuotaReport,
     StatusReport,
     TaskReport,
@@ -501,6 +502,7 @@ def status_report(
     up: bool = True,
     behind: str | None = None,
     held: int = 0,
+    phases: dict[str, PhaseTimes] | None = None,
 ) -> StatusReport:
     """What there is at a glance."""
     return StatusReport(
@@ -519,6 +521,7 @@ def status_report(
         up=up,
         stands_by=behind is not None,
         leader=behind or "",
+        phases=phases or {},
     )
 
 

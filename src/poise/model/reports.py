@@ -323,12 +323,25 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[Check, ...]
 
 
+class PhaseTimes(msgspec.Struct, frozen=True):
+    """How long a phase took lately, in nanoseconds, over `count` rounds or commits: half of them at most `p50`, 99 of
+    100 at most `p99`.
+    """
+
+    count: int
+    p50: int
+    p99: int
+    most: int
+
+
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     """The control plane at a glance. `unfinished` counts jobs, `pending` units that could be placed, `active` units
     that hold room. `policy` decides; `fleet` is the declared one, empty for this machine. Without `up` no control plane
     of the home runs, and it is what another one says, or else the log. One that `stands_by` tells what the one that
     leads has written. `leader` is the address of the one that leads in its place, where it is known. `held` nodes have
     been silent for too long, and are not given up yet: most of the fleet is missing, or nodes are still coming back.
+    `phases` says how long the phases of its rounds took lately (`view`, `decide`, `wait`, `apply`), and of its commits
+    (`append`, `sync`).
     """
 
     version: str
@@ -346,6 +359,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     up: bool = True
     stands_by: bool = False
     leader: str = ""
+    phases: dict[str, PhaseTimes] = {}
 
 
 class NodeUse(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from poise.control.api import make_app
 from poise.control.chances import Chances
 from poise.control.guard import App
 from poise.control.lifetime import Lifetime
+from poise.control.observers import Timings
 from poise.control.plane import Plane
 from poise.drivers.security import digest
 from poise.kernel.controller import AddToken, Controller, Settings
@@ -65,6 +66,7 @@ class _Plane:
     def __init__(self, desk: "Desk") -> None:
         self._desk = desk
         self.clock = _Clock(desk)
+        self.timings = Timings()
 
     def check_leading(self) -> None:
         pass
