@@ -670,7 +670,8 @@ class Ledger:
 
     def followers(self) -> tuple[Follower, ...]:
         """Units that wait for what runs or may be placed, and for what waits for that: the nearest, `MOST_FOLLOWERS` at
-        most. They do not wait for what is known to be brief and has begun.
+        most. They do not wait for what is known to be brief and has begun; what waits for more than so many is too far
+        away.
         """
         found: dict[str, UnitState] = {}
         jobs: set[str] = set()
@@ -686,22 +687,18 @@ class Ledger:
                 if of.status == "waiting" and of.id not in found:
                     found[of.id] = of
                     before.append(of)
-        return tuple(
-            Follower(
-                self.candidate(unit), frozenset(need.id for need in needs if need.status != "active" or not need.brief)
-            )
-            for unit in islice(found.values(), MOST_FOLLOWERS)
-            if (needs := self._open_needs(unit))
-        )
-
-    def _open_needs(self, unit: UnitState) -> list[UnitState]:
-        """What has to end before a unit may be placed."""
-        job = self._state.jobs[unit.job]
-        needs = [self._units[f"{unit.job}.{need}"] for need in unit.spec.needs]
-        for other in job.after:
-            if other in self._state.jobs:
-                needs += self._state.jobs[other].units
-        return [need for need in needs if not need.over]
+        near = list(islice(found.values(), MOST_FOLLOWERS))
+        awaited = {name for unit in near for name in self._state.jobs[unit.job].after if name in self._state.jobs}
+        others = {name: [unit for unit in self._state.jobs[name].units if not unit.over] for name in awaited}
+        followers = []
+        for unit in near:
+            needs = [need for name in unit.spec.needs if not (need := self._units[f"{unit.job}.{name}"]).over]
+            for name in self._state.jobs[unit.job].after:
+                needs += others.get(name, ())
+            if 0 < len(needs) <= MOST_FOLLOWERS:
+                names = frozenset(need.id for need in needs if need.status != "active" or not need.brief)
+                followers.append(Follower(self.candidate(unit), names))
+        return tuple(followers)
 
     def held(self, unit: UnitState) -> tuple[Reason, ...]:
         """The reasons logged for the queue in which this unit waits."""

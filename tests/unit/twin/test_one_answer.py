@@ -9,6 +9,7 @@ from poise.kernel.controller import Settings
 from poise.kernel.explain import question
 from poise.model.reports import Start
 from poise.model.spec import compile_spec
+from poise.model.views import MOST_FOLLOWERS
 from poise.policy.suites import policy_named
 from poise.testing import World
 from poise.twin.forecast import Bounds, Range, Target, foresee
@@ -99,3 +100,13 @@ def test_what_needs_two_comes_up_after_the_later_one() -> None:
     assert said.likely is not None and drawn.p50 is not None
     assert abs(said.likely - 92 * MINUTE) < MINUTE
     assert abs(said.likely - drawn.p50) < MINUTE
+
+
+def test_what_waits_for_very_much_is_not_looked_ahead_to() -> None:
+    world = World().nodes(1, cpu=1)
+    world.graph("big", tasks={f"t{number}": {} for number in range(MOST_FOLLOWERS + 1)})
+    world.graph("small", tasks={"a": {}, "b": {"needs": ["a"]}})
+    world.job("far", after=["big"]).job("near", after=["small"])
+    names = {follower.candidate.job: follower.needs for follower in world.ledger.followers()}
+    small, near = world.state("small").id, world.state("near").id
+    assert names == {small: {f"{small}.a"}, near: {f"{small}.a", f"{small}.b"}}
