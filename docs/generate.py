@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 from unittest.mock import Mock
 
 import click
@@ -35,9 +35,11 @@ from poise.control.api import make_app
 from poise.control.guard import PUBLIC
 from poise.control.openapi import document
 from poise.drivers.schemas import FILES, schema_of
-from poise.model import deadlines, jobs, spec
+from poise.model import jobs
 from poise.model.catalogue import CATALOGUE, TERA, device_of, per_watt
+from poise.model.document import words_of
 from poise.model.fleetfile import PRECISIONS
+from poise.model.job_fields import flagged
 from poise.model.reports import STATUSES
 from poise.policy.feasible import FALLBACKS
 from poise.policy.suites import POLICIES
@@ -45,12 +47,8 @@ from poise.policy.suites import POLICIES
 KINDS = {"JOB": "job", "NODE": "node", "TENANT": "tenant", "FILE": "file", "--] COMMAND": "command"}
 """What is to be completed, by how a metavar begins."""
 
-WORDS = {
-    "--priority": list(get_args(spec.PriorityName)),
-    "--lease": list(get_args(jobs.Lease)),
-    "--if-late": list(get_args(deadlines.IfLate)),
-    "--precision": [name for name in get_args(spec.ResourcesSpec.__annotations__["precision"]) if name],
-    "--policy": [*POLICIES, ":files"],
+WORDS = {"--policy": [*POLICIES, ":files"]} | {
+    flag.name: words for _, of, flag in flagged() if (words := list(words_of(of.type)))
 }
 """Words that a flag takes though it is open to others, or checks them elsewhere."""
 

@@ -42,6 +42,8 @@ from poise.decoding import msgpack_decoder
 from poise.drivers import functions, tidy, values
 from poise.errors import CallFailed, CallLost, Conflict
 from poise.model.calls import MAX_NEEDS, Result
+from poise.model.fields import declared
+from poise.model.job_fields import JobSpec, ResourcesSpec
 from poise.units import parse_cpu
 
 P = ParamSpec("P")
@@ -134,20 +136,9 @@ class Task(Generic[P, R]):
         return future
 
 
-_OPTIONS = {
-    "cpu",
-    "memory",
-    "gpu",
-    "gpu_memory",
-    "gpu_share",
-    "gpu_kind",
-    "gpu_model",
-    "backend",
-    "precision",
-    "ops",
-    "network",
-}
-_OTHERS = {"retries", "env", "priority", "name", "most", "workers", "deadline", "weight"}
+_OPTIONS = {name for name, of in declared(ResourcesSpec).items() if of.field.python}
+_OF_JOBS = {name for name, of in declared(JobSpec).items() if of.field.python}
+_OTHERS = _OF_JOBS | {"retries", "most"}
 
 
 @overload
@@ -202,9 +193,7 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _job_spec(options: Mapping[str, Any]) -> dict[str, Any]:
-    spec: dict[str, Any] = {
-        name: options[name] for name in ("priority", "name", "deadline", "weight") if name in options
-    }
+    spec: dict[str, Any] = {name: options[name] for name in sorted(_OF_JOBS - {"env", "workers"}) if name in options}
     path = os.pathsep.join(dict.fromkeys(str(Path(entry or ".").resolve()) for entry in sys.path))
     spec["folder"] = str(Path.cwd())
     spec["env"] = kept_environment() | {"PYTHONPATH": path} | options.get("env", {})

@@ -50,6 +50,7 @@ from poise.kernel.ledger import JobState, Ledger, TaskState, UnitState, attempt_
 from poise.model.calls import FromCaller, FromWorker, Result, Results
 from poise.model.decisions import Plan, Reason
 from poise.model.events import Event
+from poise.model.job_fields import ResourcesSpec
 from poise.model.jobs import Ending, Outcome
 from poise.model.messages import (
     Attempt,
@@ -65,7 +66,7 @@ from poise.model.messages import (
     Told,
 )
 from poise.model.resources import Device, Node
-from poise.model.spec import QuotaSpec, ResourcesSpec, compile_quota
+from poise.model.spec import QuotaSpec, compile_quota
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role
 from poise.model.training import Orders, Training
 from poise.policy.suites import ClusterPolicy, policy_named

@@ -18,33 +18,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import click
 import msgspec
 
-from poise.cli.asking import asked, asking, merged
+from poise.cli.asking import FLAGS, asked, merged
 from poise.cli.render import say
 from poise.cli.slurm import of_slurm
 from poise.config import MAX_BODY
 from poise.drivers.yamlfile import Place, parse_yaml
 from poise.errors import ErrorRecord, SpecError, placed, together
 from poise.model.document import ANOTHER_NAME, above, near
-from poise.model.spec import JobSpec, ResourcesSpec, compile_spec
+from poise.model.fields import declared
+from poise.model.job_fields import JobSpec, ResourcesSpec
+from poise.model.spec import compile_spec
 from poise.units import format_bytes
 
-_FLAGS = {
-    flag.opts[-1].lstrip("-").replace("-", "_"): flag
-    for flag in click.command()(asking(lambda **_: None)).params
-    if isinstance(flag, click.Option)
-}
 _OURS = re.compile(r"#POISE(?:\s+(.*))?")
 _NEARLY = re.compile(r"\s*#+\s*poise[: ]\s*-*[a-z][a-z_-]*=", re.IGNORECASE)
 _NEARLY_BEGINS = re.compile(r"\s*#+\s*poise[: ]\s*-*", re.IGNORECASE)
 _NOT_HERE = ("kind", "tasks", "needs", "run", "artifacts", "folder")
 """Fields of a job file that a script does not say: it is what is run, where it is submitted."""
 
-_FIELD_OF = {"no_preempt": "preemptible", "retries": "retry", "if_late": "deadline.if-late"}
-_RESOURCES = tuple(field.encode_name for field in msgspec.structs.fields(ResourcesSpec))
-_FIELDS = tuple(field.encode_name for field in msgspec.structs.fields(JobSpec) if field.encode_name not in _NOT_HERE)
+_RESOURCES = tuple(declared(ResourcesSpec))
+_FIELDS = tuple(name for name in declared(JobSpec) if name not in _NOT_HERE)
 
 
 class Script(NamedTuple):
@@ -65,7 +60,7 @@ class _Directive(NamedTuple):
 
 def no_flags() -> dict[str, Any]:
     """What flags are where none is given."""
-    return {flag.name or "": () if flag.multiple else False if flag.is_flag else None for flag in _FLAGS.values()}
+    return {name: () if flag.repeatable else None for name, (_, flag) in FLAGS.items()}
 
 
 def read_script(path: Path, environ: dict[str, str], own: dict[str, Any]) -> Script:
@@ -165,18 +160,17 @@ def _fields(
     seen: set[str] = set()
     for name, value, line in directives:
         where = f"{path}:{line}"
-        flag = _FLAGS.get(name)
-        record = _refusal(name, value, flag is not None and flag.is_flag, name in seen and not (flag and flag.multiple))
+        sets, flag = FLAGS.get(name, (f"resources.{name}" if name in _RESOURCES else name, None))
+        is_flag, repeatable = flag is not None and not flag.metavar, flag is not None and flag.repeatable
+        record = _refusal(name, value, is_flag, name in seen and not repeatable)
         if record is not None:
             wrong.append(msgspec.structs.replace(record, at=where))
             continue
         seen.add(name)
-        field = f"env.{(value or '').partition('=')[0]}" if name == "env" else _FIELD_OF.get(name, name)
-        field = f"resources.{field}" if field in _RESOURCES else field
+        field = f"env.{(value or '').partition('=')[0]}" if name == "env" else sets
         at[field] = where
         if flag is not None and not (value or "").startswith(("{", "[")):  # those are YAML
-            said = flag.name or ""
-            flags[said] = (*flags[said], value) if flag.multiple else True if flag.is_flag else value
+            flags[name] = (*flags[name], value) if repeatable else is_flag or value
             continue
         try:
             told = value if name in ("class", "backend") else parse_yaml(value or "", name)
@@ -195,7 +189,7 @@ def _fields(
 
 
 def _refusal(name: str, value: str | None, is_flag: bool, twice: bool) -> ErrorRecord | None:
-    names = dict.fromkeys((*_FLAGS, *_RESOURCES, *_FIELDS))
+    names = dict.fromkeys((*FLAGS, *_RESOURCES, *_FIELDS))
     if name not in names or name == "resources":
         other = ANOTHER_NAME.get(name)
         hint = (f"did you mean `{other}`?" if other in names else near(name, names)) or f"known: {', '.join(names)}"

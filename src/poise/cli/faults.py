@@ -92,7 +92,7 @@ def _exclude(*alternatives: dict[str, bool]) -> None:
 
 
 def _instant(text: str) -> int:
-    from poise.model.spec import parse_or_raise
+    from poise.model.fields import parse_or_raise
 
     return parse_or_raise(parse_duration, text, "--until", DAY)
 

@@ -147,7 +147,7 @@ def _asked(
 
 
 def parsed_time(text: str | None, flag: str) -> int:
-    from poise.model.spec import parse_or_raise
+    from poise.model.fields import parse_or_raise
 
     if text is None:
         return 0

@@ -25,8 +25,8 @@ from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
 from poise.drivers.whole import write_whole
 from poise.errors import Conflict, Fault, InputError, StoreAway, Unreachable
+from poise.model.fields import parse_or_raise
 from poise.model.reports import PhaseTimes, StatusReport
-from poise.model.spec import parse_or_raise
 from poise.model.times import Times
 from poise.units import DAY, MILLISECOND, MINUTE, parse_duration
 

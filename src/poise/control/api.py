@@ -63,6 +63,7 @@ from poise.model.events import (
     Resized,
     Triggered,
 )
+from poise.model.fields import MAX_DURATION, Quantity, parse_or_raise
 from poise.model.messages import Attempt
 from poise.model.reports import (
     AuditReport,
@@ -80,7 +81,7 @@ from poise.model.reports import (
     WhoReport,
     WhyNot,
 )
-from poise.model.spec import MAX_DURATION, Quantity, QuotaSpec, check_name, compile_quota, parse_or_raise
+from poise.model.spec import QuotaSpec, check_name, compile_quota
 from poise.model.tenants import Bearer, Role, Token
 from poise.model.usage import PROFILED, NodeProfile
 from poise.model.views import Snapshot

@@ -15,8 +15,8 @@ from poise.control.guard import PUBLIC, ErrorBody
 from poise.control.hot import Accepted
 from poise.control.routes import Content, Route, Stream
 from poise.model.events import Event
+from poise.model.job_fields import JobSpec
 from poise.model.reports import AuditReport, LogLine
-from poise.model.spec import JobSpec
 
 SCHEMA = "/v1/schema/openapi.json"
 """Where the document is."""

@@ -34,7 +34,7 @@ from poise.drivers.keeper import START
 from poise.drivers.system import Cgroups, boot_id
 from poise.drivers.tellings import Tellings, report_path, result_path
 from poise.errors import Fault, SpecError
-from poise.model.jobs import Ending
+from poise.model.jobs import Ending, Limits, limits_of
 from poise.model.messages import Attempt, Ended, Launch, Running
 from poise.model.resources import WHOLE, Device
 from poise.model.training import CHECKPOINTS, ORDERS, REPORT, UNIT, Orders
@@ -51,7 +51,7 @@ _START_SECONDS = 10.0
 _BURY_SECONDS = 5.0
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Order(Limits, frozen=True, kw_only=True, omit_defaults=True):
     """What a keeper needs to run one command; see the protocol at the head of `keeper.py`."""
 
     argv: tuple[str, ...]
@@ -59,12 +59,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     folder: str = ""
     cpus: tuple[int, ...] = ()
     memory: int = 0
-    grace: int = 0
     out: str
     err: str
     bound: int = 0
     result: str
-    hang: int = 0
     progress: str = ""
     until: int = 0
 
@@ -407,14 +405,13 @@ class Keepers:
             folder=launch.folder,
             cpus=held.cpus,
             memory=launch.shape.memory,
-            grace=launch.grace,
             out=stem + ".out",
             err=stem + ".err",
             bound=self.log_bound,
             result=result,
-            hang=launch.hang,
             progress=_progress(result) if launch.hang else "",
             until=self.until.get(attempt, 0),
+            **limits_of(launch),
         )
         return _encode(_Run(attempt, order, launch)) + b"\n"
 

@@ -5,20 +5,34 @@ stands here. A schema is never stricter than Poise: what is accepted is valid. W
 `poise schema` prints them; those in docs/reference are made of them.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import msgspec
 
 from poise.engine import scenario
-from poise.model import devicefile, fleetfile, keys, servicefile, serving_upstreams, spec, worldfile
+from poise.model import devicefile, fleetfile, keys, servicefile, serving_upstreams, worldfile
 from poise.model.catalogue import CATALOGUE
+from poise.model.fields import (
+    BYTES,
+    CPU,
+    DURATION,
+    FLOPS,
+    NAME,
+    NAMES,
+    RATE,
+    SHARE,
+    Declared,
+    Schema,
+    declared,
+    quantity,
+)
+from poise.model.job_fields import COUNT, COUNT_OR_NONE, RECORDS, JobSpec, records_in
 from poise.model.serving import MOST
 from poise.policy.rank import ORDERS, PRESETS, RANK_TERMS
 from poise.policy.recipe import MAX_TERMS, MAX_WEIGHT, RECIPES, TURNS, YIELDS_BY, PolicySpec
 from poise.policy.replicas import SCALERS
 from poise.policy.score import TERMS
-
-Schema = dict[str, Any]
 
 FILES = {
     "job": "A job or a graph: `poise submit FILE.yaml`",
@@ -34,7 +48,7 @@ FILES = {
 """The kinds of files, and what each is for."""
 
 _ROOTS: dict[str, type[msgspec.Struct]] = {
-    "job": spec.JobSpec,
+    "job": JobSpec,
     "fleet": fleetfile.FleetSpec,
     "policy": PolicySpec,
     "devices": devicefile.DevicesSpec,
@@ -46,54 +60,12 @@ _ROOTS: dict[str, type[msgspec.Struct]] = {
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-_NUMBER = r"[0-9]{1,40}(?:\.[0-9]{1,40})?"
-_TIME_UNIT = "(?:[nN][sS]|[uU][sS]|[mM][sS]|[sS]|[mM]|[mM][iI][nN]|[hH]|[dD])"
-
-
-def _quantity(pattern: str, *examples: str) -> Schema:
-    return {
-        "type": ["string", "number"],
-        "pattern": rf"^\s*{pattern}\s*$",
-        "patternErrorMessage": f"a quantity such as {' or '.join(examples)}",  # for editors that know it
-        "minimum": 0,
-        "examples": list(examples),
-    }
-
-
-_DURATION = _quantity(rf"(?:{_NUMBER}|(?:{_NUMBER}\s*{_TIME_UNIT}\s*)+)", "90s", "30m", "1h30m")
-_BYTES = _quantity(rf"{_NUMBER}\s*(?:[kKmMgGtTpP]?[bB]|[kKmMgGtTpP][iI][bB]?)?", "8GiB", "500MB")
-_CPU = _quantity(rf"{_NUMBER}\s*m?", "4", "500m")
-_RATE = _quantity(rf"{_NUMBER}\s*[kKMGTP]?(?:bit|b|B|Byte|bps)(?:/s|ps)?", "10Gbit", "900GB/s")
-_FLOPS = _quantity(
-    r"[0-9]{1,20}(?:\.[0-9]{1,20})?(?:e[0-9]{1,2})?\s*(?:[kKMGTPE]?(?:FLOPS?|OPS?)(?:/s)?)?", "312 TFLOPS", "2 PFLOP"
-)
-_SHARE = _quantity(r"[0-9]{1,20}(?:\.[0-9]{1,20})?\s*%?", "90%")
-_POWER = _quantity(r"[0-9]{1,9}(?:\.[0-9]{1,9})?\s*[mk]?W?", "700W")
-_PRICE = _quantity(r"\$?\s*[0-9]{1,9}(?:\.[0-9]{1,9})?\s*\$?(?:/h)?", "4.0")
-_MOMENT = {
-    "type": ["string", "number"],
-    "pattern": f"{_DURATION['pattern']}|^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}.+$",
-    "minimum": 0,
-    "examples": ["30m", "2026-12-01T12:00:00Z"],
-}
-
-_NAME = spec.NAME
-_NAMES = {"pattern": f"^{_NAME}$"}
-_COUNT = {"type": "integer", "minimum": 1, "maximum": spec.MAX_TASKS}
-_COUNT_OR_NONE = _COUNT | {"minimum": 0}
+_POWER = quantity(r"[0-9]{1,9}(?:\.[0-9]{1,9})?\s*[mk]?W?", "700W")
+_PRICE = quantity(r"\$?\s*[0-9]{1,9}(?:\.[0-9]{1,9})?\s*\$?(?:/h)?", "4.0")
 _RATES = {
     "type": "object",
     "propertyNames": {"enum": list(fleetfile.PRECISIONS)},
-    "additionalProperties": _FLOPS,
-}
-_SWEPT = {"pattern": "^[a-z][a-z0-9_]{0,62}$"}
-_SCALAR = {"type": ["string", "number", "boolean"]}
-_VALUES = {
-    "anyOf": [
-        {"type": "string", "pattern": r"^\s*-?[0-9]{1,12}\s*\.\.\s*-?[0-9]{1,12}\s*(?::\s*[0-9]{1,12}\s*)?$"},
-        {"type": "array", "items": _SCALAR, "minItems": 1},
-    ],
-    "examples": ["1..5"],
+    "additionalProperties": FLOPS,
 }
 _WEIGHT = {"type": "number", "minimum": -MAX_WEIGHT, "maximum": MAX_WEIGHT}
 
@@ -112,231 +84,179 @@ _TAKES: Schema = {
     "type": "array",
     "items": {
         "type": "array",
-        "prefixItems": [{"type": "integer", "minimum": 1, "maximum": worldfile.MOST_ITEMS}, _DURATION],
+        "prefixItems": [{"type": "integer", "minimum": 1, "maximum": worldfile.MOST_ITEMS}, DURATION],
         "items": False,
         "minItems": 2,
     },
     "maxItems": worldfile.MOST_SIZES,
     "examples": [[[1, "30ms"], [8, "44ms"]]],
 }
-_MAYBE_TIME: Schema = {"anyOf": [_DURATION, {"type": "null"}]}
-_MAYBE_SHARE: Schema = {"anyOf": [_SHARE, {"type": "null"}]}
 
-_FORMS: dict[str, Schema] = {
-    "name": {"pattern": f"^(?:(?!j[0-9]+$){_NAME})?$"},
-    "tasks": {"propertyNames": _NAMES},
-    "artifacts": {"propertyNames": _NAMES},
-    "env": {
-        "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
-        "additionalProperties": {"type": ["string", "number", "null"]},
-    },
-    "begin": {"anyOf": [_MOMENT, {"type": "null"}]},
-    "deadline": {"anyOf": [_MOMENT, {"$ref": "#/$defs/DeadlineSpec"}, {"type": "null"}]},
-    "deadline.by": _MOMENT,
-    "expect": {"anyOf": [_DURATION, {"type": "null"}]},
-    "hang": _DURATION,
-    "grace": {"anyOf": [_DURATION, {"type": "null"}]},
-    "workers": {
-        "anyOf": [
-            _COUNT,
-            {
-                "type": "string",
-                "pattern": r"^\s*[0-9]{1,6}(?:\s*\.\.\s*[0-9]{1,6})?\s*$",
-                "examples": ["2..8"],
-            },
-            {"$ref": "#/$defs/WorkersSpec"},
-        ]
-    },
-    "parts": _COUNT_OR_NONE,
-    "at_most": _COUNT_OR_NONE,
-    "sweep": {
-        "anyOf": [
-            {
-                "type": "object",
-                "propertyNames": _SWEPT,
-                "properties": {
-                    "zip": {"type": "object", "propertyNames": _SWEPT, "additionalProperties": _VALUES},
-                },
-                "additionalProperties": _VALUES,
-                "minProperties": 1,
-            },
-            {
-                "type": "array",
-                "items": {"type": "object", "propertyNames": _SWEPT, "additionalProperties": _SCALAR},
-                "minItems": 1,
-            },
-            {"type": "null"},
-        ]
-    },
-    "weight": {"minimum": 0.001, "maximum": 1000},
-    "checkpoint": {"anyOf": [_DURATION, {"$ref": "#/$defs/CheckpointSpec"}, {"type": "null"}]},
-    "phases": {
-        "anyOf": [
-            {"const": "auto"},
-            {
-                "type": "object",
-                "propertyNames": {"enum": list(spec.PHASES)},
-                "additionalProperties": {"$ref": "#/$defs/PhaseSpec"},
-            },
-        ]
-    },
-    "phase.cpu": {"anyOf": [_CPU, {"type": "null"}]},
-    "phase.device_memory": _SHARE,
-    "resources.cpu": _CPU,
-    "resources.memory": _BYTES,
+
+def _within(name: str) -> str:
+    """How the fields of a record are named in `MEANING`: those of a device that is found are a device's, mostly."""
+    whole = name.removesuffix("Spec").lower()
+    return "" if whole in ("job", "task") else f"{whole}."
+
+
+def _of_jobs() -> Iterator[tuple[str, Declared]]:
+    """The fields of a job file, named as in `MEANING`."""
+    for record in RECORDS:
+        for name, of in declared(record).items():
+            yield f"{_within(record.__name__)}{name}", of
+
+
+def _forms_of_jobs() -> dict[str, Schema]:
+    """What these take: their own form, a record in its place, or nothing."""
+    forms = {}
+    for key, of in _of_jobs():
+        if of.field.form is not None:
+            others: list[Schema] = [{"$ref": f"#/$defs/{record.__name__}"} for record in records_in(of.type)]
+            others += [{"type": "null"}] if type(None) in get_args(of.type) else []
+            own = of.field.form["anyOf"] if of.field.form.keys() == {"anyOf"} else [of.field.form]
+            forms[key] = {"anyOf": [*own, *others]} if others else of.field.form
+    return forms
+
+
+_MAYBE_TIME: Schema = {"anyOf": [DURATION, {"type": "null"}]}
+_MAYBE_SHARE: Schema = {"anyOf": [SHARE, {"type": "null"}]}
+
+_FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "policy.fairness": {"minimum": 0, "maximum": 1},
-    "resources.gpu": {"minimum": 0, "maximum": 1024},
-    "resources.gpu_memory": _BYTES,
-    "resources.gpu_share": {"exclusiveMinimum": 0, "maximum": 1},
-    "resources.gpu_model": {"examples": [entry.name for entry in CATALOGUE if entry.memory]},
-    "resources.network": _RATE,
-    "retry.backoff": _DURATION,
-    "workers.min": _COUNT,
-    "workers.max": _COUNT,
-    "split.items": {"minimum": 1},
-    "split.size": {"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]},
-    "split.min": {"minimum": 1},
-    "split.max": {"minimum": 1},
-    "work.flops": _FLOPS,
-    "work.bytes": _BYTES,
-    "work.input": _BYTES,
-    "work.model": _BYTES,
-    "checkpoint.every": _DURATION,
-    "checkpoint.restore": _DURATION,
     "fleet.kind": {"const": "fleet"},
-    "fleet.name": _NAMES,
-    "fleet.nodes": {"propertyNames": _NAMES, "minProperties": 1},
+    "fleet.name": NAMES,
+    "fleet.nodes": {"propertyNames": NAMES, "minProperties": 1},
     "fleet.throughputs": {
         "additionalProperties": {
             "type": "object",
             "additionalProperties": {"type": "number", "exclusiveMinimum": 0},
         }
     },
-    "node.cpu": _CPU,
-    "node.memory": _BYTES,
-    "node.count": {"anyOf": [_COUNT | {"maximum": fleetfile.MAX_NODES}, {"type": "null"}]},
-    "node.network": _RATE,
-    "node.latency": _DURATION,
+    "node.cpu": CPU,
+    "node.memory": BYTES,
+    "node.count": {"anyOf": [COUNT | {"maximum": fleetfile.MAX_NODES}, {"type": "null"}]},
+    "node.network": RATE,
+    "node.latency": DURATION,
     "node.labels": {
-        "propertyNames": _NAMES,
+        "propertyNames": NAMES,
         "additionalProperties": {"type": ["string", "number", "boolean"]},
     },
-    "processor.compute_power": {"anyOf": [_FLOPS, {"type": "null"}]},
+    "processor.compute_power": {"anyOf": [FLOPS, {"type": "null"}]},
     "processor.rates": _RATES,
-    "processor.bandwidth": {"anyOf": [_RATE, {"type": "null"}]},
+    "processor.bandwidth": {"anyOf": [RATE, {"type": "null"}]},
     "device.model": {"examples": [entry.name for entry in CATALOGUE]},
-    "device.count": _COUNT | {"maximum": fleetfile.MAX_DEVICES},
-    "device.memory": {"anyOf": [_BYTES, {"type": "null"}]},
-    "device.compute_power": {"anyOf": [_FLOPS, {"type": "null"}]},
+    "device.count": COUNT | {"maximum": fleetfile.MAX_DEVICES},
+    "device.memory": {"anyOf": [BYTES, {"type": "null"}]},
+    "device.compute_power": {"anyOf": [FLOPS, {"type": "null"}]},
     "device.rates": _RATES,
-    "device.bandwidth": {"anyOf": [_RATE, {"type": "null"}]},
+    "device.bandwidth": {"anyOf": [RATE, {"type": "null"}]},
     "device.power": {"anyOf": [_POWER, {"type": "null"}]},
     "device.price": {"anyOf": [_PRICE, {"type": "null"}]},
-    "device.share_cap": {"anyOf": [_SHARE, {"type": "null"}]},
+    "device.share_cap": {"anyOf": [SHARE, {"type": "null"}]},
     "device.socket": {"anyOf": [{"type": "integer", "minimum": 0, "maximum": fleetfile.MAX_DEVICES}, {"type": "null"}]},
     "found.count": {"const": 1},
     "found.index": {
         "anyOf": [{"type": "integer", "minimum": 0, "maximum": fleetfile.MAX_DEVICES - 1}, {"type": "null"}]
     },
     "devices.kind": {"const": "devices"},
-    "fault.every": _DURATION,
-    "fault.lasts": _DURATION,
+    "fault.every": DURATION,
+    "fault.lasts": DURATION,
     "world.kind": {"const": "world"},
-    "world.name": _NAMES,
-    "world.sharing": _SHARE,
+    "world.name": NAMES,
+    "world.sharing": SHARE,
     "restart.checkpoint": _MAYBE_TIME,
     "restart.save": _MAYBE_TIME,
     "restart.restore": _MAYBE_TIME,
-    "scaling.loss": _SHARE,
-    "scaling.rack": _SHARE,
-    "scaling.zone": _SHARE,
-    "scaling.apart": _SHARE,
-    "stragglers.share": _SHARE,
+    "scaling.loss": SHARE,
+    "scaling.rack": SHARE,
+    "scaling.zone": SHARE,
+    "scaling.apart": SHARE,
+    "stragglers.share": SHARE,
     "stragglers.factor": {"exclusiveMinimum": 1, "maximum": worldfile.MOST_FACTOR},
-    "stragglers.lasts": _DURATION,
-    "losses.mtbf": _DURATION,
-    "losses.mttr": _DURATION,
-    "losses.detected": _DURATION,
-    "change.at": _DURATION,
-    "telemetry.every": _DURATION,
-    "telemetry.noise": _SHARE,
-    "telemetry.delay": _DURATION,
+    "stragglers.lasts": DURATION,
+    "losses.mtbf": DURATION,
+    "losses.mttr": DURATION,
+    "losses.detected": DURATION,
+    "change.at": DURATION,
+    "telemetry.every": DURATION,
+    "telemetry.noise": SHARE,
+    "telemetry.delay": DURATION,
     "power.idle": _MAYBE_SHARE,
     "power.busy": _MAYBE_SHARE,
     "power.kg_per_kwh": {"anyOf": [{"type": "number", "minimum": 0, "maximum": 10}, {"type": "null"}]},
     "serving.replicas": {"minItems": 1, "maxItems": worldfile.MOST_SERVERS},
-    "serving.start": _DURATION,
-    "serving.spread": _SHARE,
-    "replica.name": _NAMES,
-    "replica.count": _COUNT | {"maximum": worldfile.MOST_SERVERS},
+    "serving.start": DURATION,
+    "serving.spread": SHARE,
+    "replica.name": NAMES,
+    "replica.count": COUNT | {"maximum": worldfile.MOST_SERVERS},
     "replica.batch": _TAKES,
     "replica.prompt": _TAKES,
     "replica.token": _TAKES,
     "replica.slots": {"minimum": 0, "maximum": worldfile.MOST_ITEMS},
     "replica.price": {"minimum": 0, "maximum": worldfile.MOST_PRICE},
-    "hangup.share": _SHARE,
-    "hangup.after": _DURATION,
+    "hangup.share": SHARE,
+    "hangup.after": DURATION,
     "service.kind": {"const": "service"},
-    "service.name": _NAMES,
+    "service.name": NAMES,
     "service.model": {"pattern": "^[^:]+:.+$", "examples": ["app.py:Model"]},
     "service.replicas": {
         "anyOf": [
-            _COUNT | {"maximum": servicefile.MOST_REPLICAS},
+            COUNT | {"maximum": servicefile.MOST_REPLICAS},
             {"type": "string", "pattern": r"^\s*[0-9]{1,6}\s*(?:\.\.\s*[0-9]{1,6}\s*)?$", "examples": ["1..8"]},
         ]
     },
     "service.cache": {"anyOf": [{"$ref": "#/$defs/CacheSpec"}, {"type": "null"}]},
     "service.record": {"anyOf": [{"$ref": "#/$defs/RecordSpec"}, {"type": "null"}]},
     "record.file": {"minLength": 1},
-    "record.share": _SHARE,
-    "record.size": _BYTES,
+    "record.share": SHARE,
+    "record.size": BYTES,
     "service.canary": {"anyOf": [{"$ref": "#/$defs/CanarySpec"}, {"type": "null"}]},
     "canary.model": {"pattern": "^(?:[^:]+:.+)?$", "examples": ["newer.py:Model"]},
-    "canary.version": {"anyOf": [{"type": "string", "pattern": f"^(?:{_NAME})?$"}, {"type": "integer", "minimum": 0}]},
+    "canary.version": {"anyOf": [{"type": "string", "pattern": f"^(?:{NAME})?$"}, {"type": "integer", "minimum": 0}]},
     "canary.replicas": {"minimum": 0, "maximum": servicefile.MOST_REPLICAS},
-    "canary.shadow": _SHARE,
-    "canary.share": {"items": _SHARE},
-    "canary.after": _COUNT | {"maximum": servicefile.MOST_WAITING},
-    "canary.errors": _SHARE,
+    "canary.shadow": SHARE,
+    "canary.share": {"items": SHARE},
+    "canary.after": COUNT | {"maximum": servicefile.MOST_WAITING},
+    "canary.errors": SHARE,
     "canary.latency": {"minimum": 1, "maximum": 1000},
-    "canary.agreement": _SHARE,
+    "canary.agreement": SHARE,
     "canary.close": {"minimum": 0, "maximum": 1},
-    "cache.size": _BYTES,
-    "cache.ttl": _DURATION,
+    "cache.size": BYTES,
+    "cache.ttl": DURATION,
     "cache.redis": {"pattern": f"^(?:{servicefile.REDIS})?$", "examples": ["redis://127.0.0.1:6379/0"]},
     "cache.password_from": {"pattern": f"^(?:{servicefile.VARIABLE})?$"},
-    "service.version": {"anyOf": [{"type": "string", "pattern": f"^(?:{_NAME})?$"}, {"type": "integer", "minimum": 0}]},
-    "scaling.target": _SHARE,
-    "scaling.policy": {"pattern": f"^(?:{_NAME})?$", "examples": list(SCALERS)},
-    "scaling.rise": _DURATION,
-    "scaling.fall": _DURATION,
-    "scaling.idle": _DURATION,
-    "scaling.window": _DURATION,
+    "service.version": {"anyOf": [{"type": "string", "pattern": f"^(?:{NAME})?$"}, {"type": "integer", "minimum": 0}]},
+    "scaling.target": SHARE,
+    "scaling.policy": {"pattern": f"^(?:{NAME})?$", "examples": list(SCALERS)},
+    "scaling.rise": DURATION,
+    "scaling.fall": DURATION,
+    "scaling.idle": DURATION,
+    "scaling.window": DURATION,
     "announced.at": {"format": "date-time", "minLength": 1, "examples": ["2026-12-01T12:00:00Z"]},
-    "announced.lasts": _DURATION,
+    "announced.lasts": DURATION,
     "announced.rate": {"exclusiveMinimum": 0, "maximum": servicefile.MOST_WAITING},
-    "service.batch": _COUNT | {"maximum": MOST},
-    "service.queue": _COUNT | {"maximum": servicefile.MOST_WAITING},
-    "service.body": _BYTES,
-    "service.timeout": _DURATION,
+    "service.batch": COUNT | {"maximum": MOST},
+    "service.queue": COUNT | {"maximum": servicefile.MOST_WAITING},
+    "service.body": BYTES,
+    "service.timeout": DURATION,
     "keys.kind": {"const": "keys"},
     "keys.keys": {"minItems": 1, "maxItems": keys.MOST_KEYS},
-    "key.name": _NAMES,
-    "key.tenant": {"pattern": f"^(?:{_NAME})?$"},
+    "key.name": NAMES,
+    "key.tenant": {"pattern": f"^(?:{NAME})?$"},
     "key.sha256": {"pattern": "^(?:[0-9a-f]{64})?$"},
     "key.rate": {"pattern": f"^(?:{keys.ALLOWANCE})?$", "examples": ["600/m", "10/s"]},
     "key.tokens": {"pattern": f"^(?:{keys.ALLOWANCE})?$", "examples": ["1000000/d"]},
-    "objective.latency_p99": _DURATION,
+    "objective.latency_p99": DURATION,
     "upstreams.kind": {"const": "upstreams"},
     "upstreams.upstreams": {"minItems": 1, "maxItems": serving_upstreams.MAX_UPSTREAMS},
-    "upstreams.router": {"pattern": f"^(?:{_NAME})?$"},
-    "upstreams.timeout": _DURATION,
-    "upstreams.body": _BYTES,
-    "upstreams.bodies": _BYTES,
+    "upstreams.router": {"pattern": f"^(?:{NAME})?$"},
+    "upstreams.timeout": DURATION,
+    "upstreams.body": BYTES,
+    "upstreams.bodies": BYTES,
     "upstreams.queue": {"minimum": 0, "maximum": serving_upstreams.MAX_LIMIT},
-    "upstreams.stalled": _DURATION,
-    "upstreams.drain": _DURATION,
-    "upstream.name": _NAMES,
+    "upstreams.stalled": DURATION,
+    "upstreams.drain": DURATION,
+    "upstream.name": NAMES,
     "upstream.url": {"pattern": f"^{serving_upstreams.URL}$", "examples": ["gpu1:8000"]},
     "upstream.models": {
         "anyOf": [
@@ -356,42 +276,42 @@ _FORMS: dict[str, Schema] = {
         "maximum": serving_upstreams.MAX_WEIGHT,
     },
     "upstream.limit": {"minimum": 1, "maximum": serving_upstreams.MAX_LIMIT},
-    "concurrency.target_p99": _DURATION,
+    "concurrency.target_p99": DURATION,
     "concurrency.min": {"minimum": 1, "maximum": serving_upstreams.MAX_LIMIT},
-    "retries.share": _SHARE,
+    "retries.share": SHARE,
     "retries.most": {"minimum": 0, "maximum": serving_upstreams.MAX_UPSTREAMS},
     "ejection.failures": {"minimum": 1, "maximum": serving_upstreams.MAX_LIMIT},
-    "ejection.pause": _DURATION,
-    "ejection.longest": _DURATION,
+    "ejection.pause": DURATION,
+    "ejection.longest": DURATION,
     "ejection.slower": {"minimum": 0, "maximum": serving_upstreams.MAX_SLOWER},
-    "ejection.least": _DURATION,
+    "ejection.least": DURATION,
     "health.path": {"pattern": f"^{serving_upstreams.PATH}$"},
-    "health.delay": _DURATION,
-    "health.every": _DURATION,
-    "health.timeout": _DURATION,
+    "health.delay": DURATION,
+    "health.every": DURATION,
+    "health.timeout": DURATION,
     "health.failures": {"minimum": 1, "maximum": serving_upstreams.MAX_LIMIT},
     "link.a": {"minimum": 0},
     "link.b": {"minimum": 0},
-    "link.bandwidth": _RATE,
-    "link.latency": _DURATION,
+    "link.bandwidth": RATE,
+    "link.latency": DURATION,
     "policy.kind": {"const": "policy"},
-    "policy.name": _NAMES,
+    "policy.name": NAMES,
     "policy.extends": {"enum": ["", *(recipe.name for recipe in RECIPES)]},
     "policy.order": {"anyOf": [{"enum": [*ORDERS, *PRESETS]}, _weights(RANK_TERMS)]},
     "policy.score": _weights(TERMS),
     "policy.turns": {"enum": list(TURNS)},
     "preempt.by": {"enum": list(YIELDS_BY)},
-    "preempt.min_run": _DURATION,
-    "preempt.budget": _COUNT_OR_NONE,
-    "preempt.at_once": _COUNT,
-    "triggers.failed_checks": _COUNT,
-    "triggers.response_above": _DURATION,
-    "triggers.use_above": _SHARE,
-    "triggers.use_for": _DURATION,
-    "triggers.hot_above": _SHARE,
-    "triggers.cool_below": _SHARE,
-    "triggers.hot_for": _DURATION,
-    "triggers.settles": _DURATION,
+    "preempt.min_run": DURATION,
+    "preempt.budget": COUNT_OR_NONE,
+    "preempt.at_once": COUNT,
+    "triggers.failed_checks": COUNT,
+    "triggers.response_above": DURATION,
+    "triggers.use_above": SHARE,
+    "triggers.use_for": DURATION,
+    "triggers.hot_above": SHARE,
+    "triggers.cool_below": SHARE,
+    "triggers.hot_for": DURATION,
+    "triggers.settles": DURATION,
 }
 """What a field takes beyond its type."""
 
@@ -415,7 +335,7 @@ _RULES: dict[str, Schema] = {
 }
 """What has to be there."""
 
-MEANING = {
+MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "nemesis.kind": "`nemesis`.",
     "nemesis.name": "What the nemesis is called.",
     "nemesis.about": "What it does, in one sentence.",
@@ -426,85 +346,6 @@ MEANING = {
     "fault.amount": "A chance in [0, 1] for messages that are lost or doubled; seconds for what is late or wrong; "
     "a factor for what takes longer.",
     "fault.way": "Of a way that is cut: to the control plane (`up`), from it (`down`), or both.",
-    "kind": "`job` is one command; `graph` is a mapping of `tasks`.",
-    "name": "Unique among unfinished jobs. Commands take it in place of the id.",
-    "folder": "Where commands run. Relative to the file's folder; that folder itself by default.",
-    "after": "Ids or names of jobs that must be done first. If one fails, this job is skipped.",
-    "tasks": "The tasks of a graph, by name.",
-    "calls": "Serve calls of functions: the `parts` are workers that are started as calls come. Made by `poise.task`.",
-    "run": "A list is executed as it is; a text goes through `/bin/sh -c`.",
-    "needs": "Tasks of the same graph that must be done first.",
-    "resources": "What one task takes while it runs. See below.",
-    "env": "Environment variables. `null` takes the value from whoever submits.",
-    "priority": "Class of the task. In a graph, the job's class holds where a task names none. `medium` by default.",
-    "begin": "Not before: a time from submission (`2h`) or a moment with its zone (`2026-12-01T02:00:00Z`).",
-    "deadline": "A time from submission (`30m`) or a moment with its zone (`2026-12-01T12:00:00Z`); or a mapping.",
-    "expect": "How long it should run, until finished runs of its class say more. Of an elastic gang: with its least "
-    "workers. It says nothing of the `merge`.",
-    "workers": "A gang: this many tasks, started together or not at all. `2..8` or `{min: 2, max: 8}` is elastic: it "
-    "starts with the least or more, and is made larger or smaller at a checkpoint.",
-    "parts": "Cut by data: this many tasks, each told its `POISE_PART` of `POISE_PARTS`.",
-    "split": "Cut by data: as many tasks as the items make parts. See below.",
-    "sweep": "A task for each combination of these values. See below. `${lr}` or `{lr}` in `run` and `env` stands for "
-    "the value, which is also in `POISE_SWEEP_LR`.",
-    "at_most": "Of the parts, or of the tasks of a sweep, so many run at once. 0: any number.",
-    "merge": "A command that runs once every part is done, with the same resources. What needs this task waits for the "
-    "merge, and a deadline holds for both. How long it runs is learned; to say more of it, make it a task of a graph.",
-    "retry": "When to try again. See below.",
-    "hang": "The command says at least so often that it gets on, by touching the file `$POISE_PROGRESS` "
-    "(`poise.step()` in Python); silent for longer, it has hung and is stopped. 0: not watched; else 1 s or more.",
-    "grace": "Time between SIGTERM and SIGKILL when the task is stopped: 10s, or 1s with `lease: exclusive`.",
-    "lease": (
-        "Whether it may be placed again while it is not known if it still runs on a silent node: `fenced`, at once; "
-        "`exclusive`, when its node has stopped it in any case."
-    ),
-    "class": "Tasks of one class share what is learned of their run times.",
-    "artifacts": "The same work built for several backends, by name (`cuda`, `rocm`, `cann`, `cpu`), instead of `run`. "
-    "The one that is foreseen to be done first is started.",
-    "work": "What one task has to do, for an estimate before anything was measured. See below.",
-    "checkpoint": "How often the command saves its state, or a mapping. What yields loses what came since.",
-    "phases": "What it asks for by the phase that its training tells: `initial`, `convergence` or `fine-tuning`; or "
-    "`auto`. See below.",
-    "preemptible": "Whether it may be asked to yield to more urgent work. `true` by default.",
-    "weight": "Its business weight, for policies that look at it.",
-    "serves": "What it answers for, and why it was asked for, where it goes on until it is ended. Work of lower "
-    "classes makes room for it at once, and none makes it yield for being shorter. `poise serve` writes it for its "
-    "replicas.",
-    "resources.cpu": "CPUs: `2`, `0.5` or `500m`. Whole CPUs are bound to cores of their own.",
-    "resources.memory": "Reserved and limited: `8GiB`. 0 reserves nothing and limits nothing.",
-    "resources.gpu": "Devices.",
-    "resources.gpu_memory": "Memory that each of these devices must have; of a share, what it takes. A device of 80 GB "
-    "has `80GB`, and not `80GiB`.",
-    "resources.gpu_share": "The part of each device's compute, so that others can share it, up to the device's "
-    "`share_cap` of 0.8 or what is said of it; 1 is a device of its own.",
-    "resources.gpu_kind": "`gpu`, `npu`, or as the fleet calls it.",
-    "resources.gpu_model": "Any of these models will do; `A100` is every A100.",
-    "resources.backend": "What the command was built for: `cuda`, `rocm`, `cann`. Only such devices will do.",
-    "resources.precision": "What it would compute in. Devices that lack it do with the next wider one, as below.",
-    "resources.ops": "Operators that the device must support.",
-    "resources.network": "Bandwidth of the node's network that is reserved: `10Gbit`.",
-    "workers.min": "It starts with so many tasks or more.",
-    "workers.max": "So many it can use.",
-    "split.items": "How many there are. Each part is told its own: from `POISE_ITEMS_FROM` up to `POISE_ITEMS_TO`.",
-    "split.size": "Items in a part. `auto`: at most 10, fewer the busier and the less even the fleet is, and fewer "
-    "still if a deadline asks for it.",
-    "split.min": "The least that `auto` makes of it.",
-    "split.max": "The most that `auto` makes of it.",
-    "artifact.run": "As of a task.",
-    "artifact.resources": "Instead of the task's.",
-    "work.flops": "Floating-point operations: `2 PFLOP`.",
-    "work.bytes": "Bytes of device memory that it moves.",
-    "work.input": "Bytes of input.",
-    "work.model": "Bytes of its model.",
-    "phase.cpu": "At most so many CPUs; without it, as many as it asks for in all.",
-    "phase.device_memory": "The part of the device memory that it asks for, or of each of its devices: `60%`. The "
-    "command is told it as `POISE_DEVICE_MEMORY`.",
-    "deadline.by": "A time from submission, or a moment with its zone.",
-    "deadline.if-late": "What becomes of work whose deadline cannot be met. `run`: it goes on as work without a "
-    "deadline. `cancel`: Poise cancels it, what needs it, and what only it needs. `refuse`: Poise refuses the "
-    "submission unless the deadline is likely to be met.",
-    "checkpoint.every": "How often its state is saved.",
-    "checkpoint.restore": "How long it takes to go on from it.",
     "fleet.kind": "`fleet`.",
     "fleet.name": "What it is called.",
     "fleet.nodes": "By name.",
@@ -550,9 +391,6 @@ MEANING = {
     "link.kind": "`nvlink`, `pcie`, …",
     "link.bandwidth": "Of the link.",
     "link.latency": "Of the link.",
-    "retry.limit": "Tries after the first one, 0 to 1000.",
-    "retry.backoff": "Pause before the second try; it doubles with each one, up to a minute.",
-    "retry.when": "Outcomes after which to try again. `lost` is tried again without a pause.",
     "policy.kind": "`policy`.",
     "policy.name": "What the log calls it, with a digest of what the file says.",
     "policy.extends": "A shipped recipe; what the file leaves out is as there.",
@@ -766,12 +604,6 @@ def schema_of(kind: str) -> Schema:
     required = sorted({*top.pop("required"), *rules.get("required", ())})
     made = about | top | rules | {"required": required, "$defs": dict(sorted(definitions.items()))}
     return {key: _sorted_enums(value) for key, value in made.items()}
-
-
-def _within(name: str) -> str:
-    """How the fields of a record are named in `MEANING`: those of a device that is found are a device's, mostly."""
-    whole = name.removesuffix("Spec").lower()
-    return "" if whole in ("job", "task") else f"{whole}."
 
 
 def _field(name: str, form: Schema) -> Schema:

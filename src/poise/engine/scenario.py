@@ -15,8 +15,8 @@ import msgspec
 from poise.engine.machine import RESIZES
 from poise.errors import SpecError
 from poise.model.document import Findings
+from poise.model.fields import parse_or_raise
 from poise.model.resources import Device, Node
-from poise.model.spec import parse_or_raise
 from poise.policy.suites import POLICIES as SHIPPED_POLICIES
 from poise.units import DAY, MILLISECOND, SECOND, parse_duration
 

@@ -12,7 +12,7 @@ import msgspec
 from poise import __version__
 from poise.gateway.openai import DEADLINES, LANE, MODELS, MOST_SECONDS, PATIENCE, FrontErrorBody
 from poise.gateway.wire import ErrorBody, Forms, Schema
-from poise.model.spec import NAME
+from poise.model.fields import NAME
 
 ABOUT = (
     "Every error has the form `ErrorBody`, those below /v1/ that of OpenAI; 404, 405 and 431 as well, wherever asked."

@@ -69,7 +69,7 @@ from poise.model.events import (
     Triggered,
     UnitsCancelled,
 )
-from poise.model.jobs import Ending, Job
+from poise.model.jobs import Ending, Job, limits_of
 from poise.model.load import Load, Upkeep
 from poise.model.messages import (
     Acked,
@@ -1501,7 +1501,6 @@ class Controller:
             priority=int(spec.priority),
             kind=spec.kind,
             expect=profile.mean if profile is not None and profile.count >= ENOUGH_RUNS else 0,
-            grace=spec.grace,
             gang=unit.id if len(spec.tasks) > 1 else "",
             first=self._addresses.get(first, "") if len(spec.tasks) > 1 else "",
             rank=order.rank if order is not None else task.rank,
@@ -1510,11 +1509,11 @@ class Controller:
             parts=task.parts,
             queued=unit.queued,
             serves=job.calls is not None or bool(spec.serves),
-            hang=spec.hang,
             lease=self.settings.lease if spec.lease == "exclusive" else 0,
             generation=unit.generation,
             founded=unit.placed_in if spec.least else 0,
             submitted=job.submitted,
+            **limits_of(spec),
         )
 
     # --- log and outbox ----------------------------------------------------------------------------------------------

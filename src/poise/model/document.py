@@ -166,7 +166,7 @@ class Findings:
                     self._wrong.add(_in(at, meant))  # that it is missing is not worth telling
                 continue
             hints = _hints(kind.cls)
-            kept = self._right(inner, fields[name].type, _in(at, name), tuple(_words(hints[fields[name].name])))
+            kept = self._right(inner, fields[name].type, _in(at, name), tuple(words_of(hints[fields[name].name])))
             if kept is not _WRONG:
                 made[name] = kept
         missing = [name for name, field in fields.items() if field.required and name not in value]
@@ -306,14 +306,14 @@ def _stand_in(kind: inspect.Type) -> Any:
     return "true"
 
 
-def _words(hint: Any) -> Iterator[str]:
+def words_of(hint: Any) -> Iterator[str]:
     """The words that a field takes."""
     if isinstance(hint, str):
         if hint:
             yield hint
         return
     for inner in get_args(hint):
-        yield from _words(inner)
+        yield from words_of(inner)
 
 
 def _other_field(name: str, fields: dict[str, inspect.Field]) -> tuple[str, str]:

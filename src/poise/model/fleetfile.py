@@ -25,16 +25,10 @@ import msgspec
 from poise.errors import SpecError
 from poise.model.catalogue import CATALOGUE, device_of, models_named
 from poise.model.document import Findings, near, shown
+from poise.model.fields import MAX_BYTES, MAX_CPU, Quantity, parse_or_raise
 from poise.model.figures import with_figures, with_processor
 from poise.model.resources import DECLARED, WHOLE, Device, Link, Node
-from poise.model.spec import (
-    MAX_BYTES,
-    MAX_CPU,
-    Quantity,
-    check_name,
-    check_text,
-    parse_or_raise,
-)
+from poise.model.spec import check_name, check_text
 from poise.units import HOUR, parse_bytes, parse_cpu, parse_duration, parse_flops, parse_rate, parse_share
 
 MAX_NODES = 20_000

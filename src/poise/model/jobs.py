@@ -5,7 +5,7 @@ gang. `model/spec.py` compiles what people write into these records.
 """
 
 from enum import IntEnum
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -224,6 +224,20 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     def artifact_of(self, variant: int) -> str:
         """The name of its artifact number `variant`; empty where it has none to choose from."""
         return self.variants[variant - 1].name if variant else self.artifact
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What a node holds a running command to; each field is one of `Unit` too. `grace` nanoseconds pass between SIGTERM
+    and SIGKILL. A command has hung when it has been silent for `hang` nanoseconds (0: it is not watched).
+    """
+
+    grace: int = 0
+    hang: int = 0
+
+
+def limits_of(held: "Unit | Limits") -> dict[str, Any]:
+    """The fields of `Limits`, to make another record that has them."""
+    return {name: getattr(held, name) for name in Limits.__struct_fields__}
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from poise.model.jobs import Ending, Speedups
+from poise.model.jobs import Ending, Limits, Speedups
 from poise.model.load import Load, Upkeep
 from poise.model.resources import Node, Shape
 from poise.model.training import Orders, Training
@@ -26,17 +26,17 @@ class Attempt(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False
         return f"{self.task}#{self.epoch}"
 
 
-class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Launch(Limits, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """All a node needs to run one attempt. `env` is complete but for the POISE_ names and devices, which the node adds.
 
     `slots` is how many attempts of `shape` may run at once on this node, as of this launch; one that is `queued` waits
-    for another of them to end, any other has room of its own. One that `serves` gets a `key`, by which whoever sends
-    it work knows it; its node makes that if there is none. `expect` is the run time that the control plane foresees in
-    nanoseconds; 0 is unknown. One with a `hang` has hung when it has been silent for that many nanoseconds. Exclusive
-    work has a `lease` in nanoseconds (0: none), from when the node sent what was last answered: when that runs out,
-    nothing of it runs. A member of an elastic `gang` joins it in a `generation`, as `rank` of `world`; `founded` is the
-    epoch in which the gang was placed (0: it is not elastic); `first` is the address of the machine of its first member
-    (empty: there is one machine only). Its job was `submitted` then, which tells it from others of that name.
+    for another of them to end, any other has room of its own. One that `serves` gets a `key`, by which whoever
+    sends it work knows it; its node makes that if there is none. `expect` is the run time that the control plane
+    foresees in nanoseconds; 0 is unknown. Exclusive work has a `lease` in nanoseconds (0: none), from when the node
+    sent what was last answered: when that runs out, nothing of it runs. A member of an elastic `gang` joins it in a
+    `generation`, as `rank` of `world`; `founded` is the epoch in which the gang was placed (0: it is not elastic);
+    `first` is the address of the machine of its first member (empty: there is one machine only). Its job was
+    `submitted` then, which tells it from others of that name.
     """
 
     attempt: Attempt
@@ -44,12 +44,11 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     shape: Shape
     slots: int
     folder: str = ""
-    env: dict[str, str] = {}
+    env: dict[str, str] = msgspec.field(default_factory=dict)
     devices: tuple[int, ...] = ()
     priority: int = 2
     kind: str = ""
     expect: int = 0
-    grace: int = 0
     gang: str = ""
     rank: int = 0
     world: int = 1
@@ -57,7 +56,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     parts: int = 0
     queued: bool = False
     serves: bool = False
-    hang: int = 0
     lease: int = 0
     generation: int = 0
     founded: int = 0

@@ -20,19 +20,12 @@ import msgspec
 from poise.errors import SpecError
 from poise.model.canary import Stage, TrialRules
 from poise.model.document import Findings, shown
+from poise.model.fields import Quantity, parse_or_raise
+from poise.model.job_fields import PriorityName, ResourcesSpec
 from poise.model.precision import PrecisionName
 from poise.model.scaling import Announced, ScaleRules
 from poise.model.serving import MOST, Limits
-from poise.model.spec import (
-    PriorityName,
-    Quantity,
-    ResourcesSpec,
-    check_name,
-    check_text,
-    compile_spec,
-    parse_or_raise,
-    read_moment,
-)
+from poise.model.spec import check_name, check_text, compile_spec, read_moment
 from poise.units import DAY, HOUR, SECOND, parse_bytes, parse_duration, parse_share
 
 MOST_REPLICAS = 64

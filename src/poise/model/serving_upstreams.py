@@ -21,8 +21,9 @@ import msgspec
 
 from poise.errors import SpecError
 from poise.model.document import Findings
+from poise.model.fields import Quantity, parse_or_raise
 from poise.model.servicefile import VARIABLE, ObjectiveSpec
-from poise.model.spec import Quantity, check_name, parse_or_raise
+from poise.model.spec import check_name
 from poise.units import DAY, MILLISECOND, format_duration, parse_bytes, parse_duration, parse_share
 
 MAX_UPSTREAMS = 1000

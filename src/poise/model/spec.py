@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -22,15 +22,41 @@ from poise.model import graph
 from poise.model.catalogue import models_named
 from poise.model.deadlines import IfLate
 from poise.model.document import Findings, field_parts, near, shown
+from poise.model.fields import (
+    MAX_BYTES,
+    MAX_CPU,
+    MAX_DURATION,
+    MAX_FLOPS,
+    NAME,
+    Declared,
+    Quantity,
+    declared,
+    duration,
+    parse_or_raise,
+)
+from poise.model.job_fields import (
+    MAX_TASKS,
+    PHASES,
+    CheckpointSpec,
+    Command,
+    DeadlineSpec,
+    JobSpec,
+    PriorityName,
+    ResourcesSpec,
+    RetrySpec,
+    SplitSpec,
+    TaskSpec,
+    WorkersSpec,
+    WorkSpec,
+    example_of,
+)
 from poise.model.jobs import (
     EXCLUSIVE_GRACE,
     GRACE,
     NO_WORK,
     RETRY,
-    WEIGHT,
     InPhase,
     Job,
-    Lease,
     Priority,
     Retry,
     Task,
@@ -40,36 +66,18 @@ from poise.model.jobs import (
 )
 from poise.model.quotas import Quota
 from poise.model.resources import ANY_GPU, PLENTY, WHOLE, Shape, Wants
-from poise.model.sweep import SweepSpec, check_placeholders, combinations, in_env, in_words, names_of
+from poise.model.sweep import check_placeholders, combinations, in_env, in_words, names_of
 from poise.model.tenants import DEFAULT, class_of_tenant
 from poise.units import (
-    DAY,
     SECOND,
-    format_bytes,
     format_cpu,
     format_duration,
-    format_rate,
     parse_bytes,
     parse_cpu,
-    parse_duration,
     parse_flops,
     parse_rate,
     parse_share,
 )
-
-Quantity = str | int | float
-Command = str | list[str]
-PriorityName = Literal["urgent", "high", "medium", "low"]
-
-MAX_TASKS = 10_000
-"""Tasks of one job: ten times as many take 3 s to take in, which is when a node of this machine counts as lost."""
-
-MAX_CPU = 100_000 * 1000
-MAX_BYTES = 2**50
-MAX_FLOPS = 2**62
-MAX_DURATION = 3650 * DAY
-LEAST_HANG = 1 * SECOND
-"""`poise.step` says at most every 100 ms that a command gets on, and a busy machine may delay that."""
 
 MAX_COMMAND_BYTES = 128 * 1024
 MAX_JOB_BYTES = 16 * 2**20
@@ -89,31 +97,7 @@ MAX_SERVES = 1024
 
 MAX_TEXT = 4096
 _JOB_ID = re.compile(r"j[0-9]+")
-NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
-"""What names of jobs, tasks, services, tenants look like."""
-
 _NAME = re.compile(NAME)
-
-
-class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """What each task asks for. Memory is reserved and limited; without it, neither.
-
-    `gpu` counts devices of kind `gpu_kind`, of any of the models in `gpu_model`; `gpu_share` is the part of each one's
-    compute. `backend` is what the command was built for (cuda, rocm, cann), `precision` what it would compute in, `ops`
-    the operators it needs. `network` is bandwidth.
-    """
-
-    cpu: Quantity = 1
-    memory: Quantity = 0
-    gpu: int = 0
-    gpu_memory: Quantity = 0
-    gpu_share: float = 1.0
-    gpu_kind: str = "gpu"
-    gpu_model: str | list[str] = []
-    backend: str = ""
-    precision: Literal["", "fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"] = ""
-    ops: list[str] = []
-    network: Quantity = 0
 
 
 class QuotaSpec(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -124,57 +108,6 @@ class QuotaSpec(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     gpu: Quantity | None = None
 
 
-class RetrySpec(msgspec.Struct, forbid_unknown_fields=True):
-    """Try again at most `limit` times, `backoff` doubling, after these outcomes."""
-
-    limit: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 3
-    backoff: Quantity = "1s"
-    when: list[Literal["failed", "killed", "signal", "oom", "hung", "lost"]] = msgspec.field(
-        default_factory=lambda: ["lost", "killed", "hung"]
-    )
-
-
-class WorkersSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """An elastic gang: it starts with `min` tasks or more, and can use `max`."""
-
-    min: int
-    max: int
-
-
-class SplitSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """Cut `items` into parts of `size` items each; `auto`: by how busy and how uneven the fleet is, in these bounds."""
-
-    items: int
-    size: int | Literal["auto"] = "auto"
-    min: int = 1
-    max: int = MAX_TASKS
-
-
-class WorkSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """What one task has to do: operations, bytes of device memory it moves, bytes of its input and of its model."""
-
-    flops: Quantity = 0
-    bytes: Quantity = 0
-    input: Quantity = 0
-    model: Quantity = 0
-
-
-class CheckpointSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """The work saves itself `every` so often; coming back takes `restore`."""
-
-    every: Quantity
-    restore: Quantity = 0
-
-
-class DeadlineSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """Until when the work must be done, and what becomes of it when that cannot be."""
-
-    by: Quantity
-    if_late: IfLate = msgspec.field(name="if-late", default="run")
-
-
-PHASES = ("initial", "convergence", "fine-tuning")
-
 AUTO_PHASES = (
     InPhase(phase="convergence", cpu=8000, memory=600),
     InPhase(phase="fine-tuning", cpu=4000, memory=300),
@@ -183,64 +116,6 @@ AUTO_PHASES = (
 """What `phases: auto` stands for."""
 
 LEAST_PART = 10
-
-
-class PhaseSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """What a task asks for while its training is in a phase: at most so many CPUs, and that part of the device memory
-    that it asks for, or of each of its devices.
-    """
-
-    cpu: Quantity | None = None
-    device_memory: Quantity = 1
-
-
-class ArtifactSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """The same work built for one backend. Without `resources` it asks for what the task asks for."""
-
-    run: Command
-    resources: ResourcesSpec | None = None
-
-
-class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """One command and what it needs. A list is run as it is; a text goes through `sh -c`."""
-
-    run: Command = ""
-    needs: list[str] = []
-    resources: ResourcesSpec = msgspec.field(default_factory=ResourcesSpec)
-    env: dict[str, Any] = {}
-    priority: PriorityName | None = None
-    deadline: Quantity | DeadlineSpec | None = None
-    expect: Quantity | None = None
-    workers: int | str | WorkersSpec = 1
-    parts: int = 0
-    split: SplitSpec | None = None
-    sweep: SweepSpec | None = None
-    at_most: int = 0
-    merge: Command | None = None
-    retry: RetrySpec | None = None
-    hang: Quantity = 0
-    grace: Quantity | None = None
-    lease: Lease = "fenced"
-    artifacts: dict[str, ArtifactSpec] = {}
-    work: WorkSpec | None = None
-    checkpoint: Quantity | CheckpointSpec | None = None
-    phases: Literal["auto"] | dict[str, PhaseSpec] = {}
-    preemptible: bool = True
-    weight: float = 1.0
-    serves: str = ""
-    class_: str = msgspec.field(name="class", default="")
-
-
-class JobSpec(TaskSpec, forbid_unknown_fields=True):
-    """A whole job: the fields of a task, or `kind: graph` and `tasks`."""
-
-    kind: Literal["job", "graph"] = "job"
-    name: str = ""
-    folder: str = ""
-    after: list[str] = []
-    begin: Quantity | None = None
-    calls: bool = False
-    tasks: dict[str, TaskSpec] = {}
 
 
 class Compiled(NamedTuple):
@@ -349,6 +224,10 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], tenant: str,
     )
 
 
+def _is_set(spec: TaskSpec, of: Declared) -> bool:
+    return bool(getattr(spec, of.attribute) != of.default)
+
+
 def _serves(top: JobSpec, found: Findings) -> bool:
     """Workers that serve calls are parts of one command: each is placed by itself, and takes what calls there are."""
     if not top.calls:
@@ -357,89 +236,18 @@ def _serves(top: JobSpec, found: Findings) -> bool:
         what, hint = "what serves calls ends when its caller does, and has no end that could be late", "if-late: run"
         error = SpecError(what, code="E105", field="deadline.if-late", have=top.deadline.if_late, hint=hint)
         found.add(error)
-    given = {
-        "kind": top.kind == "graph",
-        "workers": top.workers != 1,
-        "merge": top.merge is not None,
-        "split": top.split is not None,
-        "sweep": top.sweep is not None,
-        "at_most": top.at_most != 0,
-        "hang": top.hang != 0,
-    }
-    for wrong in (name for name, is_given in given.items() if is_given):
+    wrong = (of.name for of in declared(JobSpec).values() if not of.field.calls and _is_set(top, of))
+    for field in wrong:
         what = "what serves calls is one command, in as many `parts` as may run at once"
         hint = "calls: true, parts: 4"
-        found.add(SpecError(what, code="E105", field=wrong, have="calls: true", hint=hint), "calls")
+        found.add(SpecError(what, code="E105", field=field, have="calls: true", hint=hint), "calls")
     return True
-
-
-_EXAMPLES = {
-    "run": "run: [python, train.py]",
-    "merge": "merge: [python, merge.py]",
-    "needs": "needs: [prepare]",
-    "after": "after: [j1]",
-    "name": "name: train-1",
-    "folder": "folder: /data/experiment",
-    "env": "env: {SEED: 1}",
-    "resources": "resources: {cpu: 4, memory: 8GiB, gpu: 1}",
-    "cpu": "cpu: 4",
-    "memory": "memory: 8GiB",
-    "gpu": "gpu: 1",
-    "gpu_memory": "gpu_memory: 12GiB",
-    "priority": "priority: high",
-    "begin": "begin: 2h",
-    "deadline": "deadline: 30m",
-    "by": "by: 30m",
-    "if-late": "if-late: cancel",
-    "expect": "expect: 10m",
-    "gpu_share": "gpu_share: 0.5",
-    "gpu_kind": "gpu_kind: npu",
-    "gpu_model": "gpu_model: [H100, A100-80]",
-    "backend": "backend: cuda",
-    "precision": "precision: fp16",
-    "ops": "ops: [matmul]",
-    "network": "network: 10Gbit",
-    "workers": "workers: 2",
-    "min": "workers: 2..8",
-    "max": "workers: 2..8",
-    "parts": "parts: 4",
-    "split": "split: {items: 1000, size: auto}",
-    "sweep": "sweep: {lr: [0.1, 0.01], seed: 1..5}",
-    "at_most": "at_most: 4",
-    "items": "items: 1000",
-    "size": "size: 50",
-    "artifacts": "artifacts: {cuda: {run: ./train-cuda}, cpu: {run: ./train}}",
-    "work": "work: {flops: 2 PFLOP, bytes: 300GB}",
-    "flops": "flops: 2 PFLOP",
-    "bytes": "bytes: 300GB",
-    "input": "input: 4GB",
-    "model": "model: 13GB",
-    "checkpoint": "checkpoint: 5m",
-    "every": "every: 5m",
-    "restore": "restore: 30s",
-    "phases": "phases: {convergence: {cpu: 8, device_memory: 60%}, fine-tuning: {cpu: 4, device_memory: 30%}}",
-    "device_memory": "device_memory: 60%",
-    "preemptible": "preemptible: false",
-    "weight": "weight: 2.5",
-    "serves": "serves: digits",
-    "retry": "retry: {limit: 3, backoff: 1s, when: [lost]}",
-    "limit": "limit: 3",
-    "backoff": "backoff: 1s",
-    "when": "when: [lost, killed]",
-    "grace": "grace: 10s",
-    "hang": "hang: 60s",
-    "lease": "lease: exclusive",
-    "class": "class: resnet",
-    "calls": "calls: true",
-    "kind": "kind: graph",
-    "tasks": "tasks: {hello: {run: echo hello}}",
-}
 
 
 def _example(field: str) -> str:
     """What could stand in a field: the innermost one of its path that has a name of ours."""
-    known = [part for part in field_parts(field) if part in _EXAMPLES]
-    return _EXAMPLES[known[-1]] if known else "run: echo hello"
+    known = [example for part in field_parts(field) if (example := example_of(part))]
+    return known[-1] if known else "run: echo hello"
 
 
 class _Due(NamedTuple):
@@ -641,31 +449,8 @@ def _check_unique(units: list[Unit]) -> None:
         )
 
 
-_OF_A_TASK = {
-    "run": "",
-    "needs": [],
-    "resources": ResourcesSpec(),
-    "expect": None,
-    "workers": 1,
-    "parts": 0,
-    "split": None,
-    "sweep": None,
-    "at_most": 0,
-    "merge": None,
-    "retry": None,
-    "hang": 0,
-    "grace": None,
-    "lease": "fenced",
-    "artifacts": {},
-    "work": None,
-    "checkpoint": None,
-    "phases": {},
-    "preemptible": True,
-    "weight": 1.0,
-    "serves": "",
-    "class_": "",
-}
-"""Fields of a task that mean nothing beside `tasks`; `env`, `priority` and `deadline` hold for all tasks."""
+_OF_A_TASK = {of.attribute: of.default for of in declared(TaskSpec).values() if not of.field.inherited}
+"""Fields of a task that mean nothing beside `tasks`, and their defaults."""
 
 
 def _resolve(units: list[Unit], specs: Mapping[str, TaskSpec], stands_for: Mapping[str, tuple[str, ...]]) -> list[Unit]:
@@ -744,10 +529,8 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         needs=tuple(spec.needs),
         priority=Priority[(spec.priority or inherited.priority).upper()],
         deadline=due.deadline,
-        expect=found.get(0, _duration, spec.expect, f"{field}expect") if spec.expect is not None else 0,
         retry=RETRY if spec.retry is None else _retry(spec.retry, f"{field}retry", found),
         kind=class_of_tenant(kind, inherited.tenant),
-        hang=0 if spec.hang == 0 else found.get(0, _hang, spec.hang, f"{field}hang"),
         grace=_grace(spec, field, found),
         lease=spec.lease,
         least=size.least if size.least < most else 0,
@@ -757,10 +540,10 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         checkpoint=checkpoint,
         restore=restore,
         preemptible=spec.preemptible,
-        weight=WEIGHT if spec.weight == 1 else found.get(WEIGHT, _weight, spec.weight, f"{field}weight"),
         serves=spec.serves,
         phases=_phases(spec, f"{field}phases", shape, found),
         if_late=due.if_late,
+        **_read(spec, field, found),
     )
     if parts:
         merge = found.get((), _command, spec.merge, f"{field}merge") if spec.merge is not None else ()
@@ -769,6 +552,23 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         gang = tuple(Task(name=f"{name}[{rank}]", argv=argv, env=env, rank=rank, world=most) for rank in range(most))
         return [msgspec.structs.replace(base, tasks=gang)]
     return [base]
+
+
+_READ = [(of, of.field.read) for of in declared(TaskSpec).values() if of.field.read is not None]
+
+
+def _read(spec: TaskSpec, at: str, found: Findings) -> dict[str, Any]:
+    """What the ledger keeps of the fields that their declarations read; of one left at its default, the ledger's."""
+    made = {}
+    for of, read in _READ:
+        value = getattr(spec, of.attribute)
+        if value != of.default:
+            default = getattr(_PLAIN, of.attribute)
+            made[of.attribute] = _or(default, found.get(default, read, value, f"{at}{of.name}"))
+    return made
+
+
+_PLAIN = Unit(name="", tasks=())
 
 
 def _artifacts(spec: TaskSpec, field: str, found: Findings) -> tuple[str, tuple[str, ...], Shape, tuple[Variant, ...]]:
@@ -803,7 +603,7 @@ def _grace(spec: TaskSpec, field: str, found: Findings) -> int:
     exclusive = spec.lease == "exclusive"
     if spec.grace is None:
         return EXCLUSIVE_GRACE if exclusive else GRACE
-    grace = _or(GRACE, found.get(0, _duration, spec.grace, f"{field}grace"))
+    grace = _or(GRACE, found.get(0, duration, spec.grace, f"{field}grace"))
     if exclusive and grace > EXCLUSIVE_GRACE:
         error = SpecError(
             "exclusive work has to end soon when it is stopped",
@@ -828,7 +628,7 @@ def _work(spec: WorkSpec | None, field: str, found: Findings) -> Work:
 
 
 def _retry(spec: RetrySpec, field: str, found: Findings) -> Retry:
-    backoff = found.get(0, _duration, spec.backoff, f"{field}.backoff")
+    backoff = found.get(0, duration, spec.backoff, f"{field}.backoff")
     ooms = min(spec.limit, OOM_RETRIES) if "oom" in spec.when else 0
     return _or(RETRY, Retry(limit=spec.limit, backoff=backoff, when=tuple(dict.fromkeys(spec.when)), ooms=ooms))
 
@@ -838,9 +638,9 @@ def _checkpoint(spec: Quantity | CheckpointSpec | None, field: str, found: Findi
     if spec is None:
         return 0, 0
     if isinstance(spec, CheckpointSpec):
-        every = found.get(0, _duration, spec.every, f"{field}.every")
-        return every, found.get(0, _duration, spec.restore, f"{field}.restore")
-    return found.get(0, _duration, spec, field), 0
+        every = found.get(0, duration, spec.every, f"{field}.every")
+        return every, found.get(0, duration, spec.restore, f"{field}.restore")
+    return found.get(0, duration, spec, field), 0
 
 
 def _phases(spec: TaskSpec, field: str, shape: Shape, found: Findings) -> tuple[InPhase, ...]:
@@ -867,13 +667,6 @@ def _phases(spec: TaskSpec, field: str, shape: Shape, found: Findings) -> tuple[
 
 def _phase_name(one: InPhase) -> str:
     return one.phase
-
-
-def _weight(weight: float, field: str) -> int:
-    """A business weight in thousandths."""
-    if not 0.001 <= weight <= 1000:
-        raise SpecError("the weight is out of range", code="E103", field=field, need="0.001 to 1000", have=str(weight))
-    return _or(WEIGHT, round(weight * 1000))
 
 
 def _parts(base: Unit, spec: TaskSpec, size: _Size, merge: tuple[str, ...]) -> list[Unit]:
@@ -1077,28 +870,6 @@ def _check_gpus(value: int, field: str) -> None:
         raise SpecError("the number is out of range", code="E103", field=field, need="0 to 1024", have=str(value))
 
 
-def parse_or_raise(parse: Any, value: Quantity, field: str, limit: int) -> int:
-    """Parse a quantity, bounded; errors name the field."""
-    try:
-        parsed = int(parse(value))
-    except ValueError as error:
-        have = shown(value)
-        raise SpecError("the quantity cannot be read", code="E103", field=field, need=str(error), have=have) from None
-    if parsed > limit:
-        have = shown(value)
-        need = f"at most {_WRITTEN.get(parse, str)(limit)}"
-        raise SpecError("the quantity is absurd", code="E103", field=field, have=have, need=need)
-    return parsed
-
-
-_WRITTEN: dict[Any, Callable[[int], str]] = {
-    parse_bytes: format_bytes,
-    parse_cpu: format_cpu,
-    parse_duration: format_duration,
-    parse_rate: format_rate,
-}
-
-
 def compile_quota(spec: QuotaSpec) -> Quota:
     """Raises SpecError for what is no amount."""
     return Quota(
@@ -1106,19 +877,6 @@ def compile_quota(spec: QuotaSpec) -> Quota:
         memory=PLENTY if spec.memory is None else parse_or_raise(parse_bytes, spec.memory, "memory", MAX_BYTES),
         gpus=PLENTY if spec.gpu is None else parse_or_raise(parse_cpu, spec.gpu, "gpu", MAX_CPU),  # in thousandths too
     )
-
-
-def _duration(value: Quantity, field: str) -> int:
-    return parse_or_raise(parse_duration, value, field, MAX_DURATION)
-
-
-def _hang(value: Quantity, field: str) -> int:
-    """Nanoseconds; 0: not watched."""
-    hang = _duration(value, field)
-    if 0 < hang < LEAST_HANG:
-        need, have = f"{format_duration(LEAST_HANG)} or more, or 0", shown(value)
-        raise SpecError("silence so short is no hang", code="E103", field=field, need=need, have=have)
-    return hang
 
 
 def read_moment(value: str, field: str) -> datetime:
@@ -1153,7 +911,7 @@ def _time_to(value: Quantity | None, field: str, wall: float, what: str) -> int:
         if left > MAX_DURATION:
             raise SpecError("the moment is too far away", code="E103", field=field, have=value, need="within ten years")
     else:
-        left = _duration(value, field)
+        left = duration(value, field)
     if left <= 0:
         code = "E108" if what == "deadline" else "E103"
         raise SpecError(

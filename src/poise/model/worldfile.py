@@ -23,8 +23,9 @@ import msgspec
 
 from poise.errors import SpecError
 from poise.model.document import Findings
+from poise.model.fields import Quantity, parse_or_raise
 from poise.model.servers import HangUp, Measured, Server, Serving, Speed, Table
-from poise.model.spec import Quantity, check_name, parse_or_raise
+from poise.model.spec import check_name
 from poise.model.workload import LINEAR, Scaling
 from poise.units import DAY, SECOND, parse_duration, parse_share
 

@@ -19,7 +19,8 @@ import msgspec
 
 from poise.errors import SpecError
 from poise.model.document import Findings, near, shown
-from poise.model.spec import MAX_DURATION, Quantity, check_count, check_name, parse_or_raise
+from poise.model.fields import MAX_DURATION, Quantity, parse_or_raise
+from poise.model.spec import check_count, check_name
 from poise.model.triggers import Triggers
 from poise.policy.rank import ORDERS, PRESETS, RANK_TERMS
 from poise.policy.reclaim import Preemption

@@ -9,7 +9,8 @@ import pytest
 
 from poise.cli.asking import asked, asking, merged, told_as_flags
 from poise.errors import SpecError
-from poise.model.spec import JobSpec, ResourcesSpec, compile_spec
+from poise.model.job_fields import JobSpec, ResourcesSpec
+from poise.model.spec import compile_spec
 
 IN_FILES_ONLY = {
     "kind": "a command is a job",

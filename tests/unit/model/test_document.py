@@ -8,8 +8,10 @@ from hypothesis import given, settings
 
 from poise.errors import ErrorRecord, SpecError
 from poise.model.document import MAX_FOUND, MAX_TOLD, Findings, near
+from poise.model.fields import parse_or_raise
 from poise.model.fleetfile import compile_fleet
-from poise.model.spec import JobSpec, ResourcesSpec, compile_spec, parse_or_raise
+from poise.model.job_fields import JobSpec, ResourcesSpec
+from poise.model.spec import compile_spec
 from poise.policy.recipe import compile_recipe
 from poise.units import parse_cpu
 

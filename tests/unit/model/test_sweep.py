@@ -3,7 +3,8 @@ from typing import Any
 import pytest
 
 from poise.errors import ErrorRecord, SpecError
-from poise.model.spec import MAX_TASKS, compile_spec
+from poise.model.job_fields import MAX_TASKS
+from poise.model.spec import compile_spec
 from poise.model.sweep import values_in
 
 

@@ -1,0 +1,705 @@
+"""The records of a job file. Each field is declared here, once; `model/fields.py` says what comes from a declaration.
+
+`model/spec.py` compiles these records into what the ledger keeps (`model/jobs.py`).
+"""
+
+from collections.abc import Iterator, Mapping
+from types import UnionType
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+
+from poise.errors import SpecError
+from poise.model.catalogue import CATALOGUE
+from poise.model.deadlines import IfLate
+from poise.model.document import shown
+from poise.model.fields import (
+    BYTES,
+    CPU,
+    DURATION,
+    FLOPS,
+    MOMENT,
+    NAME,
+    NAMES,
+    RATE,
+    SHARE,
+    Declared,
+    Field,
+    Flag,
+    Quantity,
+    Schema,
+    as_number,
+    as_texts,
+    declared,
+    duration,
+)
+from poise.model.jobs import Lease
+from poise.model.sweep import SweepSpec
+from poise.units import SECOND, format_duration
+
+Command = str | list[str]
+PriorityName = Literal["urgent", "high", "medium", "low"]
+
+MAX_TASKS = 10_000
+"""Tasks of one job: ten times as many take 3 s to take in, which is when a node of this machine counts as lost."""
+
+LEAST_HANG = 1 * SECOND
+"""`poise.step` reports progress at most every 100 ms, and a busy machine may delay that."""
+
+PHASES = ("initial", "convergence", "fine-tuning")
+
+COUNT: Schema = {"type": "integer", "minimum": 1, "maximum": MAX_TASKS}
+COUNT_OR_NONE = COUNT | {"minimum": 0}
+_SWEPT: Schema = {"pattern": "^[a-z][a-z0-9_]{0,62}$"}
+_SCALAR: Schema = {"type": ["string", "number", "boolean"]}
+_VALUES: Schema = {
+    "anyOf": [
+        {"type": "string", "pattern": r"^\s*-?[0-9]{1,12}\s*\.\.\s*-?[0-9]{1,12}\s*(?::\s*[0-9]{1,12}\s*)?$"},
+        {"type": "array", "items": _SCALAR, "minItems": 1},
+    ],
+    "examples": ["1..5"],
+}
+_SWEEP: Schema = {
+    "anyOf": [
+        {
+            "type": "object",
+            "propertyNames": _SWEPT,
+            "properties": {"zip": {"type": "object", "propertyNames": _SWEPT, "additionalProperties": _VALUES}},
+            "additionalProperties": _VALUES,
+            "minProperties": 1,
+        },
+        {
+            "type": "array",
+            "items": {"type": "object", "propertyNames": _SWEPT, "additionalProperties": _SCALAR},
+            "minItems": 1,
+        },
+    ]
+}
+_WORKERS: Schema = {
+    "anyOf": [
+        COUNT,
+        {"type": "string", "pattern": r"^\s*[0-9]{1,6}(?:\s*\.\.\s*[0-9]{1,6})?\s*$", "examples": ["2..8"]},
+    ]
+}
+
+
+# --- what flags and quantities become --------------------------------------------------------------------------------
+
+
+def _hang(value: Quantity, field: str) -> int:
+    """Nanoseconds; 0: not watched."""
+    hang = duration(value, field)
+    if 0 < hang < LEAST_HANG:
+        need, have = f"{format_duration(LEAST_HANG)} or more, or 0", shown(value)
+        raise SpecError("silence so short is no hang", code="E103", field=field, need=need, have=have)
+    return hang
+
+
+def _weight(weight: float, field: str) -> int:
+    """A business weight in thousandths."""
+    if not 0.001 <= weight <= 1000:
+        raise SpecError("the weight is out of range", code="E103", field=field, need="0.001 to 1000", have=str(weight))
+    return round(weight * 1000)
+
+
+def _not(given: bool, environ: Mapping[str, str]) -> bool:
+    return not given
+
+
+def _variables(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str | None]:
+    """`NAME=VALUE` sets a variable, `NAME` takes the caller's value."""
+    pairs = [one.partition("=") for one in given]
+    return {name: value if equals else environ.get(name) for name, equals, value in pairs}
+
+
+def _swept(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, Any]:
+    """`lr=0.1,0.01` is a list, `seed=1..5` a range."""
+    made: dict[str, Any] = {}
+    for one in given:
+        name, equals, values = one.partition("=")
+        words = values.split(",")
+        if not equals or not all(words) or name in made or (len(words) > 1 and any(".." in word for word in words)):
+            what = "a name is swept twice" if name in made else "the values of a sweep cannot be read"
+            need = "NAME=0.1,0.01 or NAME=1..5"
+            raise SpecError(what, field="--sweep", need=need, have=one, hint="--sweep lr=0.1,0.01 --sweep seed=1..5")
+        made[name] = values if ".." in values else words
+    return made
+
+
+def _retries(given: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    return {"limit": as_number(given, environ), "when": ["lost", "killed", "hung", "failed", "signal"]}
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """What each task asks for. Memory is reserved and limited; without it, neither."""
+
+    cpu: Annotated[
+        Quantity,
+        Field(
+            "CPUs: `2`, `0.5` or `500m`. Whole CPUs are bound to cores of their own.",
+            example="4",
+            form=CPU,
+            flag=Flag("--cpu", "N", "CPUs for each task, e.g. 4, 0.5 or 500m. [default: 1]", as_number),
+            python=True,
+        ),
+    ] = 1
+    memory: Annotated[
+        Quantity,
+        Field(
+            "Reserved and limited: `8GiB`. 0 reserves nothing and limits nothing.",
+            example="8GiB",
+            form=BYTES,
+            flag=Flag("--memory", "BYTES", "Memory for each task, reserved and limited, e.g. 8GiB.", as_number),
+            python=True,
+        ),
+    ] = 0
+    gpu: Annotated[
+        int,
+        Field(
+            "Devices.",
+            example="1",
+            form={"minimum": 0, "maximum": 1024},
+            flag=Flag("--gpu", "N", "Whole devices for each task.", as_number, short="-g"),
+            python=True,
+        ),
+    ] = 0
+    gpu_memory: Annotated[
+        Quantity,
+        Field(
+            "Memory that each of these devices must have; of a share, the memory that it takes. A device of 80 GB has "
+            "`80GB`, and not `80GiB`.",
+            example="12GiB",
+            form=BYTES,
+            flag=Flag("--gpu-memory", "BYTES", "Memory that each device must have, e.g. 12GiB.", as_number),
+            python=True,
+        ),
+    ] = 0
+    gpu_share: Annotated[
+        float,
+        Field(
+            "The part of each device's compute, so that others can share it, up to the device's `share_cap` (0.8 "
+            "unless declared); 1 is a device of its own.",
+            example="0.5",
+            form={"exclusiveMinimum": 0, "maximum": 1},
+            flag=Flag("--gpu-share", "PART", "The part of each device's compute, e.g. 0.5.", as_number),
+            python=True,
+        ),
+    ] = 1.0
+    gpu_kind: Annotated[
+        str,
+        Field(
+            "`gpu`, `npu`, or as the fleet calls it.",
+            example="npu",
+            flag=Flag("--gpu-kind", "KIND", "Devices of this kind: gpu, npu, or as the fleet calls it."),
+            python=True,
+        ),
+    ] = "gpu"
+    gpu_model: Annotated[
+        str | list[str],
+        Field(
+            "Any of these models will do; `A100` is every A100.",
+            example="[H100, A100-80]",
+            form={"examples": [entry.name for entry in CATALOGUE if entry.memory]},
+            flag=Flag(
+                "--gpu-model", "MODEL", "Only devices of this model. Repeatable.", reads=as_texts, repeatable=True
+            ),
+            python=True,
+        ),
+    ] = []
+    backend: Annotated[
+        str,
+        Field(
+            "The backend that the command was built for: `cuda`, `rocm`, `cann`. Only such devices will do.",
+            example="cuda",
+            flag=Flag("--backend", "NAME", "Backend that the command was built for: cuda, rocm, cann."),
+            python=True,
+        ),
+    ] = ""
+    precision: Annotated[
+        Literal["", "fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"],
+        Field(
+            "The precision to compute in. A device that lacks it uses the next wider one, as below.",
+            example="fp16",
+            flag=Flag(
+                "--precision", "NAME", "Precision to compute in, e.g. fp16; a wider one where a device lacks it."
+            ),
+            python=True,
+        ),
+    ] = ""
+    ops: Annotated[list[str], Field("Operators that the device must support.", example="[matmul]", python=True)] = []
+    network: Annotated[
+        Quantity,
+        Field(
+            "Bandwidth to reserve of the node's network: `10Gbit`.",
+            example="10Gbit",
+            form=RATE,
+            flag=Flag("--network", "RATE", "Network bandwidth for each task, e.g. 10Gbit.", as_number),
+            python=True,
+        ),
+    ] = 0
+
+
+class RetrySpec(msgspec.Struct, forbid_unknown_fields=True):
+    """Try again at most `limit` times, `backoff` doubling, after these outcomes."""
+
+    limit: Annotated[int, msgspec.Meta(ge=0, le=1000), Field("Tries after the first one, 0 to 1000.", example="3")] = 3
+    backoff: Annotated[
+        Quantity,
+        Field("Pause before the second try; it doubles with each one, up to a minute.", example="1s", form=DURATION),
+    ] = "1s"
+    when: Annotated[
+        list[Literal["failed", "killed", "signal", "oom", "hung", "lost"]],
+        Field("Outcomes after which to try again. `lost` is tried again without a pause.", example="[lost, killed]"),
+    ] = msgspec.field(default_factory=lambda: ["lost", "killed", "hung"])
+
+
+class WorkersSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """An elastic gang: it starts with `min` tasks or more, and can use `max`."""
+
+    min: Annotated[int, Field("The fewest tasks that it starts with.", example="2", form=COUNT)]
+    max: Annotated[int, Field("The most tasks that it can use.", example="8", form=COUNT)]
+
+
+class SplitSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """Cut `items` into parts of `size` items each; `auto`: by how busy and how uneven the fleet is, in these bounds."""
+
+    items: Annotated[
+        int,
+        Field(
+            "The number of items. Each part gets its own range: from `POISE_ITEMS_FROM` up to `POISE_ITEMS_TO`.",
+            example="1000",
+            form={"minimum": 1},
+        ),
+    ]
+    size: Annotated[
+        int | Literal["auto"],
+        Field(
+            "Items in a part. `auto`: at most 10, fewer the busier and the less even the fleet is, and fewer still if "
+            "a deadline asks for it.",
+            example="50",
+            form={"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]},
+        ),
+    ] = "auto"
+    min: Annotated[int, Field("The least that `auto` chooses.", form={"minimum": 1})] = 1
+    max: Annotated[int, Field("The most that `auto` chooses.", form={"minimum": 1})] = MAX_TASKS
+
+
+class WorkSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """What one task has to do: operations, bytes of device memory it moves, bytes of its input and of its model."""
+
+    flops: Annotated[Quantity, Field("Floating-point operations: `2 PFLOP`.", example="2 PFLOP", form=FLOPS)] = 0
+    bytes: Annotated[Quantity, Field("Bytes of device memory that it moves.", example="300GB", form=BYTES)] = 0
+    input: Annotated[Quantity, Field("Bytes of input.", example="4GB", form=BYTES)] = 0
+    model: Annotated[Quantity, Field("Bytes of its model.", example="13GB", form=BYTES)] = 0
+
+
+class CheckpointSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """The work saves itself `every` so often; coming back takes `restore`."""
+
+    every: Annotated[Quantity, Field("Time between two checkpoints.", example="5m", form=DURATION)]
+    restore: Annotated[
+        Quantity, Field("Time that it takes to resume from a checkpoint.", example="30s", form=DURATION)
+    ] = 0
+
+
+class DeadlineSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """Until when the work must be done, and what becomes of it when that cannot be."""
+
+    by: Annotated[Quantity, Field("A time from submission, or a moment with its zone.", example="30m", form=MOMENT)]
+    if_late: Annotated[
+        IfLate,
+        Field(
+            "What to do with work whose deadline cannot be met. `run`: it runs as work without a deadline. `cancel`: "
+            "Poise cancels it, what needs it, and what only it needs. `refuse`: Poise refuses the submission unless "
+            "the deadline is likely to be met.",
+            example="cancel",
+            flag=Flag(
+                "--if-late",
+                "WORD",
+                "When the deadline cannot be met: refuse the job, run it all the same, or cancel it. [default: run]",
+            ),
+        ),
+    ] = msgspec.field(name="if-late", default="run")
+
+
+class PhaseSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """What a task asks for while its training is in a phase: at most so many CPUs, and that part of the device memory
+    that it asks for, or of each of its devices.
+    """
+
+    cpu: Annotated[
+        Quantity | None, Field("The most CPUs in this phase; without it, as many as in any phase.", form=CPU)
+    ] = None
+    device_memory: Annotated[
+        Quantity,
+        Field(
+            "The part of the device memory that it asks for, or of each of its devices: `60%`. The command finds it in "
+            "`POISE_DEVICE_MEMORY`.",
+            example="60%",
+            form=SHARE,
+        ),
+    ] = 1
+
+
+class ArtifactSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """The same work built for one backend. Without `resources` it asks for what the task asks for."""
+
+    run: Annotated[Command, Field("As of a task.")]
+    resources: Annotated[ResourcesSpec | None, Field("Instead of the task's.")] = None
+
+
+class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """One command and what it needs. A list is run as it is; a text goes through `sh -c`."""
+
+    run: Annotated[
+        Command,
+        Field("A list is executed as it is; a text goes through `/bin/sh -c`.", example="[python, train.py]"),
+    ] = ""
+    needs: Annotated[list[str], Field("Tasks of the same graph that must be done first.", example="[prepare]")] = []
+    resources: Annotated[
+        ResourcesSpec,
+        Field("The resources that one task takes while it runs. See below.", example="{cpu: 4, memory: 8GiB, gpu: 1}"),
+    ] = msgspec.field(default_factory=ResourcesSpec)
+    env: Annotated[
+        dict[str, Any],
+        Field(
+            "Environment variables. `null` takes the value from whoever submits.",
+            example="{SEED: 1}",
+            form={
+                "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+                "additionalProperties": {"type": ["string", "number", "null"]},
+            },
+            flag=Flag(
+                "--env",
+                "NAME[=VALUE]",
+                "Set or pass on an environment variable. Repeatable.",
+                reads=_variables,
+                repeatable=True,
+                in_service=True,
+            ),
+            inherited=True,
+            python=True,
+        ),
+    ] = {}
+    priority: Annotated[
+        PriorityName | None,
+        Field(
+            "Priority class of the task. In a graph, the job's class holds where a task names none. `medium` by "
+            "default.",
+            example="high",
+            flag=Flag("--priority", "CLASS", "urgent, high, medium or low.", in_service=True),
+            inherited=True,
+            python=True,
+        ),
+    ] = None
+    deadline: Annotated[
+        Quantity | DeadlineSpec | None,
+        Field(
+            "A time from submission (`30m`) or a moment with its zone (`2026-12-01T12:00:00Z`); or a mapping.",
+            example="30m",
+            form=MOMENT,
+            flag=Flag("--deadline", "TIME", "When it must be done: 30m, or 2026-12-01T12:00:00Z."),
+            inherited=True,
+            python=True,
+        ),
+    ] = None
+    expect: Annotated[
+        Quantity | None,
+        Field(
+            "Estimated run time, used until finished runs of its class say more. Of an elastic gang: with its fewest "
+            "workers. It does not hold for the `merge`.",
+            example="10m",
+            form=DURATION,
+            flag=Flag("--expect", "TIME", "Estimated run time, used until there is history."),
+            read=duration,
+        ),
+    ] = None
+    workers: Annotated[
+        int | str | WorkersSpec,
+        Field(
+            "A gang: this many tasks, started together or not at all. `2..8` or `{min: 2, max: 8}` is elastic: it "
+            "starts with the fewest or more, and is made larger or smaller at a checkpoint.",
+            example="2",
+            form=_WORKERS,
+            flag=Flag("--workers", "N", "A gang of N tasks that start together; 2..8: elastic.", as_number),
+            calls=False,
+            python=True,
+        ),
+    ] = 1
+    parts: Annotated[
+        int,
+        Field(
+            "Cut by data: this many tasks; each finds its number in `POISE_PART`, and all in `POISE_PARTS`.",
+            example="4",
+            form=COUNT_OR_NONE,
+            flag=Flag("--parts", "N", "Cut by data: N tasks, each with its POISE_PART of POISE_PARTS.", as_number),
+        ),
+    ] = 0
+    split: Annotated[
+        SplitSpec | None,
+        Field(
+            "Cut by data: as many tasks as the items make parts. See below.",
+            example="{items: 1000, size: auto}",
+            calls=False,
+        ),
+    ] = None
+    sweep: Annotated[
+        SweepSpec | None,
+        Field(
+            "A task for each combination of these values. See below. `${lr}` or `{lr}` in `run` and `env` stands for "
+            "the value, which is also in `POISE_SWEEP_LR`.",
+            example="{lr: [0.1, 0.01], seed: 1..5}",
+            form=_SWEEP,
+            flag=Flag(
+                "--sweep",
+                "NAME=VALUES",
+                "A task for each of these values, `0.1,0.01` or `1..5`, which stand for {NAME} in the command. "
+                "Repeated: for each combination.",
+                reads=_swept,
+                repeatable=True,
+            ),
+            calls=False,
+        ),
+    ] = None
+    at_most: Annotated[
+        int,
+        Field(
+            "The most parts, or tasks of a sweep, that run at the same time. 0: any number.",
+            example="4",
+            form=COUNT_OR_NONE,
+            flag=Flag("--at-most", "N", "Maximum number of parts or sweep tasks to run concurrently.", as_number),
+            calls=False,
+        ),
+    ] = 0
+    merge: Annotated[
+        Command | None,
+        Field(
+            "A command that runs once every part is done, with the same resources. A task that needs this one waits "
+            "for the merge, and a deadline holds for both. Its run time is learned; to say more of it, make it a task "
+            "of a graph.",
+            example="[python, merge.py]",
+            calls=False,
+        ),
+    ] = None
+    retry: Annotated[
+        RetrySpec | None,
+        Field(
+            "When to try again. See below.",
+            example="{limit: 3, backoff: 1s, when: [lost]}",
+            flag=Flag("--retries", "N", "How often to try again.", reads=_retries, example="3"),
+        ),
+    ] = None
+    hang: Annotated[
+        Quantity,
+        Field(
+            "Kill the task as hung after this long without progress: the command reports progress by touching the file "
+            "`$POISE_PROGRESS` (`poise.step()` in Python). 0: not watched; else 1 s or more.",
+            example="60s",
+            form=DURATION,
+            flag=Flag("--hang", "TIME", "Kill the task as hung after this long without touching $POISE_PROGRESS."),
+            read=_hang,
+            calls=False,
+        ),
+    ] = 0
+    grace: Annotated[
+        Quantity | None,
+        Field(
+            "Time between SIGTERM and SIGKILL when the task is stopped: 10s, or 1s with `lease: exclusive`.",
+            example="10s",
+            form=DURATION,
+            flag=Flag("--grace", "TIME", "Time between SIGTERM and SIGKILL when it is stopped. [default: 10s]"),
+        ),
+    ] = None
+    lease: Annotated[
+        Lease,
+        Field(
+            "Whether it may be placed again while it is not known if it still runs on a silent node: `fenced`, at "
+            "once; `exclusive`, when its node has stopped it in any case.",
+            example="exclusive",
+            flag=Flag("--lease", "CLASS", "fenced, or exclusive: no two copies at once, even if cut off."),
+        ),
+    ] = "fenced"
+    artifacts: Annotated[
+        dict[str, ArtifactSpec],
+        Field(
+            "The same work built for several backends, by name (`cuda`, `rocm`, `cann`, `cpu`), instead of `run`. "
+            "Poise starts the one that it expects to be done first.",
+            example="{cuda: {run: ./train-cuda}, cpu: {run: ./train}}",
+            form={"propertyNames": NAMES},
+        ),
+    ] = {}
+    work: Annotated[
+        WorkSpec | None,
+        Field(
+            "The amount of work of one task, for an estimate before anything was measured. See below.",
+            example="{flops: 2 PFLOP, bytes: 300GB}",
+        ),
+    ] = None
+    checkpoint: Annotated[
+        Quantity | CheckpointSpec | None,
+        Field(
+            "Checkpoint interval, or a mapping. Work that is preempted loses what came since its last checkpoint.",
+            example="5m",
+            form=DURATION,
+            flag=Flag("--checkpoint", "TIME", "Checkpoint interval; sets the cost of preemption."),
+        ),
+    ] = None
+    phases: Annotated[
+        Literal["auto"] | dict[str, PhaseSpec],
+        Field(
+            "What it asks for by the phase that its training reports: `initial`, `convergence` or `fine-tuning`; or "
+            "`auto`. See below.",
+            example="{convergence: {cpu: 8, device_memory: 60%}, fine-tuning: {cpu: 4, device_memory: 30%}}",
+            form={
+                "anyOf": [
+                    {"const": "auto"},
+                    {
+                        "type": "object",
+                        "propertyNames": {"enum": list(PHASES)},
+                        "additionalProperties": {"$ref": "#/$defs/PhaseSpec"},
+                    },
+                ]
+            },
+        ),
+    ] = {}
+    preemptible: Annotated[
+        bool,
+        Field(
+            "Whether it may be preempted for more urgent work. `true` by default.",
+            example="false",
+            flag=Flag("--no-preempt", "", "Never preempt it.", reads=_not),
+        ),
+    ] = True
+    weight: Annotated[
+        float,
+        Field(
+            "Business weight, for policies that look at it.",
+            example="2.5",
+            form={"minimum": 0.001, "maximum": 1000},
+            flag=Flag("--weight", "N", "Business weight, for policies that look at it. [default: 1]", as_number),
+            read=_weight,
+            python=True,
+        ),
+    ] = 1.0
+    serves: Annotated[
+        str,
+        Field(
+            "The service that it answers for, and why it was asked for, where it runs until it is ended. Work of lower "
+            "classes makes room for it at once, and it is not preempted for being shorter. `poise serve` writes it for "
+            "its replicas.",
+            example="digits",
+        ),
+    ] = ""
+    class_: Annotated[
+        str,
+        Field(
+            "Tasks of one class share what is learned of their run times.",
+            example="resnet",
+            flag=Flag("--class", "NAME", "Work of one class shares what is learned of its run times."),
+        ),
+    ] = msgspec.field(name="class", default="")
+
+
+class JobSpec(TaskSpec, forbid_unknown_fields=True):
+    """A whole job: the fields of a task, or `kind: graph` and `tasks`."""
+
+    kind: Annotated[
+        Literal["job", "graph"],
+        Field("`job` is one command; `graph` is a mapping of `tasks`.", example="graph", calls=False),
+    ] = "job"
+    name: Annotated[
+        str,
+        Field(
+            "Unique among unfinished jobs. Commands take it in place of the id.",
+            example="train-1",
+            form={"pattern": f"^(?:(?!j[0-9]+$){NAME})?$"},
+            flag=Flag("--name", "NAME", "A name, unique among unfinished jobs."),
+            python=True,
+        ),
+    ] = ""
+    folder: Annotated[
+        str,
+        Field(
+            "Where commands run. Relative to the file's folder; that folder itself by default.",
+            example="/data/experiment",
+        ),
+    ] = ""
+    after: Annotated[
+        list[str],
+        Field(
+            "Ids or names of jobs that must be done first. If one fails, this job is skipped.",
+            example="[j1]",
+            flag=Flag(
+                "--after",
+                "JOB",
+                "Start after this job (id or name) is done. Repeatable.",
+                reads=as_texts,
+                repeatable=True,
+            ),
+        ),
+    ] = []
+    begin: Annotated[
+        Quantity | None,
+        Field(
+            "Not before: a time from submission (`2h`) or a moment with its zone (`2026-12-01T02:00:00Z`).",
+            example="2h",
+            form=MOMENT,
+            flag=Flag("--begin", "TIME", "Not before: 2h from now, or 2026-12-01T02:00:00Z."),
+        ),
+    ] = None
+    calls: Annotated[
+        bool,
+        Field(
+            "Serve calls of functions: the `parts` are workers that are started as calls come. Made by `poise.task`.",
+            example="true",
+        ),
+    ] = False
+    tasks: Annotated[
+        dict[str, TaskSpec],
+        Field("The tasks of a graph, by name.", example="{hello: {run: echo hello}}", form={"propertyNames": NAMES}),
+    ] = {}
+
+
+RECORDS: tuple[type[msgspec.Struct], ...] = (
+    JobSpec,
+    ResourcesSpec,
+    RetrySpec,
+    WorkersSpec,
+    SplitSpec,
+    WorkSpec,
+    CheckpointSpec,
+    DeadlineSpec,
+    PhaseSpec,
+    ArtifactSpec,
+)
+"""The records of a job file. The fields of a task are those of a job too."""
+
+
+def records_in(kind: Any) -> Iterator[type[msgspec.Struct]]:
+    """The records that a field may hold in place of a value: `DeadlineSpec` for a deadline."""
+    for one in get_args(kind) if isinstance(kind, UnionType) else (kind,):
+        if isinstance(one, type) and issubclass(one, msgspec.Struct):
+            yield one
+
+
+def flagged() -> Iterator[tuple[str, Declared, Flag]]:
+    """Every field of a job that has a flag, by its path: `resources.gpu`."""
+    for name, of in declared(JobSpec).items():
+        if of.field.flag is not None:
+            yield name, of, of.field.flag
+        for record in records_in(of.type):
+            for inner, found in declared(record).items():
+                if found.field.flag is not None:
+                    yield f"{name}.{inner}", found, found.field.flag
+
+
+def example_of(name: str) -> str:
+    """What could stand in a field, as a line of YAML; empty for what is no field of a job file."""
+    for record in RECORDS:
+        of = declared(record).get(name)
+        if of is not None and of.field.example:
+            return f"{name}: {of.field.example}"
+    return ""
