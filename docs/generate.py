@@ -332,7 +332,7 @@ def exit_codes() -> str:
                 ("1 … 255", "The code of the first task that failed; of `wait JOB.TASK`, of that task."),
                 ("128 + N", "A signal N ended it: 137 is SIGKILL, 143 is SIGTERM."),
                 ("137", "Also: it went over its memory limit. `poise show` tells the two apart."),
-                ("124", "It has hung: it was silent for longer than its `hang`."),
+                ("124", "It reached its `time-limit`, or has hung: it was silent for longer than its `hang`."),
                 ("130", "The job or the task was cancelled, or the command was interrupted with Ctrl-C."),
                 (
                     str(OWN_FAILURE),

@@ -368,6 +368,22 @@ def test_a_command_that_goes_on_in_silence_has_hung(connect: Open, tmp_path: Pat
     assert not (tmp_path / "deaf").exists()
 
 
+def test_a_command_is_stopped_at_its_time_limit_though_the_agent_is_gone(connect: Open, tmp_path: Path) -> None:
+    line = connect()
+    given = {"time_limit": 400 * MILLISECOND, "grace": 50 * MILLISECOND}
+    begun = tmp_path / "begun"
+    line.shell("deaf", f"trap '' TERM; touch {begun}; sleep 60; sleep 60", **given)
+    wait_until(begun.exists)
+    line.close()
+    deaf = connect().ending("deaf")
+    assert (deaf["outcome"], deaf["signal"], deaf["note"]) == (
+        "timeout",
+        signal.SIGKILL,
+        "over its time limit of 0.4 s",
+    )
+    assert 400 * MILLISECOND <= deaf["run"] < 4 * SECOND
+
+
 def test_any_write_is_progress_and_the_next_agent_needs_to_do_nothing(connect: Open, tmp_path: Path) -> None:
     path = tmp_path / "steps"
     line = connect()

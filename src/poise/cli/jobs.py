@@ -117,7 +117,7 @@ def _job_shown(report: JobReport) -> Shown:
                 right=True,
                 moving=True,
             ),
-            Column("RAN", [_time(task.run, task.started > 0) for task in tasks], right=True, moving=True),
+            Column("RAN", [_ran(task) for task in tasks], right=True, moving=True),
             Column("EXPECTED", [_time(task.expected, task.expected > 0) for task in tasks], right=True, only="wide"),
             Column("SLACK", [_slack(task) if graph else "-" for task in tasks], right=True, moving=True),
             Column("PEAK", [_memory(task.peak) for task in tasks], right=True),
@@ -163,6 +163,12 @@ def _cpus(task: TaskReport) -> str:
 
 def _time(duration: int, known: bool) -> str:
     return format_duration(duration) if known else "-"
+
+
+def _ran(task: TaskReport) -> str:
+    """The run time; of a task with a time limit, `12m0s of 2h0m`."""
+    ran = _time(task.run, task.started > 0)
+    return f"{ran} of {format_duration(task.time_limit)}" if task.time_limit else ran
 
 
 def _slack(task: TaskReport) -> str:

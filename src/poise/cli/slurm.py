@@ -96,12 +96,12 @@ _OF_SLURM: dict[str, Callable[[str], str]] = {
     "mem": lambda text: f"memory={_memory(text)}",
     "cpus-per-task": lambda text: f"cpu={text}",
     "ntasks": lambda text: f"workers={text}",
-    "time": lambda text: f"expect={_time(text)}",
+    "time": lambda text: f"time-limit={_time(text)}",
     "job-name": lambda text: f"name={shlex.quote(text)}",
     "array": _array,
     "begin": _begin,
     "deadline": _deadline,
 }
-"""What it takes to say the same here. The time is a limit there; here it is what is expected."""
+"""What it takes to say the same here."""
 
 _SHORT = {"c": "cpus-per-task", "n": "ntasks", "t": "time", "J": "job-name", "a": "array", "G": "gpus"}

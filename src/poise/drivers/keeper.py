@@ -37,9 +37,9 @@ Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", 
     * `["ended", ATTEMPT, ENDING]`.
     * `["unfit", WHY]`: it can start nothing for now, and has handed back what waited; empty: it can.
     ORDER: argv, env, folder, cpus, memory, grace (ns), out, err, bound (bytes per log), result, until, hang (ns),
-    progress; only argv is needed. UNTIL and until: an instant on CLOCK_BOOTTIME in nanoseconds. Then the command is
-    killed, whatever has become of the agent, and the attempt is `lost`. ENDING: outcome, code, signal, run, cpu, peak,
-    limit, note, result; zeros and empty texts are absent.
+    progress, time_limit (ns); only argv is needed. UNTIL and until: an instant on CLOCK_BOOTTIME in nanoseconds. Then
+    the command is killed, whatever has become of the agent, and the attempt is `lost`. ENDING: outcome, code, signal,
+    run, cpu, peak, limit, note, result; zeros and empty texts are absent.
 
 The journal holds the same arrays behind a CRC-32 in hex: `["keeper", ...]`, `["starting", ATTEMPT]`,
 `["started", ...]`, `["ended", ...]`, `["forget", [ATTEMPT, ...]]`.
@@ -47,6 +47,9 @@ The journal holds the same arrays behind a CRC-32 in hex: `["keeper", ...]`, `["
 What `peak` is: the cgroup's own figure where the limit is a cgroup; else the largest resident size that the kernel saw
 for the command or a child it waited for. A process spawned by sharing memory until `exec` inherits the spawner's mark,
 so a peak below some 12 MB reads as the keeper's own.
+
+What `timeout` is: a command that has run for its `time_limit` is stopped as by `stop`. The time counts from its start,
+by a clock that nobody sets, whatever becomes of the agent and the control plane.
 
 What `hung` is: a command with `hang` has to write to the file `progress`, or touch it, at least so often; what fails to
 is stopped as by `stop`. Silence is counted from look to look, by a clock that nobody sets: a keeper that was paused
@@ -517,6 +520,8 @@ class Command:
     announce_at = 0
     watch_at = 0
     kill_at = 0
+    limit_at = 0  # when its time limit is over; 0: it has none, or is being stopped
+    overran = False
     left_at = 0  # its first process has ended, and others that were asked to have not
     look_at = 0
     wake = 0
@@ -534,6 +539,7 @@ class Command:
         self.result: str = order.get("result", "")
         self.hang: int = order.get("hang", 0)
         self.progress: str = order.get("progress", "")
+        self.time_limit: int = order.get("time_limit", 0)
         self.until: int = order.get("until", 0)
 
     def plan(self) -> None:
@@ -545,6 +551,8 @@ class Command:
             self.wake = self.left_at
         if self.look_at and self.look_at < self.wake:
             self.wake = self.look_at
+        if self.limit_at and self.limit_at < self.wake:
+            self.wake = self.limit_at
         if self.until and (over := now() + left(self.until)) < self.wake:
             self.wake = over
 
@@ -816,8 +824,8 @@ class Keeper:
                 return
 
     def _end_gently(self, command: Command) -> None:
-        """SIGTERM now, SIGKILL after its grace; whether it gets on is no longer looked at."""
-        command.look_at = 0
+        """SIGTERM now, SIGKILL after its grace; whether it gets on, or for how long it runs, is no longer looked at."""
+        command.look_at = command.limit_at = 0
         if not command.kill_at:
             for number in (signal.SIGTERM, signal.SIGCONT):
                 with contextlib.suppress(OSError):
@@ -1006,7 +1014,9 @@ class Keeper:
         if command.hang:
             command.seen, command.looked = written(command.progress), moment
             command.look_at = moment + look_every(command)
-        command.wake = command.announce_at
+        if command.time_limit:
+            command.limit_at = moment + command.time_limit
+        command.wake = min(command.announce_at, command.limit_at or command.announce_at)
         self._command = command
 
     def _spawn(self, program: str, argv: list[str], env: dict[str, str], cgroup: Cgroup | None) -> int:
@@ -1095,6 +1105,9 @@ class Keeper:
             self._watch(command, moment)
         if command.look_at and moment >= command.look_at:
             self._look(command, moment)
+        if command.limit_at and moment >= command.limit_at:
+            command.overran = True
+            self._end_gently(command)
         command.plan()
 
     def _announce(self, command: Command) -> None:
@@ -1265,6 +1278,8 @@ class Keeper:
             outcome = b"oom"
         elif command.hung:
             outcome = b"hung"
+        elif command.overran:
+            outcome, notes = b"timeout", [*notes, f"over its time limit of {command.time_limit / SECOND:g} s"]
         elif command.stopping:
             outcome = b"stopped"
         elif number:

@@ -346,7 +346,7 @@ class Draws:
     def _prospect(self, job: JobState, unit: UnitState) -> _Prospect:
         spec, shape = unit.spec, unit.shape
         devices, least = shape.gpus > 0, spec.least or len(spec.tasks)
-        estimates = self._speeds.of(spec.kind, shape.wants.precision, spec.expect, spec.work, devices=devices)
+        estimates = self._speeds.of(spec.kind, shape.wants.precision, spec.declared, spec.work, devices=devices)
         looked_at = [at for at, model in enumerate(self._fleet.models) if (model.kind != "cpu") == devices]
         looked_at = looked_at or list(range(len(self._fleet.models)))
         called = tuple(self._fleet.models[at].called for at in looked_at)
@@ -359,7 +359,7 @@ class Draws:
         source = estimates[looked_at[on]].source if looked_at else "default"
         serves = job.calls is not None or bool(spec.serves)
         if not serves:
-            if source == "throughput table" and isinstance(learned, Unlearned) and not spec.expect:
+            if source == "throughput table" and isinstance(learned, Unlearned) and not spec.declared:
                 source = "default"  # how much faster one model is than another says nothing of how long it takes
             if source == "default":
                 self.guesses.add(spec.kind)
@@ -419,7 +419,7 @@ class Draws:
                 best = uncertainty, self._unsaid, told
         if best is not None:
             return best[1], tuple(seconds for seconds, _ in best[2]), tuple(group for _, group in best[2])
-        kind = "" if spec.expect else spec.kind
+        kind = "" if spec.declared else spec.kind
         deviation = max((estimates[at].deviation / estimates[at].mean for at in looked_at), default=1.0)
         guess = self._guesses.setdefault((kind, deviation), Unlearned(deviation))
         return guess, tuple(estimates[at].mean / SECOND for at in looked_at), (kind,) * len(called)
@@ -451,6 +451,8 @@ def _truth(prospect: _Prospect, means: Means, chance: float, failing: float, whe
 
     beyond = prospect.taken / (1 - min(prospect.progress, 0.999))
     whole, at_first = takes(prospect.on, beyond), takes(prospect.on, 0.0)
+    if spec.time_limit:  # no attempt runs for longer, and each begins with what is kept of those before
+        whole = min(whole, prospect.kept + spec.time_limit / SECOND / (1 - min(prospect.progress, 0.999)))
     rates = {name: at_first / max(1e-9, takes(at, 0.0)) for at, name in enumerate(prospect.called) if at != prospect.on}
     truth = Truth(
         pace=Steady(whole, least, rates),

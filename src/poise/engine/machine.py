@@ -184,8 +184,11 @@ class SimulatedExecutor:
             return
         copy.hung = self._keepers.timeline.now
         self._cancel(copy)
-        if copy.launch.hang:  # its keeper notices
+        within = self._limit_left(copy)
+        if copy.launch.hang and not 0 < within < copy.launch.hang:  # its keeper notices
             copy.timer = self._keepers.call_later(copy.launch.hang / SECOND, self._end_running, slot, copy, "hung")
+        elif within:
+            copy.timer = self._keepers.call_later(within / SECOND, self._end_running, slot, copy, "timeout")
 
     def bury(self, slot: int) -> None:
         """The keeper of a slot is killed: what it holds is lost."""
@@ -255,9 +258,18 @@ class SimulatedExecutor:
             copy.left, copy.as_of = max(0, copy.left - (now - copy.as_of)), now
 
     def _foresee(self, slot: int, copy: Copy) -> None:
-        """It ends when nothing is left."""
+        """It ends when nothing is left, or at its time limit."""
         self._cancel(copy)
-        copy.timer = self._keepers.call_later(copy.left / SECOND, self._end_running, slot, copy, copy.ends)
+        left, ends, within = copy.left, copy.ends, self._limit_left(copy)
+        if 0 < within < left:
+            left, ends = within, "timeout"
+        copy.timer = self._keepers.call_later(left / SECOND, self._end_running, slot, copy, ends)
+
+    def _limit_left(self, copy: Copy) -> int:
+        """Nanoseconds until its time limit, at least 1; 0 where it has none."""
+        if not copy.launch.time_limit:
+            return 0
+        return max(1, copy.since + copy.launch.time_limit - self._keepers.timeline.now)
 
     def _leave(self, attempt: Attempt) -> None:
         found = self.copies.get(attempt)

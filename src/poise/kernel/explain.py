@@ -180,6 +180,7 @@ def task_report(
         exit_code=_exit_code(ending) if has_ended else None,
         peak=ending.peak,
         limit=ending.limit,
+        time_limit=unit.spec.time_limit,
         note=ending.note,
         why=unit.why.sentence() if unit.why and placed else "",
         reasons=tuple(
@@ -743,6 +744,7 @@ def _how_it_ended(ending: Ending, again: str = "") -> str:
         "signal": f"ended by signal {ending.signal}",
         "oom": "ran out of memory: " + "; ".join(_evidence(ending, again)),
         "hung": "hung",
+        "timeout": "reached its time limit",
         "lost": "was lost",
         "stopped": "was stopped",
         "returned": "was handed back unstarted",
@@ -772,7 +774,7 @@ def _exit_code(ending: Ending) -> int:
     """As a shell would say it: 128 + signal, 125 where Poise lost or stopped it, 124 as `timeout` has it."""
     if ending.outcome in ("lost", "stopped", "returned"):
         return 125
-    if ending.outcome == "hung":
+    if ending.outcome in ("hung", "timeout"):
         return 124
     if ending.outcome == "oom":
         return 137

@@ -88,7 +88,7 @@ SWEEP = 1024
 OVER = ("done", "failed", "cancelled")
 """Statuses of jobs that have ended."""
 
-FAILED = ("failed", "killed", "signal", "oom", "hung", "lost", "unstartable")
+FAILED = ("failed", "killed", "signal", "oom", "hung", "timeout", "lost", "unstartable")
 
 
 class _Attempt(msgspec.Struct):

@@ -55,7 +55,16 @@ class Least:
         return max(0, work - done) // most
 
     def _shortest(self, spec: Unit) -> int:
-        like = (spec.kind, spec.expect, spec.work, spec.least, len(spec.tasks), spec.shape, spec.variants)
+        like = (
+            spec.kind,
+            spec.expect,
+            spec.time_limit,
+            spec.work,
+            spec.least,
+            len(spec.tasks),
+            spec.shape,
+            spec.variants,
+        )
         found = self._whole.get(like)
         if found is None:
             found = self._whole[like] = shortest_run(spec, self._speeds, self._fleet)

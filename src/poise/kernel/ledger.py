@@ -1198,7 +1198,9 @@ class Ledger:
             pass  # how it ended says nothing of the gang
         elif ending.outcome == "done":
             self._learn(unit, task, ending)
-        elif ending.outcome in ("failed", "signal", "oom", "hung") and unit.spec.kind in self._state.profiles:
+        elif (
+            ending.outcome in ("failed", "signal", "oom", "hung", "timeout") and unit.spec.kind in self._state.profiles
+        ):
             profiles, kind = self._state.profiles, unit.spec.kind
             self._shown_profiles = None
             profiles[kind] = profiles[kind].failed(self._state.revision)
@@ -1707,7 +1709,7 @@ class Ledger:
         spec = unit.spec
         if unit.left:
             return unit.left + spec.restore
-        estimate = outlasting(estimate_run(self._state.profiles.get(spec.kind), spec.expect), unit.outlived)
+        estimate = outlasting(estimate_run(self._state.profiles.get(spec.kind), spec.declared), unit.outlived)
         if unit.progress:
             return max(1, estimate.mean * (ALL - unit.progress) // ALL) + spec.restore
         if not unit.saved:
@@ -1731,9 +1733,9 @@ class Ledger:
         model = model_under(self._state.nodes[task.node].node, task.devices)
         self._shown_profiles = None
         known, there = profiles.get(kind, _UNKNOWN), profiles.get(f"{kind}@{model}", _UNKNOWN)
-        learned = profiles[kind] = known.observe(ending, self._state.revision, run, spec.expect)
+        learned = profiles[kind] = known.observe(ending, self._state.revision, run, spec.declared)
         if there != known:  # else all of the class has run on this model
-            learned = there.observe(ending, self._state.revision, run, spec.expect)
+            learned = there.observe(ending, self._state.revision, run, spec.declared)
         profiles[f"{kind}@{model}"] = learned
         if len(profiles) > MAX_PROFILES:
             by_age = sorted(profiles, key=lambda name: (profiles[name].seen, name))
@@ -1967,7 +1969,7 @@ class Ledger:
             critical=unit.slack == 0 and len(job.units) > 1 and job.calls is None,
             queue=unit.queue,
             expected=unit.expected,
-            declared=spec.expect,
+            declared=spec.declared,
             due=unit.due,
             recovering=recovering,
             recalled=unit.recalled,
@@ -2234,7 +2236,7 @@ class Ledger:
             kind=spec.kind,
             since=max(task.started or unit.placed, unit.resized),
             model=model,
-            declared=spec.expect,
+            declared=spec.declared,
             devices=task.devices,
             checkpoint=(saved.every if saved is not None else 0) or spec.checkpoint,
             kept=max(unit.kept, task.started or unit.placed) if saved is not None else 0,

@@ -188,7 +188,8 @@ def shortest_run(unit: Unit, speeds: Speeds, fleet: Fleet) -> int:
                 shortest.append(estimate.mean // 2)  # the bound itself, which an estimate counts twice
             else:  # how long it takes there is anybody's guess
                 return 0
-    return min(shortest, default=0) * (unit.least or len(unit.tasks)) // len(unit.tasks)
+    least = min(shortest, default=0) * (unit.least or len(unit.tasks)) // len(unit.tasks)
+    return min(least, unit.time_limit) if unit.time_limit else least
 
 
 def hold_up(draft: Draft, roots: Sequence[Unit]) -> int:
@@ -210,7 +211,7 @@ def _hold_up(draft: Draft, shape: Shape, units: list[Unit]) -> int:
         return 0
     anywhere = (able.room > 0).tolist()
     own = [
-        _Turn(unit.least or len(unit.tasks), expected_run(view.profiles.get(unit.kind), unit.expect), anywhere)
+        _Turn(unit.least or len(unit.tasks), expected_run(view.profiles.get(unit.kind), unit.declared), anywhere)
         for unit in units[:TURNS]
     ]
     first = min(unit.priority for unit in units)

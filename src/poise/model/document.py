@@ -56,7 +56,10 @@ ANOTHER_NAME = {
     "replicas": "workers",
     "cwd": "folder",
     "workdir": "folder",
-    "time": "expect",
+    "time": "time-limit",
+    "walltime": "time-limit",
+    "time_limit": "time-limit",
+    "timeout": "time-limit",
     "matrix": "sweep",
     "max_parallel": "at_most",
 }

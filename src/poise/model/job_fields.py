@@ -251,7 +251,7 @@ class RetrySpec(msgspec.Struct, forbid_unknown_fields=True):
         Field("Pause before the second try; it doubles with each one, up to a minute.", example="1s", form=DURATION),
     ] = "1s"
     when: Annotated[
-        list[Literal["failed", "killed", "signal", "oom", "hung", "lost"]],
+        list[Literal["failed", "killed", "signal", "oom", "hung", "timeout", "lost"]],
         Field("Outcomes after which to try again. `lost` is tried again without a pause.", example="[lost, killed]"),
     ] = msgspec.field(default_factory=lambda: ["lost", "killed", "hung"])
 
@@ -504,6 +504,22 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
             calls=False,
         ),
     ] = 0
+    time_limit: Annotated[
+        Quantity,
+        Field(
+            "The longest that one attempt may run (walltime), from the start of its command: `2h`. Then it gets "
+            "SIGTERM, after its `grace` SIGKILL, and its outcome is `timeout`. Poise plans with the limit where "
+            "nothing else says how long the task runs. It holds for each task of a gang, each part, and the "
+            "`merge`. 0: no limit.",
+            example="2h",
+            form=DURATION,
+            flag=Flag(
+                "--time-limit", "TIME", "Stop the task when it has run this long (walltime), e.g. 2h. [default: none]"
+            ),
+            read=duration,
+            calls=False,
+        ),
+    ] = msgspec.field(name="time-limit", default=0)
     grace: Annotated[
         Quantity | None,
         Field(

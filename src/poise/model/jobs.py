@@ -14,12 +14,14 @@ from poise.model.resources import Shape
 from poise.model.tenants import DEFAULT
 from poise.units import SECOND
 
-Outcome = Literal["done", "failed", "killed", "signal", "oom", "hung", "lost", "stopped", "returned", "unstartable"]
+Outcome = Literal[
+    "done", "failed", "killed", "signal", "oom", "hung", "timeout", "lost", "stopped", "returned", "unstartable"
+]
 """How an attempt ended.
 
 `done` exit code 0 · `failed` another exit code · `killed` SIGKILL that Poise did not send, or SIGTERM that Poise did
 not send and at which training saved itself · `signal` another signal · `oom` over its memory limit ·
-`hung` silent for longer than it promised ·
+`hung` silent for longer than it promised · `timeout` over its time limit ·
 `lost` its node or keeper went away · `stopped` Poise stopped it: for another, since another of its gang had failed,
 or when it was cancelled · `returned` stopped before its process was started, which costs no try · `unstartable` the
 command could not be executed.
@@ -32,7 +34,7 @@ Lease = Literal["fenced", "exclusive"]
 node stops it in time, and it is placed elsewhere only when no copy can be left.
 """
 
-RETRYABLE: tuple[Outcome, ...] = ("failed", "killed", "signal", "oom", "hung", "lost")
+RETRYABLE: tuple[Outcome, ...] = ("failed", "killed", "signal", "oom", "hung", "timeout", "lost")
 
 
 class Priority(IntEnum):
@@ -175,7 +177,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     (0: any number). Its commands say at least every `hang` nanoseconds that they get on (0: they say nothing). Of what
     has an exclusive `lease` no two copies run at once, whatever happens to its node. What `serves` answers requests
     until it is ended: the text says for which service, and why it was asked for. What trains may ask for less in some
-    of its `phases`. `if_late` says what becomes of it when its deadline cannot be met.
+    of its `phases`. `if_late` says what becomes of it when its deadline cannot be met. An attempt of a task may run for
+    `time_limit` nanoseconds (0: for any time).
     """
 
     name: str
@@ -203,6 +206,14 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     serves: str = ""
     phases: tuple[InPhase, ...] = ()
     if_late: IfLate = "run"
+    time_limit: int = 0
+
+    @property
+    def declared(self) -> int:
+        """The run time in nanoseconds to plan with until history says more: what is expected, at most the time limit;
+        the limit itself where nothing is expected; 0 where nothing is said.
+        """
+        return min(self.expect or self.time_limit, self.time_limit) if self.time_limit else self.expect
 
     def shape_of(self, variant: int) -> Shape:
         """The shape of its artifact number `variant`; 0 is the unit's own."""
@@ -228,11 +239,13 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What a node holds a running command to; each field is one of `Unit` too. `grace` nanoseconds pass between SIGTERM
-    and SIGKILL. A command has hung when it has been silent for `hang` nanoseconds (0: it is not watched).
+    and SIGKILL. A command has hung when it has been silent for `hang` nanoseconds (0: it is not watched). It is stopped
+    when it has run for `time_limit` nanoseconds (0: it may run for any time).
     """
 
     grace: int = 0
     hang: int = 0
+    time_limit: int = 0
 
 
 def limits_of(held: "Unit | Limits") -> dict[str, Any]:

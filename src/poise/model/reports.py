@@ -45,7 +45,8 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     """One task: what ran where and when, and why it was placed there or still waits. `artifact` is the one of several
-    that was started, `sweep` what it tries of a sweep, `pid` its process, if it has one now.
+    that was started, `sweep` what it tries of a sweep, `pid` its process, if it has one now. `time_limit` is how long
+    an attempt may run, in nanoseconds (0: without limit).
     """
 
     task: str
@@ -78,6 +79,7 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     artifact: str
     sweep: dict[str, str]
     result: Any
+    time_limit: int = 0
 
 
 class CallsReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,7 +58,7 @@ def answer(ledger: Ledger, policy: ClusterPolicy, settings: Settings, question: 
         return msgspec.structs.replace(told, unknown="time")
     if seen.futures < min(FEWEST, question.futures):
         return msgspec.structs.replace(told, unknown="time")
-    guessed = [unit for unit in job.units if not (unit.over or unit.spec.expect) and unit.spec.kind in seen.guesses]
+    guessed = [unit for unit in job.units if not (unit.over or unit.spec.declared) and unit.spec.kind in seen.guesses]
     if guessed and "default" in seen.sources:
         return msgspec.structs.replace(told, unknown="run times")
     [eta] = seen.jobs

@@ -47,6 +47,7 @@ def flags_of(*given: str) -> dict[str, Any]:
         ("--class resnet", "class", "resnet"),
         ("--grace 30s", "grace", "30s"),
         ("--hang 1m", "hang", "1m"),
+        ("--time-limit 2h", "time-limit", "2h"),
         ("--parts 4", "parts", 4),
         ("--workers 2..8", "workers", "2..8"),
         ("--weight 2.5", "weight", 2.5),
@@ -66,7 +67,7 @@ def test_every_field_has_a_flag_or_a_reason() -> None:
         "--gpu 1 --gpu-memory 1GiB --gpu-share 0.5 --gpu-kind gpu --gpu-model T4 --backend cuda --precision fp16 "
         "--network 1Gbit --cpu 1 --memory 1GiB --priority low --begin 1h --deadline 1h --expect 1m --after j1 "
         "--class c --parts 2 --workers 1 --checkpoint 1m --no-preempt --weight 1 --name n --retries 1 --grace 1s "
-        "--hang 1s "
+        "--hang 1s --time-limit 1h "
         "--env A=1 --sweep a=1,2 --at-most 2 --lease exclusive"
     )
     told = flags_of(*examples.split())
@@ -103,6 +104,7 @@ def test_a_sweep_without_values_is_refused(given: str) -> None:
     ("given", "where", "hint"),
     [
         ("--memory lots", "--memory", "--memory 8GiB"),
+        ("--time-limit soon", "--time-limit", "--time-limit 2h"),
         ("--retries -1", "--retries", "--retries 3"),
         ("--deadline soon --if-late run", "--deadline", "--deadline 30m"),
         ("--deadline 1h --if-late panic", "--if-late", "--if-late cancel"),
@@ -111,7 +113,7 @@ def test_a_sweep_without_values_is_refused(given: str) -> None:
 )
 def test_errors_about_flags_name_the_flag(given: str, where: str, hint: str) -> None:
     words = given.split()
-    flags = dict.fromkeys(("memory", "retries", "deadline", "if_late"))
+    flags = dict.fromkeys(("memory", "retries", "deadline", "if_late", "time_limit"))
     flags |= {name[2:].replace("-", "_"): value for name, value in zip(words[::2], words[1::2], strict=True)}
     with pytest.raises(SpecError) as caught, told_as_flags(flags):
         compile_spec({"run": "x"} | flags_of(*given.split()), wall=0.0)

@@ -129,8 +129,8 @@ def test_what_the_scheduler_refuses_is_told_with_its_line(tmp_path: Path) -> Non
     ("line", "same"),
     [
         ("--gres=gpu:h100:2 --mem=16G", "gpu=2 gpu_model=h100 memory=16GiB"),
-        ("-c 4 -t 1-02:30:00 -J fit", "cpu=4 expect=1d2h30m name=fit"),
-        ("--time=90 --mem 500", "expect=90m memory=500MiB"),
+        ("-c 4 -t 1-02:30:00 -J fit", "cpu=4 time-limit=1d2h30m name=fit"),
+        ("--time=90 --mem 500", "time-limit=90m memory=500MiB"),
         ("--array=0-99%4", "parts=100 at_most=4"),
         ("--array=1-9:2", "sweep=i=1..9:2"),
         ("--ntasks=4 --partition=long", "workers=4"),
@@ -168,7 +168,7 @@ def test_sweeps_on_the_command_line() -> None:
     ("line", "hint"),
     [
         ("#POISE array=3", "did you mean `parts`?"),
-        ("#POISE time=10m", "did you mean `expect`?"),
+        ("#POISE time=10m", "did you mean `time-limit`?"),
         ("#POISE memory = 1GiB", "#POISE memory=1GiB"),
     ],
 )

@@ -33,7 +33,7 @@ from poise.twin.traces.options import Options
 from poise.units import SECOND
 
 LOG = "log.db"
-LASTING: tuple[Outcome, ...] = ("done", "failed", "oom", "signal", "hung", "unstartable")
+LASTING: tuple[Outcome, ...] = ("done", "failed", "oom", "signal", "hung", "timeout", "unstartable")
 """How an attempt ends that says how long its unit takes: not one that was stopped, handed back or lost."""
 
 
