@@ -539,7 +539,7 @@ def job_file() -> str:
             ("quantity", "examples", "a bare number is"),
             [
                 ("time", "`250ms`, `90s`, `30m`, `1h30m`, `2d`", "seconds"),
-                ("memory", "`500MB` (10⁶), `12GiB` or `12Gi` (2³⁰)", "bytes"),
+                ("memory", "`500MB` (10⁶), `12GiB`, `12Gi` or `12G` (2³⁰)", "bytes; less than 1 MiB is refused"),
                 ("CPU", "`4`, `0.5`, `500m`", "CPUs"),
                 ("bandwidth", "`10Gbit`, `400Gbit/s`, `900GB/s`", "bits per second"),
                 ("compute", "`2 PFLOP`, `312 TFLOPS`, `1e15`", "operations"),

@@ -32,8 +32,9 @@ _DURATION = {"ns": 1, "us": 1_000, "ms": MILLISECOND, "s": SECOND, "m": MINUTE, 
 _BYTES = {"": 1, "b": 1} | {
     f"{prefix}{suffix}": base**power
     for power, prefix in enumerate("kmgtp", start=1)
-    for suffix, base in (("b", 1000), ("ib", 1024), ("i", 1024))
+    for suffix, base in (("b", 1000), ("ib", 1024), ("i", 1024), ("", 1024))
 }
+_SHORT_UNIT = re.compile(r"\s*[0-9.]+\s*([kmgtp])\s*", re.IGNORECASE)
 _NUMBER_UNIT = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([a-zA-Z]*)")  # longer numbers are no quantities
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15, "e": 10**18}
 _RATE = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([kKMGTP]?)(bit|b|B|Byte|bps)(?:/s|ps)?\s*")
@@ -70,7 +71,7 @@ def parse_duration(text: str | int | float) -> int:
 
 @_remembered
 def parse_bytes(text: str | int | float) -> int:
-    """Bytes from `12GiB`, `500MB`, `8Gi`; a bare number is bytes."""
+    """Bytes from `12GiB`, `500MB`, `8Gi`; `8G` is 8 GiB, as for Slurm and Docker; a bare number is bytes."""
     if not isinstance(text, str):
         return _from_number(text, 1, "an amount of memory such as `12GiB`")
     match = _NUMBER_UNIT.fullmatch(text.strip())
@@ -80,6 +81,12 @@ def parse_bytes(text: str | int | float) -> int:
     if unit not in _BYTES:
         raise ValueError(f"a unit of memory (B, kB, MB, GB, TB, KiB, MiB, GiB, TiB), not `{_short(match[2])}`")
     return _bounded(Decimal(match[1]) * _BYTES[unit], text)
+
+
+def unit_meant(text: object) -> str:
+    """The unit that a short one is taken for, where an amount of memory has one: `GiB` for `4G`; else empty."""
+    match = _SHORT_UNIT.fullmatch(text) if isinstance(text, str) else None
+    return f"{match[1].upper()}iB" if match else ""
 
 
 @_remembered

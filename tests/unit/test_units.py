@@ -56,6 +56,8 @@ def test_durations_as_people_write_them(text: Any, nanoseconds: int) -> None:
         ("500MiB", 500 * 2**20),
         ("8Gi", 8 * 2**30),
         ("8gib", 8 * 2**30),
+        ("4G", 4 * 2**30),
+        ("1.5 t", 3 * 2**39),
         ("1.5kB", 1500),
         ("12 B", 12),
         (4096, 4096),

@@ -15,6 +15,7 @@ from poise.model.document import above
 from poise.model.fields import Flag
 from poise.model.job_fields import flagged
 from poise.model.sweep import PREFIX
+from poise.units import unit_meant
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -128,6 +129,18 @@ def note_unused(spec: dict[str, Any]) -> None:
     if names and not any(f"{{{name}}}" in text or PREFIX in text for name in names for text in texts):
         name = next(iter(names))
         say(f"poise: nothing in the command is `{{{name}}}`; each task finds its value in {PREFIX}{name.upper()}")
+
+
+def note_units(spec: dict[str, Any]) -> None:
+    """Tell how an amount of memory with a short unit is read: `4G` is 4 GiB here, and 4 GB elsewhere."""
+    tasks = spec.get("tasks")
+    for task in (spec, *(tasks.values() if isinstance(tasks, dict) else ())):
+        found = task.get("resources") if isinstance(task, dict) else None
+        resources = found if isinstance(found, dict) else {}
+        for name in ("memory", "gpu_memory"):
+            if unit := unit_meant(resources.get(name)):
+                given = str(resources[name]).strip()
+                say(f"poise: {name} {given} is read as {given[:-1].strip()}{unit}")
 
 
 def merged(spec: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib
+import re
 from typing import Any
 
 import click
@@ -9,16 +10,28 @@ import click
 from poise.cli.main import COMMANDS, broken_pipe, help_text
 
 _ANOTHER_NAME = {
-    "stop": "down",
-    "start": "up",
-    "ps": "ls",
-    "queue": "ls",
-    "jobs": "ls",
-    "list": "ls",
-    "kill": "cancel",
-    "describe": "show",
+    name: ours
+    for ours, names in {
+        "cancel": "stop kill scancel delete del rm remove terminate abort qdel bkill",
+        "ls": "ps queue squeue sacct jobs list get qstat bjobs",
+        "show": "describe inspect scontrol info job",
+        "run": "srun salloc exec",
+        "submit": "sbatch apply create qsub bsub",
+        "logs": "log attach tail output",
+        "nodes": "sinfo node hosts",
+        "drain": "cordon",
+        "top": "stats",
+        "up": "start",
+    }.items()
+    for name in names.split()
 }
-"""What other tools call a command of ours."""
+"""Verbs of Slurm, Kubernetes, Docker, PBS and LSF, and ours."""
+
+_DESTRUCTIVE = ("cancel", "drain")
+_TYPING_ERROR = 0.8
+"""How alike a word is, at least, to what it suggests of these: `cancle` and `cancel` are to 0.83."""
+
+_A_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\[\]-]*")
 
 
 class Commands(click.Group):
@@ -45,11 +58,22 @@ class Commands(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            other = _ANOTHER_NAME.get(args[0])
-            near = [other] if other else difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"\n\nhint: `poise {near[0]}`" if near else "\n\nhint: `poise --help`"
-            raise click.UsageError(f"there is no command `{args[0]}`{hint}")
+            raise click.UsageError(f"there is no command `{args[0]}`\n\nhint: `poise {_meant(*args)}`")
         return super().resolve_command(ctx, args)
+
+
+def _meant(word: str, *others: str) -> str:
+    """What to type instead of a word that is no command."""
+    other = _ANOTHER_NAME.get(word)
+    if other is None:
+        harmless = [name for name in COMMANDS if name not in ("down", *_DESTRUCTIVE)]  # `down` stops everything
+        near = difflib.get_close_matches(word, _DESTRUCTIVE, n=1, cutoff=_TYPING_ERROR)
+        near += difflib.get_close_matches(word, harmless, n=1)
+        return near[0] if near else "--help"
+    if other == "cancel":
+        named = all(_A_NAME.fullmatch(one) for one in others)
+        return f"cancel {' '.join(others)}" if others and named else "cancel JOB"
+    return other
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:

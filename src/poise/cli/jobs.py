@@ -9,7 +9,7 @@ import click
 
 from poise.cli import output, training
 from poise.cli.output import Column, Shown
-from poise.cli.render import LOGGED, NOT_FOUND, ago, counts_text, print_json, say, shorten, status_text
+from poise.cli.render import LOGGED, NOT_FOUND, ago, counts_text, over_memory, print_json, say, shorten, status_text
 from poise.client import current_home
 from poise.control.start import connected, may_be_asked
 from poise.errors import SpecError
@@ -181,7 +181,7 @@ def _memory(amount: int) -> str:
 
 def _why(task: TaskReport) -> str:
     if task.outcome == "oom":
-        return f"out of memory: peak {format_bytes(task.peak)}, limit {format_bytes(task.limit)}"
+        return f"out of memory: {over_memory(task)}"
     artifact = f"as {task.artifact}" if task.artifact else ""
     return "; ".join(task.reasons) or "; ".join(part for part in (artifact, task.why) if part)
 

@@ -3,11 +3,14 @@
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from poise.errors import ErrorRecord, PoiseError
+
+if TYPE_CHECKING:
+    from poise.model.reports import TaskReport
 
 STATUS_STYLE = {
     "done": "green",
@@ -74,6 +77,13 @@ def say(message: str) -> None:
 def tell(note: str) -> None:
     """What Poise has to say of a job that it accepted."""
     say(f"poise: {note}")
+
+
+def over_memory(task: "TaskReport") -> str:
+    """Of a task that ran out of memory, the most that it held and the most that it might hold; else empty."""
+    from poise.units import format_bytes
+
+    return f"peak {format_bytes(task.peak)}, limit {format_bytes(task.limit)}" if task.outcome == "oom" else ""
 
 
 def widths_of(rows: Iterable[Sequence[str]], least: Iterable[int] = ()) -> list[int]:

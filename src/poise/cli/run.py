@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 
-from poise.cli.asking import asked, asking, is_script, merged, note_unused, told_as_flags
+from poise.cli.asking import asked, asking, is_script, merged, note_units, note_unused, told_as_flags
 from poise.cli.deadlines import forecast_of, has_deadline
-from poise.cli.render import NOT_FOUND, print_json, say, tell
+from poise.cli.render import NOT_FOUND, over_memory, print_json, say, tell
 from poise.client import Client, current_home
 from poise.config import Home
 from poise.control.start import ensure_up, kept_environment, user_name
@@ -43,6 +43,7 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
     """
     environ = dict(os.environ)
     spec, place = _asked_for(command, asked(flags, environ), environ)
+    note_units(spec)
     spec["folder"] = str(Path.cwd())
     spec["env"] = kept_environment() | spec.get("env", {})
     spec.setdefault("retry", {"limit": 3, "when": ["lost"]})
@@ -79,7 +80,8 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
             if task.status == "cancelled" and task.reasons:
                 say(f"poise: {task.task} {'; '.join(task.reasons)}")
             elif task.outcome not in ("", "done", "failed") or task.note:
-                say(f"poise: {task.task} {task.outcome}{f': {task.note}' if task.note else ''}")
+                seen = "; ".join(part for part in (over_memory(task), task.note) if part)
+                say(f"poise: {task.task} {task.outcome}{f': {seen}' if seen else ''}")
             elif task.outcome == "failed" and len(report.tasks) > 1:
                 tried = ", ".join(f"{name}={value}" for name, value in task.sweep.items())
                 say(f"poise: {task.task}{f' ({tried})' if tried else ''} failed with {task.exit_code}")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from poise.cli.asking import asked, asking, is_script, merged, note_unused, told_as_flags
+from poise.cli.asking import asked, asking, is_script, merged, note_units, note_unused, told_as_flags
 from poise.cli.deadlines import forecast_of, has_deadline
 from poise.cli.numbers import WholeRange
 from poise.cli.render import print_json, say, tell
@@ -64,6 +64,12 @@ class Asked(NamedTuple):
 
 def asked_for(source: Sequence[str], flags: dict[str, Any]) -> Asked:
     """The job that a file, a script or a command, and flags, ask for."""
+    asked_for = _asked_for(source, flags)
+    note_units(asked_for.spec)
+    return asked_for
+
+
+def _asked_for(source: Sequence[str], flags: dict[str, Any]) -> Asked:
     environ = dict(os.environ)
     own = asked(flags, environ)
     if len(source) == 1 and source[0].endswith(FILE_ENDINGS):

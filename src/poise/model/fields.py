@@ -43,6 +43,9 @@ Schema = dict[str, Any]
 MAX_CPU = 100_000 * 1000
 MAX_BYTES = 2**50
 MAX_FLOPS = 2**62
+LEAST_MEMORY = 2**20
+"""Below this a command cannot even be executed (`SMALLEST_LIMIT` of the keeper)."""
+
 MAX_DURATION = 3650 * DAY
 
 NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
@@ -154,7 +157,7 @@ def quantity(pattern: str, *examples: str) -> Schema:
 
 
 DURATION = quantity(rf"(?:{_NUMBER}|(?:{_NUMBER}\s*{_TIME_UNIT}\s*)+)", "90s", "30m", "1h30m")
-BYTES = quantity(rf"{_NUMBER}\s*(?:[kKmMgGtTpP]?[bB]|[kKmMgGtTpP][iI][bB]?)?", "8GiB", "500MB")
+BYTES = quantity(rf"{_NUMBER}\s*(?:[bB]|[kKmMgGtTpP](?:[bB]|[iI][bB]?)?)?", "8GiB", "500MB")
 CPU = quantity(rf"{_NUMBER}\s*m?", "4", "500m")
 RATE = quantity(rf"{_NUMBER}\s*[kKMGTP]?(?:bit|b|B|Byte|bps)(?:/s|ps)?", "10Gbit", "900GB/s")
 FLOPS = quantity(
@@ -190,6 +193,16 @@ _WRITTEN: dict[Any, Callable[[int], str]] = {
     parse_duration: format_duration,
     parse_rate: format_rate,
 }
+
+
+def memory(value: Quantity, field: str) -> int:
+    """Bytes. A few bytes are refused: who writes `4` means 4 GiB."""
+    amount = parse_or_raise(parse_bytes, value, field, MAX_BYTES)
+    if 0 < amount < LEAST_MEMORY and (not isinstance(value, str) or value.strip()[-1].isdigit()):
+        name = field.rpartition(".")[2]
+        what, need, have = f"`{shown(value)}` is a number of bytes", "a unit such as GiB", format_bytes(amount)
+        raise SpecError(what, code="E103", field=field, need=need, have=have, hint=f"{name}: {shown(value)}GiB")
+    return amount
 
 
 def duration(value: Quantity, field: str) -> int:

@@ -32,6 +32,7 @@ from poise.model.fields import (
     Quantity,
     declared,
     duration,
+    memory,
     parse_or_raise,
 )
 from poise.model.job_fields import (
@@ -810,7 +811,7 @@ def _shape(resources: ResourcesSpec, field: str, found: Findings) -> Shape:
         at = f"{field}.gpu_share"
         found.add(SpecError("the share of a device is out of range", code="E103", field=at, need=need, have=have))
     models = [resources.gpu_model] if isinstance(resources.gpu_model, str) else resources.gpu_model
-    gpu_memory = found.get(0, parse_or_raise, parse_bytes, resources.gpu_memory, f"{field}.gpu_memory", MAX_BYTES)
+    gpu_memory = found.get(0, memory, resources.gpu_memory, f"{field}.gpu_memory")
     if not resources.gpu:
         for name, asked in (
             ("gpu_share", share != WHOLE),
@@ -832,7 +833,7 @@ def _shape(resources: ResourcesSpec, field: str, found: Findings) -> Shape:
             found.get(None, check_text, text, f"{field}.{name}", most=64)
     return Shape(
         cpu=found.get(0, parse_or_raise, parse_cpu, resources.cpu, f"{field}.cpu", MAX_CPU),
-        memory=found.get(0, parse_or_raise, parse_bytes, resources.memory, f"{field}.memory", MAX_BYTES),
+        memory=found.get(0, memory, resources.memory, f"{field}.memory"),
         gpus=resources.gpu,
         gpu_memory=gpu_memory,
         share=share,

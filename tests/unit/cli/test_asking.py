@@ -7,7 +7,7 @@ import click
 import msgspec
 import pytest
 
-from poise.cli.asking import asked, asking, merged, told_as_flags
+from poise.cli.asking import asked, asking, merged, note_units, told_as_flags
 from poise.errors import SpecError
 from poise.model.job_fields import JobSpec, ResourcesSpec
 from poise.model.spec import compile_spec
@@ -94,6 +94,16 @@ def test_what_flags_say_of_a_deadline_stands_in_its_place_in_the_file(file: Any,
     assert merged({"run": "x", "deadline": "1h"}, flags_of("--cpu", "1"))["deadline"] == "1h"
 
 
+def test_a_short_unit_of_memory_is_told_as_it_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    graph = {"tasks": {"a": {"resources": {"memory": "4G", "gpu_memory": "8GiB"}}, "b": {"resources": {"memory": 7}}}}
+    note_units(graph)
+    note_units({"run": "x", "resources": {"gpu_memory": "1.5 t"}})
+    assert capsys.readouterr().err.splitlines() == [
+        "poise: memory 4G is read as 4GiB",
+        "poise: gpu_memory 1.5 t is read as 1.5TiB",
+    ]
+
+
 @pytest.mark.parametrize("given", ["a=", "a=1,,2", "a"])
 def test_a_sweep_without_values_is_refused(given: str) -> None:
     with pytest.raises(SpecError):
@@ -104,6 +114,7 @@ def test_a_sweep_without_values_is_refused(given: str) -> None:
     ("given", "where", "hint"),
     [
         ("--memory lots", "--memory", "--memory 8GiB"),
+        ("--memory 4", "--memory", "--memory 4GiB"),
         ("--time-limit soon", "--time-limit", "--time-limit 2h"),
         ("--retries -1", "--retries", "--retries 3"),
         ("--deadline soon --if-late run", "--deadline", "--deadline 30m"),
