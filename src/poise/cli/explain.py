@@ -233,6 +233,8 @@ def _draw_plan(told: PlanReport) -> None:
     for later in told.later:
         reasons = "; ".join(reason.sentence() for reason in later.reasons)
         click.echo(f"{_names(later.named, later.count)}: {reasons}")
+    if told.retries:
+        click.echo(f"retries: {told.retries}")
     if told.note:
         tell(told.note)
 

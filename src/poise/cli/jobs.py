@@ -96,6 +96,8 @@ def _job_shown(report: JobReport) -> Shown:
         closed = f"; {calls.closed}" if calls.closed else ""
         head.append(f"{calls.open} calls open, {calls.done} calls done{mean}{failed}{closed}")
     head += training.lines(report)
+    if report.retries:
+        head.append(f"retries: {report.retries}")
     if report.note and report.exit_code is None:
         head.append(f"note: {report.note}")
     tasks, graph = report.tasks, len(report.critical_path) > 0
@@ -123,6 +125,7 @@ def _job_shown(report: JobReport) -> Shown:
             Column("PEAK", [_memory(task.peak) for task in tasks], right=True),
             Column("LIMIT", [_memory(task.limit) for task in tasks], right=True, only="wide"),
             Column("WHY", [_why(task) for task in tasks]),
+            Column("RETRIES", [task.retries for task in tasks], only="wide"),
             Column("COMMAND", [" ".join(" ".join(task.command).split()) for task in tasks], only="wide"),
         ],
         head=[*head, ""],

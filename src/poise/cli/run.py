@@ -46,7 +46,6 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
     note_units(spec)
     spec["folder"] = str(Path.cwd())
     spec["env"] = kept_environment() | spec.get("env", {})
-    spec.setdefault("retry", {"limit": 3, "when": ["lost"]})
     home = current_home()
     with _Interrupts(home) as interrupts:
         try:
@@ -118,8 +117,13 @@ def _submit(home: Home, spec: dict[str, Any], user: str) -> tuple[Client, str]:
 
 
 def _stream(client: Client, job: str, out: Any) -> int:
+    """Copies what the job writes, and says where another attempt begins. Returns the exit code."""
+    attempts: dict[str, int] = {}
     for piece in client.logs(job, follow=True):
         if isinstance(piece, LogPiece):
+            if piece.epoch > attempts.get(piece.task, piece.epoch):
+                say(f"poise: {piece.task} starts again, attempt {piece.epoch}")
+            attempts[piece.task] = max(piece.epoch, attempts.get(piece.task, 0))
             target = out if piece.stream == "out" else sys.stderr.buffer
             target.write(piece.data)
             target.flush()

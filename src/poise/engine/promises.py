@@ -35,7 +35,7 @@ from poise.model.events import (
     UnitsCancelled,
     encode_event,
 )
-from poise.model.jobs import Ending, Unit
+from poise.model.jobs import Ending, Retry, Unit
 from poise.model.messages import Attempt, Launch
 from poise.model.quotas import Amounts, Quota, asked
 from poise.model.resources import WHOLE, Node
@@ -89,10 +89,19 @@ class Holding(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """How often a unit has failed, and before which instant it must not be tried again."""
+    """How often a unit has failed, before which instant it must not be tried again, and how often it was lost, where
+    that does not count as a failure.
+    """
 
     times: int = 0
     not_before: int = 0
+    lost: int = 0
+
+    def again(self, retry: Retry, outcome: str, at: int) -> "Tried":
+        """After one more attempt, which ended at an instant."""
+        if outcome == "lost":
+            return Tried(self.times, 0, self.lost + 1) if retry.losses else Tried(self.times + 1, 0, self.lost)
+        return Tried(self.times + 1, at + retry.delay(self.times + 1), self.lost)
 
 
 class Judge:
@@ -347,7 +356,7 @@ class Judge:
         """What its user said of it, and people of nodes."""
         name, before = event.unit, self._held.get(event.unit)
         if before is not None and before.active:  # on a node that was lost
-            self._tried[name] = Tried(self._tried.get(name, Tried()).times + 1)
+            self._tried[name] = self._tried.get(name, Tried()).again(unit.retry, "lost", event.at)
         tried = self._tried.get(name, Tried())
         needed = [f"{job}.{need}" for need in unit.needs]
         needed += [other for earlier in self._after[job] for other in self._units_of[earlier]]
@@ -359,6 +368,7 @@ class Judge:
             (name in self._cancelled, "though it is cancelled"),
             (name in self._done_units, "though it is done"),
             (tried.times > unit.retry.limit, f"though it has failed {tried.times} times of {unit.retry.limit}"),
+            (tried.lost > unit.retry.losses, f"though it was lost {tried.lost} times of {unit.retry.losses}"),
             (event.at < tried.not_before, "before its back-off was over"),
         ):
             if broken:
@@ -370,9 +380,7 @@ class Judge:
         outcomes = [outcome for _, _, outcome in sorted(held.endings)]
         failed = [outcome for outcome in outcomes if outcome not in ("done", "stopped", "returned")]
         if failed:  # the first in time decides; of those of one report, the first in the gang
-            times = self._tried.get(name, Tried()).times + 1
-            delay = 0 if failed[0] == "lost" else unit.retry.delay(times)
-            self._tried[name] = Tried(times, at + delay)
+            self._tried[name] = self._tried.get(name, Tried()).again(unit.retry, failed[0], at)
         elif set(outcomes) == {"done"}:
             self._done_units.add(name)
 

@@ -30,7 +30,7 @@ from poise.kernel.ledger import (
 from poise.model import graph
 from poise.model.decisions import Reason, Why
 from poise.model.events import Preempted, Resized, Straggling
-from poise.model.jobs import Ending, Unit
+from poise.model.jobs import Ending, Unit, retries_of
 from poise.model.load import LEVELS, Load, Upkeep
 from poise.model.quotas import Amounts, Quota, asked
 from poise.model.reports import (
@@ -110,6 +110,7 @@ def job_report(
         critical_path=path,
         remaining=sum(unit.expected for unit in job.units if unit.spec.name in path and not unit.over),
         note=job.note,
+        retries=retries_of(unit.spec.retry for unit in job.units) if tasks and job.calls is None else "",
         calls=_calls_report(job.calls) if job.calls is not None else None,
         training=tuple(
             TrainingReport(unit=unit.id, heard=ledger.wall(known.at), said=known.said)
@@ -181,6 +182,7 @@ def task_report(
         peak=ending.peak,
         limit=ending.limit,
         time_limit=unit.spec.time_limit,
+        retries=unit.spec.retry.sentence(),
         note=ending.note,
         why=unit.why.sentence() if unit.why and placed else "",
         reasons=tuple(

@@ -226,7 +226,8 @@ class UnitState(msgspec.Struct, gc=False):
     `founded` (0: the latest), the last time at the instant `resized`; `losses` is how often it has lost members since
     it was steady.
     `carried` is what it did in this placement before that, in nanoseconds of one task. One that was `missed` is
-    cancelled, since a deadline could not be met any more.
+    cancelled, since a deadline could not be met any more. `lost` counts the attempts that were, where they do not count
+    as `tries`.
     """
 
     spec: Unit
@@ -281,6 +282,7 @@ class UnitState(msgspec.Struct, gc=False):
     losses: int = 0
     carried: int = 0
     missed: Missed | None = None
+    lost: int = 0
 
     @property
     def resizes(self) -> bool:
@@ -1112,7 +1114,7 @@ class Ledger:
         """A worker that got as far as a call can be started: what ends it from now on is not counted against it."""
         found = self._tasks.get(worker)
         if found is not None:
-            found[0].tries = 0
+            found[0].tries = found[0].lost = 0
 
     def _calls_closed(self, event: CallsClosed) -> None:
         job = self._state.jobs[event.job]
@@ -1154,10 +1156,11 @@ class Ledger:
         book.called_up -= 1
         retry = unit.spec.retry
         failed = outcome not in ("done", "stopped", "returned")
-        unit.tries += failed
+        if failed:
+            self._count_try(unit, outcome)
         if book.over and not unit.stopping:
             self._conclude(unit, "done", at)
-        elif failed and not retry.allows(outcome, unit.tries, 0):
+        elif failed and not retry.allows(outcome, unit.tries, 0, unit.lost):
             self._conclude(unit, "failed", at)
             for other in job.units:
                 if other.status in ("waiting", "pending"):
@@ -1474,15 +1477,22 @@ class Ledger:
             unit.avoid = self._moved_off(unit) if unit.stopping == "move" else ""
             self._again(unit, at, delay=0)
         else:
-            unit.tries += 1
+            self._count_try(unit, outcome)
             unit.avoid = unit.first.node
             retry = unit.spec.retry
             if outcome == "oom" and retry.ooms:
                 self._make_smaller(unit)
-            if retry.allows(outcome, unit.tries, len(unit.ooms)):
+            if retry.allows(outcome, unit.tries, len(unit.ooms), unit.lost):
                 self._again(unit, at, delay=0 if outcome == "lost" else retry.delay(unit.tries))
             else:
                 self._conclude(unit, "failed", at)
+
+    def _count_try(self, unit: UnitState, outcome: Outcome) -> None:
+        """One more attempt has failed: it counts against its retries, or was lost."""
+        if unit.spec.retry.counts(outcome):
+            unit.tries += 1
+        else:
+            unit.lost += 1
 
     def _moved_off(self, unit: UnitState) -> str:
         """The node that it was moved off: one that is being emptied, else where a member lagged, else its first."""
@@ -1819,7 +1829,7 @@ class Ledger:
 
     def _drop_attempts(self, unit: UnitState) -> None:
         """A recovering unit is placed again: what it still held on lost nodes is given up."""
-        unit.tries += 1
+        self._count_try(unit, "lost")
         self._stragglers.pop(unit.id, None)
         self._keep_progress(unit, unit.first)
         for index, task in enumerate(unit.tasks):
@@ -1838,7 +1848,8 @@ class Ledger:
         retry = unit.spec.retry
         statuses = [task.status for task in unit.tasks]
         silent = "recovering" in statuses and not ("queued" in statuses or "running" in statuses)
-        if silent and not unit.stopping and "lost" in retry.when and unit.tries < retry.limit:
+        may = unit.tries < retry.limit if retry.counts("lost") else unit.lost < retry.losses
+        if silent and not unit.stopping and "lost" in retry.when and may:
             self._recovering[unit.id] = unit
         else:
             self._recovering.pop(unit.id, None)

@@ -20,7 +20,7 @@ from poise.kernel.ledger import Ledger, State, job_status
 from poise.model.decisions import UNKNOWN, Hold, Place, Plan, Preempt, Reason, Resize
 from poise.model.events import JobSubmitted
 from poise.model.fleet import CONDITIONS, CPU, DEVICES, DRAINED, EMPTYING, MEMORY, NETWORK, Fleet, Ints, Resident
-from poise.model.jobs import GRACE, Job, Priority
+from poise.model.jobs import GRACE, Job, Priority, retries_of
 from poise.model.profiles import CERTAIN, ENDLESS, NO_END, Estimate, Profile, estimate_run, remaining
 from poise.model.reports import (
     Ahead,
@@ -671,6 +671,7 @@ def plan(
             for of in (proposal.later if everything else proposal.later[:FEW])
         ),
         note=note,
+        retries=retries_of(unit.retry for unit in proposal.job.units),
     )
 
 

@@ -127,7 +127,7 @@ def _swept(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, Any]
 
 
 def _retries(given: str, environ: Mapping[str, str]) -> dict[str, Any]:
-    return {"limit": as_number(given, environ), "when": ["lost", "killed", "hung", "failed", "signal"]}
+    return {"limit": as_number(given, environ)}
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
@@ -243,17 +243,26 @@ class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RetrySpec(msgspec.Struct, forbid_unknown_fields=True):
-    """Try again at most `limit` times, `backoff` doubling, after these outcomes."""
+    """Retry at most `limit` times, `backoff` doubling, after these outcomes."""
 
-    limit: Annotated[int, msgspec.Meta(ge=0, le=1000), Field("Tries after the first one, 0 to 1000.", example="3")] = 3
+    limit: Annotated[
+        int,
+        msgspec.Meta(ge=0, le=1000),
+        Field("Retries, 0 to 1000. 0: started once, even if lost.", example="3"),
+    ] = 3
     backoff: Annotated[
         Quantity,
-        Field("Pause before the second try; it doubles with each one, up to a minute.", example="1s", form=DURATION),
+        Field("Pause before the first retry; it doubles with each one, up to a minute.", example="1s", form=DURATION),
     ] = "1s"
     when: Annotated[
-        list[Literal["failed", "killed", "signal", "oom", "hung", "timeout", "lost"]],
-        Field("Outcomes after which to try again. `lost` is tried again without a pause.", example="[lost, killed]"),
-    ] = msgspec.field(default_factory=lambda: ["lost", "killed", "hung"])
+        list[Literal["failed", "killed", "signal", "oom", "hung", "timeout", "lost"]] | None,
+        Field(
+            "Outcomes after which to retry. Without it, any but `timeout`. Then lost work is retried at once, 3 times "
+            "or `limit` times, whichever is more, and does not count against the `limit`. An outcome that you name "
+            "counts. After `oom`, at most two retries.",
+            example="[lost, killed]",
+        ),
+    ] = None
 
 
 class WorkersSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -487,9 +496,15 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     retry: Annotated[
         RetrySpec | None,
         Field(
-            "When to try again. See below.",
+            "The failures to retry. See below. Without it, `killed` and `hung` 3 times, and lost work 3 times beside.",
             example="{limit: 3, backoff: 1s, when: [lost]}",
-            flag=Flag("--retries", "N", "How often to try again.", reads=_retries, example="3"),
+            flag=Flag(
+                "--retries",
+                "N",
+                "Retry any failure N times, and lost work beside. [default: 3, only after killed or hung]",
+                reads=_retries,
+                example="3",
+            ),
         ),
     ] = None
     hang: Annotated[

@@ -4,6 +4,7 @@ A *job* is what a user submits; it holds *tasks*; tasks that must be placed toge
 gang. `model/spec.py` compiles what people write into these records.
 """
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any, Literal
 
@@ -36,6 +37,10 @@ node stops it in time, and it is placed elsewhere only when no copy can be left.
 
 RETRYABLE: tuple[Outcome, ...] = ("failed", "killed", "signal", "oom", "hung", "timeout", "lost")
 
+ANY_FAILURE: frozenset[Outcome] = frozenset(("failed", "killed", "signal", "oom", "hung"))
+"""Outcomes that a number of retries is about where nothing else is said. A time limit is a limit: it is not among them.
+"""
+
 
 class Priority(IntEnum):
     """Priority classes; a lower number goes first."""
@@ -53,23 +58,45 @@ CLASS_WEIGHT = (8, 4, 2, 1)
 class Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When a failed unit is tried again: at most `limit` times, after `backoff` nanoseconds doubled each time; of these
     at most `ooms` times after it ran out of memory, and then smaller where it can be (0, as in logs of old: as after
-    anything else).
+    anything else). A unit that was lost is tried again at most `losses` times beside that (0, as in logs of old: it
+    counts as anything else).
     """
 
     limit: int = 3
     backoff: int = 1 * SECOND
     when: tuple[Outcome, ...] = ("lost", "killed", "hung")
     ooms: int = 0
+    losses: int = 0
 
-    def allows(self, outcome: Outcome, tries: int, ooms: int) -> bool:
-        """Whether it is tried again after so many failures, of which so many were for want of memory."""
-        if outcome == "oom" and 0 < self.ooms < ooms:
+    def counts(self, outcome: Outcome) -> bool:
+        """Whether an attempt that ended so counts against `limit`, and not as a loss."""
+        return outcome != "lost" or not self.losses
+
+    def allows(self, outcome: Outcome, tries: int, ooms: int, lost: int) -> bool:
+        """Whether it is tried again after this many `tries` that count against `limit`, of which `ooms` ran out of
+        memory, and after it was `lost` this many times beside them.
+        """
+        if outcome not in RETRYABLE or outcome not in self.when or (outcome == "oom" and 0 < self.ooms < ooms):
             return False
-        return outcome in RETRYABLE and outcome in self.when and tries <= self.limit
+        return tries <= self.limit if self.counts(outcome) else lost <= self.losses
+
+    def sentence(self) -> str:
+        """What is tried again, for people: `any failure 2 times; lost work 3 times beside`."""
+        outcomes = [one for one in RETRYABLE if one in self.when and not (one == "lost" and self.losses)]
+        named = "any failure" if set(outcomes) == ANY_FAILURE else ", ".join(outcomes)
+        times = f"{named} {self.limit} time{'' if self.limit == 1 else 's'}" if outcomes and self.limit else ""
+        lost = f"lost work {self.losses} times beside" if "lost" in self.when and self.losses else ""
+        return "; ".join(part for part in (times, lost) if part) or "none"
 
     def delay(self, tries: int) -> int:
         """Nanoseconds to wait after the `tries`-th failure (1 is the first); capped at one minute."""
         return min(self.backoff << min(tries - 1, 16), max(self.backoff, 60 * SECOND))
+
+
+def retries_of(retries: Iterable[Retry]) -> str:
+    """What is retried of all units of a job, for people; empty where that is the default, or differs among them."""
+    first, *others = dict.fromkeys(retries)
+    return "" if others or first == INTERRUPTED else first.sentence()
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -98,6 +125,12 @@ class Work(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
 
 RETRY = Retry()
+
+LOSSES = 3
+"""How often a unit is placed again after it was lost, at least: what brings down each of its nodes must end."""
+
+INTERRUPTED = Retry(losses=LOSSES)
+"""What is tried again of a job that says nothing of it."""
 
 ALL = 1_000_000
 """Millionths of its work: all of it."""

@@ -46,7 +46,7 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     """One task: what ran where and when, and why it was placed there or still waits. `artifact` is the one of several
     that was started, `sweep` what it tries of a sweep, `pid` its process, if it has one now. `time_limit` is how long
-    an attempt may run, in nanoseconds (0: without limit).
+    an attempt may run, in nanoseconds (0: without limit), `retries` says what is retried, and how often.
     """
 
     task: str
@@ -80,6 +80,7 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     sweep: dict[str, str]
     result: Any
     time_limit: int = 0
+    retries: str = ""
 
 
 class CallsReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +106,7 @@ class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     """One job. `exit_code` is what `poise wait` ends with: 0, or the first failed task's; none while unfinished. `note`
-    is what the user was told when it was submitted, `user` what the client called them.
+    is what the user was told when it was submitted, `user` what the client called them. `retries`: see `PlanReport`.
     """
 
     id: str
@@ -125,6 +126,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     training: tuple[TrainingReport, ...] = ()
     note: str = ""
     tasks: tuple[TaskReport, ...] = ()
+    retries: str = ""
 
 
 class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -625,7 +627,9 @@ class PlannedLater(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What would happen if a job were submitted now. Nothing has been done."""
+    """What would happen if a job were submitted now. Nothing has been done. `retries` says what would be retried where
+    that is not the default, and alike for all its tasks.
+    """
 
     revision: int
     policy: str
@@ -634,6 +638,7 @@ class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
     waits: tuple[Waiting, ...]
     later: tuple[PlannedLater, ...]
     note: str = ""
+    retries: str = ""
 
 
 class Suggestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -52,12 +52,15 @@ from poise.model.job_fields import (
     example_of,
 )
 from poise.model.jobs import (
+    ANY_FAILURE,
     EXCLUSIVE_GRACE,
     GRACE,
+    INTERRUPTED,
+    LOSSES,
     NO_WORK,
-    RETRY,
     InPhase,
     Job,
+    Outcome,
     Priority,
     Retry,
     Task,
@@ -530,7 +533,7 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         needs=tuple(spec.needs),
         priority=Priority[(spec.priority or inherited.priority).upper()],
         deadline=due.deadline,
-        retry=RETRY if spec.retry is None else _retry(spec.retry, f"{field}retry", found),
+        retry=INTERRUPTED if spec.retry is None else _retry(spec.retry, f"{field}retry", found),
         kind=class_of_tenant(kind, inherited.tenant),
         grace=_grace(spec, field, found),
         lease=spec.lease,
@@ -630,8 +633,11 @@ def _work(spec: WorkSpec | None, field: str, found: Findings) -> Work:
 
 def _retry(spec: RetrySpec, field: str, found: Findings) -> Retry:
     backoff = found.get(0, duration, spec.backoff, f"{field}.backoff")
-    ooms = min(spec.limit, OOM_RETRIES) if "oom" in spec.when else 0
-    return _or(RETRY, Retry(limit=spec.limit, backoff=backoff, when=tuple(dict.fromkeys(spec.when)), ooms=ooms))
+    named = spec.when if spec.when is not None else ("lost", *sorted(ANY_FAILURE))
+    when: tuple[Outcome, ...] = tuple(dict.fromkeys(named))
+    ooms = min(spec.limit, OOM_RETRIES) if "oom" in when else 0
+    losses = max(LOSSES, spec.limit) if spec.when is None and spec.limit else 0
+    return Retry(limit=spec.limit, backoff=backoff, when=when, ooms=ooms, losses=losses)
 
 
 def _checkpoint(spec: Quantity | CheckpointSpec | None, field: str, found: Findings) -> tuple[int, int]:

@@ -10,11 +10,12 @@ from hypothesis import given
 
 from poise.errors import InputError
 from poise.kernel.controller import Decided
+from poise.kernel.explain import job_report
 from poise.kernel.ledger import HEAD, MAX_PROFILES, PAST_ATTEMPTS, InvariantBroken, Ledger, deciding_ending
 from poise.model.decisions import Plan, Preempt, Spot, Why
 from poise.model.events import Began, Finished, JobSubmitted, NodeJoined, Placed, decode_event, encode_event
 from poise.model.fleet import DEVICES
-from poise.model.jobs import Ending, Job, Retry, Task, Unit
+from poise.model.jobs import LOSSES, Ending, Job, Retry, Task, Unit
 from poise.model.messages import Ended
 from poise.model.resources import Shape
 from poise.policy.suites import POLICIES
@@ -38,13 +39,20 @@ def test_the_life_of_a_unit() -> None:
 @pytest.mark.parametrize(
     ("outcome", "retry", "then"),
     [
-        ("failed", {}, "failed"),
+        ("failed", None, "failed"),
+        ("failed", {}, "pending"),
+        ("failed", {"limit": 2}, "pending"),
         ("failed", {"when": ["failed"]}, "pending"),
         ("failed", {"when": ["failed"], "limit": 0}, "failed"),
-        ("killed", {}, "pending"),
-        ("lost", {}, "pending"),
-        ("oom", {}, "failed"),
-        ("hung", {}, "pending"),
+        ("killed", None, "pending"),
+        ("lost", None, "pending"),
+        ("lost", {"limit": 1}, "pending"),
+        ("lost", {"limit": 0}, "failed"),
+        ("oom", None, "failed"),
+        ("oom", {}, "pending"),
+        ("timeout", {}, "failed"),
+        ("timeout", {"when": ["timeout"]}, "pending"),
+        ("hung", None, "pending"),
         ("hung", {"when": ["lost"]}, "failed"),
         ("signal", {"when": ["signal"]}, "pending"),
         ("unstartable", {"when": ["failed", "killed", "signal", "oom", "lost"]}, "failed"),
@@ -52,8 +60,42 @@ def test_the_life_of_a_unit() -> None:
         ("returned", {"limit": 0}, "pending"),
     ],
 )
-def test_what_follows_an_ending(outcome: Any, retry: dict[str, Any], then: str) -> None:
+def test_what_follows_an_ending(outcome: Any, retry: dict[str, Any] | None, then: str) -> None:
     assert World().nodes(1).job("a", retry=retry).round().finish("a", outcome=outcome).status("a") == then
+
+
+def test_lost_work_does_not_count_against_its_retries_unless_it_is_named() -> None:
+    world = World().nodes(1).job("a", retry={"limit": 1, "backoff": 0})
+    for outcome, then in (("lost", "pending"), ("lost", "pending"), ("failed", "pending"), ("lost", "pending")):
+        world.round().finish("a", outcome=outcome)  # type: ignore[arg-type]
+        assert world.status("a.main") == then
+    assert world.round().finish("a", outcome="failed").status("a") == "failed"
+    world.job("b", retry={"limit": 1, "when": ["lost", "failed"]}).round().finish("b", outcome="lost")
+    assert world.round().finish("b", outcome="failed").status("b") == "failed"
+
+
+def test_what_brings_down_each_of_its_nodes_is_given_up() -> None:
+    world = World().nodes(1).job("a")
+    for _ in range(LOSSES):
+        world.round().finish("a", outcome="lost")
+    assert world.status("a") == "pending"
+    assert world.round().finish("a", outcome="lost").status("a") == "failed"
+
+
+@pytest.mark.parametrize(
+    ("retry", "said"),
+    [
+        (None, "killed, hung 3 times; lost work 3 times beside"),
+        ({"limit": 5}, "any failure 5 times; lost work 5 times beside"),
+        ({"limit": 1}, "any failure 1 time; lost work 3 times beside"),
+        ({"limit": 0}, "none"),
+        ({"limit": 2, "when": ["lost", "oom"]}, "oom, lost 2 times"),
+    ],
+)
+def test_what_is_retried_is_said(retry: dict[str, Any] | None, said: str) -> None:
+    world = World().nodes(1).job("a", retry=retry)
+    [task] = job_report(world.ledger, world.state("a"), world.now, tasks=True).tasks
+    assert task.retries == said
 
 
 def test_tries_are_limited_and_back_off_doubles() -> None:
