@@ -681,7 +681,7 @@ class Ledger:
         before = deque([*self._active.values(), *shown])
         while before and len(found) < MOST_FOLLOWERS:
             unit = before.popleft()
-            after = list(self._dependents[unit.id])
+            after = list(self._dependents.get(unit.id, ()))
             if unit.job not in jobs:
                 jobs.add(unit.job)
                 after += [of for job in self._awaited_by.get(unit.job, ()) for of in self._state.jobs[job].units]
