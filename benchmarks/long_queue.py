@@ -25,6 +25,7 @@ from pathlib import Path
 from time import thread_time
 
 import harness
+import psutil
 from harness import NO_OP, Figure, say
 
 from poise.client import Client
@@ -157,7 +158,7 @@ def measure(jobs: int) -> list[Figure]:
 
 
 SLEEP = {"run": ["sleep", "3600"], "resources": {"cpu": 1}}
-CHURN_EACH, CHURN_SECONDS, CHURN_RATE = 10_000, 60, 35
+CHURN_EACH, CHURN_SECONDS, CHURN_RATE = 1_000, 60, 35
 
 
 def measure_live(jobs: int) -> list[Figure]:
@@ -177,6 +178,7 @@ def measure_live(jobs: int) -> list[Figure]:
         while (pid := holder(fleet.home.lock)) in (0, killed) or not harness.ready(fleet.home, pid):
             time.sleep(0.02)
         restart = time.perf_counter() - begun
+        restart_cpu = sum(psutil.Process(pid).cpu_times()[:2])
         with asking(fleet.home) as beside_cancelling:
             begun = time.perf_counter()
             fleet.client.cancel_all()
@@ -192,6 +194,7 @@ def measure_live(jobs: int) -> list[Figure]:
         *whoami(name, "beside the queue", beside_the_queue, limit=50),
         Figure(name=name + "resident", unit="MB", values=[memory]),
         Figure(name=name + "leads again after kill -9", unit="s", values=[restart], limit=3),
+        Figure(name=name + "CPU of that", unit="s", values=[restart_cpu]),
         Figure(name=name + "all cancelled", unit="s", values=[cancelled], limit=2),
         *whoami(name, "beside cancelling", beside_cancelling, limit=50),
         Figure(name=name + "down --cancel after that", unit="s", values=[down]),
@@ -199,7 +202,7 @@ def measure_live(jobs: int) -> list[Figure]:
 
 
 def measure_churn(jobs: int) -> list[Figure]:
-    """They come as a stream until so many have run, then one by one at `CHURN_RATE`."""
+    """They come as streams of `CHURN_EACH` until so many have run, then one by one at `CHURN_RATE`."""
     with harness.own_fleet() as fleet:
         sizes = [resident(fleet)]
         for done in range(0, jobs, CHURN_EACH):
@@ -207,7 +210,8 @@ def measure_churn(jobs: int) -> list[Figure]:
             fleet.submit(count)
             fleet.until_idle(count, begun)
             sizes.append(resident(fleet))
-            say(f"{done + count:,} jobs have run: {sizes[-1]:.0f} MB")
+            if len(sizes) % 5 == 1:
+                say(f"{done + count:,} jobs have run: {sizes[-1]:.0f} MB")
         with asking(fleet.home) as beside:
             begun = time.perf_counter()
             for number in range(CHURN_SECONDS * CHURN_RATE):
