@@ -13,6 +13,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from system.living import Living, kill, until
 
+HEARS_WITHIN = 5.0
+"""Seconds in which the end of what a process says is heard once it has ended."""
+
 
 class Told(NamedTuple):
     status: int
@@ -103,7 +106,9 @@ class Serving:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(30)
-        for stream in (self.process.stdout, self.process.stderr):
-            assert stream is not None
-            stream.close()
+        assert self.process.stdout is not None and self.process.stderr is not None
+        self.process.stdout.close()
+        self._hears.join(HEARS_WITHIN)
+        if not self._hears.is_alive():  # else what a failed test has left holds it, and to close it would take for ever
+            self.process.stderr.close()
         return code

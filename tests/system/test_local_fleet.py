@@ -178,6 +178,7 @@ def test_down_ends_every_agent_and_the_fleet_stays_until_told_otherwise() -> Non
         until(lambda: _all_up(living), "all nodes have joined again", living.messages)
         os.kill(living.pid("supervisor"), signal.SIGTERM)
         until(lambda: not any(agents(living)) and not living.pid("control"), "its children end too", living.messages)
+        until(lambda: not living.pid("supervisor"), "it has ended", living.messages)
         done = living.poise("up", "--port", "0", "--no-fleet")
         assert (done.code, "fleet" in done.err) == (0, False), done.err
         until(lambda: living.pid("agent"), "this machine's own agent is there", living.messages)

@@ -426,6 +426,7 @@ def test_who_waits_for_a_job_goes_on_waiting_when_the_leader_leaves_in_order(pai
     waiting.start()
     until(lambda: list(diary.entries()), "it runs", pair.story)
     kill(pair.first.pid("supervisor"), signal.SIGTERM)
+    until(lambda: not pair.first.pid("supervisor"), "it has left", pair.story)
     pair.first.poise("up")  # its agent has gone too, which is this machine's
     until(lambda: pair.leads(pair.second), "the other one leads", pair.story)
     diary.release()
