@@ -27,7 +27,6 @@ import numpy as np
 from poise import __version__
 from poise.decoding import convert
 from poise.drivers.views import Unsound, check_plan, decode_plan, encode_plan
-from poise.drivers.yamlfile import load_yaml
 from poise.errors import Fault, InputError, PoiseError, SpecError
 from poise.model.decisions import Plan
 from poise.model.document import near
@@ -75,6 +74,8 @@ def choose(name: str) -> Choice:
     if name in POLICIES:
         return Choice(label=name, name=name)
     if is_file(name):
+        from poise.drivers.yamlfile import load_yaml  # here, since a shipped policy does without
+
         return choose_document(load_yaml(Path(name)))
     points = _points(POLICY_GROUP)
     if name in points:
