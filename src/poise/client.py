@@ -36,6 +36,7 @@ from poise.model.reports import (
     Drained,
     Explanation,
     JobReport,
+    JobStatus,
     LogEnd,
     LogLine,
     NodeReport,
@@ -188,9 +189,24 @@ class Client:
         timeout = THOUGHT if is_strict(spec) else PATIENCE
         return self._call("POST", f"/v1/jobs{condition}", Receipt, body, timeout=timeout)
 
-    def jobs(self, *, everything: bool = False) -> list[JobReport]:
-        """Unfinished jobs and the latest finished ones, or all, in order of submission."""
-        return self._all_pages(f"/v1/jobs?all={str(everything).lower()}&", list[JobReport], lambda job: job.id)
+    def jobs(
+        self,
+        *,
+        everything: bool = False,
+        statuses: Collection[JobStatus] = (),
+        name: str = "",
+        user: str = "",
+        limit: int = 0,
+    ) -> list[JobReport]:
+        """The unfinished jobs and the latest finished ones, or `everything`. Of these only those in one of the
+        `statuses`, with a name or id like the pattern `name` (`train-*`), and of that `user`; at most the latest
+        `limit` (0: all). In order of submission.
+        """
+        asked = [f"all={str(everything).lower()}", *(f"status={one}" for one in statuses)]
+        asked += [f"name={_quoted(name)}"] if name else []
+        asked += [f"user={_quoted(user)}"] if user else []
+        asked += [f"latest={limit}"] if limit else []
+        return self._all_pages(f"/v1/jobs?{'&'.join(asked)}&", list[JobReport], lambda job: job.id)
 
     def job(self, name: str, *, wait: float = 0.0) -> JobReport:
         """One job by id or name, or some of its tasks; with `wait`, once they are over or the seconds have passed."""
@@ -649,8 +665,19 @@ class AsyncClient:
         key = key or secrets.token_hex(8)
         return await self._ask(lambda client: client.submit(spec, key=key, user=user, if_revision=if_revision))
 
-    async def jobs(self, *, everything: bool = False) -> list[JobReport]:
-        return await self._ask(lambda client: client.jobs(everything=everything))
+    async def jobs(
+        self,
+        *,
+        everything: bool = False,
+        statuses: Collection[JobStatus] = (),
+        name: str = "",
+        user: str = "",
+        limit: int = 0,
+    ) -> list[JobReport]:
+        """As `Client.jobs`."""
+        return await self._ask(
+            lambda client: client.jobs(everything=everything, statuses=statuses, name=name, user=user, limit=limit)
+        )
 
     async def job(self, name: str) -> JobReport:
         return await self._ask(lambda client: client.job(name))

@@ -1,5 +1,6 @@
 """The command line as typed: exit codes, what goes to stdout and to stderr, one JSON value, hints that can be typed."""
 
+import getpass
 import json
 import os
 import re
@@ -189,7 +190,8 @@ def test_out_of_memory_is_told_apart(shared: Living) -> None:
     eat = "x = [bytearray(1 << 20) for _ in range(600)]; import time; time.sleep(5)"
     done = shared.poise("run", "--memory", "100MiB", "--retries", "0", "--", sys.executable, "-c", eat)
     assert done.code == 137
-    assert "oom" in done.err
+    assert "oom: peak" in done.err
+    assert "limit 100 MiB" in done.err
     job = shared.poise("ls", "--json").value[-1]["id"]
     task = shared.poise("show", job, "--json").value["tasks"][0]
     assert (task["outcome"], task["limit"]) == ("oom", 100 << 20)
@@ -210,6 +212,9 @@ def test_a_job_from_submission_to_its_logs(shared: Living) -> None:
     shown = shared.poise("show", "hello", "--json").value
     assert (shown["id"], shown["status"], shown["exit_code"]) == (job, "failed", 4)
     assert job in shared.poise("ls").text
+    only = ("--user", getpass.getuser(), "--limit", "1", "-o", "name")
+    assert shared.poise("ls", "--status", "failed", "--name", "hel*", *only).text == f"{job}\n"
+    assert shared.poise("ls", "--name", "hel").err == "poise: no jobs match\n"
     logged = shared.poise("logs", "hello", "--json").value
     assert {(piece["stream"], piece["text"]) for piece in logged} == {("out", "out\n"), ("err", "err\n")}
 

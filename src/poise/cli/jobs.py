@@ -4,16 +4,18 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any, get_args
 
 import click
 
 from poise.cli import output, training
+from poise.cli.numbers import WholeRange
 from poise.cli.output import Column, Shown
 from poise.cli.render import LOGGED, NOT_FOUND, ago, counts_text, over_memory, print_json, say, shorten, status_text
 from poise.client import current_home
 from poise.control.start import connected, may_be_asked
 from poise.errors import SpecError
-from poise.model.reports import JobReport, TaskReport
+from poise.model.reports import JobReport, JobStatus, TaskReport
 from poise.model.tenants import DEFAULT
 from poise.units import SECOND, format_bytes, format_duration, parse_duration
 
@@ -21,21 +23,45 @@ COMMAND_WIDTH = 60
 
 
 @click.command()
-@click.option("--all", "everything", is_flag=True, help="Every job the ledger holds, not only the latest.")
+@click.option("--all", "everything", is_flag=True, help="List every job the ledger holds, not only the latest.")
+@click.option(
+    "--status",
+    "statuses",
+    type=click.Choice(get_args(JobStatus)),
+    multiple=True,
+    help="List only jobs with this status. Repeatable.",
+)
+@click.option("--name", default="", metavar="PATTERN", help="List only jobs with such a name or id, e.g. 'train-*'.")
+@click.option("--user", default="", metavar="NAME", help="List only jobs of this user.")
+@click.option("--limit", type=WholeRange(min=1), metavar="N", help="List at most the latest N jobs.")
 @output.rows
-def ls(everything: bool, form: str, watch: bool) -> int:
-    """List unfinished jobs and the latest finished ones."""
+def ls(
+    everything: bool,
+    statuses: tuple[JobStatus, ...],
+    name: str,
+    user: str,
+    limit: int | None,
+    form: str,
+    watch: bool,
+) -> int:
+    """List unfinished jobs and the latest finished ones.
+
+    With --status, --name, --user or --limit: of every job the ledger holds, those that match.
+    """
     home = current_home()
+    filtered = bool(statuses or name or user or limit)
+    everything = everything or filtered
+    wanted: dict[str, Any] = {"statuses": statuses, "name": name, "user": user, "limit": limit or 0}
     if watch or may_be_asked(home):
         client = connected(home)
-        return output.show(lambda: _jobs_shown(client.jobs(everything=everything)), form, watch)
+        return output.show(lambda: _jobs_shown(client.jobs(everything=everything, **wanted), filtered), form, watch)
     from poise.cli import offline
 
     say(LOGGED)
-    return output.show(lambda: _jobs_shown(offline.jobs(home, everything=everything)), form, watch)
+    return output.show(lambda: _jobs_shown(offline.jobs(home, everything=everything, **wanted), filtered), form, watch)
 
 
-def _jobs_shown(jobs: list[JobReport]) -> Shown:
+def _jobs_shown(jobs: list[JobReport], filtered: bool = False) -> Shown:
     several = len({job.tenant for job in jobs}) > 1
     return Shown(
         jobs,
@@ -54,7 +80,7 @@ def _jobs_shown(jobs: list[JobReport]) -> Shown:
             Column("COMMAND", [" ".join(job.command.split()) for job in jobs], only="wide"),
             Column("NOTE", [job.note for job in jobs], only="wide", bare=True),
         ],
-        nothing="poise: no jobs yet; `poise run -- echo hello`",
+        nothing="poise: no jobs match" if filtered else "poise: no jobs yet; `poise run -- echo hello`",
     )
 
 

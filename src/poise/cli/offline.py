@@ -18,7 +18,7 @@ from poise.drivers.series import Series
 from poise.engine.host import load_ledger
 from poise.errors import Conflict, NotFound
 from poise.kernel.explain import job_report, node_report, question, status_report
-from poise.kernel.find import find, find_node, found_report
+from poise.kernel.find import find, find_node, found_report, listed
 from poise.kernel.ledger import Ledger, NodeState
 from poise.model.events import NodeJoined, decode_event
 from poise.model.history import RunReport
@@ -66,9 +66,10 @@ def status(home: Home) -> StatusReport:
     return status_report(load(home), __version__, fleet=fleet.name if fleet else "", up=False)
 
 
-def jobs(home: Home, *, everything: bool) -> list[JobReport]:
+def jobs(home: Home, *, everything: bool, limit: int, **wanted: Any) -> list[JobReport]:
+    """As the control plane would list them; `wanted` are the arguments of `listed`."""
     ledger = load(home)
-    shown = ledger.jobs.values() if everything else ledger.recent_jobs(20)
+    shown = listed(ledger.jobs.values() if everything else ledger.recent_jobs(20), latest=limit, **wanted)
     return [job_report(ledger, job, ledger.now, tasks=False) for job in shown]
 
 

@@ -45,7 +45,7 @@ from poise.kernel.explain import (
     token_report,
     who_report,
 )
-from poise.kernel.find import Found, find, find_node, found_report, quota_note
+from poise.kernel.find import Found, find, find_node, found_report, listed, quota_note
 from poise.kernel.find import names as find_names
 from poise.kernel.ledger import Ledger
 from poise.kernel.overview import overview
@@ -70,6 +70,7 @@ from poise.model.reports import (
     Drained,
     Explanation,
     JobReport,
+    JobStatus,
     NodeReport,
     Overview,
     PlanReport,
@@ -93,6 +94,9 @@ MAX_WAIT = 60.0
 
 RECENT = 20
 """Finished jobs shown beside the unfinished ones unless all are asked for."""
+
+MAX_LISTED = 1_000_000
+"""The most jobs that one may ask for as the latest."""
 
 CANCELLED_AT_ONCE = 1024
 """Jobs that are cancelled in one turn of the loop, some 10 ms, where all are to be."""
@@ -256,18 +260,24 @@ def make_app(
 
     @routes.get(
         "/v1/jobs",
-        summary=f"Jobs: the unfinished and the latest finished ones, or all; the first {PAGE}, or those `after` an id",
+        summary="Jobs: the unfinished and the latest finished ones, or all; by `status`, `name` (a pattern), `user`, "
+        f"and the `latest` of these; the first {PAGE}, or those `after` an id",
         role=VIEWER,
     )
     async def jobs(
         bearer: Bearer,
         all_: bool = False,
+        status: tuple[JobStatus, ...] = (),
+        name: Annotated[str, msgspec.Meta(max_length=128)] = "",
+        user: Annotated[str, msgspec.Meta(max_length=128)] = "",
+        latest: Annotated[int, msgspec.Meta(ge=0, le=MAX_LISTED)] = 0,
         after: Annotated[str, msgspec.Meta(pattern="^(j[0-9]{1,18})?$")] = "",
         limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE)] = PAGE,
     ) -> list[JobReport]:
         ledger = await plane.settled()
         now = plane.clock.now()
-        shown = islice(Sight(ledger, bearer).jobs(None if all_ else RECENT, after), limit)
+        seen = Sight(ledger, bearer).jobs(None if all_ else RECENT, "" if latest else after)
+        shown = islice(listed(seen, statuses=status, name=name, user=user, latest=latest, after=after), limit)
         return [job_report(ledger, job, now, tasks=False) for job in shown]
 
     @routes.get(

@@ -13,7 +13,7 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -70,6 +70,11 @@ class Given(NamedTuple):
     default: Any
 
     @property
+    def repeats(self) -> bool:
+        """Whether it may be given several times; of the others the last one counts."""
+        return get_origin(self.kind) is tuple
+
+    @property
     def is_required(self) -> bool:
         return self.default is inspect.Parameter.empty
 
@@ -106,12 +111,12 @@ class Route:
 
     async def answer(self, scope: Scope, receive: Receive, names: Mapping[str, str]) -> Any:
         """What the function returns. `names` are those of the path. Raises `PoiseError`, and `GoneError`."""
-        query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given: dict[str, Any] = {}
         for name, one in self.parameters.items():
-            source = names if one.place == "path" else query
-            if one.name in source:
-                given[name] = _converted(one, source[one.name])
+            said = [names[one.name]] if one.place == "path" else [text for key, text in query if key == one.name]
+            if said:
+                given[name] = _converted(one, said)
         if self._takes_bearer:
             given["bearer"] = scope["bearer"]
         body = b""
@@ -218,11 +223,11 @@ def _names(shape: list[str], parts: list[str]) -> dict[str, str] | None:
     return names
 
 
-def _converted(one: Given, text: str) -> Any:
+def _converted(one: Given, said: list[str]) -> Any:
     try:
-        return convert(text, one.kind, strict=False)
+        return convert(said if one.repeats else said[-1], one.kind, strict=False)
     except msgspec.ValidationError as error:
-        raise SpecError(_lowered(str(error)), field=one.name, have=text[:100], hint=HINT) from None
+        raise SpecError(_lowered(str(error)), field=one.name, have=said[-1][:100], hint=HINT) from None
 
 
 def _decoded(decoder: "msgspec.json.Decoder[Any]", body: bytes) -> Any:

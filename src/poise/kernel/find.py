@@ -5,7 +5,9 @@ the beginning of one name only stands for it, and a whole name always wins. An i
 is one job and `j12` is another, also when the ledger has forgotten `j1`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from itertools import islice
 from typing import NamedTuple
 
@@ -13,7 +15,7 @@ import msgspec
 
 from poise.errors import NotFound
 from poise.kernel.explain import LastWord, job_report, logged, units_exit_code
-from poise.kernel.ledger import JobState, Ledger, UnitState, units_status
+from poise.kernel.ledger import JobState, Ledger, UnitState, job_status, units_status
 from poise.model.document import near
 from poise.model.reports import JobReport
 from poise.model.tenants import HOME, Bearer
@@ -24,6 +26,32 @@ FEW = 12
 
 MANY = 100
 """Names that are offered to be completed."""
+
+
+def listed(
+    jobs: Iterable[JobState],
+    *,
+    statuses: Collection[str] = (),
+    name: str = "",
+    user: str = "",
+    latest: int = 0,
+    after: str = "",
+) -> Iterator[JobState]:
+    """Those of the jobs that have one of the `statuses`, a `name` or id like the pattern (`train-*`), and that `user`;
+    each where it is given. Only so many of the `latest` of them (0: all), and of these those `after` an id, in order of
+    submission.
+    """
+    found = (
+        job
+        for job in jobs
+        if (not statuses or job_status(job) in statuses)
+        and (not name or fnmatchcase(job.name, name) or fnmatchcase(job.id, name))
+        and (not user or job.user == user)
+    )
+    if not latest:
+        return found
+    number = int(after[1:] or 0)
+    return (job for job in deque(found, latest) if int(job.id[1:]) > number)
 
 
 class Found(NamedTuple):

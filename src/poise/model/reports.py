@@ -129,6 +129,10 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     retries: str = ""
 
 
+JobStatus = Literal["waiting", "pending", "placed", "running", "idle", "done", "failed", "cancelled"]
+"""The statuses of a job: the most telling of its tasks'. `idle` workers wait for calls."""
+
+
 class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
     """One accelerator: what it can do, and who holds it. Units as in `Device`; `per_watt` is peak operations per joule
     by precision. `sources` tells of each figure that is known (`rates.fp16`) who said it: `declared`, `measured`,
