@@ -329,33 +329,37 @@ class Client:
     def shutdown(self) -> None:
         self._call("POST", "/v1/shutdown", dict[str, bool])
 
-    def logs(self, name: str, *, task: str = "", follow: bool = False) -> Iterator[LogLine]:
-        """Pieces of output, and an end. A restart of the control plane repeats nothing of what was given. Of several it
-        asks the one that leads, and then, unless it is to `follow`, the others for what is not there.
+    def logs(self, name: str, *, task: str = "", follow: bool = False, tail: int = -1) -> Iterator[LogLine]:
+        """Pieces of output, and an end. With a `tail`, of what there is by now only so many of the last lines of each
+        stream of each task's latest attempt. A restart of the control plane repeats nothing of what was given. Of
+        several it asks the one that leads, and then, unless it is to `follow`, the others for what is not there.
         """
         given: dict[tuple[str, int, str], int] = {}
         path = f"/v1/jobs/{_part(name)}/logs?follow={str(follow).lower()}&task={_quoted(task)}"
         decode = json_decoder(LogLine).decode
+        last = f"&tail={tail}" if tail >= 0 else ""
         while True:
-            skip = dict(given)
+            seen: dict[tuple[str, int, str], int] = {}
             self._find_leader()
-            with contextlib.suppress(OSError, http.client.HTTPException), self._stream(path) as response:
+            with contextlib.suppress(OSError, http.client.HTTPException), self._stream(path + last) as response:
                 for line in response:
+                    last = ""  # from now on it is known how far each stream was given
                     if line == b"\n":
                         continue  # it is quiet, but there is somebody
                     piece = decode(line)
                     if isinstance(piece, LogEnd):
                         if not follow:
-                            yield from self._kept_elsewhere(path, given)
+                            tailed = f"&tail={tail}" if tail >= 0 else ""
+                            yield from self._kept_elsewhere(path + tailed, given)
                         yield piece
                         return
                     stream = (piece.task, piece.epoch, piece.stream)
-                    repeated = min(skip.get(stream, 0), len(piece.data))
-                    skip[stream] = skip.get(stream, 0) - repeated
+                    at = piece.offset if piece.offset >= 0 else seen.get(stream, 0)
+                    seen[stream] = end = at + len(piece.data)
+                    repeated = min(max(0, given.get(stream, 0) - at), len(piece.data))
+                    given[stream] = max(end, given.get(stream, 0))
                     if repeated < len(piece.data):
-                        fresh = msgspec.structs.replace(piece, data=piece.data[repeated:])
-                        given[stream] = given.get(stream, 0) + len(fresh.data)
-                        yield fresh
+                        yield msgspec.structs.replace(piece, data=piece.data[repeated:])
             self.status()  # wait for the control plane to be back, or raise
 
     def _find_leader(self) -> None:
@@ -374,7 +378,9 @@ class Client:
             with ways, self._stream(path, turn, SILENCE) as response:
                 for line in response:
                     piece = decode(line)
-                    if not isinstance(piece, LogEnd) and (piece.task, piece.epoch, piece.stream) not in given:
+                    if isinstance(piece, LogEnd) or not piece.data:
+                        continue
+                    if (piece.task, piece.epoch, piece.stream) not in given:
                         yield piece
 
     def events(self, *, after: int = -1, decisions: bool = False, follow: bool = True) -> Iterator[bytes]:
@@ -716,11 +722,11 @@ class AsyncClient:
     async def status(self) -> StatusReport:
         return await self._ask(lambda client: client.status())
 
-    async def logs(self, name: str, *, task: str = "", follow: bool = False) -> AsyncIterator[LogLine]:
+    async def logs(self, name: str, *, task: str = "", follow: bool = False, tail: int = -1) -> AsyncIterator[LogLine]:
         """Pieces of output, and an end."""
         import asyncio
 
         client = Client(self.home, patience=self._patience)
-        pieces = client.logs(name, task=task, follow=follow)
+        pieces = client.logs(name, task=task, follow=follow, tail=tail)
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             yield piece

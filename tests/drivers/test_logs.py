@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from poise.drivers.keeper import punch
-from poise.drivers.logs import Piece, follow, prune, read
+from poise.drivers.logs import Piece, follow, last_lines, prune, read
 
 
 def test_a_log_is_read_in_parts(tmp_path: Path) -> None:
@@ -17,6 +17,27 @@ def test_a_log_is_read_in_parts(tmp_path: Path) -> None:
     assert read(path, -100) == b"0123456789"
     assert read(path, 10) == b""
     assert read(tmp_path / "none") == b""
+
+
+def test_the_last_lines_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "x.out"
+    assert last_lines(path, 3) == 0
+    for text, lines, then in (
+        (b"", 1, b""),
+        (b"a\nb\nc\n", 0, b""),
+        (b"a\nb\nc\n", 2, b"b\nc\n"),
+        (b"a\nb\nc", 2, b"b\nc"),
+        (b"a\n\n", 1, b"\n"),
+        (b"a\nb\n", 9, b"a\nb\n"),
+        (b"x" * 200_000 + b"\n" + b"y" * 100_000, 1, b"y" * 100_000),
+        (b"no newline", 1, b"no newline"),
+    ):
+        path.write_bytes(text)
+        assert text[last_lines(path, lines) :] == then
+    path.write_bytes(b"old\n" * 16384 + b"end\n")
+    with path.open("r+b") as file:
+        assert punch(file.fileno(), 0, 65536)
+    assert read(path, last_lines(path, 5)) == b"end\n"
 
 
 def test_holes_are_passed_over(tmp_path: Path) -> None:

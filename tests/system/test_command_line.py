@@ -209,6 +209,7 @@ def test_a_job_from_submission_to_its_logs(shared: Living) -> None:
     assert waited.out == b""
     assert shared.poise("logs", "-f", job) == (0, b"out\n", "err\n")
     assert shared.poise("logs", f"{job}.main").text == "out\n"
+    assert shared.poise("logs", "--tail", "0", job) == (0, b"", "")
     shown = shared.poise("show", "hello", "--json").value
     assert (shown["id"], shown["status"], shown["exit_code"]) == (job, "failed", 4)
     assert job in shared.poise("ls").text

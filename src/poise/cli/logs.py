@@ -4,6 +4,7 @@ import sys
 
 import click
 
+from poise.cli.numbers import WholeRange
 from poise.cli.render import print_json
 from poise.client import current_home
 from poise.control.start import connected, may_be_asked
@@ -12,21 +13,28 @@ from poise.model.reports import LogPiece
 
 @click.command()
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job is over.")
+@click.option(
+    "-n",
+    "--tail",
+    type=WholeRange(min=0),
+    metavar="N",
+    help="Print only the last N lines of each stream, of the latest attempt of each task.",
+)
 @click.option("--task", default="", metavar="NAME", help="Only this task of the job, as JOB.NAME does.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value: what each attempt wrote, by stream.")
 @click.argument("job")
-def logs(job: str, follow: bool, task: str, as_json: bool) -> int:
+def logs(job: str, follow: bool, tail: int | None, task: str, as_json: bool) -> int:
     """Print what JOB (id, name, or JOB.TASK) wrote: its standard output to stdout, its standard error to stderr."""
-    home = current_home()
+    home, last = current_home(), -1 if tail is None else tail
     if may_be_asked(home):
-        lines = connected(home).logs(job, task=task, follow=follow)
+        lines = connected(home).logs(job, task=task, follow=follow, tail=last)
     else:
         from poise.cli import offline
 
-        lines = offline.logs(home, job, task)
+        lines = offline.logs(home, job, task, last)
     written: dict[tuple[str, int, str], bytes] = {}
     for line in lines:
-        if not isinstance(line, LogPiece):
+        if not isinstance(line, LogPiece) or not line.data:
             continue
         if as_json:
             key = (line.task, line.epoch, line.stream)

@@ -173,7 +173,7 @@ def _asked(controller: "Controller", name: str, *, everything: bool = False) -> 
     return view, question(ledger, found.job, view, units=found.units, everything=everything)
 
 
-def logs(home: Home, name: str, task: str) -> Iterator[LogLine]:
+def logs(home: Home, name: str, task: str, tail: int) -> Iterator[LogLine]:
     """What a job had written when the control plane stopped."""
     import asyncio
 
@@ -183,6 +183,7 @@ def logs(home: Home, name: str, task: str) -> Iterator[LogLine]:
     found = find(ledger, name, task)
 
     async def gather() -> list[LogLine]:
-        return [line async for line in follow_job(home.logs, lambda: ledger, found.job.id, found.tasks, follow=False)]
+        pieces = follow_job(home.logs, lambda: ledger, found.job.id, found.tasks, follow=False, tail=tail)
+        return [line async for line in pieces]
 
     yield from asyncio.run(gather())

@@ -96,7 +96,7 @@ RECENT = 20
 """Finished jobs shown beside the unfinished ones unless all are asked for."""
 
 MAX_LISTED = 1_000_000
-"""The most jobs that one may ask for as the latest."""
+"""The most jobs, or lines of a log, that one may ask for as the latest."""
 
 CANCELLED_AT_ONCE = 1024
 """Jobs that are cancelled in one turn of the loop, some 10 ms, where all are to be."""
@@ -373,11 +373,19 @@ def make_app(
         return await asyncio.to_thread(Sight(plane.ledger, bearer).only, told, job.id)
 
     @routes.get(
-        "/v1/jobs/{name}/logs", summary="What a job wrote, as lines of JSON; `follow` until it is over", role=VIEWER
+        "/v1/jobs/{name}/logs",
+        summary="What a job wrote, as lines of JSON; `follow` until it is over, from the last `tail` lines on",
+        role=VIEWER,
     )
-    async def logs(bearer: Bearer, name: str, follow: bool = False, task: str = "") -> Stream:
+    async def logs(
+        bearer: Bearer,
+        name: str,
+        follow: bool = False,
+        task: str = "",
+        tail: Annotated[int, msgspec.Meta(ge=-1, le=MAX_LISTED)] = -1,
+    ) -> Stream:
         _, found = await settled_job(bearer, name, task)
-        pieces = follow_job(home.logs, lambda: plane.ledger, found.job.id, found.tasks, follow=follow)
+        pieces = follow_job(home.logs, lambda: plane.ledger, found.job.id, found.tasks, follow=follow, tail=tail)
         return Stream(_lines(pieces, lambda: gate.stands(bearer)), "application/x-ndjson")
 
     @routes.get(

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 
-from poise.drivers.logs import piece
+from poise.drivers.logs import last_lines, piece
 from poise.drivers.process import log_paths
 from poise.kernel.explain import exit_code
 from poise.kernel.ledger import JobState, Ledger
@@ -17,10 +17,20 @@ LATER = 0.25
 
 
 async def follow_job(
-    logs: Path, ledger: Callable[[], Ledger], job_id: str, tasks: Collection[str], *, follow: bool
+    logs: Path, ledger: Callable[[], Ledger], job_id: str, tasks: Collection[str], *, follow: bool, tail: int = -1
 ) -> AsyncIterator[LogLine]:
-    """Pieces of what these tasks of a job write, as they are written."""
+    """Pieces of what these tasks of a job write, as they are written. With a `tail`, of what there is by now only the
+    last lines of each stream of each task's latest attempt.
+    """
     offsets: dict[tuple[Attempt, str], int] = {}
+    job = ledger().jobs.get(job_id)
+    attempts = _attempts(job, tasks) if job is not None and tail >= 0 else []
+    latest = {attempt.task: attempt for attempt in attempts}
+    for attempt in attempts:
+        for stream, path in zip(("out", "err"), log_paths(logs, attempt), strict=True):
+            lines = tail if latest[attempt.task] == attempt else 0
+            offsets[attempt, stream] = offset = await asyncio.to_thread(last_lines, path, lines)
+            yield LogPiece(attempt.task, attempt.epoch, stream, b"", offset)
     pause = SOON
     while True:
         job = ledger().jobs.get(job_id)
@@ -35,7 +45,7 @@ async def follow_job(
                         break
                     offsets[attempt, stream] = start + len(data)
                     found = True
-                    yield LogPiece(attempt.task, attempt.epoch, stream, data)
+                    yield LogPiece(attempt.task, attempt.epoch, stream, data, start)
         if over:
             yield LogEnd(exit_code(job) if job is not None else None)
             return

@@ -20,6 +20,8 @@ KEEP_BYTES, KEEP_FILES = 4 * 2**30, 50_000
 PRUNE_SECONDS = 60.0
 
 _PIECE = 64 << 10
+_LOOKED_AT = 64 << 20
+_NEWLINE = 10
 _SOON = 0.03
 _LATER = 0.25
 
@@ -44,6 +46,29 @@ class Pruned(NamedTuple):
 def read(path: Path, offset: int = 0, limit: int = _PIECE) -> bytes:
     """At most `limit` bytes from the first that is there at or after `offset`; a negative one counts from the end."""
     return piece(path, offset, limit)[1]
+
+
+def last_lines(path: Path, lines: int) -> int:
+    """The offset at which the last `lines` of a log begin, of its last 64 MiB at most."""
+    end = path.stat().st_size if path.exists() else 0
+    if not lines:
+        return end
+    first, at, left = max(0, end - _LOOKED_AT), end, lines + 1  # what comes after the last newline is a line, too
+    while at > first and left:
+        begin = max(first, at - _PIECE)
+        start, data = piece(path, begin, at - begin)
+        if start >= at:  # a hole
+            at = begin
+            continue
+        if at == end and data.endswith(b"\n"):
+            data = data[:-1]
+        for place in range(len(data) - 1, -1, -1) if b"\n" in data else ():
+            if data[place] == _NEWLINE:
+                left -= 1
+                if left == 1:
+                    return start + place + 1
+        at = begin
+    return first
 
 
 async def keep_pruned(logs: Path) -> None:

@@ -445,12 +445,15 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogPiece(msgspec.Struct, frozen=True, tag="piece", tag_field="kind"):
-    """Bytes that one attempt of a task wrote to one of its streams, `out` or `err`."""
+    """Bytes that one attempt of a task wrote to one of its streams, `out` or `err`, from `offset` on (-1: not told).
+    One without data says where the last lines begin that were asked for.
+    """
 
     task: str
     epoch: int
     stream: str
     data: bytes
+    offset: int = -1
 
 
 class LogEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
