@@ -1,6 +1,12 @@
 """A time limit counts from the start of an attempt, on its node, whatever dies meanwhile."""
 
-from poise.engine.scenario import Act, Incident, Scenario
+from typing import Any
+
+import msgspec
+
+from poise.drivers.nemeses import shipped
+from poise.engine.scenario import Act, Incident, Scenario, scenario_of
+from poise.engine.seeds import nemeses_of
 from poise.engine.simulation import Simulation
 from poise.model.events import Finished, decode_event
 from poise.model.record import unseal
@@ -28,3 +34,29 @@ def test_it_ends_in_time_though_control_plane_and_agent_were_killed() -> None:
     assert ended.outcome == "timeout"
     assert ended.run == 10 * SECOND
     assert simulation.judge.starts == 1
+
+
+def limited(document: dict[str, Any]) -> dict[str, Any]:
+    """The same job with a time limit, and a number of retries that is about any failure."""
+    if "tasks" in document:
+        return document | {"tasks": {name: limited(task) for name, task in document["tasks"].items()}}
+    retry = {name: value for name, value in document.get("retry", {}).items() if name != "when"}
+    return document | {"time-limit": "5s", "retry": retry}
+
+
+def test_the_promises_hold_where_limits_end_work_and_losses_do_not_count() -> None:
+    ended: set[str] = set()
+    beside = 0
+    for seed in range(1, 5):
+        drawn = scenario_of(seed, nemeses_of(seed, shipped()))
+        acts = tuple(
+            msgspec.structs.replace(act, document=limited(act.document)) if act.act == "submit" else act
+            for act in drawn.acts
+        )
+        simulation = Simulation(msgspec.structs.replace(drawn, acts=acts))
+        simulation.run()
+        events = [decode_event(unseal(record)) for record in simulation.disk.sound(0, simulation.disk.synced)]
+        ended |= {event.ending.outcome for event in events if isinstance(event, Finished)}
+        beside += sum(unit.lost for job in simulation.judge.ledger.jobs.values() for unit in job.units)
+    assert {"timeout", "lost", "done"} <= ended
+    assert beside > 0, "no loss that does not count"
