@@ -496,12 +496,12 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     retry: Annotated[
         RetrySpec | None,
         Field(
-            "The failures to retry. See below. Without it, `killed` and `hung` 3 times, and lost work 3 times beside.",
+            "The failures to retry. See below. Without it: `killed` and `hung` 3 times, lost work 3 times in addition.",
             example="{limit: 3, backoff: 1s, when: [lost]}",
             flag=Flag(
                 "--retries",
                 "N",
-                "Retry any failure N times, and lost work beside. [default: 3, only after killed or hung]",
+                "Retry any failure up to N times; lost work does not count. [default: 3, only after killed or hung]",
                 reads=_retries,
                 example="3",
             ),

@@ -58,7 +58,7 @@ CLASS_WEIGHT = (8, 4, 2, 1)
 class Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When a failed unit is tried again: at most `limit` times, after `backoff` nanoseconds doubled each time; of these
     at most `ooms` times after it ran out of memory, and then smaller where it can be (0, as in logs of old: as after
-    anything else). A unit that was lost is tried again at most `losses` times beside that (0, as in logs of old: it
+    anything else). A unit that was lost is tried again at most `losses` times in addition (0, as in logs of old: it
     counts as anything else).
     """
 
@@ -74,18 +74,18 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def allows(self, outcome: Outcome, tries: int, ooms: int, lost: int) -> bool:
         """Whether it is tried again after this many `tries` that count against `limit`, of which `ooms` ran out of
-        memory, and after it was `lost` this many times beside them.
+        memory, and after it was `lost` this many times in addition them.
         """
         if outcome not in RETRYABLE or outcome not in self.when or (outcome == "oom" and 0 < self.ooms < ooms):
             return False
         return tries <= self.limit if self.counts(outcome) else lost <= self.losses
 
     def sentence(self) -> str:
-        """What is tried again, for people: `any failure 2 times; lost work 3 times beside`."""
+        """What is tried again, for people: `any failure 2 times; lost work 3 times in addition`."""
         outcomes = [one for one in RETRYABLE if one in self.when and not (one == "lost" and self.losses)]
         named = "any failure" if set(outcomes) == ANY_FAILURE else ", ".join(outcomes)
         times = f"{named} {self.limit} time{'' if self.limit == 1 else 's'}" if outcomes and self.limit else ""
-        lost = f"lost work {self.losses} times beside" if "lost" in self.when and self.losses else ""
+        lost = f"lost work {self.losses} times in addition" if "lost" in self.when and self.losses else ""
         return "; ".join(part for part in (times, lost) if part) or "none"
 
     def delay(self, tries: int) -> int:

@@ -85,9 +85,9 @@ def test_what_brings_down_each_of_its_nodes_is_given_up() -> None:
 @pytest.mark.parametrize(
     ("retry", "said"),
     [
-        (None, "killed, hung 3 times; lost work 3 times beside"),
-        ({"limit": 5}, "any failure 5 times; lost work 5 times beside"),
-        ({"limit": 1}, "any failure 1 time; lost work 3 times beside"),
+        (None, "killed, hung 3 times; lost work 3 times in addition"),
+        ({"limit": 5}, "any failure 5 times; lost work 5 times in addition"),
+        ({"limit": 1}, "any failure 1 time; lost work 3 times in addition"),
         ({"limit": 0}, "none"),
         ({"limit": 2, "when": ["lost", "oom"]}, "oom, lost 2 times"),
     ],
