@@ -74,7 +74,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def allows(self, outcome: Outcome, tries: int, ooms: int, lost: int) -> bool:
         """Whether it is tried again after this many `tries` that count against `limit`, of which `ooms` ran out of
-        memory, and after it was `lost` this many times in addition them.
+        memory, and after it was `lost` this many times in addition to them.
         """
         if outcome not in RETRYABLE or outcome not in self.when or (outcome == "oom" and 0 < self.ooms < ooms):
             return False
