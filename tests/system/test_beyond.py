@@ -50,9 +50,10 @@ class Beyond:
         self.node = Home(living.home.root.with_name("home-far"))
         self._agent: subprocess.Popen[bytes] | None = None
         self.submitter, self.offers = self.token("submitter"), self.token("node")
-        living.poise("drain", os.uname().nodename)
         self.offer(self.offers)
-        until(lambda: self.status("far") == "up", "the node has joined", living.messages)
+        here = os.uname().nodename
+        until(lambda: self.status("far") == self.status(here) == "up", "both nodes have joined", living.messages)
+        assert living.poise("drain", here).code == 0
 
     def token(self, role: str) -> Path:
         """A token of `ann`."""

@@ -57,12 +57,13 @@ class Far:
                 stderr=messages,
                 env=self.living.environment(POISE_TOKEN_FILE=str(token)),
             )
-        assert self.living.poise("drain", os.uname().nodename).code == 0
+        names = {os.uname().nodename, "far"}
         until(
-            lambda: any(node.name == "far" for node in self.living.client().nodes()),
-            "it is there",
+            lambda: names == {node.name for node in self.living.client().nodes()},
+            "both are there",
             self.living.messages,
         )
+        assert self.living.poise("drain", os.uname().nodename).code == 0
 
     def close(self) -> None:
         self.agent.terminate()
