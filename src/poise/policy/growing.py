@@ -111,25 +111,26 @@ def sizes(units: Sequence[Unit], devices: int) -> dict[str, int]:
     if not 0 < len(units) * widest <= WEIGHED_SIZES:
         return {}
     worths = _by_place(units)
+    kept = np.array([unit.least if unit.size else 0 for unit in units])  # whatever others would gain
+    widths = np.array([unit.width for unit in units])
     gains = np.full((len(units), widest + 1), -inf)
     for place, unit in enumerate(units):
         speeds = unit.width * np.array(unit.speeds[: min(unit.most, widest) + 1])
-        fair = devices // (unit.width * len(units))
-        base = float(speeds[min(len(speeds) - 1, max(1, unit.least, fair))])
         if unit.guess:
+            fair = devices // (unit.width * len(units))
+            base = float(speeds[min(len(speeds) - 1, max(1, unit.least, fair))])
             speeds = 2 * base - base**2 / np.maximum(speeds, base / UNSERVED)
         gain = worths[place] * speeds
         if unit.size:
             again = worths[place] * unit.width * unit.speeds[unit.size] * unit.lost / (HORIZON / SECOND)
-            gain[0] -= 2 * ON_TIME * unit.weight * max(worths) * unit.width + UNSERVED * base * worths[place]
-            gain[1 : unit.size] -= again
+            gain[: unit.size] -= again
             gain[unit.size + 1 :] -= again
         if unit.share:
             gain[unit.share :] += ON_TIME * unit.weight * max(worths) * unit.width
         gain[1 : max(1, unit.least)] = -inf
-        gains[place, : len(gain)] = gain
-    found = share_out(gains, np.array([unit.width for unit in units]), devices)
-    return {unit.name: int(size) for unit, size in zip(units, found, strict=True)}
+        gains[place, : len(gain) - kept[place]] = gain[kept[place] :]
+    more = share_out(gains, widths, devices - int((kept * widths).sum()))
+    return {unit.name: int(size) for unit, size in zip(units, kept + more, strict=True)}
 
 
 def changes(resident: Resident, to: int, now: int) -> bool:
