@@ -57,6 +57,9 @@ class Far:
                 stderr=messages,
                 env=self.living.environment(POISE_TOKEN_FILE=str(token)),
             )
+
+    def settle(self) -> None:
+        """Wait for both nodes, and close the one that is here to work."""
         names = {os.uname().nodename, "far"}
         until(
             lambda: names == {node.name for node in self.living.client().nodes()},
@@ -75,6 +78,7 @@ class Far:
 def far() -> Iterator[Far]:
     far = Far()
     try:
+        far.settle()
         yield far
         far.close()
     finally:
