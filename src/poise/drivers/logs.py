@@ -21,7 +21,6 @@ PRUNE_SECONDS = 60.0
 
 _PIECE = 64 << 10
 _LOOKED_AT = 64 << 20
-_NEWLINE = 10
 _SOON = 0.03
 _LATER = 0.25
 
@@ -53,19 +52,15 @@ def last_lines(path: Path, lines: int) -> int:
     end = path.stat().st_size if path.exists() else 0
     if not lines:
         return end
-    first, at, left = max(0, end - _LOOKED_AT), end, lines + 1  # what comes after the last newline is a line, too
-    while at > first and left:
+    first, at, left = max(0, end - _LOOKED_AT), end, lines
+    while at > first:
         begin = max(first, at - _PIECE)
         start, data = piece(path, begin, at - begin)
-        if start >= at:  # a hole
-            at = begin
-            continue
-        if at == end and data.endswith(b"\n"):
-            data = data[:-1]
-        for place in range(len(data) - 1, -1, -1) if b"\n" in data else ():
-            if data[place] == _NEWLINE:
+        if start < at:  # else it is a hole
+            place = len(data) - (at == end)  # the newline at the very end begins no line
+            while (place := data.rfind(b"\n", 0, place)) >= 0:
                 left -= 1
-                if left == 1:
+                if not left:
                     return start + place + 1
         at = begin
     return first
