@@ -196,16 +196,16 @@ class Client:
         statuses: Collection[JobStatus] = (),
         name: str = "",
         user: str = "",
-        limit: int = 0,
+        latest: int = 0,
     ) -> list[JobReport]:
         """The unfinished jobs and the latest finished ones, or `everything`. Of these only those in one of the
-        `statuses`, with a name or id like the pattern `name` (`train-*`), and of that `user`; at most the latest
-        `limit` (0: all). In order of submission.
+        `statuses`, with a name or id like the pattern `name` (`train-*`), and of that `user`; at most so many of
+        the `latest` (0: all). In order of submission.
         """
         asked = [f"all={str(everything).lower()}", *(f"status={one}" for one in statuses)]
         asked += [f"name={_quoted(name)}"] if name else []
         asked += [f"user={_quoted(user)}"] if user else []
-        asked += [f"latest={limit}"] if limit else []
+        asked += [f"latest={latest}"] if latest else []
         return self._all_pages(f"/v1/jobs?{'&'.join(asked)}&", list[JobReport], lambda job: job.id)
 
     def job(self, name: str, *, wait: float = 0.0) -> JobReport:
@@ -330,9 +330,9 @@ class Client:
         self._call("POST", "/v1/shutdown", dict[str, bool])
 
     def logs(self, name: str, *, task: str = "", follow: bool = False, tail: int = -1) -> Iterator[LogLine]:
-        """Pieces of output, and an end. With a `tail`, of what there is by now only so many of the last lines of each
-        stream of each task's latest attempt. A restart of the control plane repeats nothing of what was given. Of
-        several it asks the one that leads, and then, unless it is to `follow`, the others for what is not there.
+        """Yield pieces of output, and an end. With `tail`, the output so far is cut to that many last lines of each
+        stream of each task's latest attempt. A restart of the control plane repeats no output. With several control
+        planes, it asks the leader first; unless it is to `follow`, it then asks the others for what the leader lacks.
         """
         given: dict[tuple[str, int, str], int] = {}
         path = f"/v1/jobs/{_part(name)}/logs?follow={str(follow).lower()}&task={_quoted(task)}"
@@ -678,11 +678,11 @@ class AsyncClient:
         statuses: Collection[JobStatus] = (),
         name: str = "",
         user: str = "",
-        limit: int = 0,
+        latest: int = 0,
     ) -> list[JobReport]:
         """As `Client.jobs`."""
         return await self._ask(
-            lambda client: client.jobs(everything=everything, statuses=statuses, name=name, user=user, limit=limit)
+            lambda client: client.jobs(everything=everything, statuses=statuses, name=name, user=user, latest=latest)
         )
 
     async def job(self, name: str) -> JobReport:

@@ -77,7 +77,7 @@ def _said(those: Mapping[str, tuple[str, Flag]], flags: dict[str, Any], environ:
         outer, _, inner = path.rpartition(".")
         value = flag.reads(given, environ)
         if outer:  # of a deadline that no flag gives, the file or script may tell the time
-            spec[outer] = _of_deadline(spec.get(outer, {})) | {inner: value}
+            spec[outer] = _as_mapping(spec.get(outer, {})) | {inner: value}
         else:
             spec[inner] = value
     return spec
@@ -153,10 +153,10 @@ def merged(spec: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         if isinstance(spec.get(name), dict) and isinstance(own.get(name), dict)
     }
     if spec.get("deadline") is not None and own.get("deadline") is not None:
-        both["deadline"] = _of_deadline(spec["deadline"]) | _of_deadline(own["deadline"])
+        both["deadline"] = _as_mapping(spec["deadline"]) | _as_mapping(own["deadline"])
     return spec | own | both
 
 
-def _of_deadline(said: Any) -> dict[str, Any]:
+def _as_mapping(said: Any) -> dict[str, Any]:
     """`30m` as a mapping."""
     return said if isinstance(said, dict) else {"by": said}

@@ -51,7 +51,7 @@ def ls(
     home = current_home()
     filtered = bool(statuses or name or user or limit)
     everything = everything or filtered
-    wanted: dict[str, Any] = {"statuses": statuses, "name": name, "user": user, "limit": limit or 0}
+    wanted: dict[str, Any] = {"statuses": statuses, "name": name, "user": user, "latest": limit or 0}
     if watch or may_be_asked(home):
         client = connected(home)
         return output.show(lambda: _jobs_shown(client.jobs(everything=everything, **wanted), filtered), form, watch)

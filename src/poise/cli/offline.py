@@ -66,10 +66,10 @@ def status(home: Home) -> StatusReport:
     return status_report(load(home), __version__, fleet=fleet.name if fleet else "", up=False)
 
 
-def jobs(home: Home, *, everything: bool, limit: int, **wanted: Any) -> list[JobReport]:
+def jobs(home: Home, *, everything: bool, **wanted: Any) -> list[JobReport]:
     """As the control plane would list them; `wanted` are the arguments of `listed`."""
     ledger = load(home)
-    shown = listed(ledger.jobs.values() if everything else ledger.recent_jobs(20), latest=limit, **wanted)
+    shown = listed(ledger.jobs.values() if everything else ledger.recent_jobs(20), **wanted)
     return [job_report(ledger, job, ledger.now, tasks=False) for job in shown]
 
 

@@ -99,7 +99,7 @@ MAX_LISTED = 1_000_000
 """The most jobs, or lines of a log, that one may ask for as the latest."""
 
 CANCELLED_AT_ONCE = 1024
-"""Jobs that are cancelled in one turn of the loop, some 10 ms, where all are to be."""
+"""Jobs that are cancelled in one turn of the loop, some 20 ms, and by one record of the log, where all are to be."""
 
 MAX_REVISION = 2**53 - 1
 """The largest integer that JSON keeps exact wherever it is read."""

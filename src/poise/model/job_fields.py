@@ -556,7 +556,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     artifacts: Annotated[
         dict[str, ArtifactSpec],
         Field(
-            "The same work built for several backends, by name (`cuda`, `rocm`, `cann`, `cpu`), instead of `run`. "
+            "Builds of the same work for several backends, by name (`cuda`, `rocm`, `cann`, `cpu`), instead of `run`. "
             "Poise starts the one that it expects to be done first.",
             example="{cuda: {run: ./train-cuda}, cpu: {run: ./train}}",
             form={"propertyNames": NAMES},
