@@ -1,8 +1,7 @@
 """What somebody asked for, and who that was: for people, from the records of the log."""
 
-from collections.abc import Sequence
-
 from poise.kernel.ledger import Ledger
+from poise.model.document import some
 from poise.model.events import (
     AUDITED,
     DeviceDrained,
@@ -47,9 +46,9 @@ def _in_words(event: AUDITED) -> str:
         case JobCancelled():
             return f"cancelled {event.job}"
         case JobsCancelled():
-            return f"cancelled {_few(event.jobs)}"
+            return f"cancelled {some(event.jobs, FEW)}"
         case UnitsCancelled():
-            return f"cancelled {_few(event.units)}"
+            return f"cancelled {some(event.units, FEW)}"
         case NodeDrained():
             return f"{('emptied' if event.moves else 'drained') if event.on else 'opened'} {event.name}"
         case DeviceDrained():
@@ -64,10 +63,6 @@ def _in_words(event: AUDITED) -> str:
         case TokenRevoked():
             return f"revoked token {event.id}"
     return "stopped the control plane"
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:FEW]) + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
 
 
 def _bounds(quota: Quota) -> str:

@@ -16,7 +16,7 @@ import msgspec
 from poise.errors import NotFound
 from poise.kernel.explain import LastWord, job_report, logged, units_exit_code
 from poise.kernel.ledger import JobState, Ledger, UnitState, job_status, units_status
-from poise.model.document import near
+from poise.model.document import near, some
 from poise.model.reports import JobReport
 from poise.model.tenants import HOME, Bearer
 
@@ -106,7 +106,7 @@ def find_node(known: Iterable[str], name: str) -> str:
     names = list(known)
     found = name if name in names else only(name, dict.fromkeys(names, ""), "node")
     if not found:
-        have = _some(names) or "none has joined yet"
+        have = some(names, FEW) or "none has joined yet"
         raise NotFound(f"there is no node `{name}`", field="node", have=have, hint=near(name, names) or "`poise nodes`")
     return found
 
@@ -123,7 +123,7 @@ def only(typed: str, known: Mapping[str, str], what: str) -> str:
         code="E123",
         field=what,
         need=f"enough of one {what}'s name",
-        have=_some([f"{name} ({known[name]})" if known[name] else name for name in begun]),
+        have=some([f"{name} ({known[name]})" if known[name] else name for name in begun], FEW),
         hint=f"a whole name always counts: `{begun[0]}`",
     )
 
@@ -210,10 +210,6 @@ def _given(unit: UnitState) -> str:
     return unit.spec.name.partition("[")[0]
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:FEW]) + (f" and {len(names) - FEW} more" if len(names) > FEW else "")
-
-
 def _splits(name: str) -> Iterator[tuple[str, str]]:
     yield name, ""
     for place in reversed([place for place, letter in enumerate(name) if letter == "."]):
@@ -235,7 +231,7 @@ def _narrowed(job: JobState, name: str) -> Found:
         tasks = {name}
     if not units:
         hint = near(name, sorted(every.union(given))) or f"`poise show {job.id}` lists its tasks"
-        have = _some(list(dict.fromkeys(unit.spec.name for unit in job.units)))
+        have = some(list(dict.fromkeys(unit.spec.name for unit in job.units)), FEW)
         raise NotFound(f"job {job.id} has no task `{name}`", field="task", have=have, hint=hint)
     return Found(job, tuple(units), frozenset(tasks), f"{job.id}.{name}")
 

@@ -21,7 +21,7 @@ from poise.errors import NotFound
 from poise.kernel.explain import job_text, what_for
 from poise.kernel.ledger import CAUSES, JobState, Ledger, UnitState, job_status
 from poise.model.decisions import Spot
-from poise.model.document import near
+from poise.model.document import near, some
 from poise.model.events import (
     DeadlinesMissed,
     DeviceCordoned,
@@ -279,11 +279,10 @@ class History:
             case JobCancelled():
                 self._note(event.at, "cancelled", event.job, f"by {event.by or 'its user'}", event.job)
             case JobsCancelled():
-                named = ", ".join(event.jobs[:FEW]) + _more(event.jobs)
-                self._note(event.at, "cancelled", named, f"by {event.by or 'their users'}", *event.jobs)
+                self._note(event.at, "cancelled", some(event.jobs, FEW), f"by {event.by or 'their users'}", *event.jobs)
             case DeadlinesMissed():
-                named = ", ".join(missed.unit.partition(".")[2] for missed in event.units[:FEW])
-                text = f"{named}{_more(event.units)}: the deadline could not be met any more"
+                named = some([missed.unit.partition(".")[2] for missed in event.units], FEW)
+                text = f"{named}: the deadline could not be met any more"
                 self._note(event.at, "cancelled", event.job, text, event.job)
             case NodeJoined():
                 self._note(event.at, "node joined", event.node.name, "")
@@ -614,11 +613,6 @@ def _shifted(parts: Iterable[Moment], since: int) -> Iterable[Moment]:
 def _job_of(unit: str) -> str:
     """Ids of jobs hold no dots."""
     return unit.partition(".")[0]
-
-
-def _more(named: Sequence[object]) -> str:
-    """What follows the first few of many."""
-    return f" and {len(named) - FEW} more" if len(named) > FEW else ""
 
 
 def _short(text: str) -> str:

@@ -13,7 +13,7 @@ A document that is right is converted by msgspec alone. Only one that is not is 
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
 from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
@@ -212,6 +212,11 @@ def near(word: str, known: Iterable[str]) -> str:
     """A hint that names what was probably meant, of the first names that are known, or nothing."""
     close = difflib.get_close_matches(word, list(islice(known, MOST_COMPARED)), n=1)
     return f"did you mean `{close[0]}`?" if close else ""
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """So many of the names at most, and how many more there are, for people."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def shown(value: str | int | float) -> str:
