@@ -115,6 +115,9 @@ def test_the_processor_has_figures_too(tmp_path: Path) -> None:
     assert (node.rates, node.bandwidth) == ({}, 0)
     save_measured(home.profiles, measured(processor_key(processor_name(), node.cpu), "", fp32=7))
     assert Inventory("here", home, []).look().rates == {"fp32": 7}
+    home.devices.write_text("{zone: east, labels: {team: vision}}")
+    node = Inventory("here", home, []).look()
+    assert (node.zone, node.label("team"), node.label("zone")) == ("east", "vision", "east")
     home.devices.write_text("processor: {compute_power: 2 TFLOPS}\n")
     node = Inventory("here", home, []).look()
     assert (node.rates["fp32"], node.bandwidth) == (2 * TERA, 500 * 10**9)

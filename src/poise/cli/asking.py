@@ -106,7 +106,7 @@ def _as_flag(record: ErrorRecord, flags: dict[str, Any]) -> ErrorRecord:
     meant = flag_of(match[1]) if match else ""
     hint = f"{FLAGS[meant][1].name} {match[2]}" if match and meant in flags else record.hint
     flag = FLAGS[name][1]
-    if flag.example:
+    if flag.example and (match or not record.hint):
         hint = f"{flag.name} {flag.example}"
     return msgspec.structs.replace(record, field=flag.name, hint=hint, others=())
 

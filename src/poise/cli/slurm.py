@@ -88,6 +88,13 @@ def _gpus(text: str) -> str:
     return f"gpu={words[-1] if _is_whole(words[-1]) else 1}{model}"
 
 
+def _nodes(field: str, text: str) -> str:
+    """`a,b`; of a range (`a[1-3]`) nothing is told."""
+    if "[" in text:
+        raise ValueError(text)
+    return " ".join(f"{field}={name}" for name in text.split(","))
+
+
 _OF_SLURM: dict[str, Callable[[str], str]] = {
     "gpus": _gpus,
     "gpus-per-task": _gpus,
@@ -101,7 +108,18 @@ _OF_SLURM: dict[str, Callable[[str], str]] = {
     "array": _array,
     "begin": _begin,
     "deadline": _deadline,
+    "nodelist": lambda text: _nodes("node", text),
+    "exclude": lambda text: _nodes("exclude_node", text),
 }
 """What it takes to say the same here."""
 
-_SHORT = {"c": "cpus-per-task", "n": "ntasks", "t": "time", "J": "job-name", "a": "array", "G": "gpus"}
+_SHORT = {
+    "c": "cpus-per-task",
+    "n": "ntasks",
+    "t": "time",
+    "J": "job-name",
+    "a": "array",
+    "G": "gpus",
+    "w": "nodelist",
+    "x": "exclude",
+}

@@ -82,7 +82,7 @@ class Inventory:
                 self._told = told
                 _log.warning("left out: %s", told)
         node = with_processor(node, declared.processor, "declared") if declared.processor else node
-        node = msgspec.structs.replace(node, devices=with_declared(devices, declared))
+        node = declared.place.of(msgspec.structs.replace(node, devices=with_declared(devices, declared)))
         return self._part.of(node) if self._part is not None else node
 
     def use(self, indices: Iterable[int]) -> dict[int, Use]:

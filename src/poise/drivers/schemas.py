@@ -121,6 +121,11 @@ def _forms_of_jobs() -> dict[str, Schema]:
 _MAYBE_TIME: Schema = {"anyOf": [DURATION, {"type": "null"}]}
 _MAYBE_SHARE: Schema = {"anyOf": [SHARE, {"type": "null"}]}
 
+_LABELS: Schema = {
+    "propertyNames": NAMES,
+    "additionalProperties": {"type": ["string", "number", "boolean"]},
+}
+
 _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "policy.fairness": {"minimum": 0, "maximum": 1},
     "fleet.kind": {"const": "fleet"},
@@ -137,10 +142,8 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "node.count": {"anyOf": [COUNT | {"maximum": fleetfile.MAX_NODES}, {"type": "null"}]},
     "node.network": RATE,
     "node.latency": DURATION,
-    "node.labels": {
-        "propertyNames": NAMES,
-        "additionalProperties": {"type": ["string", "number", "boolean"]},
-    },
+    "node.labels": _LABELS,
+    "devices.labels": _LABELS,
     "processor.compute_power": {"anyOf": [FLOPS, {"type": "null"}]},
     "processor.rates": _RATES,
     "processor.bandwidth": {"anyOf": [RATE, {"type": "null"}]},
@@ -357,7 +360,7 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "node.latency": "To the rest of the fleet.",
     "node.zone": "Gangs keep to one zone where they can.",
     "node.rack": "And in a zone to one rack.",
-    "node.labels": "Any texts.",
+    "node.labels": "Any texts. A job asks for them with `resources.label`.",
     "node.processor": "What its CPUs can do.",
     "node.devices": "Its accelerators.",
     "node.links": "How its devices are connected: one mapping for every pair, or a list.",
@@ -386,6 +389,9 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "devices.kind": "`devices`.",
     "devices.devices": "What is said of devices that are found here.",
     "devices.processor": "What its CPUs can do.",
+    "devices.zone": "The zone of this machine: `eu-1`. Gangs keep to one zone where they can.",
+    "devices.rack": "Its rack. In a zone, gangs keep to one rack where they can.",
+    "devices.labels": "Labels of this machine. A job asks for them with `resources.label`.",
     "link.a": "A device's number; without `a` and `b`, every pair.",
     "link.b": "The other's.",
     "link.kind": "`nvlink`, `pcie`, …",

@@ -204,6 +204,8 @@ class _Taking:
     def take(self, unit: str, spots: Iterable[Spot], shape: Shape) -> None:
         for spot in spots:
             row = self._fleet.rows[spot.node]
+            if not shape.where.admits(self._fleet.nodes[row]):
+                raise Unsound(f"`{unit}` may not run on {spot.node}")
             taken = self._nodes.setdefault(row, [0, 0, 0])
             taken[CPU] += shape.cpu
             taken[MEMORY] += shape.memory

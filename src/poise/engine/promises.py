@@ -63,6 +63,7 @@ ABOUT_NODES = frozenset(
         "NODE_LOST",
         "GANG_INCOMPLETE",
         "NO_SUCH_DEVICE",
+        "OTHER_NODE",
     )
 )
 """Reasons that nodes give: where there are no others, each node must have given one."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from poise.errors import SpecError
-from poise.model.document import Findings
+from poise.model.document import Findings, some
 from poise.model.fleet import DeviceModel, Fleet, model_of
 from poise.model.jobs import Unit
 from poise.model.quotas import Quota, asked
@@ -65,9 +65,13 @@ def _check_fits(fleet: Fleet, unit: Unit) -> None:
             have=f"room for {room} on all nodes together",
             hint=f"workers: {room}",
         )
+    admitted = [row for row, node in enumerate(fleet.nodes) if unit.shape.where.admits(node)]
+    if not admitted:
+        raise _nowhere(fleet.nodes, unit)
     if unit.shape.gpus:
         _check_known(fleet.models, unit)
-    kinds = [fleet.nodes[row] for row in fleet.likes]  # one node of each kind: the others lack the same
+    # one node of each kind: the others lack the same
+    kinds = [fleet.nodes[row] for row in {int(fleet.kind[row]): row for row in reversed(admitted)}.values()]
     node = min(kinds, key=lambda node: (shortfall(node, unit.shape), not _has_such(node, unit.shape)))
     lacks = "; ".join(reason.sentence() for reason in never(node, unit.shape))
     raise SpecError(
@@ -123,6 +127,28 @@ def _check_known(models: Iterable[DeviceModel], unit: Unit) -> None:
             unit, "gpu_model", f"no node has a device of model {names}", ", ".join(list(here)[:FEW]) + more,
             _meant("gpu_model", wants.models, here),
         )  # fmt: skip
+
+
+def _nowhere(nodes: Sequence[Node], unit: Unit) -> SpecError:
+    """What to say of a unit that no node admits: an unknown name or label, else all that it asks for."""
+    where = unit.shape.where
+    message, field, have, hint = f"`{unit.name}` may run on no node", "resources", "", "`poise nodes -o wide` shows all"
+    names = {node.name: None for node in nodes}
+    if where.nodes and not names.keys() & set(where.nodes):
+        named = " or ".join(f"`{name}`" for name in where.nodes)
+        message, field = f"`{unit.name}`: no node has the name {named}", "node"
+        have, hint = some([*names], FEW), _meant("node", where.nodes, names)
+    for label, values in where.labels:
+        there = {node.label(label): None for node in nodes if node.label(label)}
+        if not there.keys() & set(values):
+            message, field = f"`{unit.name}`: no node has the label {label}={' or '.join(values)}", f"label.{label}"
+            have = f"{label}: {some([*there], FEW)}" if there else f"no node has a label `{label}`"
+            hint = "`labels:` in `devices.yaml` of a machine, or in a fleet file, gives it one"
+            if there:
+                one = (difflib.get_close_matches(values[0], there, n=1) or [*there])[0]
+                hint = f"`--label {label}={one}`; `poise nodes -o wide` shows all"
+    at = "resources" if field == "resources" else f"resources.{field}"
+    return SpecError(message, code="E110", field=at, need=where.describe(), have=have, hint=hint)
 
 
 def _unknown(unit: Unit, field: str, message: str, have: str, hint: str) -> SpecError:

@@ -19,7 +19,7 @@ import numpy as np
 
 from poise.errors import SpecError
 from poise.model import graph
-from poise.model.fleet import CPU, DEVICES, Fleet, Ints
+from poise.model.fleet import CPU, DEVICES, Bools, Fleet
 from poise.model.jobs import Unit
 from poise.model.profiles import CERTAIN, expected_run
 from poise.model.resources import WHOLE, Shape
@@ -206,45 +206,42 @@ def _hold_up(draft: Draft, shape: Shape, units: list[Unit]) -> int:
     """Rooms for one task of the shape are taken in turn, each as soon as it is free."""
     view, fleet, able = draft.view, draft.fleet, draft.able(shape)
     opened = fleet.closed == 0
-    rows = np.flatnonzero((able.room[fleet.kind] > 0) & opened)
+    rows = np.flatnonzero(able.where & opened)
     if not 0 < len(rows) <= LOOKED_AT:
         return 0
-    anywhere = (able.room > 0).tolist()
     own = [
-        _Turn(unit.least or len(unit.tasks), expected_run(view.profiles.get(unit.kind), unit.declared), anywhere)
+        _Turn(unit.least or len(unit.tasks), expected_run(view.profiles.get(unit.kind), unit.declared), able.where)
         for unit in units[:TURNS]
     ]
     first = min(unit.priority for unit in units)
-    nodes = np.bincount(fleet.kind[opened], minlength=len(fleet.likes))
     ahead = [candidate for candidate in view.candidates if candidate.priority <= first]
-    rivals = list(islice(_rivals(draft, ahead, shape, nodes), TURNS))
+    rivals = list(islice(_rivals(draft, ahead, shape, opened), TURNS))
     wanted = sum(turn.rooms for turn in (*rivals, *own))
     if int(draft.capacity(shape)[rows].sum()) >= wanted:
         return 0
     empty: list[_Room] = []
     taken: list[_Room] = []
     for row in rows.tolist():
-        kind = int(fleet.kind[row])
-        rooms = min(int(able.room[kind]), wanted)
-        empty += [_Room(view.now, kind)] * rooms
-        taken += [_Room(at, kind) for at in openings_on(draft, row, shape, rooms, view.now)]
+        rooms = min(int(able.room[fleet.kind[row]]), wanted)
+        empty += [_Room(view.now, row)] * rooms
+        taken += [_Room(at, row) for at in openings_on(draft, row, shape, rooms, view.now)]
     _take_turns(taken, rivals)
     return max(0, _take_turns(taken, own) - _take_turns(empty, own))
 
 
 class _Turn(NamedTuple):
-    """Work that takes so many rooms at once for so many nanoseconds, on those kinds of nodes."""
+    """Work that takes so many rooms at once for so many nanoseconds, on those rows."""
 
     rooms: int
     run: int
-    on: list[bool]
+    on: Bools
 
 
 class _Room(NamedTuple):
-    """Room for one task on a kind of node, from one instant until another: it is kept for somebody from then on."""
+    """Room for one task on a row, from one instant until another: it is kept for somebody from then on."""
 
     at: int
-    kind: int
+    row: int
     until: int = NEVER
 
 
@@ -258,7 +255,7 @@ def _take_turns(free: list[_Room], work: Iterable[_Turn]) -> int:
         could = (
             room
             for room in free
-            if on[room.kind] and (room.until == NEVER or (rooms == 1 and room.at + run <= room.until))
+            if on[room.row] and (room.until == NEVER or (rooms == 1 and room.at + run <= room.until))
         )
         mine = list(islice(could, rooms))
         start = max((room.at for room in mine), default=0)
@@ -271,27 +268,37 @@ def _take_turns(free: list[_Room], work: Iterable[_Turn]) -> int:
     return latest
 
 
-def _rivals(draft: Draft, ahead: Iterable[Candidate], shape: Shape, nodes: Ints) -> Iterator[_Turn]:
+def _rivals(draft: Draft, ahead: Iterable[Candidate], shape: Shape, opened: Bools) -> Iterator[_Turn]:
     """What waits for the same as a task of the shape. Work on devices waits for these, and work on CPUs for those; of
-    work that could as well run elsewhere a part is counted, by how many of the `nodes` of each kind are not elsewhere.
+    work that could as well run elsewhere a part is counted, by how many of its nodes are not elsewhere.
     """
-    able, carried = draft.able(shape), 0.0
-    mine = np.minimum(able.room, MOST_TASKS) * nodes
+    carried = 0.0
+    known: dict[Shape, tuple[float, int]] = {}  # the part that is counted of each task, and the rooms that it takes
     for candidate in ahead:
         other = candidate.shape
-        theirs = draft.able(other)
-        alike = zip(able.models, theirs.models, strict=True)
-        if bool(other.gpus) != bool(shape.gpus) or (shape.gpus and not any(my and their for my, their in alike)):
-            continue
-        room = np.minimum(theirs.room, MOST_TASKS) * nodes
-        both = (room > 0) & (mine > 0)
-        if not both.any():
-            continue
-        carried += float(nodes[both].sum() / nodes[room > 0].sum())
+        if other not in known:
+            known[other] = _rivalry(draft, other, shape, opened)
+        part, rooms = known[other]
+        carried += part
         if carried >= 1:
             carried -= 1
-            rooms = max(1, round(mine[both].sum() / room[both].sum()))  # that a task of it takes
-            yield _Turn(rooms * (candidate.least or candidate.tasks), candidate.expected, (room > 0).tolist())
+            on = draft.able(other).where
+            yield _Turn(rooms * (candidate.least or candidate.tasks), candidate.expected, on)
+
+
+def _rivalry(draft: Draft, other: Shape, shape: Shape, opened: Bools) -> tuple[float, int]:
+    """Which part of the nodes of another shape this one needs too, and how many rooms of this one a task of it takes;
+    0 where they do not wait for the same.
+    """
+    able, theirs = draft.able(shape), draft.able(other)
+    alike = zip(able.models, theirs.models, strict=True)
+    if bool(other.gpus) != bool(shape.gpus) or (shape.gpus and not any(my and their for my, their in alike)):
+        return 0.0, 0
+    both = able.where & theirs.where & opened
+    if not both.any():
+        return 0.0, 0
+    mine, room = (np.minimum(one.room, MOST_TASKS)[draft.fleet.kind[both]].sum() for one in (able, theirs))
+    return float(both.sum() / (theirs.where & opened).sum()), max(1, round(mine / room))
 
 
 def _work_of(unit: Unit, run: int) -> tuple[int, int]:

@@ -185,6 +185,8 @@ def _against_room(ledger: Ledger, shape: Shape, spots: tuple[Spot, ...]) -> list
             continue
         here = [spot for spot in spots if spot.node == name]
         node, count = state.node, len(here)
+        if not shape.where.admits(node):
+            reasons.append(Reason(code="OTHER_NODE", subject=name, need=shape.where.describe(), fixable="never"))
         for code, need, free, shown in (
             ("CPU_BUSY", count * shape.cpu, node.cpu - state.used_cpu, format_cpu),
             ("MEMORY_BUSY", count * shape.memory, node.memory - state.used_memory, format_bytes),

@@ -40,7 +40,7 @@ from poise.model.reports import (
     Waiting,
     WhyNot,
 )
-from poise.model.resources import Shape, Wants
+from poise.model.resources import ANYWHERE, Shape, Wants
 from poise.model.views import Candidate, Follower, Snapshot
 from poise.policy import hypothetical
 from poise.policy.feasible import NAMED, Ability, ability, capacity, closed_reason, never, refusals, usable_devices
@@ -323,8 +323,8 @@ def _refusing_alike(
     ables = [ability(fleet, shape) for shape in shapes]
     lacking = [_lacking(fleet, shape, able) for shape, able in zip(shapes, ables, strict=True)]
     number: Ints = fleet.kind * len(CONDITIONS) + fleet.closed
-    for lacks in lacking:
-        _, first, number = np.unique(number * 16 + lacks, return_index=True, return_inverse=True)
+    for lacks, able in zip(lacking, ables, strict=True):
+        _, first, number = np.unique((number * 2 + able.where) * 16 + lacks, return_index=True, return_inverse=True)
     order = np.argsort(number, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
     for like, rows in sorted(zip(first.tolist(), groups, strict=True), key=lambda group: -len(group[1])):
@@ -335,7 +335,7 @@ def _refusing_alike(
         else:
             against = [
                 [msgspec.structs.replace(reason, subject=subject) for reason in never(fleet.nodes[like], shape)]
-                if not able.room[fleet.kind[like]]
+                if not able.where[like]
                 else _busy(fleet, shape, able, rows, int(lacks[like]), subject)
                 for shape, able, lacks in zip(shapes, ables, lacking, strict=True)
             ]
@@ -358,7 +358,7 @@ def _lacking(fleet: Fleet, shape: Shape, able: Ability) -> Ints:
         rows = np.arange(len(fleet))
         usable = usable_devices(fleet, shape, able, fleet.device_memory, fleet.device_share, rows)
         lacks += 8 * (usable.sum(axis=1) < shape.gpus)
-    return np.where(able.room[fleet.kind] > 0, lacks, 0)
+    return np.where(able.where, lacks, 0)
 
 
 def _busy(fleet: Fleet, shape: Shape, able: Ability, rows: Ints, lacks: int, subject: str) -> list[Reason]:
@@ -772,11 +772,7 @@ class _Search:
     def open_nodes(self) -> Iterator[Suggestion]:
         """A drained node that is opened."""
         fleet, able = self._view.fleet, ability(self._view.fleet, self._shape)
-        could = [
-            row
-            for row in np.flatnonzero(np.isin(fleet.closed, (DRAINED, EMPTYING))).tolist()
-            if able.room[fleet.kind[row]]
-        ]
+        could = [row for row in np.flatnonzero(np.isin(fleet.closed, (DRAINED, EMPTYING))).tolist() if able.where[row]]
         for row in could[: self._tries]:
             name = fleet.names[row]
             command = f"poise drain --undo {name}"
@@ -805,9 +801,11 @@ class _Search:
             yield from self._less("gpu_memory", shape.gpu_memory, less, format_bytes, "--gpu-memory")
 
     def wishes(self) -> Iterator[Suggestion]:
-        """Without one of the things that it wants of a device."""
-        shape, wants = self._shape, self._shape.wants
+        """Without one of the things that it wants of a node or a device."""
+        shape, wants, where = self._shape, self._shape.wants, self._shape.where
         drops: list[tuple[str, bool, Shape]] = [
+            ("node", bool(where.nodes or where.without), _on(shape, nodes=(), without=())),
+            ("label", bool(where.labels or where.without_labels), _on(shape, labels=(), without_labels=())),
             ("model", bool(wants.models), _wanting(shape, models=())),
             ("precision", bool(wants.precision), _wanting(shape, precision="")),
             ("backend", bool(wants.backend), _wanting(shape, backend="")),
@@ -820,8 +818,9 @@ class _Search:
             if found is not None:
                 yield found
         if len(wished) > 1:
-            without = msgspec.structs.replace(shape, gpu_memory=0, wants=Wants(kind=wants.kind))
-            found = self._try(self._with(shape=without), "wishes", f"any {wants.kind} will do", float(len(wished)))
+            without = msgspec.structs.replace(shape, gpu_memory=0, wants=Wants(kind=wants.kind), where=ANYWHERE)
+            any_will = f"any {wants.kind} will do" if shape.gpus else "any node will do"
+            found = self._try(self._with(shape=without), "wishes", any_will, float(len(wished)))
             if found is not None:
                 yield found
 
@@ -963,7 +962,7 @@ class _Search:
         """Open rows that could hold a task when empty, those that lack least first."""
         fleet, shape = self._view.fleet, self._shape
         able = ability(fleet, shape)
-        rows = np.flatnonzero((fleet.closed == 0) & (able.room[fleet.kind] > 0))
+        rows = np.flatnonzero((fleet.closed == 0) & able.where)
         lacks = np.zeros(len(rows))
         amounts = ((CPU, shape.cpu), (MEMORY, shape.memory), (NETWORK, shape.network), (DEVICES, shape.gpus))
         for resource, need in amounts:
@@ -1010,6 +1009,10 @@ def _typed(kind: str, amount: int) -> str:
 
 def _wanting(shape: Shape, **fields: Any) -> Shape:
     return msgspec.structs.replace(shape, wants=msgspec.structs.replace(shape.wants, **fields))
+
+
+def _on(shape: Shape, **fields: Any) -> Shape:
+    return msgspec.structs.replace(shape, where=msgspec.structs.replace(shape.where, **fields))
 
 
 # --- words -----------------------------------------------------------------------------------------------------------

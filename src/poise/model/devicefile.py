@@ -1,4 +1,4 @@
-"""What people write of the devices of a real machine (`devices.yaml` of a home), and which devices it is about.
+"""What people write of a real machine and its devices (`devices.yaml` of a home), and which devices it is about.
 
     kind: devices
     devices:
@@ -6,6 +6,8 @@
       - {model: A10, price: 0.6}                       # every A10
       - {index: 0, memory: 20GB, bandwidth: 500GB/s}   # device 0; with an index, `model` is what it is to be called
     processor: {compute_power: 2 TFLOPS, bandwidth: 200GB/s}
+    zone: eu
+    labels: {team: vision}
 
 Entries take the place of what was found, measured, or known of the model, figure by figure; the last one goes first.
 They complete devices and never make them: what no probe finds, no command could use.
@@ -24,12 +26,14 @@ from poise.model.fleetfile import (
     MAX_DEVICES,
     DeviceSpec,
     ProcessorSpec,
+    check_place,
     check_range,
     example,
     figures_of,
+    labels_from,
     processor_figures,
 )
-from poise.model.resources import Device
+from poise.model.resources import Device, Node
 
 
 class FoundSpec(DeviceSpec, forbid_unknown_fields=True):
@@ -44,6 +48,9 @@ class DevicesSpec(msgspec.Struct, forbid_unknown_fields=True):
     kind: str = "devices"
     devices: list[FoundSpec] = []
     processor: ProcessorSpec | None = None
+    zone: str = ""
+    rack: str = ""
+    labels: dict[str, Any] = {}
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -60,11 +67,24 @@ class Said(msgspec.Struct, frozen=True):
         return self.kind in ("", device.kind) and (not self.model or _same_model(self.model, device.model))
 
 
+class Place(msgspec.Struct, frozen=True):
+    """Where the machine is, and its labels."""
+
+    zone: str = ""
+    rack: str = ""
+    labels: dict[str, str] = {}
+
+    def of(self, node: Node) -> Node:
+        """The node with what is said here, beside what was found."""
+        return msgspec.structs.replace(node, zone=self.zone, rack=self.rack, labels=node.labels | self.labels)
+
+
 class Declared(msgspec.Struct, frozen=True):
     """A compiled file."""
 
     devices: tuple[Said, ...] = ()
     processor: dict[str, Any] = {}
+    place: Place = Place()
 
     def unused(self, devices: Iterable[Device]) -> list[str]:
         """Fields of entries that are about none of these devices."""
@@ -97,7 +117,12 @@ def _compile(top: DevicesSpec, found: Findings) -> Declared:
         figures = figures_of(spec, at, found)
         kind = figures.pop("kind", "") if spec.index is None else ""
         said.append(Said(spec.index, spec.model, kind, figures))
-    return Declared(tuple(said), processor_figures(top.processor, "processor", found))
+    return Declared(tuple(said), processor_figures(top.processor, "processor", found), _place(top, found))
+
+
+def _place(top: DevicesSpec, found: Findings) -> Place:
+    check_place(top.zone, top.rack, "", found)
+    return Place(top.zone, top.rack, labels_from(top.labels, "labels", found))
 
 
 def with_declared(devices: Sequence[Device], declared: Declared) -> tuple[Device, ...]:

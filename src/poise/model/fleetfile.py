@@ -28,7 +28,7 @@ from poise.model.document import Findings, near, shown
 from poise.model.fields import MAX_BYTES, MAX_CPU, Quantity, parse_or_raise
 from poise.model.figures import with_figures, with_processor
 from poise.model.resources import DECLARED, WHOLE, Device, Link, Node
-from poise.model.spec import check_name, check_text
+from poise.model.spec import check_name, check_text, label_value
 from poise.units import HOUR, parse_bytes, parse_cpu, parse_duration, parse_flops, parse_rate, parse_share
 
 MAX_NODES = 20_000
@@ -263,16 +263,14 @@ def _names(specs: Mapping[str, NodeSpec], found: Findings) -> dict[str, list[str
 
 def _node(name: str, spec: NodeSpec, at: str, found: Findings) -> Node:
     devices = _devices(spec.devices, f"{at}.devices", found)
-    for what, text in (("zone", spec.zone), ("rack", spec.rack)):
-        found.get(None, check_text, text, f"{at}.{what}", most=MAX_TEXT)
+    check_place(spec.zone, spec.rack, f"{at}.", found)
     node = Node(
         name=name,
         incarnation="declared",
         cpu=found.get(0, _some, parse_cpu, spec.cpu, f"{at}.cpu", MAX_CPU),
         memory=found.get(0, _some, parse_bytes, spec.memory, f"{at}.memory", MAX_BYTES),
         devices=devices,
-        labels={label: found.get("", _label, label, of, f"{at}.labels.{label}") for label, of in spec.labels.items()}
-        | DECLARED,
+        labels=labels_from(spec.labels, f"{at}.labels", found) | DECLARED,
         zone=spec.zone,
         rack=spec.rack,
         network=found.get(0, parse_or_raise, parse_rate, spec.network, f"{at}.network", _MAX_RATE),
@@ -282,13 +280,15 @@ def _node(name: str, spec: NodeSpec, at: str, found: Findings) -> Node:
     return with_processor(node, processor_figures(spec.processor, f"{at}.processor", found), "declared")
 
 
-def _label(name: str, value: Any, at: str) -> str:
-    if not isinstance(value, str | int | float):
-        raise SpecError("the value has the wrong type", field=at, need="text or number")
-    check_name(name, at)
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    check_text(text, at, most=MAX_TEXT)
-    return text
+def check_place(zone: str, rack: str, at: str, found: Findings) -> None:
+    """Zone and rack are texts that a path, a line and a command take."""
+    for what, text in (("zone", zone), ("rack", rack)):
+        found.get(None, check_text, text, f"{at}{what}", most=MAX_TEXT)
+
+
+def labels_from(given: Mapping[str, Any], at: str, found: Findings) -> dict[str, str]:
+    """Labels of a node, from a file."""
+    return {name: found.get("", label_value, name, of, f"{at}.{name}") for name, of in given.items()}
 
 
 def _devices(specs: Iterable[DeviceSpec], at: str, found: Findings) -> tuple[Device, ...]:

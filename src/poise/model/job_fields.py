@@ -126,6 +126,19 @@ def _swept(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, Any]
     return made
 
 
+def _labels(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, list[str]]:
+    """`zone=eu` asks for a value, `zone=eu,us` for any of two, `zone!=eu` for none of that."""
+    made: dict[str, list[str]] = {}
+    for one in given:
+        name, equals, values = one.partition("=")
+        if not equals or not name.removesuffix("!") or not all(values.split(",")):
+            need, hint = "NAME=VALUE or NAME!=VALUE", "--label zone=eu"
+            raise SpecError("the label cannot be read", field="--label", need=need, have=one, hint=hint)
+        sign = "!" if name.endswith("!") else ""
+        made.setdefault(name.removesuffix("!"), []).extend(f"{sign}{value}" for value in values.split(","))
+    return made
+
+
 def _retries(given: str, environ: Mapping[str, str]) -> dict[str, Any]:
     return {"limit": as_number(given, environ)}
 
@@ -229,6 +242,47 @@ class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
             python=True,
         ),
     ] = ""
+    node: Annotated[
+        str | list[str],
+        Field(
+            "Nodes that it may run on, by name: any of these, and no other.",
+            example="[gpu-1, gpu-2]",
+            form={"examples": ["gpu-1"]},
+            flag=Flag("--node", "NODE", "Run on this node. Repeatable: any of them.", reads=as_texts, repeatable=True),
+            python=True,
+        ),
+    ] = []
+    exclude_node: Annotated[
+        str | list[str],
+        Field(
+            "Nodes that it must not run on, by name.",
+            example="[gpu-7]",
+            form={"examples": ["gpu-7"]},
+            flag=Flag("--exclude-node", "NODE", "Never run on this node. Repeatable.", reads=as_texts, repeatable=True),
+            python=True,
+        ),
+    ] = []
+    label: Annotated[
+        dict[str, Any],
+        Field(
+            "Labels that its node must have, with their values: `{zone: eu}`, or `{zone: [eu, us]}` for any of these. "
+            "A value that begins with `!` is one that its node must not have. `zone` and `rack` of a node are labels.",
+            example="{zone: eu}",
+            form={
+                "propertyNames": NAMES,
+                "additionalProperties": {"anyOf": [_SCALAR, {"type": "array", "items": _SCALAR, "minItems": 1}]},
+            },
+            flag=Flag(
+                "--label",
+                "NAME=VALUE",
+                "Run on nodes with this label; NAME!=VALUE: on others. Repeatable.",
+                reads=_labels,
+                repeatable=True,
+                example="zone=eu",
+            ),
+            python=True,
+        ),
+    ] = {}
     ops: Annotated[list[str], Field("Operators that the device must support.", example="[matmul]", python=True)] = []
     network: Annotated[
         Quantity,

@@ -52,13 +52,47 @@ class Wants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
 
 ANY_GPU = Wants()
 
+Labels = tuple[tuple[str, tuple[str, ...]], ...]
+"""Names of labels, each with values of which any will do."""
+
+
+class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
+    """Which nodes a task may run on. Empty fields ask for nothing.
+
+    `nodes` names any that will do, `without` those that will not; of each of `labels` a node must have one of the
+    values, and none of those in `without_labels`. A node's zone and rack are labels too.
+    """
+
+    nodes: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    labels: Labels = ()
+    without_labels: Labels = ()
+
+    def admits(self, node: "Node") -> bool:
+        """Whether a task may run on this node."""
+        if (self.nodes and node.name not in self.nodes) or node.name in self.without:
+            return False
+        return all(node.label(name) in values for name, values in self.labels) and not any(
+            node.label(name) in values for name, values in self.without_labels
+        )
+
+    def describe(self) -> str:
+        """For people: `node gpu-1 or gpu-2, zone=eu, not spot=yes`; the flags say the same."""
+        told = [f"node {' or '.join(self.nodes)}"] if self.nodes else []
+        told += [f"{name}={' or '.join(values)}" for name, values in self.labels]
+        told += [f"not {name}={' or '.join(values)}" for name, values in self.without_labels]
+        return ", ".join(told + ([f"not node {' or '.join(self.without)}"] if self.without else []))
+
+
+ANYWHERE = Where()
+
 
 class Shape(msgspec.Struct, frozen=True, omit_defaults=True, cache_hash=True):
     """What one task asks of one node.
 
     `cpu` in milli-CPU, `memory` and `gpu_memory` in bytes (`gpu_memory` per device), `gpus` in devices, `share` in
     thousandths of each device's compute, `network` in bits per second. A memory of 0 means that none was asked for:
-    nothing is reserved and nothing is limited.
+    nothing is reserved and nothing is limited. `where` says which nodes will do.
     """
 
     cpu: int = 1000
@@ -68,6 +102,7 @@ class Shape(msgspec.Struct, frozen=True, omit_defaults=True, cache_hash=True):
     share: int = WHOLE
     network: int = 0
     wants: Wants = ANY_GPU
+    where: Where = ANYWHERE
 
     @property
     def is_part(self) -> bool:
@@ -77,6 +112,8 @@ class Shape(msgspec.Struct, frozen=True, omit_defaults=True, cache_hash=True):
     def key(self) -> str:
         """A short text that is equal for equal shapes; keys maps in the ledger."""
         plain = f"{self.cpu}.{self.memory}.{self.gpus}.{self.gpu_memory}"
+        if self.where != ANYWHERE:
+            plain = f"{plain}@{self.where.describe()}"
         if self.share == WHOLE and not self.network and self.wants == ANY_GPU:
             return plain
         wants = self.wants
@@ -85,7 +122,7 @@ class Shape(msgspec.Struct, frozen=True, omit_defaults=True, cache_hash=True):
         return f"{plain}.{self.share}.{self.network}.{'.'.join(asks)}{without}"
 
     def describe(self) -> str:
-        """For people: `2 CPU, 8 GiB, 1 GPU of 12 GiB`."""
+        """For people: `2 CPU, 8 GiB, 1 GPU of 12 GiB`; `1 CPU on zone=eu`."""
         parts = [f"{format_cpu(self.cpu)} CPU"]
         if self.memory:
             parts.append(format_bytes(self.memory))
@@ -93,7 +130,7 @@ class Shape(msgspec.Struct, frozen=True, omit_defaults=True, cache_hash=True):
             parts.append(self.describe_devices())
         if self.network:
             parts.append(format_rate(self.network))
-        return ", ".join(parts)
+        return ", ".join(parts) + (f" on {self.where.describe()}" if self.where != ANYWHERE else "")
 
     def describe_devices(self) -> str:
         """For people: `2 H100 GPU of 40 GiB`, `0.5 of a GPU`; of what it needs to be, all that was asked."""
@@ -174,6 +211,10 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rates: dict[str, Rate] = {}
     bandwidth: Rate = 0
     sources: dict[str, str] = {}
+
+    def label(self, name: str) -> str:
+        """The value of a label, `zone` and `rack` among them; empty where it has none of this name."""
+        return self.labels.get(name) or {"zone": self.zone, "rack": self.rack}.get(name, "")
 
 
 def check_node_name(name: str, field: str) -> None:

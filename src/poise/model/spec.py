@@ -69,7 +69,7 @@ from poise.model.jobs import (
     Work,
 )
 from poise.model.quotas import Quota
-from poise.model.resources import ANY_GPU, PLENTY, WHOLE, Shape, Wants
+from poise.model.resources import ANY_GPU, ANYWHERE, PLENTY, WHOLE, Shape, Wants, Where
 from poise.model.sweep import check_placeholders, combinations, in_env, in_words, names_of
 from poise.model.tenants import DEFAULT, class_of_tenant
 from poise.units import (
@@ -854,7 +854,40 @@ def _shape(resources: ResourcesSpec, field: str, found: Findings) -> Shape:
                 ops=tuple(resources.ops),
             ),
         ),
+        where=_or(ANYWHERE, _where(resources, field, found)),
     )
+
+
+def _where(resources: ResourcesSpec, field: str, found: Findings) -> Where:
+    """The nodes that will do. A name is checked when the fleet is known (`kernel/fitting.py`)."""
+    nodes, without = (
+        (of,) if isinstance(of, str) else tuple(dict.fromkeys(of)) for of in (resources.node, resources.exclude_node)
+    )
+    for name, names in (("node", nodes), ("exclude_node", without)):
+        for node in names:
+            found.get(None, check_text, node, f"{field}.{name}", most=255)
+    of_labels: tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]] = {}, {}
+    for label, given in resources.label.items():
+        at = f"{field}.label.{label}"
+        values = [found.get("", label_value, label, one, at) for one in (given if isinstance(given, list) else [given])]
+        if not values:
+            found.add(SpecError("the label has no value", field=at, need="one value or more", hint="label: {zone: eu}"))
+        for unwanted, made in enumerate(of_labels):
+            some = tuple(value.removeprefix("!") for value in values if value.startswith("!") == bool(unwanted))
+            if some:
+                made[label] = some
+    labels, without_labels = (tuple(sorted(of.items())) for of in of_labels)
+    return Where(nodes=nodes, without=without, labels=labels, without_labels=without_labels)
+
+
+def label_value(name: str, value: Any, at: str) -> str:
+    """The value of a label as a text. Raises SpecError for what is none, and for a name that is none."""
+    if not isinstance(value, str | int | float):
+        raise SpecError("the value has the wrong type", field=at, need="text or number")
+    check_name(name, at)
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    check_text(text, at)
+    return text
 
 
 _NOTHING_SAID, _ONE_CPU = ResourcesSpec(), Shape()

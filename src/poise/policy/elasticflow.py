@@ -284,7 +284,7 @@ class _Jobs:
         found = self._room.get(shape)
         if found is None:
             able = ability(self.fleet, shape)
-            room = able.room[self.fleet.kind]
+            room = able.by_row(self.fleet)
             found = self._room[shape] = {
                 model: min(int(room[self.rows(model)].sum()), devices // shape.gpus)
                 for model, devices in self.capacity.items()

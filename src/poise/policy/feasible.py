@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from poise.model.decisions import Reason
 from poise.model.fleet import (
@@ -20,7 +22,7 @@ from poise.model.fleet import (
     model_of,
     processor_of,
 )
-from poise.model.resources import PLENTY, WHOLE, Node, Shape, Wants
+from poise.model.resources import ANYWHERE, PLENTY, WHOLE, Node, Shape, Wants, Where
 from poise.units import format_bytes, format_cpu, format_rate
 
 FALLBACKS: Mapping[str, tuple[str, ...]] = {
@@ -39,6 +41,9 @@ MOST_TASKS = 1_000_000
 
 MOST_SHAPES = 4096
 """Shapes for which it is remembered what a fleet can do for them; then it is worked out anew."""
+
+ELSEWHERE = len(CLOSED_CODES)
+"""What takes the place of `closed` where a shape may not run."""
 
 NAMED = 8
 """Fleets of up to so many nodes get their reasons node by node; larger ones by kind of node."""
@@ -73,10 +78,11 @@ def can_serve(model: DeviceModel, shape: Shape) -> bool:
 class Ability(NamedTuple):
     """What the nodes of each kind, and the devices of each model, can do for a shape, whatever is taken of them.
 
-    `models`: by device model (one more False for `no device`), whether such a device could serve it. `room`: by kind of
-    node, how many tasks an empty one holds; `most`: how many all of the fleet does. `uniform`: by kind, whether every
-    device will do, so that counting them is enough, and `exact` if so of all kinds. `where` is, by row, whether an
-    empty node holds any, and `everywhere` if all do. `never` caches by row, once asked, why a task could never start.
+    `models`: by device model (one more False for `no device`), whether such a device could serve it on a node where it
+    may run. `room`: by kind of node, how many tasks an empty one holds if they may run there; `most`: how many all of
+    the fleet does. `uniform`: by kind, whether every device will do, so that counting them is enough, and `exact` if so
+    of all kinds. `where` is, by row, whether an empty node holds any, and `everywhere` if all do. `never` caches by
+    row, once asked, why a task could never start.
     """
 
     models: list[bool]
@@ -87,6 +93,10 @@ class Ability(NamedTuple):
     where: Bools
     everywhere: bool
     never: dict[int, tuple[Reason, ...]]
+
+    def by_row(self, fleet: Fleet) -> Ints:
+        """(N,): how many tasks each node holds when it is empty; 0 where none may run."""
+        return np.where(self.where, self.room[fleet.kind], 0)
 
 
 def ability(fleet: Fleet, shape: Shape) -> Ability:
@@ -100,7 +110,7 @@ def ability(fleet: Fleet, shape: Shape) -> Ability:
 
 
 def _ability(fleet: Fleet, shape: Shape) -> Ability:
-    """Looked up once for each kind of node, of which there are few."""
+    """Looked up once for each kind of node, of which there are few; where it may run, once for each node."""
     models = [can_serve(model, shape) for model in fleet.models] + [False]
     likes = list(fleet.likes)
     device_models = fleet.device_model[likes].astype(np.int64)
@@ -117,12 +127,22 @@ def _ability(fleet: Fleet, shape: Shape) -> Ability:
         asks = _of_processor(shape.wants)
         can = np.array([can_do(model, asks) for model in fleet.models], bool)
         room = np.where(can[fleet.processor[likes]], room, 0)
-    room.setflags(write=False)
-    nodes = np.bincount(fleet.kind, minlength=len(likes)).tolist()
     uniform: list[bool] = (may == has).all(axis=1).tolist()
     where = np.take(room > 0, fleet.kind)
-    where.setflags(write=False)
-    return Ability(models, room, uniform, room_when_empty(room, nodes), all(uniform), where, bool(where.all()), {})
+    if shape.where != ANYWHERE:
+        admitted = np.array([shape.where.admits(node) for node in fleet.nodes], bool)
+        where &= admitted
+        on = set(fleet.device_model[admitted].ravel().tolist())
+        models = [able and model in on for model, able in enumerate(models)]
+    for array in (room, where):
+        array.setflags(write=False)
+    most = room_when_empty(room, np.bincount(fleet.kind[where], minlength=len(likes)))
+    return Ability(models, room, uniform, most, all(uniform), where, bool(where.all()), {})
+
+
+def room_when_empty(room: Ints, nodes: Ints) -> int:
+    """How many tasks so many empty nodes of each kind could hold, with `room` for so many each."""
+    return sum(min(here, MOST_TASKS) * count for here, count in zip(room.tolist(), nodes.tolist(), strict=True))
 
 
 def _of_processor(wants: Wants) -> Wants:
@@ -193,11 +213,6 @@ def capacity_on(rows: Ints, fleet: Fleet, shape: Shape, able: Ability, free: Int
 def capacity_when_empty(fleet: Fleet, shape: Shape) -> int:
     """How many tasks of the shape the fleet, all of it, could hold with nothing else on it."""
     return ability(fleet, shape).most
-
-
-def room_when_empty(room: Ints, nodes: Sequence[int]) -> int:
-    """How many tasks so many empty nodes of each kind could hold, with `room` for so many each."""
-    return sum(min(here, MOST_TASKS) * count for here, count in zip(room.tolist(), nodes, strict=True))
 
 
 def _parts(fleet: Fleet, shape: Shape, device_models: Ints) -> Ints:
@@ -284,6 +299,8 @@ def closed_reason(closed: int, subject: str) -> Reason:
 def never(node: Node, shape: Shape) -> list[Reason]:
     """Every reason why a task of this shape could not start here even if the node were empty."""
     reasons = []
+    if not shape.where.admits(node):
+        reasons.append(_too_small("OTHER_NODE", node.name, shape.where.describe(), ""))
     if node.cpu < shape.cpu:
         reasons.append(_too_small("CPU_TOO_SMALL", node.name, format_cpu(shape.cpu), format_cpu(node.cpu)))
     if node.memory < shape.memory:
@@ -325,12 +342,16 @@ def shortfall(node: Node, shape: Shape) -> float:
 
 
 class Summary:
-    """What is free at most per kind of node: enough to say why a shape fits nowhere, without looking at every node."""
+    """What is free at most per kind of node: enough to say why a shape fits nowhere, without looking at every node. It
+    is for shapes that have one `where`.
+    """
 
-    def __init__(self, fleet: Fleet, free: Ints) -> None:
-        self._fleet = fleet
-        self._kinds = kinds = _kinds_of(fleet)
-        opened = free if kinds.all_open else np.where(fleet.closed == 0, free, -1)
+    def __init__(self, fleet: Fleet, free: Ints, where: Where = ANYWHERE) -> None:
+        self._fleet, closed = fleet, fleet.closed
+        if where != ANYWHERE:
+            closed = np.where([where.admits(node) for node in fleet.nodes], closed, np.int8(ELSEWHERE))
+        self._kinds = kinds = _kinds_of(fleet, closed, where)
+        opened = free if kinds.all_open else np.where(closed == 0, free, -1)
         most = np.maximum.reduceat(opened[:, kinds.order], kinds.starts, axis=1)
         self._most: list[list[int]] = most.T.tolist()
 
@@ -340,7 +361,8 @@ class Summary:
         for kind, subject in self._kinds.opened:
             if not able.room[kind]:
                 like = fleet.nodes[fleet.likes[kind]]
-                reasons += [_renamed(reason, subject) for reason in never(like, shape)]
+                lacks = never(like, msgspec.structs.replace(shape, where=ANYWHERE))
+                reasons += [_renamed(reason, subject) for reason in lacks]
                 continue
             cpu, memory, network, devices = self._most[kind]
             found = []
@@ -371,20 +393,22 @@ class _Kinds(NamedTuple):
     closed: list[Reason]
 
 
-def _kinds_of(fleet: Fleet) -> _Kinds:
-    """Worked out anew when a node was closed or opened."""
-    key = fleet.closed.tobytes()
+def _kinds_of(fleet: Fleet, shut: NDArray[np.int8], where: Where) -> _Kinds:
+    """Worked out anew when other nodes are `shut`."""
+    key = shut.tobytes()
     known: _Kinds | None = fleet.runs.get("kinds")
     if known is None or known.key != key:
         order = np.argsort(fleet.kind, kind="stable")
         counts = np.bincount(fleet.kind)
         starts = np.cumsum(counts) - counts
-        opened = [rows[fleet.closed[rows] == 0] for rows in np.split(order, starts[1:])]
+        opened = [rows[shut[rows] == 0] for rows in np.split(order, starts[1:])]
         closed = [
             closed_reason(code, _name_them(fleet, rows))
             for code in range(1, len(CLOSED_CODES))
-            if len(rows := np.flatnonzero(fleet.closed == code))
+            if len(rows := np.flatnonzero(shut == code))
         ]
+        if len(rows := np.flatnonzero(shut == ELSEWHERE)):
+            closed.append(_too_small("OTHER_NODE", _name_them(fleet, rows), where.describe(), ""))
         named = [(kind, _name_them(fleet, rows)) for kind, rows in enumerate(opened) if len(rows)]
         known = fleet.runs["kinds"] = _Kinds(key, order, starts, not closed, named, closed)
     return known

@@ -135,8 +135,7 @@ def _bids(view: Snapshot, claimed: Sequence[Claim], known: Mapping[str, Known]) 
     nodes = max(1, int((fleet.total[DEVICES] > 0).sum()))
     found = []
     for claim in claimed:
-        mine, room = known[claim.unit], ability(fleet, claim.shape).room
-        width = int(room.max(initial=0))
+        mine, width = known[claim.unit], int(ability(fleet, claim.shape).by_row(fleet).max(initial=0))
         fair = max(1, -(-devices // (claim.shape.gpus * len(claimed))))
         most = min(claim.most, max(2 * mine.most, claim.least))
         said = view.speedups.get(claim.unit)

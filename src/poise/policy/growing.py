@@ -162,7 +162,7 @@ def units_of(draft: Draft, waiting: Sequence[Candidate]) -> tuple[list[Unit], in
         if not one.shape.gpus or one.shape.share != WHOLE or one.serves or one.stopping or not one.preemptible:
             continue
         told = view.speedups.get(one.unit)
-        on_one = int(draft.able(one.shape).room.max(initial=0))
+        on_one = int(draft.able(one.shape).by_row(draft.fleet).max(initial=0))
         speeds, seconds = speeds_with(told, one.most, on_one), max(1.0, left.get(one.unit, SECOND) / SECOND)
         width, now = one.shape.gpus, max(1, one.size)
         devices += width * one.size
@@ -186,7 +186,7 @@ def units_of(draft: Draft, waiting: Sequence[Candidate]) -> tuple[list[Unit], in
         least = candidate.least or candidate.tasks
         run = draft.speeds.shortest(candidate, draft.able(shape).models) / SECOND
         if candidate.least:
-            speeds = speeds_with(told, candidate.tasks, int(draft.able(shape).room.max(initial=0)))
+            speeds = speeds_with(told, candidate.tasks, int(draft.able(shape).by_row(draft.fleet).max(initial=0)))
             most, work = worth_having(speeds, least), run * speeds[least] * shape.gpus
         else:
             speeds, most, work = tuple(map(float, range(least + 1))), least, run * least * shape.gpus

@@ -16,7 +16,7 @@ import numpy as np
 from poise.model.decisions import Reason, Spot, Why
 from poise.model.fleet import CPU, DEVICES, MEMORY, NETWORK, Fleet, Floats, Ints, PoolView
 from poise.model.profiles import BRIEF, Estimate
-from poise.model.resources import WHOLE, Shape
+from poise.model.resources import WHOLE, Shape, Where
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import NAMED, Ability, Summary, ability, capacity, capacity_on, fits, refusals
 from poise.policy.fragments import Typical, typical
@@ -130,7 +130,7 @@ class Draft:
         self._changed: list[int] = []  # rows, as room was taken on them
         self._behind: dict[str, list[tuple[float, int, int, int]]] = {}
         self._pools: dict[str, dict[int, PoolView]] = {}
-        self._summary: Summary | None = None
+        self._summaries: dict[Where, Summary] = {}
         self._now: Fleet | None = None
         self._fullness: Floats | None = None
         self._by_fullness: Ints = np.zeros(0, np.int64)
@@ -258,9 +258,10 @@ class Draft:
         """Every reason why no node has room for one task: node by node in a small fleet, else by kind of node."""
         fleet = self.fleet
         if len(fleet) > NAMED:
-            if self._summary is None:
-                self._summary = Summary(fleet, self.free)
-            return self._summary.reasons(shape, self.able(shape))
+            summary = self._summaries.get(shape.where)
+            if summary is None:
+                summary = self._summaries[shape.where] = Summary(fleet, self.free, shape.where)
+            return summary.reasons(shape, self.able(shape))
         return [reason for row in range(len(fleet)) for reason in self.reasons_on(row, shape)]
 
     # --- taking ------------------------------------------------------------------------------------------------------
@@ -284,7 +285,8 @@ class Draft:
         self._taken += 1
         if brief:
             self._add_to_pool(row, shape)
-        self._summary = self._now = None
+        self._summaries.clear()
+        self._now = None
         return Spot(self.fleet.names[row], devices)
 
     def take_many(self, row: int, candidate: Candidate, shape: Shape, count: int, *, brief: bool = False) -> list[Spot]:
@@ -295,7 +297,8 @@ class Draft:
         name = self.fleet.names[row]
         self._add(row, shape, count)
         self._taken += count
-        self._summary = self._now = None
+        self._summaries.clear()
+        self._now = None
         if not shape.gpus:
             return [Spot(name)] * count
         return [Spot(name, devices) for devices in self._take_alike(row, shape, count)]
@@ -308,7 +311,8 @@ class Draft:
         self._add(row, shape, tasks)
         if shape.share != WHOLE:  # whole devices are what others could take away from it
             self.free[DEVICES, row] -= shape.gpus * tasks
-        self._summary = self._now = None
+        self._summaries.clear()
+        self._now = None
 
     def whole_devices_free(self) -> int:
         """How many devices of open nodes nobody has any of."""
@@ -336,8 +340,9 @@ class Draft:
         """The nodes where one task fits while room on them is kept for somebody else; to be read only."""
         found = self._meanwhile.get(shape)
         if found is None:
-            able, closed = self.able(shape).models, self.fleet.closed
-            found = [row for row in self.kept if not closed[row] and self.room(row).pick(shape, able) is not None]
+            able = self.able(shape)
+            could = able.where & (self.fleet.closed == 0)
+            found = [row for row in self.kept if could[row] and self.room(row).pick(shape, able.models) is not None]
             self._meanwhile[shape] = found
         return found
 

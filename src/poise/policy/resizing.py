@@ -89,10 +89,11 @@ def find_smaller(
     firsts = [of[0][1] for of in members.of.values()]
     keeps = {one.unit: max(one.least, sizes.get(one.unit, 0)) for one in firsts}
     spare = {one.unit: one.size - keeps[one.unit] for one in firsts if one.size > keeps[one.unit] and may(one)}
+    could_hold = draft.able(shape).where
     on = {
         row: here
         for row, of in members.on.items()
-        if not draft.fleet.closed[row] and row not in draft.kept
+        if could_hold[row] and not draft.fleet.closed[row] and row not in draft.kept
         and (here := [one for one in reversed(of) if one.unit in spare and not one.stopping])
     }  # fmt: skip
     able, rooms = draft.able(shape).models, {row: draft.room(row).copy() for row in on}

@@ -43,7 +43,7 @@ class Static:
                     reasons += over
                     continue
                 if shape not in able:
-                    able[shape] = ability(view.fleet, shape).room[view.fleet.kind]
+                    able[shape] = ability(view.fleet, shape).by_row(view.fleet)
                 first = _first_partition(candidate.ordinal, partitions, able[shape], len(view.fleet))
                 refused = full.get((first, shape))
                 if refused is None:
@@ -70,7 +70,7 @@ class Static:
         def elsewhere(resident: Resident, tasks: int) -> list[int]:
             """Where it will be placed; what a gang holds there now is not free for it."""
             shape = resident.shape
-            able = ability(view.fleet, shape).room[view.fleet.kind]
+            able = ability(view.fleet, shape).by_row(view.fleet)
             first = _first_partition(resident.ordinal, partitions, able, len(view.fleet))
             return self._rows(resident.size, shape, draft, partitions, used, first, able)[0][:tasks]
 

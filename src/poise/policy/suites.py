@@ -180,9 +180,7 @@ class _Round:
         self._reservations = 0
         self._soonest_of: dict[str, tuple[Reservation, Shape] | None] = {}
         self._occupied = any(view.fleet.residents)
-        self._open_kinds = np.bincount(
-            view.fleet.kind[view.fleet.closed == 0], minlength=len(view.fleet.likes)
-        ).tolist()
+        self._open = view.fleet.closed == 0
         self._searches = 0
         self._until: int | None = None
         self._closed = False
@@ -561,7 +559,7 @@ class _Round:
             return []
         fleet = self.draft.fleet
         masks = [mask for _, mask in self._by_speed(candidate, shape)]
-        most = self.draft.able(shape).room[fleet.kind]
+        most = self.draft.able(shape).by_row(fleet)
         if all(mask is not None and int(most[mask].sum()) < needed for mask in masks):
             masks.append(None)  # no model alone could ever hold it
         for mask in masks:
@@ -899,7 +897,8 @@ class _Round:
         return False
 
     def _most_of(self, shape: Shape) -> int:
-        return room_when_empty(self.draft.able(shape).room, self._open_kinds)
+        fleet, able = self.view.fleet, self.draft.able(shape)
+        return room_when_empty(able.room, np.bincount(fleet.kind[self._open & able.where], minlength=len(fleet.likes)))
 
     # --- what runs ---------------------------------------------------------------------------------------------------
 

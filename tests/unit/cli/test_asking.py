@@ -52,6 +52,8 @@ def flags_of(*given: str) -> dict[str, Any]:
         ("--workers 2..8", "workers", "2..8"),
         ("--weight 2.5", "weight", 2.5),
         ("--backend cuda", "resources", {"backend": "cuda"}),
+        ("--node a --node b", "resources", {"node": ["a", "b"]}),
+        ("--label zone=eu,us --label spot!=yes", "resources", {"label": {"zone": ["eu", "us"], "spot": ["!yes"]}}),
         ("--no-preempt", "preemptible", False),
         ("--lease exclusive", "lease", "exclusive"),
         ("--deadline 30m", "deadline", "30m"),
@@ -65,6 +67,7 @@ def test_a_flag_sets_its_field(given: str, field: str, value: object) -> None:
 def test_every_field_has_a_flag_or_a_reason() -> None:
     examples = (
         "--gpu 1 --gpu-memory 1GiB --gpu-share 0.5 --gpu-kind gpu --gpu-model T4 --backend cuda --precision fp16 "
+        "--node a --exclude-node b --label c=d "
         "--network 1Gbit --cpu 1 --memory 1GiB --priority low --begin 1h --deadline 1h --expect 1m --after j1 "
         "--class c --parts 2 --workers 1 --checkpoint 1m --no-preempt --weight 1 --name n --retries 1 --grace 1s "
         "--hang 1s --time-limit 1h "
@@ -102,6 +105,12 @@ def test_a_short_unit_of_memory_is_told_as_it_is_read(capsys: pytest.CaptureFixt
         "poise: memory 4G is read as 4GiB",
         "poise: gpu_memory 1.5 t is read as 1.5TiB",
     ]
+
+
+@pytest.mark.parametrize("given", ["zone", "zone=", "=eu", "!=eu", "zone=eu,,us"])
+def test_a_label_without_a_value_is_refused(given: str) -> None:
+    with pytest.raises(SpecError, match="label"):
+        flags_of("--label", given)
 
 
 @pytest.mark.parametrize("given", ["a=", "a=1,,2", "a"])

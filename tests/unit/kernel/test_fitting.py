@@ -70,3 +70,44 @@ def test_too_many_of_a_device_that_there_is_names_the_closest_node() -> None:
 
 def test_what_there_is_is_placed() -> None:
     assert lab().job("a", gpu=1, gpu_kind="npu").round().where("a") == ["ascend"]
+
+
+def test_a_node_or_a_label_that_nobody_has() -> None:
+    world = lab().join(msgspec.structs.replace(node("east-1"), zone="east", labels={"team": "vision"}))
+    for asked, field, have, hint in (
+        (
+            {"node": "hoper"},
+            "node",
+            "ascend, east-1, hopper",
+            "did you mean `hopper`? `node: hopper`, or `--node hopper`",
+        ),
+        (
+            {"label": {"zone": "eest"}},
+            "label.zone",
+            "zone: east",
+            "`--label zone=east`; `poise nodes -o wide` shows all",
+        ),
+        (
+            {"label": {"spot": True}},
+            "label.spot",
+            "no node has a label `spot`",
+            "`labels:` in `devices.yaml` of a machine, or in a fleet file, gives it one",
+        ),
+        (
+            {"node": "hopper", "label": {"zone": "east"}},
+            "",
+            "",
+            "`poise nodes -o wide` shows all",
+        ),
+    ):
+        with pytest.raises(SpecError) as refused:
+            world.job("a", **asked)
+        record = refused.value.record
+        at = f"resources.{field}".removesuffix(".")
+        assert (record.code, record.field, record.have, record.hint) == ("E110", at, have, hint)
+
+
+def test_what_is_too_large_for_the_nodes_where_it_may_run_is_told_of_these() -> None:
+    with pytest.raises(SpecError) as refused:
+        lab().job("a", gpu=1, node="ascend")
+    assert refused.value.record.have.startswith("closest is ascend: has no device that can do it")

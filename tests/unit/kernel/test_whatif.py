@@ -436,6 +436,13 @@ def test_a_wish_too_many() -> None:
     assert found["wishes"].text == "any device memory will do"
 
 
+def test_another_node_than_it_asked_for() -> None:
+    world = World().nodes(2, cpu=1).job("a", node="n1").round().job("b", node="n1").round()
+    assert [reason.code for reason in world.reasons("b")] == ["CPU_BUSY", "OTHER_NODE"]
+    found = suggested(world, "b")["wishes"]
+    assert (found.text, found.nodes) == ("any node will do", ("n2",))
+
+
 def test_a_higher_priority_and_who_yields_to_it() -> None:
     world = World().nodes(1).job("a", cpu=2, expect="10h", checkpoint="1m").round().start("a").after("90s")
     world.job("b", cpu=2, expect="1s").round()

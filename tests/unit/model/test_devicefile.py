@@ -85,6 +85,8 @@ def test_a_device_can_be_called_by_another_name_and_keeps_what_is_its_own() -> N
         ({"devices": [{"index": -1}]}, "devices[0].index"),
         ({"devices": [{}, {"memory": "much"}]}, "devices[1].memory"),
         ({"processor": {"rates": {"fp12": 1}}}, "processor.rates.fp12"),
+        ({"labels": {"a b": 1}}, "labels.a b"),
+        ({"labels": {"team": ["vision"]}}, "labels.team"),
         ({"machines": []}, "machines"),
         ([], ""),
     ],

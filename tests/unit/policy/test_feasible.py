@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from poise.model.fleet import CPU, DEVICES, LOST, MEMORY, NETWORK, Fleet, model_of, processor_of
-from poise.model.resources import WHOLE, Device, Shape, Wants
+from poise.model.resources import ANYWHERE, WHOLE, Device, Shape, Wants, Where
 from poise.policy.feasible import (
     MOST_SHAPES,
     MOST_TASKS,
@@ -176,6 +176,35 @@ def test_room_that_is_in_pieces_is_told_as_such() -> None:
     assert (reason.code, reason.need) == ("NOT_AT_ONCE", "1 CPU, 1 GiB")
 
 
+def test_labels_and_names_say_where_work_runs() -> None:
+    world = World().join(msgspec.structs.replace(node("n1", cpu=1), zone="east", labels={"team": "a"}))
+    world.join(msgspec.structs.replace(node("n2", cpu=1), zone="west")).join(node("n3", cpu=1))
+    world.job("west", label={"zone": "west"}).job("a", label={"team": ["a", "b"]}).job(
+        "named", node=["n3", "n1"]
+    ).round()
+    assert [world.where(name) for name in ("west", "a", "named")] == [["n2"], ["n1"], ["n3"]]
+    world.job("elsewhere", exclude_node="n1", label={"zone": "!west"}).round()
+    assert [reason.sentence() for reason in world.reasons("elsewhere")] == [
+        "n1: is not where it may run: not zone=west, not node n1 needed",
+        "n2: is not where it may run: not zone=west, not node n1 needed",
+        "n3: 0 CPU free, 1 needed",
+    ]
+
+
+def test_in_a_large_fleet_the_nodes_where_it_may_not_run_are_counted() -> None:
+    nodes = [msgspec.structs.replace(node(f"n{number:02}", cpu=1), zone="ab"[number % 2]) for number in range(20)]
+    fleet = Fleet(nodes)
+    fleet.free[CPU, ::2] = 0
+    shape = Shape(cpu=1000, where=Where(labels=(("zone", ("a",)),)))
+    told = [
+        reason.sentence() for reason in Summary(fleet, fleet.free, shape.where).reasons(shape, ability(fleet, shape))
+    ]
+    assert told == [
+        "10 nodes like n00: at most 0 CPU free, 1 needed",
+        "10 nodes like n01: is not where it may run: zone=a needed",
+    ]
+
+
 # --- all nodes at once, against one node after the other -------------------------------------------------------------
 
 
@@ -188,8 +217,8 @@ def fleets(draw: st.DrawFn) -> Fleet:
         devices = tuple(msgspec.structs.replace(of, index=index) for index, of in enumerate(models))
         cpu, memory = draw(st.integers(1, 8)), draw(st.integers(0, 8))
         made = node(f"n{number}", cpu=cpu, memory=memory * GIB)
-        network = draw(st.sampled_from([0, 10**9]))
-        nodes.append(msgspec.structs.replace(made, devices=devices, network=network))
+        network, zone = draw(st.sampled_from([0, 10**9])), draw(st.sampled_from(["", "east", "west"]))
+        nodes.append(msgspec.structs.replace(made, devices=devices, network=network, zone=zone))
     fleet = Fleet(nodes)
     for row, of in enumerate(nodes):
         fleet.closed[row] = draw(st.sampled_from([0, 0, 0, LOST]))
@@ -223,14 +252,24 @@ WANTED = st.builds(
             Wants(ops=("attention",)),
         ]
     ),
+    where=st.sampled_from(
+        [
+            ANYWHERE,
+            ANYWHERE,
+            Where(nodes=("n0", "n2")),
+            Where(without=("n1",)),
+            Where(labels=(("zone", ("east",)),)),
+            Where(without_labels=(("zone", ("east",)),)),
+        ]
+    ),
 )
 
 
 def one_by_one(fleet: Fleet, row: int, shape: Shape) -> int:
     """How many tasks fit on one node if each is placed before the next is looked at; at most 100."""
-    if fleet.closed[row]:
-        return 0
     node, count = fleet.nodes[row], 0
+    if fleet.closed[row] or not shape.where.admits(node):
+        return 0
     if not shape.gpus and not can_do(processor_of(node), msgspec.structs.replace(shape.wants, kind="cpu", models=())):
         return 0
     room = room_on(fleet, row, fleet.free[:, row], fleet.device_memory, fleet.device_share)

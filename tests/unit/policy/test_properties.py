@@ -50,12 +50,20 @@ AS_DRAWN = settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])
 LONGEST_BACKOFF = 60
 """Seconds (`Retry.delay`)."""
 
-AMOUNTS = ("cpu", "memory", "gpu", "gpu_memory", "gpu_share", "network")
+RESOURCES = ("cpu", "memory", "gpu", "gpu_memory", "gpu_share", "network", "where")
+
+PLACES: list[dict[str, Any]] = [
+    {"label": {"zone": "east"}},
+    {"label": {"zone": ["east", "west"], "rack": "!r1"}},
+    {"node": ["n1", "n2"]},
+    {"exclude_node": "n1"},
+]
+"""Which nodes will do."""
 
 
 def any_offer(chance: Random) -> dict[str, Any]:
-    """What a node offers: CPUs, GiB, (model, GiB) of its devices, Gbit/s (0: not said), rack, whether devices are
-    linked.
+    """What a node offers: CPUs, GiB, (model, GiB) of its devices, Gbit/s (0: not said), zone, rack, whether
+    devices are linked.
     """
     return {
         "cpu": chance.choice([1, 2, 4, 4, 8]),
@@ -64,6 +72,7 @@ def any_offer(chance: Random) -> dict[str, Any]:
             (chance.choice(["fast", "slow"]), chance.choice([16, 80])) for _ in range(chance.choice([0, 0, 1, 2, 3]))
         ],
         "network": chance.choice([0, 0, 10]),
+        "zone": chance.choice(["", "east", "west"]),
         "rack": chance.choice(["", "r1", "r2"]),
         "linked": chance.random() < 0.3,
     }
@@ -78,6 +87,7 @@ def any_work(chance: Random) -> dict[str, Any]:
         "gpu_memory": chance.choice([0, 0, 8, 40]),
         "gpu_share": chance.choice([1.0, 1.0, 0.5, 0.25]),
         "network": chance.choice([0, 0, 0, 2]),
+        "where": chance.choice([{}, {}, {}, *PLACES]),
         "workers": chance.choice([1, 1, 1, 1, 2, 3, "2..4"]),
         "priority": chance.choice(["urgent", "high", "medium", "medium", "low"]),
         "class": chance.choice(["x", "y", "z"]),
@@ -104,17 +114,18 @@ def node_of(name: str, offer: dict[str, Any], factor: int = 1) -> Node:
     )
     links = (Link(a=0, b=1, bandwidth=GIGABIT),) if offer["linked"] and len(devices) > 1 else ()
     network = offer["network"] * GIGABIT * factor
-    return msgspec.structs.replace(made, devices=devices, rack=offer["rack"], network=network, links=links)
+    place = {"zone": offer["zone"], "rack": offer["rack"]}
+    return msgspec.structs.replace(made, devices=devices, network=network, links=links, **place)
 
 
 def document_of(work: dict[str, Any], factor: int = 1) -> dict[str, Any]:
     """The job file that asks for this, with every amount times the factor."""
     resources: dict[str, Any] = {"cpu": work["cpu"] * factor, "memory": work["memory"] * GIB * factor}
-    resources["network"] = work["network"] * GIGABIT * factor
+    resources |= {"network": work["network"] * GIGABIT * factor, **work["where"]}
     if work["gpu"]:
         resources |= {"gpu": work["gpu"], "gpu_share": work["gpu_share"]}
         resources["gpu_memory"] = work["gpu_memory"] * GIB * factor
-    rest = {field: value for field, value in work.items() if field not in AMOUNTS}
+    rest = {field: value for field, value in work.items() if field not in RESOURCES}
     return {"run": "true", "resources": resources, **rest}
 
 
@@ -167,6 +178,8 @@ def units(world: World) -> list[UnitState]:
 def room_left(world: World, name: str, shape: Shape) -> bool:
     """Whether one more task of the shape would fit beside what the node holds; any device will do for work here."""
     offered, held = world.known[name], launches_on(world, name)
+    if not shape.where.admits(offered):
+        return False
     if sum(launch.shape.cpu for launch in held) + shape.cpu > offered.cpu:
         return False
     if sum(launch.shape.memory for launch in held) + shape.memory > offered.memory:
@@ -320,6 +333,12 @@ class Story(RuleBasedStateMachine):
                     assert sum(shape.gpu_memory for shape in here) <= device.memory
                 assert all(shape.gpu_memory <= device.memory for shape in here)
             assert all(len(set(launch.devices)) == launch.shape.gpus for launch in held)
+
+    @invariant()
+    def nothing_runs_where_it_may_not(self) -> None:
+        if hasattr(self, "world"):
+            for name, offered in self.world.known.items():
+                assert all(launch.shape.where.admits(offered) for launch in launches_on(self.world, name))
 
     @invariant()
     def s2_gangs_run_whole_or_not_at_all(self) -> None:
