@@ -28,9 +28,9 @@ from harness import Figure
 
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import settle_memory
-from poise.kernel import ledger as ledgers
 from poise.kernel.explain import question
 from poise.kernel.ledger import Ledger
+from poise.kernel.ledger import ledger as ledgers
 from poise.kernel.verify import verify_place, verify_preempt, verify_resize
 from poise.kernel.whatif import explain
 from poise.model.decisions import Hold, Place, Plan, Preempt, Resize, Spot, Why

@@ -141,7 +141,7 @@ def _against_resizing(
     """What has to hold of the gang, and what is the matter where it does not."""
     size = unit.size - len(leaves) + joining
     yield unit.resizes, "it does not follow orders", "later"
-    yield ledger.is_whole(unit), "it is not running as a whole", "later"
+    yield unit.is_whole, "it is not running as a whole", "later"
     yield bool(leaves or joining), "nothing is to change", "never"
     yield unit.spec.preemptible or not leaves, "`preemptible: false`", "never"
     yield leaves <= set(unit.members), "one that is to leave is no member", "never"

@@ -11,7 +11,9 @@ from hypothesis import given
 from poise.errors import InputError
 from poise.kernel.controller import Decided
 from poise.kernel.explain import job_report
-from poise.kernel.ledger import HEAD, MAX_PROFILES, PAST_ATTEMPTS, InvariantBroken, Ledger, deciding_ending
+from poise.kernel.ledger import InvariantBroken, Ledger, deciding_ending
+from poise.kernel.ledger.ledger import HEAD, MAX_PROFILES
+from poise.kernel.ledger.tasks import PAST_ATTEMPTS
 from poise.model.decisions import Plan, Preempt, Spot, Why
 from poise.model.events import Began, Finished, JobSubmitted, NodeJoined, Placed, decode_event, encode_event
 from poise.model.fleet import DEVICES

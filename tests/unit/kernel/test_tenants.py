@@ -6,7 +6,7 @@ import pytest
 from poise.errors import Conflict, NotFound
 from poise.kernel.controller import AddToken, RevokeToken
 from poise.kernel.explain import question
-from poise.kernel.ledger import PAST_TOKENS
+from poise.kernel.ledger.ledger import PAST_TOKENS
 from poise.kernel.whatif import explain
 from poise.model.events import JobSubmitted, decode_event, encode_event
 from poise.model.jobs import Job

@@ -12,7 +12,7 @@ from hypothesis import given
 from poise.errors import InputError
 from poise.kernel.controller import Decided
 from poise.kernel.explain import story, what_for
-from poise.kernel.ledger import HEAD
+from poise.kernel.ledger.ledger import HEAD
 from poise.model.decisions import Hold, Place, Preempt, Spot
 from poise.model.events import Placed, Preempted
 from poise.model.load import Load

@@ -23,22 +23,24 @@ to pending, under its retry policy. While its node is silent an attempt is `reco
 back, and is placed again elsewhere if its retry policy allows that.
 """
 
-import re
 import zlib
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from operator import attrgetter
-from typing import Any, Literal, get_args
+from typing import Any
 
 import msgspec
 
-from poise.decoding import msgpack_decoder
 from poise.kernel.book import CallBook
+from poise.kernel.ledger.order import amounts_in, by_amounts, ordinal, ordinal_and_index, rank
+from poise.kernel.ledger.places import Cordon, NodeState, Pool, Share, device_key
+from poise.kernel.ledger.room import InvariantBroken, hold
+from poise.kernel.ledger.state import JobState, State, decode, encoder, job_status
+from poise.kernel.ledger.tasks import TaskState, is_loss
+from poise.kernel.ledger.units import CAUSES, PAST_ORDERS, UnitState, UnitStatus, deciding_ending
 from poise.model import graph
-from poise.model.deadlines import Missed
-from poise.model.decisions import Cause, Reason, Spot, Why
+from poise.model.decisions import Reason, Spot
 from poise.model.events import (
     Began,
     Called,
@@ -103,22 +105,8 @@ from poise.model.profiles import Profile, estimate_run, is_brief, outlasting
 from poise.model.quotas import Amounts, Quota, asked
 from poise.model.resources import PLENTY, WHOLE, Device, Node, Shape, identity_of
 from poise.model.tenants import DEFAULT, HOME, Bearer, Token
-from poise.model.training import HUNDREDTH, Orders, Training
 from poise.model.views import LEAST_SHOWN, MOST_FOLLOWERS, Candidate, Follower, Snapshot
-from poise.units import SECOND, format_duration
-
-UnitStatus = Literal["waiting", "pending", "active", "done", "failed", "cancelled", "skipped"]
-TaskStatus = Literal["idle", "queued", "running", "recovering", "ended"]
-NodeStatus = Literal["up", "lost"]
-
-OVER: frozenset[str] = frozenset({"done", "failed", "cancelled", "skipped"})
-"""Statuses of units that nothing will change."""
-
-PAST_ATTEMPTS = 8
-"""Endings kept per task beside the latest one; the log has them all."""
-
-PAST_ORDERS = 8
-"""Orders to yield that are kept per unit; the log has them all."""
+from poise.units import SECOND
 
 HEAD = 128
 """Units of one queue that a snapshot shows; the rest follow as these are placed. `static` is shown all: there a unit's
@@ -132,12 +120,6 @@ SHOWN = 4096
 
 UNSTABLE = 8
 """One more attempt moves a node's share of failures by an eighth of the difference (as TCP smooths its round trips)."""
-
-GOES_ON = ("lost", "killed", "signal", "hung", "stopped", "returned", "unstartable")
-"""Outcomes of a member that a gang which resizes goes on without; others are the doing of the work itself."""
-
-BY_SIGNAL = 128
-"""A shell whose command was ended by a signal ends with this and the signal's number."""
 
 STEADY = 60 * SECOND
 """A gang that has been as it is for so long before it loses a member is not one that loses them again and again."""
@@ -155,8 +137,6 @@ PASSED_OVER = -(2**30)
 """What a part of a task still waits for (`missing`) that was cancelled before its turn: so much less than nothing that
 no end of what it needed makes it more."""
 
-NUMBERS = re.compile(r"([0-9]+)")
-
 IN_ORDER = ("backlog", "memory", "quotas", "running", "yielded")
 """Maps of a view that a policy may loop over. The others are for look-ups by key, and have no fixed order."""
 
@@ -164,355 +144,8 @@ MAX_PROFILES = 4096
 """Classes whose run times are kept; of more, those not seen for longest are forgotten."""
 
 
-class InvariantBroken(AssertionError):
-    """The ledger was given an event that cannot follow, or does not add up: a bug, never a user's doing."""
-
-
-class PastAttempt(msgspec.Struct, frozen=True):
-    """An earlier attempt of a task."""
-
-    epoch: int
-    node: str
-    ending: Ending
-    at: int
-
-
-class TaskState(msgspec.Struct, gc=False):
-    """The latest attempt of one task. Times are instants, 0 where it has not happened. `straggles` is what its like
-    took in nanoseconds, where it was seen to take longer. `epoch` is the one it was started in (0: its unit's). One
-    that is `leaving` belongs to its gang no more, and is asked to end.
-    """
-
-    status: TaskStatus = "idle"
-    node: str = ""
-    devices: tuple[int, ...] = ()
-    cpus: tuple[int, ...] = ()
-    pid: int = 0
-    started: int = 0
-    ended: int = 0
-    ending: Ending | None = None
-    past: list[PastAttempt] = []
-    straggles: int = 0
-    epoch: int = 0
-    leaving: bool = False
-
-    @property
-    def active(self) -> bool:
-        return self.status in ("queued", "running", "recovering")
-
-
-class UnitState(msgspec.Struct, gc=False):
-    """A unit's life. `stopping` says why its attempts are being stopped: `cancel`, `gang`, the cause of a preemption,
-    or not at all. `size` tasks were placed, in the artifact `variant`. `attained` is the service (run time times
-    devices) of attempts that yielded, `preempted` their number (and `moved` that of the stops for its own good),
-    `saved` the run time of their tasks up to the last checkpoint, which need not be done again, and `progress` what
-    its last attempt itself said of that, in millionths of all its work; `yielded` are the latest orders to it, and
-    `gained` those to others for its sake; `avoid` is a node to stay away from if another will do.
-
-    `leases` says until when an earlier copy of exclusive work may still run, by the node it was on.
-
-    `queued` and `brief` are as it was placed; `recalled`: it was queued once, came back unstarted, and is queued no
-    more. `queue` names the units that are alike to placement. `expected`, `tail` and `slack` are nanoseconds of the
-    critical path method; `due` is the instant by which the unit must end for every deadline after it to be met, 0 if
-    there is none. `ooms` are the epochs in which it ran out of memory, `ran_out` is the least that it had asked for
-    then; what it is tried in next is smaller where it can be: an elastic unit has at most `most` tasks (0: all).
-    `barred` are the identities of devices that have failed it, with the epoch in which each did; `straggled` the latest
-    reports of attempts that took longer than their like, `lags` that of a member for which its gang waits. `speedups`
-    is how it scales, if it has said so; `training` what it said last of its training, at the instant `told`, `kept`
-    when it was first known of its newest checkpoint, `phase` the one in which it was placed, and `left` how long the
-    rest of its work takes with its least tasks, by what the last attempt had said of its progress (0: it had not).
-
-    One that resizes changes its size in place, and `generation` counts how often since it was placed, in the epoch
-    `founded` (0: the latest), the last time at the instant `resized`; `losses` is how often it has lost members since
-    it was steady.
-    `carried` is what it did in this placement before that, in nanoseconds of one task. One that was `missed` is
-    cancelled, since a deadline could not be met any more. `lost` counts the attempts that were, where they do not count
-    as `tries`.
-    """
-
-    spec: Unit
-    job: str
-    ordinal: int
-    queue: str
-    status: UnitStatus = "waiting"
-    epoch: int = 0
-    tries: int = 0
-    missing: int = 0
-    ready: int = 0
-    not_before: int = 0
-    placed: int = 0
-    ended: int = 0
-    queued: bool = False
-    brief: bool = False
-    recalled: bool = False
-    stopping: str = ""
-    why: Why | None = None
-    expected: int = 0
-    tail: int = 0
-    slack: int = 0
-    due: int = 0
-    tasks: list[TaskState] = []
-    size: int = 0
-    variant: int = 0
-    attained: int = 0
-    preempted: int = 0
-    moved: int = 0
-    yielded: tuple[Preempted | Resized, ...] = ()
-    gained: tuple[Preempted | Resized, ...] = ()
-    avoid: str = ""
-    depth: int = 0
-    saved: int = 0
-    progress: int = 0
-    outlived: int = 0
-    ooms: tuple[int, ...] = ()
-    ran_out: int = 0
-    most: int = 0
-    barred: dict[str, int] = {}
-    straggled: tuple[Straggling, ...] = ()
-    lags: Lagging | None = None
-    speedups: Speedups | None = None
-    training: Training | None = None
-    phase: str = ""
-    told: int = 0
-    kept: int = 0
-    left: int = 0
-    generation: int = 0
-    founded: int = 0
-    resized: int = 0
-    losses: int = 0
-    carried: int = 0
-    missed: Missed | None = None
-    lost: int = 0
-
-    @property
-    def resizes(self) -> bool:
-        """Whether it has said, since it was placed, that it changes its size without being started anew."""
-        of = self.training
-        return of is not None and of.resizes and self.told >= self.placed and self.spec.least > 0
-
-    @property
-    def placed_in(self) -> int:
-        """The epoch in which it was placed last."""
-        return self.founded or self.epoch
-
-    @property
-    def members(self) -> list[int]:
-        """Numbers of the tasks that make up a gang, by rank."""
-        those = [index for index, task in enumerate(self.tasks) if task.status != "idle" and not task.leaving]
-        return sorted(those, key=self.epoch_of) if self.founded else those
-
-    @property
-    def first(self) -> TaskState:
-        """The task of rank 0; the first one of what has no attempts."""
-        return self.tasks[next(iter(self.members), 0)]
-
-    def epoch_of(self, index: int) -> int:
-        """The epoch in which a task was started last."""
-        return self.tasks[index].epoch or self.epoch
-
-    def run_in_size(self, task: TaskState) -> int:
-        """For how long a task ran that has ended since its gang was resized last."""
-        run = task.ending.run if task.ending is not None else 0
-        return max(0, run - max(0, self.resized - task.started)) if self.resized else run
-
-    @property
-    def most_tasks(self) -> int:
-        """How many tasks it may have when it is placed next."""
-        return self.most or len(self.spec.tasks)
-
-    leases: dict[str, int] = {}
-
-    @property
-    def free_at(self) -> int:
-        """The instant from which it may be placed: its back-off has ended, and no earlier copy can be left."""
-        return max(self.not_before, *self.leases.values()) if self.leases else self.not_before
-
-    @property
-    def shape(self) -> Shape:
-        """The shape of the artifact it was placed in."""
-        plain = not (self.variant or self.barred or self.spec.phases)
-        return self.spec.shape if plain else self.shape_of(self.variant)
-
-    @property
-    def phase_told(self) -> str:
-        """The phase that its training said last that it is in."""
-        return self.training.phase if self.training is not None else ""
-
-    @property
-    def shape_to_be(self) -> Shape:
-        """The shape of the artifact it was placed in, for the phase that its training is in by now."""
-        now, shape = self.spec.shape_in(self.phase_told, self.variant), self.shape
-        return msgspec.structs.replace(shape, cpu=now.cpu, gpu_memory=now.gpu_memory)
-
-    def shape_of(self, variant: int) -> Shape:
-        """The shape of its artifact number `variant`, in the phase of its training and without the devices that have
-        failed it: while it is placed, as that was when it was, since that is the room it holds.
-        """
-        shape = self.spec.shape_of(variant)
-        if self.spec.phases:
-            shape = self.spec.shape_in(self.phase if self.status == "active" else self.phase_told, variant)
-        if not self.barred or not shape.gpus:
-            return shape
-        placed = self.status == "active"
-        since = self.placed_in
-        without = tuple(sorted(device for device, epoch in self.barred.items() if not placed or epoch < since))
-        wants = msgspec.structs.replace(shape.wants, without=without)
-        return msgspec.structs.replace(shape, wants=wants) if without else shape
-
-    @property
-    def id(self) -> str:
-        return f"{self.job}.{self.spec.name}"
-
-    @property
-    def over(self) -> bool:
-        return self.status in OVER
-
-
-class JobState(msgspec.Struct, gc=False):
-    """A job and its units. `unfinished` counts units that are not over; `awaited` the jobs it still comes after. Of one
-    that serves calls, `calls` is the book of them and the units are its workers. Where only so many parts of a task run
-    at once, `turns` is, by task, how many have had their turn beyond the first.
-    """
-
-    id: str
-    name: str
-    user: str
-    folder: str
-    env: dict[str, str]
-    after: tuple[str, ...]
-    submitted: int
-    units: list[UnitState]
-    key: str = ""
-    unfinished: int = 0
-    awaited: int = 0
-    ended: int = 0
-    cancelled_by: str = ""
-    note: str = ""
-    calls: CallBook | None = None
-    turns: dict[str, int] = {}
-    tenant: str = DEFAULT
-
-    @property
-    def calls_closed(self) -> bool:
-        """Whether no more calls will come to it."""
-        return self.calls is None or bool(self.calls.closed)
-
-
-class Pool(msgspec.Struct):
-    """Attempts of one shape on one node: `slots` may run at once, `long` of them are not known to be brief."""
-
-    shape: Shape
-    slots: int = 0
-    attempts: int = 0
-    long: int = 0
-
-
-class Share(msgspec.Struct, frozen=True, array_like=True):
-    """A part of a device: thousandths of its compute and bytes of its memory, and the attempt that holds it."""
-
-    holder: str
-    share: int
-    memory: int
-
-
-class NodeState(msgspec.Struct):
-    """A node, the room taken on it, and who holds each busy device, by `device_key`; `shares` where it is shared.
-
-    `level` is its load level, `hot` whether that has been high for a sustained window; `failures` the smoothed share of
-    attempts that failed there, in thousandths. A `suspect` has been silent for a moment. One that is drained and
-    `moves` is being emptied: what runs there goes on elsewhere. One that is `unfit` can start nothing, and says why.
-    `by` is the token by which it came, as in `NodeJoined`.
-    """
-
-    node: Node
-    status: NodeStatus = "up"
-    drained: bool = False
-    joined: int = 0
-    lost: int = 0
-    used_cpu: int = 0
-    used_memory: int = 0
-    devices: dict[str, str] = {}
-    pools: dict[str, Pool] = {}
-    used_network: int = 0
-    shares: dict[str, list[Share]] = {}
-    level: int = 0
-    hot: bool = False
-    failures: int = 0
-    suspect: bool = False
-    moves: bool = False
-    unfit: str = ""
-    by: str = ""
-
-    @property
-    def condition(self) -> str:
-        """up, suspect, unfit, drained, emptying or lost; something may be placed there only while it is up."""
-        if self.status == "lost":
-            return "lost"
-        if self.drained:
-            return "emptying" if self.moves else "drained"
-        if self.unfit:
-            return "unfit"
-        return "suspect" if self.suspect else "up"
-
-    def shared_memory(self, device: int) -> int:
-        """Bytes of a device that its shares hold together."""
-        return sum(share.memory for share in self.shares.get(device_key(device), ()))
-
-
-class Cordon(msgspec.Struct, frozen=True):
-    """Why a device gives no room: it failed (`code`, `text`) at this instant, or somebody closed it. One that failed is
-    remembered when it has been opened again (an instant, 0: it has not been).
-    """
-
-    at: int
-    code: str = ""
-    text: str = ""
-    opened: int = 0
-
-    @property
-    def why(self) -> str:
-        """For people."""
-        return ", ".join(part for part in (self.code, self.text) if part) or "by hand"
-
-
-class State(msgspec.Struct):
-    """Everything that a checkpoint holds. `yielded` says which units have yielded to which that still wait.
-    `quotas` are by tenant, `cordons` by the identity of a device.
-    """
-
-    revision: int = 0
-    now: int = 0
-    term: int = 0
-    policy: str = ""
-    history: int = 1000
-    anchor_at: int = 0
-    anchor_wall: float = 0.0
-    anchor_boot: str = ""
-    anchor_boottime: int = 0
-    jobs_ever: int = 0
-    units_ever: int = 0
-    jobs: dict[str, JobState] = {}
-    finished: list[str] = []
-    nodes: dict[str, NodeState] = {}
-    profiles: dict[str, Profile] = {}
-    held: dict[str, tuple[Reason, ...]] = {}
-    memory: dict[str, Any] = {}
-    yielded: dict[str, str] = {}
-    quotas: dict[str, Quota] = {}
-    tokens: dict[str, Token] = {}
-    tokens_ever: int = 0
-    cordons: dict[str, Cordon] = {}
-    began: Began | None = None
-
-
-COMPRESSED = b"\x78"
-"""How zlib begins. A state that is not compressed begins as a map of MessagePack does."""
-
-CAUSES: tuple[str, ...] = get_args(Cause)
 NO_WORK = Work()
 _UNKNOWN = Profile()
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
-_decoder = msgpack_decoder(State)
 
 
 class Ledger:
@@ -540,11 +173,11 @@ class Ledger:
     @classmethod
     def decode(cls, data: bytes) -> "Ledger":
         """From what `encode` or `compressed` gave."""
-        return cls(_decoder.decode(zlib.decompress(data) if data.startswith(COMPRESSED) else data))
+        return cls(decode(data))
 
     def encode(self) -> bytes:
         """Canonical: equal states give equal bytes."""
-        return _encoder.encode(self._state)
+        return encoder.encode(self._state)
 
     def compressed(self) -> bytes:
         """The same for a checkpoint: a long queue repeats itself, and the log can take in nothing else while it is
@@ -556,7 +189,7 @@ class Ledger:
         """A copy that knows these jobs only, some of them with other `priorities` of what is not over. What holds room
         has to be among them.
         """
-        state = _decoder.decode(self.encode())
+        state = decode(self.encode())
         state.jobs = {job_id: job for job_id, job in state.jobs.items() if job_id in jobs}
         state.finished = [job_id for job_id in state.finished if job_id in state.jobs]
         for job_id, priority in (priorities or {}).items():
@@ -720,7 +353,7 @@ class Ledger:
                 for queue, reasons in self._state.held.items()
                 if any(reason.code not in ("BEHIND", "QUOTA") and reason.fixable != "never" for reason in reasons)
             ]
-            found = min(heads, key=_ordinal).id if heads else ""
+            found = min(heads, key=ordinal).id if heads else ""
             self._first_in_line = self._state.revision, found
         return found
 
@@ -812,7 +445,7 @@ class Ledger:
 
     def attempts_on(self, node: str) -> Iterator[tuple[UnitState, int]]:
         """Active attempts on a node, as (unit, index of its task), in order of submission."""
-        yield from sorted(self._on.get(node, {}).values(), key=_ordinal_and_index)
+        yield from sorted(self._on.get(node, {}).values(), key=ordinal_and_index)
 
     def wakeup(self, after: int) -> int | None:
         """The next instant after this one at which a unit's back-off or the lease of its earlier copy ends."""
@@ -829,7 +462,7 @@ class Ledger:
         for unit in [unit for unit in self._behind.values() if unit.status != "active" or not unit.queued]:
             del self._behind[unit.id]
         queued = [unit for unit in self._behind.values() if not unit.stopping]
-        for unit in sorted(queued, key=_ordinal):
+        for unit in sorted(queued, key=ordinal):
             if unit.placed <= instant and unit.tasks[0].status == "queued":
                 yield unit, unit.tasks[0]
 
@@ -1023,7 +656,7 @@ class Ledger:
 
     def _resized(self, event: Resized) -> None:
         unit = self._units[event.unit]
-        if not self.is_whole(unit) or event.epoch != unit.epoch + bool(event.joins):
+        if not unit.is_whole or event.epoch != unit.epoch + bool(event.joins):
             raise InvariantBroken(f"{event.unit} was resized in epoch {event.epoch}, but is {unit.status}")
         self._settle_account(unit, event.at)
         for index in event.leaves:
@@ -1040,14 +673,6 @@ class Ledger:
         unit.generation = event.generation
         self._note_order(unit, event)
         self._mark(unit)
-
-    def is_whole(self, unit: UnitState) -> bool:
-        """Whether it runs, all of its members are there, and nothing ends it."""
-        return (
-            unit.status == "active"
-            and not unit.stopping
-            and all(unit.tasks[index].status in ("queued", "running") for index in unit.members)
-        )
 
     def _goes_on_without(self, unit: UnitState, index: int) -> bool:
         """Whether the others of its gang go on, now that a member has ended. What has lost all but members that have
@@ -1074,14 +699,6 @@ class Ledger:
             unit.outlived = max(unit.outlived, (unit.saved + unit.carried) // unit.spec.least)
         unit.resized, unit.lags = at, None
         self._stragglers.pop(unit.id, None)
-
-    def _forget_member(self, unit: UnitState, index: int) -> None:
-        """A task that has ended belongs to its gang no more."""
-        task = unit.tasks[index]
-        if task.ending is not None:
-            _keep(task, unit.epoch_of(index), task.ending, task.ended)
-        task.status, task.pid, task.started, task.ended, task.straggles = "idle", 0, 0, 0, 0
-        task.ending, task.epoch, task.leaving = None, 0, False
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -1157,7 +774,7 @@ class Ledger:
         retry = unit.spec.retry
         failed = outcome not in ("done", "stopped", "returned")
         if failed:
-            self._count_try(unit, outcome)
+            unit.count_try(outcome)
         if book.over and not unit.stopping:
             self._conclude(unit, "done", at)
         elif failed and not retry.allows(outcome, unit.tries, 0, unit.lost):
@@ -1169,7 +786,7 @@ class Ledger:
             book.closed = book.closed or f"{unit.spec.name} failed"
             self._end_if_over(job, at)
         else:
-            self._clear(unit)
+            unit.clear()
             unit.status, unit.not_before = "waiting", 0
             if failed and outcome != "lost":
                 unit.not_before = at + retry.delay(unit.tries)
@@ -1219,7 +836,7 @@ class Ledger:
                     unit.losses = 1 + unit.losses * (event.at - since < STEADY)
                 self._settle_account(unit, event.at)
                 unit.size, unit.generation = unit.size - 1, unit.generation + 1
-            self._forget_member(unit, index)
+            unit.forget_member(index)
             self._index_recovering(unit)
             self._mark(unit)
         elif ending.outcome != "done" and not unit.stopping and len(unit.tasks) > 1:
@@ -1236,7 +853,7 @@ class Ledger:
         """What of its work need not be done again, as the attempt of a task says itself when it ends, or has said of
         its training; and how long the rest takes at its pace.
         """
-        whole = self._whole_by_pace(unit)
+        whole = unit.whole_by_pace
         if said < 0 and task is unit.first and unit.training is not None and unit.told >= unit.placed:
             said = unit.training.safe
         if said >= 0:
@@ -1244,18 +861,6 @@ class Ledger:
             unit.left = whole * (ALL - unit.progress) // ALL
             if unit.left:
                 self._expect_anew(unit)
-
-    @staticmethod
-    def _whole_by_pace(unit: UnitState) -> int:
-        """Nanoseconds that all of its work takes with its least tasks, at the pace that its training shows in this
-        attempt; 0 where it has said too little.
-        """
-        if unit.training is None or unit.told < unit.placed or not (started := unit.first.started):
-            return 0
-        done, since = unit.training.progress - unit.progress, max(started, unit.resized)
-        if done < HUNDREDTH or unit.told <= since:
-            return 0
-        return ((unit.told - since) * unit.size + unit.carried) * ALL // done // (unit.spec.least or unit.size)
 
     def _straggling(self, event: Straggling) -> None:
         unit, index = self._tasks[event.task]
@@ -1450,7 +1055,7 @@ class Ledger:
         pass  # a record for people; the next thing in the log is another control plane
 
     def _remembered(self, event: Remembered) -> None:
-        self._state.memory = msgspec.msgpack.decode(_encoder.encode(event.memory))  # as it would be after a restart
+        self._state.memory = msgspec.msgpack.decode(encoder.encode(event.memory))  # as it would be after a restart
 
     # --- units -------------------------------------------------------------------------------------------------------
 
@@ -1477,22 +1082,15 @@ class Ledger:
             unit.avoid = self._moved_off(unit) if unit.stopping == "move" else ""
             self._again(unit, at, delay=0)
         else:
-            self._count_try(unit, outcome)
+            unit.count_try(outcome)
             unit.avoid = unit.first.node
             retry = unit.spec.retry
             if outcome == "oom" and retry.ooms:
-                self._make_smaller(unit)
+                unit.make_smaller()
             if retry.allows(outcome, unit.tries, len(unit.ooms), unit.lost):
                 self._again(unit, at, delay=0 if outcome == "lost" else retry.delay(unit.tries))
             else:
                 self._conclude(unit, "failed", at)
-
-    def _count_try(self, unit: UnitState, outcome: Outcome) -> None:
-        """One more attempt has failed: it counts against its retries, or was lost."""
-        if unit.spec.retry.counts(outcome):
-            unit.tries += 1
-        else:
-            unit.lost += 1
 
     def _moved_off(self, unit: UnitState) -> str:
         """The node that it was moved off: one that is being emptied, else where a member lagged, else its first."""
@@ -1500,22 +1098,8 @@ class Ledger:
         emptied = (task.node for task in unit.tasks if task.node in nodes and nodes[task.node].condition == "emptying")
         return next(emptied, unit.lags.node if unit.lags is not None else unit.first.node)
 
-    def _make_smaller(self, unit: UnitState) -> None:
-        """It ran out of memory: half as many tasks of an elastic unit next time, or an artifact that asks for less."""
-        unit.ooms += (unit.epoch,)
-        unit.ran_out = min(unit.ran_out or unit.shape.memory, unit.shape.memory)
-        if unit.spec.least:
-            unit.most = max(unit.spec.least, unit.size // 2)
-
-    def _clear(self, unit: UnitState) -> None:
-        """Make it ready for another attempt, and keep what is known of the last one."""
-        for index in range(len(unit.tasks)):
-            self._forget_member(unit, index)
-        unit.stopping = ""
-        unit.carried = 0
-
     def _again(self, unit: UnitState, at: int, *, delay: int) -> None:
-        self._clear(unit)
+        unit.clear()
         unit.not_before = at + delay if delay else 0
         self._make_pending(unit, at)
 
@@ -1829,16 +1413,16 @@ class Ledger:
 
     def _drop_attempts(self, unit: UnitState) -> None:
         """A recovering unit is placed again: what it still held on lost nodes is given up."""
-        self._count_try(unit, "lost")
+        unit.count_try("lost")
         self._stragglers.pop(unit.id, None)
         self._keep_progress(unit, unit.first)
         for index, task in enumerate(unit.tasks):
             if task.active:
                 self._give_back(unit, index)
                 lost = Ending(outcome="lost", note=f"node {task.node} was lost")
-                _keep(task, unit.epoch_of(index), lost, self._state.now)
+                task.keep(unit.epoch_of(index), lost, self._state.now)
             elif task.ending is not None:
-                _keep(task, unit.epoch_of(index), task.ending, task.ended)
+                task.keep(unit.epoch_of(index), task.ending, task.ended)
             task.status, task.ending, task.straggles = "idle", None, 0  # an elastic unit may get fewer spots now
             task.epoch, task.leaving = 0, False
         self._recovering.pop(unit.id, None)
@@ -1947,7 +1531,7 @@ class Ledger:
             self._queues[unit.queue] = {unit.id: unit}
             self._has_new_queue = True
             return
-        if _rank(unit) < _rank(next(reversed(queue.values()))):
+        if rank(unit) < rank(next(reversed(queue.values()))):
             self._unsorted.add(unit.queue)
         queue[unit.id] = unit
 
@@ -2029,7 +1613,7 @@ class Ledger:
             throughputs=NO_RATES if throughputs is None else throughputs,
             speedups=dict(self._speedups),
             elastic=tuple(
-                self._resident(unit) for unit in sorted(self._elastic.values(), key=_ordinal) if not unit.stopping
+                self._resident(unit) for unit in sorted(self._elastic.values(), key=ordinal) if not unit.stopping
             ),
             stragglers=tuple(
                 Straggler(
@@ -2038,7 +1622,7 @@ class Ledger:
                     expected=unit.lags.usual if unit.lags is not None else task.straggles,
                     computes=unit.lags.computes if unit.lags is not None else 0,
                 )
-                for unit in sorted(self._stragglers.values(), key=_ordinal)
+                for unit in sorted(self._stragglers.values(), key=ordinal)
                 if (task := unit.first).status == "running" and not unit.stopping
             ),
             phased=tuple(
@@ -2048,7 +1632,7 @@ class Ledger:
                     shape=unit.shape_to_be,
                     nodes=tuple(task.node for task in unit.tasks if task.active),
                 )
-                for unit in sorted(self._phased.values(), key=_ordinal)
+                for unit in sorted(self._phased.values(), key=ordinal)
                 if not unit.stopping
             ),
             yielded=dict(sorted(self._state.yielded.items())),
@@ -2068,7 +1652,7 @@ class Ledger:
     def _backlog(self) -> dict[str, int]:
         """How many units wait in each queue, by name. Sorted anew only where a queue was added since."""
         if self._has_new_queue:
-            self._queues, self._has_new_queue = dict(sorted(self._queues.items(), key=_by_amounts)), False
+            self._queues, self._has_new_queue = dict(sorted(self._queues.items(), key=by_amounts)), False
         return {queue: len(units) for queue, units in self._queues.items()}
 
     def _running(self) -> dict[Shape, int]:
@@ -2108,7 +1692,7 @@ class Ledger:
     def _shown(self, now: int, *, everything: bool) -> list[Candidate]:
         """The head of every queue, and what a lost node still holds, in order of submission."""
         for name in self._unsorted:
-            self._queues[name] = dict(sorted(self._queues[name].items(), key=lambda item: _rank(item[1])))
+            self._queues[name] = dict(sorted(self._queues[name].items(), key=lambda item: rank(item[1])))
         self._unsorted.clear()
         backing_off = {unit_id for unit_id, unit in self._delayed.items() if unit.free_at > now}
         candidates: list[Candidate] = []
@@ -2122,7 +1706,7 @@ class Ledger:
             self.candidate(unit, recovering=True) for unit in self._recovering.values() if unit.free_at <= now
         )
         if len(self._queues) + len(self._recovering) != 1 or not candidates or not candidates[0].queue.endswith("/"):
-            candidates.sort(key=_ordinal)
+            candidates.sort(key=ordinal)
         return candidates
 
     def _as_shown(self, unit_id: str, unit: UnitState) -> Candidate:
@@ -2210,7 +1794,7 @@ class Ledger:
         everything = self.fixed
         residents = []
         yielding = [[0] * 4 for _ in range(CLASSES)]
-        for unit, index in sorted(on.values(), key=_ordinal_and_index):
+        for unit, index in sorted(on.values(), key=ordinal_and_index):
             if (unit.brief and not everything) or unit.queued:
                 continue
             known = self._residents.setdefault(unit.id, {})
@@ -2271,7 +1855,7 @@ class Ledger:
             tenant=self.limited_tenant(self._state.jobs[unit.job]),
             serves=spec.serves,
             task=index,
-            resizes=unit.resizes and self.is_whole(unit),
+            resizes=unit.resizes and unit.is_whole,
             resized=unit.resized,
             losses=unit.losses,
             gains=self._gains(unit),
@@ -2288,7 +1872,7 @@ class Ledger:
 
     def _foreseen(self, unit: UnitState) -> int:
         """For how long it runs in all, since it was started or resized, in the size that it has."""
-        whole, size = self._whole_by_pace(unit) * (ALL - unit.progress) // ALL, max(1, unit.size)
+        whole, size = unit.whole_by_pace * (ALL - unit.progress) // ALL, max(1, unit.size)
         return max(1, (whole * (unit.spec.least or size) - unit.carried) // size) if whole else 0
 
     def _has_failed_device(self, unit: UnitState) -> bool:
@@ -2455,15 +2039,15 @@ class Ledger:
             self._check_room(name, state)
         for job in self._state.jobs.values():
             left = sum(1 for unit in job.units if not unit.over)
-            _hold(job.unfinished == left, f"{job.id} counts {job.unfinished} unfinished units, has {left}")
-            _hold(bool(job.ended) == (left == 0), f"{job.id} ended={job.ended} with {left} units left")
+            hold(job.unfinished == left, f"{job.id} counts {job.unfinished} unfinished units, has {left}")
+            hold(bool(job.ended) == (left == 0), f"{job.id} ended={job.ended} with {left} units left")
             for unit in job.units:
                 self._check_unit(unit)
             if job.calls is not None:
                 self._check_calls(job, job.calls)
         encoded = self.encode()
         again = Ledger.decode(encoded)
-        _hold(again.encode() == encoded, "the state does not survive encoding")
+        hold(again.encode() == encoded, "the state does not survive encoding")
         for index in (
             "_units",
             "_tasks",
@@ -2478,7 +2062,7 @@ class Ledger:
             "_cancelling",
         ):
             mine, theirs = getattr(self, index), getattr(again, index)
-            _hold(mine.keys() == theirs.keys(), f"index {index} differs from one made anew")
+            hold(mine.keys() == theirs.keys(), f"index {index} differs from one made anew")
         for index in (
             "_names",
             "_keys",
@@ -2492,17 +2076,17 @@ class Ledger:
             "_held_by",
         ):
             mine, theirs = getattr(self, index), getattr(again, index)
-            _hold(mine == theirs, f"index {index} differs from one made anew: {mine} is not {theirs}")
+            hold(mine == theirs, f"index {index} differs from one made anew: {mine} is not {theirs}")
         ended = [{tenant: list(jobs) for tenant, jobs in of._ended_of.items()} for of in (self, again)]
-        _hold(ended[0] == ended[1], f"finished jobs by tenant differ from those found anew: {ended}")
+        hold(ended[0] == ended[1], f"finished jobs by tenant differ from those found anew: {ended}")
         mine, theirs = self.snapshot(self.now), again.snapshot(self.now)
-        _hold(mine == theirs, "a policy would see something else after a restart")
+        hold(mine == theirs, "a policy would see something else after a restart")
         for field in IN_ORDER:
             here, there = list(getattr(mine, field).items()), list(getattr(theirs, field).items())
-            _hold(here == there, f"a policy would see {field} in another order after a restart: {here} is not {there}")
+            hold(here == there, f"a policy would see {field} in another order after a restart: {here} is not {there}")
         cordoned = [device for device, cordon in self._state.cordons.items() if cordon.opened and not cordon.code]
-        _hold(not cordoned, f"remembered without a reason: {cordoned}")
-        _hold(self._state.held.keys() <= self._queues.keys(), "reasons are kept for a queue in which nothing waits")
+        hold(not cordoned, f"remembered without a reason: {cordoned}")
+        hold(self._state.held.keys() <= self._queues.keys(), "reasons are kept for a queue in which nothing waits")
 
     def _check_room(self, name: str, state: NodeState) -> None:
         attempts: dict[str, list[bool]] = {}
@@ -2511,30 +2095,30 @@ class Ledger:
         for unit, index in self.attempts_on(name):
             attempts.setdefault(unit.shape.key(), []).append(unit.brief)
             for device in unit.tasks[index].devices:
-                _hold(device_key(device) not in devices, f"device {device} of {name} is held twice")
+                hold(device_key(device) not in devices, f"device {device} of {name} is held twice")
                 if unit.shape.share == WHOLE:
                     devices[device_key(device)] = unit.id
                 else:
                     share = Share(unit.id, unit.shape.share, unit.shape.gpu_memory)
                     shares.setdefault(device_key(device), []).append(share)
         counted = {key: (pool.attempts, pool.attempts - pool.long) for key, pool in state.pools.items()}
-        _hold({key: (len(of), sum(of)) for key, of in attempts.items()} == counted, f"pools of {name} miscount")
-        _hold(all(0 < pool.slots <= pool.attempts for pool in state.pools.values()), f"a pool of {name} has no slot")
+        hold({key: (len(of), sum(of)) for key, of in attempts.items()} == counted, f"pools of {name} miscount")
+        hold(all(0 < pool.slots <= pool.attempts for pool in state.pools.values()), f"a pool of {name} has no slot")
         used = sum(pool.slots * pool.shape.cpu for pool in state.pools.values())
-        _hold(used == state.used_cpu, f"{name} counts {state.used_cpu} milli-CPU used, pools hold {used}")
-        _hold(used <= state.node.cpu, f"{name} is over-allocated: {used} of {state.node.cpu} milli-CPU")
+        hold(used == state.used_cpu, f"{name} counts {state.used_cpu} milli-CPU used, pools hold {used}")
+        hold(used <= state.node.cpu, f"{name} is over-allocated: {used} of {state.node.cpu} milli-CPU")
         memory = sum(pool.slots * pool.shape.memory for pool in state.pools.values())
-        _hold(memory == state.used_memory <= state.node.memory, f"memory of {name} does not add up")
+        hold(memory == state.used_memory <= state.node.memory, f"memory of {name} does not add up")
         network = sum(pool.slots * pool.shape.network for pool in state.pools.values())
-        _hold(network == state.used_network <= (state.node.network or PLENTY), f"network of {name} does not add up")
-        _hold(devices == state.devices, f"devices of {name} do not add up")
+        hold(network == state.used_network <= (state.node.network or PLENTY), f"network of {name} does not add up")
+        hold(devices == state.devices, f"devices of {name} do not add up")
         held = {key: sorted(of, key=_holder) for key, of in state.shares.items()}
-        _hold({key: sorted(of, key=_holder) for key, of in shares.items()} == held, f"shares of {name} do not add up")
+        hold({key: sorted(of, key=_holder) for key, of in shares.items()} == held, f"shares of {name} do not add up")
         known = {device_key(device.index): device for device in state.node.devices}
         for key, of in shares.items():
-            _hold(key not in devices, f"device {key} of {name} is held whole and in part")
-            _hold(sum(share.share for share in of) <= known[key].share_cap, f"device {key} of {name} is over-allocated")
-            _hold(
+            hold(key not in devices, f"device {key} of {name} is held whole and in part")
+            hold(sum(share.share for share in of) <= known[key].share_cap, f"device {key} of {name} is over-allocated")
+            hold(
                 sum(share.memory for share in of) <= known[key].memory,
                 f"memory of device {key} of {name} is over-allocated",
             )
@@ -2542,83 +2126,47 @@ class Ledger:
     def _check_unit(self, unit: UnitState) -> None:
         active = [task.active for task in unit.tasks]
         if unit.status == "active":
-            _hold(any(active), f"{unit.id} is active with no attempt")
+            hold(any(active), f"{unit.id} is active with no attempt")
             members = unit.members
-            _hold(len(members) == unit.size, f"{unit.id} counts {unit.size} members, has {members}")
+            hold(len(members) == unit.size, f"{unit.id} counts {unit.size} members, has {members}")
             if not unit.generation:
-                _hold(members == list(range(unit.size)), f"{unit.id} has the members {members}, and was never resized")
+                hold(members == list(range(unit.size)), f"{unit.id} has the members {members}, and was never resized")
             there = [unit.tasks[index] for index in members]
             whole = (
                 (all(task.active for task in there) and unit.size >= (unit.spec.least or len(unit.tasks)))
                 or bool(unit.stopping)
                 or all(task.active or (task.ending is not None and task.ending.outcome == "done") for task in there)
             )
-            _hold(whole, f"{unit.id} runs in part")
+            hold(whole, f"{unit.id} runs in part")
             if unit.generation:
                 founded = unit.placed_in
                 joined = [unit.epoch_of(index) for index in members]
-                _hold(unit.spec.least > 0, f"{unit.id} was resized, and cannot be")
-                _hold(all(founded <= epoch <= unit.epoch for epoch in joined), f"{unit.id} has members of {joined}")
+                hold(unit.spec.least > 0, f"{unit.id} was resized, and cannot be")
+                hold(all(founded <= epoch <= unit.epoch for epoch in joined), f"{unit.id} has members of {joined}")
         else:
-            _hold(not any(active), f"{unit.id} is {unit.status} with an attempt")
+            hold(not any(active), f"{unit.id} is {unit.status} with an attempt")
         leaving = [index for index, task in enumerate(unit.tasks) if task.leaving and not task.active]
-        _hold(not leaving, f"{leaving} of {unit.id} are leaving, and are not there")
+        hold(not leaving, f"{leaving} of {unit.id} are leaving, and are not there")
         if unit.most:
-            _hold(unit.spec.least <= unit.most < len(unit.tasks), f"{unit.id} may have {unit.most} tasks")
-            _hold(unit.status != "active" or unit.size <= unit.most, f"{unit.id} runs larger than it may")
-        _hold(all(epoch <= unit.epoch for epoch in unit.barred.values()), f"{unit.id} is barred in an epoch to come")
-        _hold(len(unit.ooms) <= unit.spec.retry.ooms + 1, f"{unit.id} ran out of memory in {unit.ooms}")
+            hold(unit.spec.least <= unit.most < len(unit.tasks), f"{unit.id} may have {unit.most} tasks")
+            hold(unit.status != "active" or unit.size <= unit.most, f"{unit.id} runs larger than it may")
+        hold(all(epoch <= unit.epoch for epoch in unit.barred.values()), f"{unit.id} is barred in an epoch to come")
+        hold(len(unit.ooms) <= unit.spec.retry.ooms + 1, f"{unit.id} ran out of memory in {unit.ooms}")
         if unit.status == "pending":
             known = unit.id in self._delayed or unit.id in self._queues.get(unit.queue, {})
-            _hold(known, f"{unit.id} is pending and in no queue")
+            hold(known, f"{unit.id} is pending and in no queue")
         if unit.status == "waiting":
             job = self._state.jobs[unit.job]
-            _hold(unit.missing > 0 or job.awaited > 0 or job.calls is not None, f"{unit.id} waits for nothing")
+            hold(unit.missing > 0 or job.awaited > 0 or job.calls is not None, f"{unit.id} waits for nothing")
 
     def _check_calls(self, job: JobState, book: CallBook) -> None:
         up = sum(unit.status in ("pending", "active") for unit in job.units)
-        _hold(book.called_up == up, f"{job.id} counts {book.called_up} workers called up, has {up}")
+        hold(book.called_up == up, f"{job.id} counts {book.called_up} workers called up, has {up}")
         resting = sum(unit.status == "waiting" for unit in job.units)
         idle = job.awaited or not resting or up >= len(book.open)
-        _hold(bool(idle), f"{job.id} has {len(book.open)} open calls, {up} workers called up and {resting} at rest")
-        _hold(book.tries.keys() <= book.open.keys(), f"{job.id} counts tries of calls that have returned")
-        _hold(all(call.number <= book.last for call in book.open.values()), f"{job.id} has calls of the future")
-
-
-def job_status(job: JobState) -> str:
-    """done, failed, cancelled, running, pending or waiting: the most telling of its units'."""
-    serves = job.calls is not None and not job.ended and not job.calls.open
-    if serves and all(unit.status != "pending" for unit in job.units):
-        return "idle"
-    return units_status(job.units)
-
-
-def units_status(units: Sequence[UnitState]) -> str:
-    """As of a job that has these units."""
-    statuses = {unit.status for unit in units}
-    if statuses <= OVER:
-        if statuses == {"done"}:
-            return "done"
-        return "cancelled" if "cancelled" in statuses and "failed" not in statuses else "failed"
-    if "active" in statuses:
-        if all(task.status != "running" for unit in units for task in unit.tasks if task.active):
-            return "placed"
-        return "running"
-    return "pending" if "pending" in statuses else "waiting"
-
-
-def leased(unit: UnitState, now: int) -> list[Reason]:
-    """Every node on which an earlier copy of it may still run."""
-    return [
-        Reason(code="LEASE", subject=node, need=format_duration(until - now))
-        for node, until in sorted(unit.leases.items())
-        if until > now
-    ]
-
-
-def device_key(index: int) -> str:
-    """A device's index as the key of a map: the canonical encoding knows texts only."""
-    return str(index)
+        hold(bool(idle), f"{job.id} has {len(book.open)} open calls, {up} workers called up and {resting} at rest")
+        hold(book.tries.keys() <= book.open.keys(), f"{job.id} counts tries of calls that have returned")
+        hold(all(call.number <= book.last for call in book.open.values()), f"{job.id} has calls of the future")
 
 
 def tenant_of_queue(queue: str) -> str:
@@ -2636,72 +2184,6 @@ def _queue_of(job: Job | JobState, unit: Unit) -> str:
     return f"{whose}{int(unit.priority)}/{unit.shape.key()}/{unit.kind}/{own}"
 
 
-def attempt_of(unit: UnitState, index: int) -> Attempt:
-    return Attempt(f"{unit.job}.{unit.spec.tasks[index].name}", unit.epoch_of(index))
-
-
-def is_loss(ending: Ending) -> bool:
-    """Whether a gang that resizes goes on after such an end of a member: also where a shell tells of a signal."""
-    return ending.outcome in GOES_ON or (ending.outcome == "failed" and ending.code > BY_SIGNAL)
-
-
-def orders_of(unit: UnitState) -> Iterator[tuple[int, Orders]]:
-    """What each active task of a gang is told, by its number."""
-    members = unit.members
-    for rank, index in enumerate(members):
-        if unit.tasks[index].active:
-            yield index, Orders(generation=unit.generation, world=len(members), rank=rank)
-    for index, task in enumerate(unit.tasks):
-        if task.leaving:
-            yield index, Orders(generation=unit.generation, world=len(members), rank=-1)
-
-
-def deciding_ending(unit: UnitState) -> Ending:
-    """The ending that decides a unit all of whose attempts have ended: the first in time that failed by itself, before
-    those that were stopped for it; `done` only if all are.
-    """
-    if len(unit.tasks) == 1 and (only := unit.tasks[0].ending) is not None:
-        return only
-    endings = sorted(
-        ((task.ended, index, task.ending) for index, task in enumerate(unit.tasks) if task.ending is not None),
-        key=lambda entry: entry[:2],
-    )
-    by_outcome = {ending.outcome: ending for _, _, ending in reversed(endings)}
-    failed = [ending for _, _, ending in endings if ending.outcome not in ("done", "stopped", "returned")]
-    return failed[0] if failed else by_outcome.get("stopped") or by_outcome.get("returned") or by_outcome["done"]
-
-
-def _keep(task: TaskState, epoch: int, ending: Ending, at: int) -> None:
-    """Remember an attempt that the next one replaces, unless it never began."""
-    if ending.outcome != "returned":
-        task.past = [*task.past[1 - PAST_ATTEMPTS :], PastAttempt(epoch, task.node, ending, at)]
-
-
-def _rank(unit: UnitState) -> tuple[int, int]:
-    """Order within a queue: by arrival, or a graph's longest path first, so that the head of a long queue shows it."""
-    return (0 if unit.queue.endswith("/") else -unit.tail, unit.ordinal)
-
-
-def amounts_in(name: str) -> list[int | str]:
-    """A name to sort by, in which numbers count as such: an order by text would change with the unit of memory.
-
-    >>> sorted(["10.2", "9.2", "a"], key=amounts_in)
-    ['9.2', '10.2', 'a']
-    """
-    return [int(part) if at % 2 else part for at, part in enumerate(NUMBERS.split(name))]
-
-
-def _by_amounts(named: tuple[str, Any]) -> list[int | str]:
-    return amounts_in(named[0])
-
-
-_ordinal = attrgetter("ordinal")
-
-
-def _ordinal_and_index(of: tuple[UnitState, int]) -> tuple[int, int]:
-    return of[0].ordinal, of[1]
-
-
 def _number_of(job_id: str) -> int:
     """j12 comes after j2."""
     return int(job_id[1:])
@@ -2717,25 +2199,3 @@ def _holder(share: Share) -> tuple[str, int, int]:
 
 def _names(units: list[UnitState]) -> list[str]:
     return [unit.spec.name for unit in units]
-
-
-def _hold(condition: bool, otherwise: str) -> None:
-    if not condition:
-        raise InvariantBroken(otherwise)
-
-
-__all__ = [
-    "InvariantBroken",
-    "JobState",
-    "Ledger",
-    "NodeState",
-    "TaskState",
-    "UnitState",
-    "attempt_of",
-    "deciding_ending",
-    "device_key",
-    "is_loss",
-    "job_status",
-    "orders_of",
-    "tenant_of_queue",
-]

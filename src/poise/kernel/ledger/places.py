@@ -1,0 +1,98 @@
+"""A node, the room that is taken on it, and why a device gives none.
+
+A node's room is counted by *pools*: the attempts of one shape on one node share `slots`, each slot holding the
+shape's room once. An attempt placed `queued` joins a pool without a slot of its own and starts when another of the
+pool ends; it may wait behind brief work only, never behind the pool's `long` attempts. When attempts end, `slots`
+shrinks to the number of attempts left; the agent keeps the same rule, so both sides agree on what may run without a
+message.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from poise.model.resources import Node, Shape
+
+NodeStatus = Literal["up", "lost"]
+
+
+class Pool(msgspec.Struct):
+    """Attempts of one shape on one node: `slots` may run at once, `long` of them are not known to be brief."""
+
+    shape: Shape
+    slots: int = 0
+    attempts: int = 0
+    long: int = 0
+
+
+class Share(msgspec.Struct, frozen=True, array_like=True):
+    """A part of a device: thousandths of its compute and bytes of its memory, and the attempt that holds it."""
+
+    holder: str
+    share: int
+    memory: int
+
+
+class NodeState(msgspec.Struct):
+    """A node, the room taken on it, and who holds each busy device, by `device_key`; `shares` where it is shared.
+
+    `level` is its load level, `hot` whether that has been high for a sustained window; `failures` the smoothed share of
+    attempts that failed there, in thousandths. A `suspect` has been silent for a moment. One that is drained and
+    `moves` is being emptied: what runs there goes on elsewhere. One that is `unfit` can start nothing, and says why.
+    `by` is the token by which it came, as in `NodeJoined`.
+    """
+
+    node: Node
+    status: NodeStatus = "up"
+    drained: bool = False
+    joined: int = 0
+    lost: int = 0
+    used_cpu: int = 0
+    used_memory: int = 0
+    devices: dict[str, str] = {}
+    pools: dict[str, Pool] = {}
+    used_network: int = 0
+    shares: dict[str, list[Share]] = {}
+    level: int = 0
+    hot: bool = False
+    failures: int = 0
+    suspect: bool = False
+    moves: bool = False
+    unfit: str = ""
+    by: str = ""
+
+    @property
+    def condition(self) -> str:
+        """up, suspect, unfit, drained, emptying or lost; something may be placed there only while it is up."""
+        if self.status == "lost":
+            return "lost"
+        if self.drained:
+            return "emptying" if self.moves else "drained"
+        if self.unfit:
+            return "unfit"
+        return "suspect" if self.suspect else "up"
+
+    def shared_memory(self, device: int) -> int:
+        """Bytes of a device that its shares hold together."""
+        return sum(share.memory for share in self.shares.get(device_key(device), ()))
+
+
+class Cordon(msgspec.Struct, frozen=True):
+    """Why a device gives no room: it failed (`code`, `text`) at this instant, or somebody closed it. One that failed is
+    remembered when it has been opened again (an instant, 0: it has not been).
+    """
+
+    at: int
+    code: str = ""
+    text: str = ""
+    opened: int = 0
+
+    @property
+    def why(self) -> str:
+        """For people."""
+        return ", ".join(part for part in (self.code, self.text) if part) or "by hand"
+
+
+def device_key(index: int) -> str:
+    """A device's index as the key of a map: the canonical encoding knows texts only."""
+    return str(index)

@@ -1,0 +1,111 @@
+"""The state of the ledger as a checkpoint holds it, and how it is encoded."""
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from poise.decoding import msgpack_decoder
+from poise.kernel.book import CallBook
+from poise.kernel.ledger.places import Cordon, NodeState
+from poise.kernel.ledger.units import OVER, UnitState
+from poise.model.decisions import Reason
+from poise.model.events import Began
+from poise.model.profiles import Profile
+from poise.model.quotas import Quota
+from poise.model.tenants import DEFAULT, Token
+
+COMPRESSED = b"\x78"
+"""How zlib begins. A state that is not compressed begins as a map of MessagePack does."""
+
+
+class JobState(msgspec.Struct, gc=False):
+    """A job and its units. `unfinished` counts units that are not over; `awaited` the jobs it still comes after. Of one
+    that serves calls, `calls` is the book of them and the units are its workers. Where only so many parts of a task run
+    at once, `turns` is, by task, how many have had their turn beyond the first.
+    """
+
+    id: str
+    name: str
+    user: str
+    folder: str
+    env: dict[str, str]
+    after: tuple[str, ...]
+    submitted: int
+    units: list[UnitState]
+    key: str = ""
+    unfinished: int = 0
+    awaited: int = 0
+    ended: int = 0
+    cancelled_by: str = ""
+    note: str = ""
+    calls: CallBook | None = None
+    turns: dict[str, int] = {}
+    tenant: str = DEFAULT
+
+    @property
+    def calls_closed(self) -> bool:
+        """Whether no more calls will come to it."""
+        return self.calls is None or bool(self.calls.closed)
+
+
+class State(msgspec.Struct):
+    """Everything that a checkpoint holds. `yielded` says which units have yielded to which that still wait.
+    `quotas` are by tenant, `cordons` by the identity of a device.
+    """
+
+    revision: int = 0
+    now: int = 0
+    term: int = 0
+    policy: str = ""
+    history: int = 1000
+    anchor_at: int = 0
+    anchor_wall: float = 0.0
+    anchor_boot: str = ""
+    anchor_boottime: int = 0
+    jobs_ever: int = 0
+    units_ever: int = 0
+    jobs: dict[str, JobState] = {}
+    finished: list[str] = []
+    nodes: dict[str, NodeState] = {}
+    profiles: dict[str, Profile] = {}
+    held: dict[str, tuple[Reason, ...]] = {}
+    memory: dict[str, Any] = {}
+    yielded: dict[str, str] = {}
+    quotas: dict[str, Quota] = {}
+    tokens: dict[str, Token] = {}
+    tokens_ever: int = 0
+    cordons: dict[str, Cordon] = {}
+    began: Began | None = None
+
+
+encoder = msgspec.msgpack.Encoder(order="deterministic")
+_decoder = msgpack_decoder(State)
+
+
+def decode(data: bytes) -> State:
+    """From what was encoded, compressed or not."""
+    return _decoder.decode(zlib.decompress(data) if data.startswith(COMPRESSED) else data)
+
+
+def job_status(job: JobState) -> str:
+    """done, failed, cancelled, running, pending or waiting: the most telling of its units'."""
+    serves = job.calls is not None and not job.ended and not job.calls.open
+    if serves and all(unit.status != "pending" for unit in job.units):
+        return "idle"
+    return units_status(job.units)
+
+
+def units_status(units: Sequence[UnitState]) -> str:
+    """As of a job that has these units."""
+    statuses = {unit.status for unit in units}
+    if statuses <= OVER:
+        if statuses == {"done"}:
+            return "done"
+        return "cancelled" if "cancelled" in statuses and "failed" not in statuses else "failed"
+    if "active" in statuses:
+        if all(task.status != "running" for unit in units for task in unit.tasks if task.active):
+            return "placed"
+        return "running"
+    return "pending" if "pending" in statuses else "waiting"
