@@ -30,7 +30,7 @@ from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import settle_memory
 from poise.kernel.explain import question
 from poise.kernel.ledger import Ledger
-from poise.kernel.ledger import ledger as ledgers
+from poise.kernel.ledger import queues as ledgers
 from poise.kernel.verify import verify_place, verify_preempt, verify_resize
 from poise.kernel.whatif import explain
 from poise.model.decisions import Hold, Place, Plan, Preempt, Resize, Spot, Why
@@ -135,7 +135,7 @@ class World:
             kind=f"class-{kind}",
             expect=5 * MINUTE,
         )
-        job = Job(id=self.ledger.next_job_id(), units=(unit,), tenant=f"tenant-{kind % TENANTS}")
+        job = Job(id=self.ledger.jobs.next_id(), units=(unit,), tenant=f"tenant-{kind % TENANTS}")
         self._apply(JobSubmitted(at=self.now, job=job))
 
     def _fill(self, nodes: int, gaps: int) -> None:
@@ -147,7 +147,7 @@ class World:
             unit = Unit(
                 name="main", tasks=(Task(name="main", argv=("true",)),), shape=shape, kind="filler", expect=60 * MINUTE
             )
-            job = self.ledger.next_job_id()
+            job = self.ledger.jobs.next_id()
             self._apply(JobSubmitted(at=self.now, job=Job(id=job, units=(unit,))))
             spot = Spot(f"n{number:05d}", tuple(range(gpus)))
             why = Why(policy="poise")
@@ -168,7 +168,7 @@ class World:
                 expect=round(5 * MINUTE * 300 ** self._random.random()),
                 checkpoint=MINUTE,
             )
-            job = self.ledger.next_job_id()
+            job = self.ledger.jobs.next_id()
             self._apply(JobSubmitted(at=self.now, job=Job(id=job, units=(unit,))))
             if number < len(places):
                 on, device = places[number]

@@ -165,7 +165,7 @@ def told_by(events: Iterable[Event]) -> Told:
         if isinstance(event, JobSubmitted):
             first = first or event.at
         elif isinstance(event, Placed):
-            unit = ledger.unit(event.unit)
+            unit = ledger.jobs.unit(event.unit)
             assert unit is not None
             ready.setdefault(event.unit, unit.ready)
             again += event.unit in placed
@@ -173,7 +173,7 @@ def told_by(events: Iterable[Event]) -> Told:
         elif isinstance(event, Round):
             deciding.append((event.at - event.asked) / SECOND)
         elif isinstance(event, Started | Finished):
-            found = ledger.task(event.task)
+            found = ledger.jobs.task(event.task)
             assert found is not None
             unit_id = found[0].id
             ran = event.ending.run if isinstance(event, Finished) else 0

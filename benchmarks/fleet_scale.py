@@ -154,10 +154,10 @@ class World:
 
     def on(self, names: Iterable[str]) -> set[str]:
         """The units that have an attempt on one of these nodes."""
-        return {unit.id for name in names for unit, _ in self.twin.ledger.attempts_on(name)}
+        return {unit.id for name in names for unit, _ in self.twin.ledger.active.on(name)}
 
     def active(self) -> int:
-        return self.twin.ledger.active()
+        return len(self.twin.ledger.active)
 
     def see(
         self, happened: str, at: int, touched: set[str], since: Callable[[str], int], *, moved: bool = False
@@ -204,7 +204,7 @@ def hot(world: World, names: Sequence[str], at: int) -> Outcome:
     """The CPUs of those that could hand work over are busy, and stay so until they have."""
     world.twin.run(at - SECOND)
     ledger = world.twin.ledger
-    single = {name: sum(len(unit.tasks) == 1 for unit, _ in ledger.attempts_on(name)) for name in names}
+    single = {name: sum(len(unit.tasks) == 1 for unit, _ in ledger.active.on(name)) for name in names}
     names = [name for name in names if single[name] > 1]
     for name in names:
         world.twin.tell_load(name, at, Load(cpu=950, load1=1500))
@@ -242,10 +242,7 @@ def device(world: World, names: Sequence[str], at: int) -> Outcome:
     world.twin.run(at - SECOND)
     ledger = world.twin.ledger
     touched = {
-        unit.id
-        for name in names
-        for unit, index in ledger.attempts_on(name)
-        if DEVICES - 1 in unit.tasks[index].devices
+        unit.id for name in names for unit, index in ledger.active.on(name) if DEVICES - 1 in unit.tasks[index].devices
     }
     less = [msgspec.structs.replace(of, devices=of.devices[:-1]) for of in (ledger.nodes[name].node for name in names)]
     world.twin.add_nodes(less, at)

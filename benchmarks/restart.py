@@ -83,11 +83,11 @@ async def make_log(home: Home, events: int, kind: type[SqliteStore[Event]]) -> N
     MadeUpNode(plane).join()
     compiled = compile_spec(harness.NO_OP, wall=clock.wall())
     while plane.ledger.revision < events:
-        left = (events - plane.ledger.revision - EVENTS_PER_JOB * plane.ledger.unfinished_jobs()) // EVENTS_PER_JOB
-        wanted = min(IN_FLIGHT - plane.ledger.unfinished_jobs(), max(1, left))
+        left = (events - plane.ledger.revision - EVENTS_PER_JOB * plane.ledger.jobs.unfinished()) // EVENTS_PER_JOB
+        wanted = min(IN_FLIGHT - plane.ledger.jobs.unfinished(), max(1, left))
         await asyncio.gather(*(plane.request(_submission(compiled)) for _ in range(wanted)))
         await asyncio.sleep(0.001)
-    while plane.ledger.unfinished_jobs():
+    while plane.ledger.jobs.unfinished():
         await plane.settled()
         await asyncio.sleep(0.001)
     await plane.settled()

@@ -101,7 +101,7 @@ class Witness(Judge):
         self._end(attempt, ending)
 
     def _begin(self, attempt: Attempt, cpus: tuple[int, ...], shape: Shape | None = None) -> None:
-        found = self.ledger.task(attempt.task)
+        found = self.ledger.jobs.task(attempt.task)
         if found is None:
             raise Violation("S4", f"{attempt} was started, and nobody has submitted it")
         unit, task = found
@@ -115,7 +115,7 @@ class Witness(Judge):
         self.ended(node, launch, ending)
 
     def _give_up(self, event: Placed | Resized) -> None:
-        unit = self.ledger.unit(event.unit)
+        unit = self.ledger.jobs.unit(event.unit)
         if unit is None:
             return
         joins = {index for index, _ in event.joins} if isinstance(event, Resized) else range(len(unit.tasks))

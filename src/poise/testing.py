@@ -239,7 +239,7 @@ class World:
         """Everything that any node holds ends, and what follows from that is decided, until all is quiet."""
         for _ in range(10_000):
             attempts = [attempt for of_node in self.held.values() for attempt in of_node]
-            if not attempts and not self.ledger.pending():
+            if not attempts and not self.ledger.queues.pending:
                 return self
             for attempt in sorted(attempts):
                 if attempt in self._holder(attempt):
@@ -343,7 +343,7 @@ class World:
 
     def state(self, name: str) -> JobState:
         """A job by id, or by name: of the tenant `default`, or else the latest that has it."""
-        job = self.ledger.find_job(name)
+        job = self.ledger.jobs.find(name)
         if job is None:
             job = next((job for job in reversed(self.ledger.jobs.values()) if job.name == name), None)
         if job is None:
@@ -358,7 +358,7 @@ class World:
     def unit(self, name: str) -> UnitState:
         """A unit as `job.unit`, or the only unit of a job."""
         job, _, unit = name.partition(".")
-        found = self.ledger.unit(f"{self.state(job).id}.{unit or 'main'}")
+        found = self.ledger.jobs.unit(f"{self.state(job).id}.{unit or 'main'}")
         if found is None:
             raise KeyError(name)
         return found
@@ -366,7 +366,7 @@ class World:
     def task(self, name: str) -> tuple[UnitState, TaskState]:
         """A task as `job.task`, or the only task of a job."""
         job, _, task = name.partition(".")
-        found = self.ledger.task(f"{self.state(job).id}.{task or 'main'}")
+        found = self.ledger.jobs.task(f"{self.state(job).id}.{task or 'main'}")
         if found is None:
             raise KeyError(name)
         return found

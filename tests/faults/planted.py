@@ -46,7 +46,7 @@ def no_fence() -> Any:
 
     def same_epoch(ledger: Ledger, place: Any, now: int) -> Any:
         placed = real(ledger, place, now)
-        unit = ledger.unit(place.unit)
+        unit = ledger.jobs.unit(place.unit)
         again = unit is not None and unit.epoch and hasattr(placed, "epoch")
         return msgspec.structs.replace(placed, epoch=unit.epoch) if again and unit else placed
 
@@ -66,11 +66,11 @@ def epoch_not_checked() -> Any:
     """Whatever says that a task has ended is believed, if it is active at all."""
 
     def any_epoch(self: Any, attempt: Attempt, node: str) -> bool:
-        found = self.ledger.task(attempt.task)
+        found = self.ledger.jobs.task(attempt.task)
         return found is not None and found[1].active
 
     def current(self: Any, attempt: Attempt, ending: Any, now: int) -> None:
-        found = self.ledger.task(attempt.task)
+        found = self.ledger.jobs.task(attempt.task)
         real(self, Attempt(attempt.task, found[0].epoch) if found else attempt, ending, now)
 
     real = Controller._finish
@@ -100,7 +100,7 @@ def gang_half_placed() -> Any:
     real = verify.verify_place
 
     def halves(ledger: Ledger, place: Any, now: int) -> Any:
-        unit = ledger.unit(place.unit)
+        unit = ledger.jobs.unit(place.unit)
         if unit is not None and not unit.spec.least and len(place.spots) < len(unit.tasks):
             with patch.object(unit, "spec", msgspec.structs.replace(unit.spec, least=1)):
                 return real(ledger, place, now)
@@ -195,7 +195,7 @@ def start_of_any_epoch() -> Any:
         with patch.object(Controller, "_valid", lambda self, attempt, node: _is_active(self, attempt)):
             real(self, name, [], [], now)
             for began in running:
-                found = self.ledger.task(began.attempt.task)
+                found = self.ledger.jobs.task(began.attempt.task)
                 if found is not None and found[1].status == "queued":
                     epoch = began.attempt.epoch
                     self._commit(Started(at=now, task=began.attempt.task, epoch=epoch, pid=1, cpus=()))
@@ -206,7 +206,7 @@ def start_of_any_epoch() -> Any:
 
 
 def _is_active(self: Any, attempt: Attempt) -> bool:
-    found = self.ledger.task(attempt.task)
+    found = self.ledger.jobs.task(attempt.task)
     return found is not None and bool(found[1].active)
 
 

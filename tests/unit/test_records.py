@@ -97,7 +97,7 @@ def test_an_event_is_read_as_it_was_logged(kind: type[msgspec.Struct]) -> None:
 
 
 def test_the_ledger_has_a_rule_for_every_event() -> None:
-    assert set(Ledger()._appliers) == set(get_args(Event))
+    assert set(Ledger()._handlers) == set(get_args(Event))
 
 
 def test_a_checkpoint_of_the_log_holds_all_of_the_state() -> None:

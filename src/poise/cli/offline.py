@@ -69,7 +69,7 @@ def status(home: Home) -> StatusReport:
 def jobs(home: Home, *, everything: bool, **wanted: Any) -> list[JobReport]:
     """As the control plane would list them; `wanted` are the arguments of `listed`."""
     ledger = load(home)
-    shown = listed(ledger.jobs.values() if everything else ledger.recent_jobs(20), **wanted)
+    shown = listed(ledger.jobs.values() if everything else ledger.jobs.recent(20), **wanted)
     return [job_report(ledger, job, ledger.now, tasks=False) for job in shown]
 
 

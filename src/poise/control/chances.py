@@ -54,7 +54,7 @@ class Chances:
         met, `Busy` where no chance can be given. A job that was submitted already, under this key, is not looked at.
         """
         strict = compiled.strict
-        if not strict or (key and self._plane.ledger.submitted_under(key, compiled.tenant) is not None):
+        if not strict or (key and self._plane.ledger.jobs.submitted_under(key, compiled.tenant) is not None):
             return
         self._plane.check_leading()
         job = self._plane.controller.would_submit(compiled, user)  # raises what else it is refused with

@@ -41,7 +41,7 @@ class Gatekeeper:
         found = digest(secret)
         if found == self._home:
             return HOME
-        token = self._plane.ledger.token_of(found)
+        token = self._plane.ledger.tokens.of_secret(found)
         if token is None:
             raise Denied(
                 "the request carries no token, or a wrong one",

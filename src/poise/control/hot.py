@@ -311,7 +311,7 @@ class NodeChannel:
         """Of what runs or ran on this node. A disk that is full costs the output, and nothing else. What nobody here
         knows, or has forgotten, is not waited for by its node.
         """
-        if self._plane.ledger.node_of(output.attempt) != node:
+        if self._plane.ledger.jobs.node_of(output.attempt) != node:
             channel.send(Kept(attempt=output.attempt, err=output.err, until=output.start + len(output.data)))
             return
         try:
@@ -321,7 +321,7 @@ class NodeChannel:
 
     def _pass_on(self, node: str, channel: "Channel", met: Met) -> None:
         """To the other nodes of the gang; and to one of them that asks, all that there is."""
-        unit = self._plane.ledger.unit(met.gang)
+        unit = self._plane.ledger.jobs.unit(met.gang)
         if unit is None or node not in {task.node for task in unit.tasks}:
             return
         folder = self._home.meetings / unit.job

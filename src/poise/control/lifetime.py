@@ -55,7 +55,7 @@ class Lifetime:
         while self._until_idle:
             await asyncio.sleep(_LOOK_EVERY)
             now = self._plane.clock.now()
-            if self._requests or self._plane.ledger.unfinished_jobs():
+            if self._requests or self._plane.ledger.jobs.unfinished():
                 idle_since = now
             elif now - idle_since > Times().idle_exit and self._until_idle:
                 self._left_at = self._plane.ledger.revision

@@ -297,7 +297,7 @@ class Plane(Host):
 
     def _save(self) -> None:
         """Where much is kept, in a copy of this process, while this one goes on."""
-        if self.ledger.known_units() < SAVED_BESIDE:
+        if len(self.ledger.jobs.units) < SAVED_BESIDE:
             super()._save()
         elif self._saving is None:
             self._saving = self._loop.create_task(self._save_beside())
@@ -344,7 +344,7 @@ class Plane(Host):
         job = self.ledger.jobs.get(job_id)
         if job is None or job.ended:
             return True
-        found = [self.ledger.unit(unit) for unit in units]
+        found = [self.ledger.jobs.unit(unit) for unit in units]
         return bool(found) and all(unit is None or unit.over for unit in found)
 
 

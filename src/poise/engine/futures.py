@@ -514,7 +514,7 @@ def run_future(
         if isinstance(event, Placed | Finished):
             quiet_since = twin.rounds
         elif isinstance(event, Started):
-            found = ledger.task(event.task)
+            found = ledger.jobs.task(event.task)
             if found is not None:
                 started.setdefault(found[0].id, event.at)
         elif isinstance(event, Preempted):
@@ -522,7 +522,7 @@ def run_future(
 
     settings = msgspec.structs.replace(settings, history=2**31)
     twin = Twin(policy, settings, observe=observe, ledger=ledger, truths=drawn.truths, progress=drawn.progress, at=now)
-    open_units = [unit for unit in (ledger.unit(name) for name in until) if unit is not None]
+    open_units = [unit for unit in (ledger.jobs.unit(name) for name in until) if unit is not None]
     twin.add_nodes(_there(ledger, change))
     for arrival in drawn.arrivals:
         twin.arrive(arrival)

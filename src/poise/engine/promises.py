@@ -211,7 +211,9 @@ class Judge:
 
     def cancelled(self, job: str) -> None:
         """The cancellation of a job was acknowledged: every unit of it is cancelled, or was over."""
-        left = [unit for unit in self._units_of[job] if unit not in self._cancelled and not self.ledger.is_over(unit)]
+        left = [
+            unit for unit in self._units_of[job] if unit not in self._cancelled and not self.ledger.jobs.is_over(unit)
+        ]
         if left:
             raise Violation("S3", f"the cancellation of {job} was acknowledged, and the log has none of {left}")
 
@@ -282,7 +284,7 @@ class Judge:
     def _cordoned(self, event: DeviceCordoned) -> None:
         """Whatever a device had when it failed is never given it again."""
         self.closed.add(f"{event.node}:{event.device}")
-        for unit, index in self.ledger.attempts_on(event.node):
+        for unit, index in self.ledger.active.on(event.node):
             if event.device in unit.tasks[index].devices:
                 self._failed_under.setdefault(unit.id, set()).add(event.id)
 
@@ -495,13 +497,13 @@ class Judge:
 
     def held_on(self, node: str) -> set[Attempt]:
         """What the durable log says that a node holds."""
-        return {attempt_of(unit, index) for unit, index in self.ledger.attempts_on(node)}
+        return {attempt_of(unit, index) for unit, index in self.ledger.active.on(node)}
 
     def orders_on(self, node: str) -> dict[Attempt, Orders]:
         """What the members of elastic gangs on a node should know, as the durable log says."""
         return {
             attempt_of(unit, index): orders
-            for unit, here in self.ledger.attempts_on(node)
+            for unit, here in self.ledger.active.on(node)
             if unit.spec.least and not unit.stopping
             for index, orders in orders_of(unit)
             if index == here

@@ -250,7 +250,7 @@ class Simulation:
         if host is None:
             return "nobody knows"
         units = [unit for unit in host.ledger.jobs[job].units if not unit.over]
-        held = [reason.sentence() for unit in units for reason in host.ledger.held(unit)]
+        held = [reason.sentence() for unit in units for reason in host.ledger.queues.held_for(unit)]
         return f"{[(unit.id, unit.status) for unit in units][:3]} {held[:5]}"
 
     def _left(self) -> str:

@@ -232,7 +232,7 @@ class Twin:
         self._of: dict[Attempt, _Work] = {}
         self._on: dict[str, dict[str, _Work]] = {}
         self._slow: dict[str, float] = {}
-        self._inherited = {unit.id for unit in ledger.active_units()}
+        self._inherited = {unit.id for unit in ledger.active.values()}
         self._reports: dict[str, tuple[list[Running], list[Ended], list[Told]]] = {}
         self._speedups: dict[str, Speedups] = {}
         self._spread: set[str] = set()
@@ -375,7 +375,7 @@ class Twin:
         """A launch has reached its node. A unit starts when all of its tasks have; what is queued waits for another
         of its shape to end.
         """
-        found, epoch = self.ledger.task(launch.attempt.task), launch.attempt.epoch
+        found, epoch = self.ledger.jobs.task(launch.attempt.task), launch.attempt.epoch
         if found is None or not found[1].active or (found[1].epoch or found[0].epoch) != epoch:
             return
         unit = found[0]
@@ -685,7 +685,7 @@ class Twin:
         """What the ledger had running at the beginning, on nodes that are there, goes on. What was placed and had not
         started is launched anew when its node has said hello.
         """
-        for unit in [unit for unit in self.ledger.active_units() if unit.id in self._inherited]:
+        for unit in [unit for unit in self.ledger.active.values() if unit.id in self._inherited]:
             tasks = [(index, task) for index, task in enumerate(unit.tasks) if task.active and not task.leaving]
             if not any(task.started for _, task in tasks):
                 continue
@@ -711,7 +711,9 @@ class Twin:
         work.joined = {
             attempt: task.started - self.began
             for attempt in launches
-            if (found := self.ledger.task(attempt.task)) and (task := found[1]).epoch != unit.founded and task.started
+            if (found := self.ledger.jobs.task(attempt.task))
+            and (task := found[1]).epoch != unit.founded
+            and task.started
         }
         work.seats = self._seats(work)
         for attempt, (name, _) in launches.items():

@@ -635,7 +635,7 @@ class Controller:
         if self._may_decide(now) and self._should_decide(now):
             self._dirty = self._freed = self._joined = False
             self._deciding, self._last_round, self._until = True, now, None
-            self._head = self.ledger.head()
+            self._head = self.ledger.queues.head()
             self._asked = self.snapshot(now)
             effects.append(Decide(self._asked))
             self._fired.clear()  # what fires while this is decided on is told to the next round
@@ -644,7 +644,7 @@ class Controller:
     def _cancel_late(self, now: int) -> None:
         """What its user wants cancelled once its deadline cannot be met: before more devices are given to it."""
         for missed in self._lateness.missed(self.ledger, now):
-            units = [self.ledger.unit(one.unit) for one in missed.units]
+            units = [self.ledger.jobs.unit(one.unit) for one in missed.units]
             self._commit(missed)
             for unit in units:
                 if unit is not None and unit.status == "active":
@@ -656,7 +656,7 @@ class Controller:
             return
         for name, node in list(self.ledger.nodes.items()):
             is_gone = node.status == "lost" and not node.drained and now - node.lost > self.settings.forget_after
-            if is_gone and name not in self.settings.declared and not any(self.ledger.attempts_on(name)):
+            if is_gone and name not in self.settings.declared and not any(self.ledger.active.on(name)):
                 self._commit(NodeForgotten(at=now, name=name))
                 self._contacts.pop(name, None)
 
@@ -728,9 +728,9 @@ class Controller:
         if self._joined and now >= self._next_for_joined():
             return True
         poll = self.settings.poll
-        if poll and self.ledger.pending() and now - self._last_round >= poll:
+        if poll and self.ledger.queues.pending and now - self._last_round >= poll:
             return True
-        backed_off = self.ledger.wakeup(self._last_round)
+        backed_off = self.ledger.queues.wakeup(self._last_round)
         return backed_off is not None and backed_off <= now
 
     def _has_room(self) -> bool:
@@ -782,7 +782,7 @@ class Controller:
             return
         owner, comes = self.ledger.tokens.get(known.by), self.ledger.tokens.get(by)
         if known.by == OF_THE_HOME:
-            if known.status == "lost" and not any(self.ledger.attempts_on(name)):
+            if known.status == "lost" and not any(self.ledger.active.on(name)):
                 return
         elif owner is None or owner.revoked or 0 < owner.expires <= now:
             return
@@ -818,10 +818,10 @@ class Controller:
 
     def _next_round(self) -> int | None:
         """When a round is due, if nothing happens before."""
-        due = [self.ledger.wakeup(self._last_round), self._until]
+        due = [self.ledger.queues.wakeup(self._last_round), self._until]
         if self._joined:
             due.append(self._next_for_joined())
-        if self.settings.poll and self.ledger.pending():
+        if self.settings.poll and self.ledger.queues.pending:
             due.append(self._last_round + self.settings.poll)
         every = self.settings.every
         if every and (self._dirty or self._freed):
@@ -845,7 +845,7 @@ class Controller:
             self._outbox.appendleft((0, Reply(request, error=error)))
 
     def _submit(self, message: Submit, now: int) -> str:
-        existing = self.ledger.submitted_under(message.key, message.compiled.tenant) if message.key else None
+        existing = self.ledger.jobs.submitted_under(message.key, message.compiled.tenant) if message.key else None
         if existing is not None:
             return existing
         if message.if_revision is not None and message.if_revision != self.ledger.revision:
@@ -860,17 +860,17 @@ class Controller:
         job = self.would_submit(message.compiled, message.user)
         undecided = self._dirty or self._deciding
         self._commit(JobSubmitted(at=now, job=job, key=message.key, by=message.bearer.token))
-        if job.id in self.ledger.cancelling:
+        if job.id in self.ledger.jobs.cancelling:
             self._lateness.submitted(job.id)
         if (self._closed or self._asks is not None) and not undecided:
-            self._dirty = not all(self.ledger.held_queue(unit.queue) for unit in self.ledger.jobs[job.id].units)
+            self._dirty = not all(self.ledger.queues.held(unit.queue) for unit in self.ledger.jobs[job.id].units)
         return job.id
 
     def would_submit(self, compiled: Compiled, user: str = "") -> Job:
         """The job that a submission would make now. Raises what it would be refused with; nothing changes."""
         tenant = compiled.tenant
         self._check_room(tenant, len(compiled.units))
-        if compiled.name and (held := self.ledger.job_named(compiled.name, tenant)):
+        if compiled.name and (held := self.ledger.jobs.named(compiled.name, tenant)):
             raise Conflict(
                 f"the name `{compiled.name}` is taken by an unfinished job",
                 code="E107",
@@ -882,15 +882,15 @@ class Controller:
         after = tuple(self._awaited(name, own).id for name in compiled.after)
         quotas = self.ledger.quotas()
         check_all(compiled.units, self.ledger.room(), tenant, quotas[tenant][0] if tenant in quotas else None)
-        return compiled.job(self.ledger.next_job_id(), after, user)
+        return compiled.job(self.ledger.jobs.next_id(), after, user)
 
     def _check_room(self, tenant: str, more: int) -> None:
         """Raises `Busy` where too much is unfinished. Who is alone may have as much waiting as there may be; else half
         of what the others leave, so that there is always room for one who comes later.
         """
-        own = self.ledger.unfinished_units(tenant)
-        room = MAX_UNFINISHED - (self.ledger.unfinished_units() - own)
-        if own + more > room // 2 and self.ledger.has_others(tenant):
+        own = self.ledger.jobs.unfinished_units(tenant)
+        room = MAX_UNFINISHED - (self.ledger.jobs.unfinished_units() - own)
+        if own + more > room // 2 and (self.ledger.jobs.has_others(tenant) or self.ledger.tokens.has_others(tenant)):
             room //= 2
         if own + more > room:
             raise Busy(
@@ -963,13 +963,13 @@ class Controller:
                 have=str(standing),
                 hint="`poise token ls`, then `poise token rm ID` for those that nobody needs",
             )
-        known = self.ledger.token_of(message.hash)
+        known = self.ledger.tokens.of_secret(message.hash)
         if known is not None:
             if (known.tenant, known.role, known.name) != (message.tenant, message.role, message.name):
                 raise Conflict("this secret is another token's", field="hash", have=known.id, hint="make a new secret")
             return known
         token = Token(
-            id=self.ledger.next_token_id(),
+            id=self.ledger.tokens.next_id(),
             tenant=message.tenant,
             role=message.role,
             hash=message.hash,
@@ -996,7 +996,7 @@ class Controller:
         if (state.drained, state.moves) != (message.on, moves):
             self._commit(NodeDrained(at=now, name=name, on=message.on, by=message.bearer.token, moves=moves))
             self._dirty = True
-            waiting = [attempt_of(unit, 0) for unit, task in self.ledger.queued_since(now) if task.node == name]
+            waiting = [attempt_of(unit, 0) for unit, task in self.ledger.active.queued_since(now) if task.node == name]
             if message.on and waiting:
                 self._send(name, Desired(recalls=tuple(waiting)))
         if not moves:
@@ -1005,7 +1005,7 @@ class Controller:
         going = sum(may_go(one) for one in fleet.residents[fleet.rows[name]] if not one.stopping)
         there = sum(
             not (unit.queued or unit.stopping or unit.tasks[index].leaving)
-            for unit, index in self.ledger.attempts_on(name)
+            for unit, index in self.ledger.active.on(name)
         )
         return Drained(name, moves=going, stays=there - going)
 
@@ -1059,7 +1059,7 @@ class Controller:
             return ""
         lent = min(ready, key=lambda name: (sum(now - max(one.since, one.kept) for one in residents[name]), name))
         self._drain(Drain(message.request, lent, True, message.bearer, moves=True), now)
-        for unit in list({unit.id: unit for unit, _ in self.ledger.attempts_on(lent)}.values()):
+        for unit in list({unit.id: unit for unit, _ in self.ledger.active.on(lent)}.values()):
             stay = sum(task.active and not task.leaving and task.node != lent for task in unit.tasks)
             if not (unit.resizes and stay >= max(1, unit.spec.least)):
                 why = Why(policy=self.settings.policy, base=self.ledger.revision, rank=f"{lent} is lent")
@@ -1068,7 +1068,7 @@ class Controller:
 
     def _awaited(self, name: str, bearer: Bearer) -> JobState:
         """A job that another comes after. A whole name: what is written down lasts longer than what is typed."""
-        job = self.ledger.find_job(name, bearer)
+        job = self.ledger.jobs.find(name, bearer)
         if job is None:
             raise NotFound(
                 f"there is no job `{name}`",
@@ -1162,7 +1162,7 @@ class Controller:
     def _desired(self, name: str, hello: Hello, now: int) -> Desired:
         """What should be on the node, given what is: launches that never arrived, stops, and what to keep."""
         holds = {*hello.queued, *(running.attempt for running in hello.running)}
-        for unit, index in list(self.ledger.attempts_on(name)):  # first: a gang that lost one is stopped, not launched
+        for unit, index in list(self.ledger.active.on(name)):  # first: a gang that lost one is stopped, not launched
             attempt, task = attempt_of(unit, index), unit.tasks[index]
             if task.active and task.started and attempt not in holds:
                 lost = Ending(outcome="lost", note="its process was gone when the node came back")
@@ -1170,7 +1170,7 @@ class Controller:
         keep, stops, recalls, launches = [], [], [], []
         orders: list[Ordered] = []
         drained = self.ledger.nodes[name].drained
-        for unit, index in list(self.ledger.attempts_on(name)):
+        for unit, index in list(self.ledger.active.on(name)):
             attempt = attempt_of(unit, index)
             waits = unit.queued and unit.tasks[index].status == "queued"
             leaves = bool(unit.stopping) or unit.tasks[index].leaving
@@ -1198,7 +1198,7 @@ class Controller:
     def _take_report(self, name: str, running: Iterable[Running], ended: Iterable[Ended], now: int) -> None:
         for began in running:
             if self._valid(began.attempt, name):
-                found = self.ledger.task(began.attempt.task)
+                found = self.ledger.jobs.task(began.attempt.task)
                 if found is not None and found[1].status != "running":
                     attempt = began.attempt
                     self._commit(
@@ -1225,9 +1225,7 @@ class Controller:
             if fault.id and fault.id != identity_of(name, device):
                 continue  # another is in its place by now
             hit = [
-                (unit, index)
-                for unit, index in self.ledger.attempts_on(name)
-                if fault.index in unit.tasks[index].devices
+                (unit, index) for unit, index in self.ledger.active.on(name) if fault.index in unit.tasks[index].devices
             ]
             self._commit(
                 DeviceCordoned(
@@ -1247,7 +1245,7 @@ class Controller:
     def _take_told(self, name: str, told: Iterable[Told], now: int) -> None:
         """How running work scales, and what it says of its training; what is as it was known to be is no news."""
         for one in told:
-            found = self.ledger.task(one.attempt.task)
+            found = self.ledger.jobs.task(one.attempt.task)
             if found is None or not self._valid(one.attempt, name):
                 continue
             unit, task = found
@@ -1287,22 +1285,27 @@ class Controller:
 
     def _valid(self, attempt: Attempt, node: str) -> bool:
         """Only the current epoch, from the node it was placed on, is heard; everything else is history."""
-        found = self.ledger.task(attempt.task)
+        found = self.ledger.jobs.task(attempt.task)
         if found is None:
             return False
         unit, task = found
         return (task.epoch or unit.epoch) == attempt.epoch and task.active and task.node == node
 
     def _finish(self, attempt: Attempt, ending: Ending, now: int, until: int = 0) -> None:
-        found = self.ledger.task(attempt.task)
+        found = self.ledger.jobs.task(attempt.task)
         was_stopping = bool(found and found[0].stopping)
         if found and found[1] is found[0].first:
             self._keep_last_word(found[0], now)
         generation = found[0].generation if found else 0
-        undecided, waited = self._dirty or self._deciding, self.ledger.pending()
+        undecided, waited = self._dirty or self._deciding, self.ledger.queues.pending
         self._commit(Finished(at=now, task=attempt.task, epoch=attempt.epoch, ending=ending, until=until))
         self._dirty = True
-        if self._asks is not None and not undecided and ending.outcome == "done" and self.ledger.pending() <= waited:
+        if (
+            self._asks is not None
+            and not undecided
+            and ending.outcome == "done"
+            and self.ledger.queues.pending <= waited
+        ):
             self._dirty, self._freed = False, True
         self._dispatch.ended(attempt, now, blame=ending.outcome not in ("stopped", "returned"))
         if found and found[0].brief and ending.outcome == "done":
@@ -1335,8 +1338,8 @@ class Controller:
                 self._send(task.node, Desired(stops=(attempt_of(unit, index),)))
 
     def _node_lost(self, name: str, now: int, *, said: bool = False) -> None:
-        until = self._lease_end((unit for unit, _ in self.ledger.attempts_on(name)), now)
-        for unit, index in list(self.ledger.attempts_on(name)):
+        until = self._lease_end((unit for unit, _ in self.ledger.active.on(name)), now)
+        for unit, index in list(self.ledger.active.on(name)):
             if unit.tasks[index] is unit.first:
                 self._keep_last_word(unit, now)
         self._commit(NodeLost(at=now, name=name, until=until, said=said))
@@ -1344,7 +1347,7 @@ class Controller:
         self._said.discard(name)
         self._connected.discard(name)
         self._dirty = True
-        for unit, index in list(self.ledger.attempts_on(name)):
+        for unit, index in list(self.ledger.active.on(name)):
             elsewhere = any(task.active and not task.leaving and task.node != name for task in unit.tasks)
             if elsewhere or unit.stopping or unit.tasks[index].leaving:
                 self._lose(unit, index, f"node {name} was lost", now)
@@ -1358,7 +1361,7 @@ class Controller:
             self._finish(attempt_of(unit, index), Ending(outcome="lost", note=note), now, until)
 
     def _lose_attempts(self, name: str, now: int, note: str, *, gone: bool = False) -> None:
-        for unit, index in list(self.ledger.attempts_on(name)):
+        for unit, index in list(self.ledger.active.on(name)):
             self._lose(unit, index, note, now, gone=gone)
 
     def _lease_end(self, units: Iterable[UnitState], now: int) -> int:
@@ -1373,13 +1376,13 @@ class Controller:
             for device in known.node.devices
             if left.get((device.index, device.uuid), -1) < known.shared_memory(device.index)
         }
-        for unit, index in list(self.ledger.attempts_on(node.name)):
+        for unit, index in list(self.ledger.active.on(node.name)):
             if gone.intersection(unit.tasks[index].devices):
                 self._lose(unit, index, "its device has gone", now)
 
     def _lose_room(self, known: NodeState, node: Node, now: int) -> None:
         """The node has shrunk: the latest placed make room until the rest fits."""
-        latest = sorted(self.ledger.attempts_on(node.name), key=lambda entry: (-entry[0].placed, -entry[0].ordinal))
+        latest = sorted(self.ledger.active.on(node.name), key=lambda entry: (-entry[0].placed, -entry[0].ordinal))
         for unit, index in latest:
             fits = known.used_cpu <= node.cpu and known.used_memory <= node.memory
             if fits and known.used_network <= (node.network or PLENTY):
@@ -1389,7 +1392,7 @@ class Controller:
     def _recall_queued(self, now: int) -> None:
         """Ask back what waits on a node behind work that takes longer than foreseen; elsewhere there may be room."""
         recalls: dict[str, list[Attempt]] = {}
-        for unit, task in self.ledger.queued_since(now - RECALL_AFTER):
+        for unit, task in self.ledger.active.queued_since(now - RECALL_AFTER):
             recalls.setdefault(task.node, []).append(attempt_of(unit, 0))
         for node, attempts in recalls.items():
             self._send(node, Desired(recalls=tuple(attempts)))
@@ -1421,7 +1424,7 @@ class Controller:
                 self._resize(decision, now, launches, resized, stale=stale)
             else:
                 self._hold(decision, now)
-        if sum(len(batch) for batch in launches.values()) >= self._head and self.ledger.pending():
+        if sum(len(batch) for batch in launches.values()) >= self._head and self.ledger.queues.pending:
             self._dirty = True  # all that was shown may have found room: show the rest
         if plan.memory is not None:
             self._commit(Remembered(at=now, memory=plan.memory))
@@ -1441,7 +1444,7 @@ class Controller:
             self._dirty |= stale  # the world has moved: decide again, but do not spin on a policy that is wrong
             return
         self._commit(placed)
-        unit = self.ledger.unit(place.unit)
+        unit = self.ledger.jobs.unit(place.unit)
         if unit is not None:
             for index, spot in enumerate(placed.spots):
                 launches.setdefault(spot.node, []).append(self._launch(unit, index))
@@ -1453,7 +1456,7 @@ class Controller:
             self._dirty |= stale
             return
         self._commit(preempted)
-        unit = self.ledger.unit(preempt.unit)
+        unit = self.ledger.jobs.unit(preempt.unit)
         if unit is not None:
             self._stop(unit, now)
 
@@ -1472,7 +1475,7 @@ class Controller:
             self._dirty |= stale
             return
         self._commit(event)
-        unit = self.ledger.unit(resize.unit)
+        unit = self.ledger.jobs.unit(resize.unit)
         if unit is not None:
             resized[unit.id] = unit
             for index, spot in event.joins:
@@ -1519,10 +1522,10 @@ class Controller:
     # --- log and outbox ----------------------------------------------------------------------------------------------
 
     def _commit(self, event: Event) -> None:
-        waited = self.ledger.pending()
+        waited = self.ledger.queues.pending
         self.ledger.apply(event)
         self._events.append(event)
-        if not isinstance(event, QUIET) or self.ledger.pending() > waited:
+        if not isinstance(event, QUIET) or self.ledger.queues.pending > waited:
             self._dirty = True
 
     def _later(self, effect: Effect) -> None:

@@ -465,7 +465,7 @@ class Dispatch:
 
     def _keep(self, job_id: str) -> int:
         """How long a worker of this job is kept that has nothing to do: less where anything else waits to be placed."""
-        pending = self._ledger.pending()
+        pending = self._ledger.queues.pending
         own = sum(unit.status == "pending" for unit in self._ledger.jobs[job_id].units) if pending else 0
         return YIELDING if pending > own else WARM
 
@@ -515,7 +515,7 @@ class Dispatch:
 
     def _job_of(self, attempt: Attempt) -> JobState | None:
         """The job of an attempt that is not over."""
-        found = self._ledger.task(attempt.task)
+        found = self._ledger.jobs.task(attempt.task)
         if found is None or not found[1].active or attempt_of(found[0], 0) != attempt:
             return None
         return self._ledger.jobs[found[0].job]

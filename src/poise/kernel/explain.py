@@ -235,7 +235,7 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
     if unit.missed is not None and (unit.status == "cancelled" or (unit.status == "active" and unit.stopping)):
         found.append(_too_late(ledger, unit))
     elif unit.status == "waiting":
-        needed = {need: ledger.unit(f"{job.id}.{need}") for need in unit.spec.needs}
+        needed = {need: ledger.jobs.unit(f"{job.id}.{need}") for need in unit.spec.needs}
         found += [
             Reason(code="NEEDS", need=need)
             for need, other in needed.items()
@@ -265,7 +265,7 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
         lost = sorted({task.node for task in unit.tasks if task.status == "recovering"})
         found += [Reason(code="NODE_LOST", subject=node) for node in lost]
         found += leased(unit, now)
-        if not ledger.may_be_placed(unit) and not unit.stopping:
+        if not ledger.active.may_be_placed(unit) and not unit.stopping:
             found.append(Reason(code="NEEDS_ITS_NODE"))
     elif unit.status == "active":
         slow = {task.node: task.straggles for task in unit.tasks if task.active and task.straggles}
@@ -282,18 +282,18 @@ def _too_late(ledger: Ledger, unit: UnitState) -> Reason:
         left = unit.missed.left if unit.missed is not None else 0
         have = f"at least {format_duration(left)} of work were left" if left else "it had passed"
         return Reason(code="CANCELLED_LATE", need=format_duration(unit.spec.deadline), have=have, fixable="never")
-    other = ledger.unit(unit.missed.of)
+    other = ledger.jobs.unit(unit.missed.of)
     return Reason(code="CANCELLED_FOR", subject=other.spec.name if other is not None else "", fixable="never")
 
 
 def _held(ledger: Ledger, unit: UnitState) -> list[Reason]:
     """As recorded for its queue; behind whom it waits is looked up, as that is not recorded."""
-    first = ledger.first_in_line()
+    first = ledger.queues.first_in_line()
     return [
         Reason(code=reason.code, subject=first)
         if reason.code == "BEHIND" and not reason.subject and first != unit.id
         else reason
-        for reason in ledger.held(unit)
+        for reason in ledger.queues.held_for(unit)
     ]
 
 
@@ -514,9 +514,9 @@ def status_report(
         term=ledger.term,
         revision=ledger.revision,
         accepting=accepting,
-        unfinished=ledger.unfinished_jobs(),
-        pending=ledger.pending(),
-        active=ledger.active(),
+        unfinished=ledger.jobs.unfinished(),
+        pending=ledger.queues.pending,
+        active=len(ledger.active),
         nodes=len(ledger.nodes),
         lost=sum(node.status == "lost" for node in ledger.nodes.values()),
         held=held,
@@ -593,7 +593,7 @@ def _alike(ledger: Ledger, units: list[UnitState], view: Snapshot, lost: Mapping
     shown = [candidate for candidate in view.candidates if candidate.queue == queue]
     unseen = 0
     if all(candidate.unit != first.id for candidate in shown):
-        before = sum(_place_in_queue(other) < mine for other in ledger.queued_in(queue))
+        before = sum(_place_in_queue(other) < mine for other in ledger.queues[queue].values())
         unseen = max(0, before - len(shown))
     return Alike(
         units=tuple(unit.id for unit in units),

@@ -77,13 +77,13 @@ def find(ledger: Ledger, name: str, task: str = "", bearer: Bearer = HOME) -> Fo
     """
     splits = [(name, task)] if task else list(_splits(name))
     for job_name, rest in splits:
-        job = ledger.find_job(job_name, bearer)
+        job = ledger.jobs.find(job_name, bearer)
         if job is not None:
             return _narrowed(job, rest)
     ids = {job.name: job.id for job in ledger.jobs.values() if job.name and job.tenant == bearer.tenant}
     for job_name, rest in splits:
         begun = "" if _is_id(job_name) else only(job_name, ids, "job")
-        job = ledger.find_job(begun, bearer) if begun else None
+        job = ledger.jobs.find(begun, bearer) if begun else None
         if job is not None:
             return _narrowed(job, rest)
     seen = [job for job in reversed(ledger.jobs.values()) if bearer.sees(job.tenant)]
@@ -190,11 +190,11 @@ def found_report(
 def _job_names(ledger: Ledger, typed: str, bearer: Bearer) -> Iterator[str]:
     """Names and ids of jobs, and of the tasks of those that are named whole."""
     for job in reversed(ledger.jobs.values()):
-        if job.name and job.tenant == bearer.tenant and ledger.find_job(job.name, bearer) is job:
+        if job.name and job.tenant == bearer.tenant and ledger.jobs.find(job.name, bearer) is job:
             yield job.name
     yield from (job.id for job in reversed(ledger.jobs.values()) if bearer.sees(job.tenant))
     for job_name, rest in _splits(typed):
-        found = ledger.find_job(job_name, bearer)
+        found = ledger.jobs.find(job_name, bearer)
         if found is not None and job_name != typed:
             given = dict.fromkeys(_given(unit) for unit in found.units)
             whole = (task.name for unit in found.units for task in unit.spec.tasks)

@@ -163,7 +163,7 @@ class History:
             self._finished(event)
         elif isinstance(event, Placed):
             self._give_up(event)
-            unit = self.ledger.unit(event.unit)
+            unit = self.ledger.jobs.unit(event.unit)
             ready = max(unit.ready, unit.not_before) if unit is not None else event.at  # a back-off is no waiting
         self.ledger.apply(event)
         match event:
@@ -193,7 +193,7 @@ class History:
 
     def _give_up(self, event: Placed) -> None:
         """A unit is placed anew while a lost node may still have it: those attempts end here."""
-        unit = self.ledger.unit(event.unit)
+        unit = self.ledger.jobs.unit(event.unit)
         for task in unit.spec.tasks if unit is not None else ():
             attempt = self._open.pop(f"{event.unit.partition('.')[0]}.{task.name}", None)
             if attempt is not None:
@@ -201,7 +201,7 @@ class History:
                 attempt.note = f"node {attempt.node} was lost"
 
     def _placed(self, event: Placed, ready: int) -> None:
-        unit = self.ledger.unit(event.unit)
+        unit = self.ledger.jobs.unit(event.unit)
         if unit is None:
             return
         why = event.why.sentence()
@@ -235,7 +235,7 @@ class History:
         self._attempts.append(attempt)
 
     def _resized(self, event: Resized) -> None:
-        unit = self.ledger.unit(event.unit)
+        unit = self.ledger.jobs.unit(event.unit)
         if unit is None:
             return
         for index, spot in event.joins:
@@ -253,7 +253,7 @@ class History:
 
     def _finished(self, event: Finished) -> None:
         """Before the ledger takes it in, which forgets at a unit's end why it was stopped."""
-        attempt, found, ending = self._open.pop(event.task, None), self.ledger.task(event.task), event.ending
+        attempt, found, ending = self._open.pop(event.task, None), self.ledger.jobs.task(event.task), event.ending
         if attempt is None or found is None:
             return
         unit, _ = found
@@ -267,7 +267,7 @@ class History:
             attempt.counts = ending.run - ending.run % unit.spec.checkpoint
 
     def _held(self, event: Held) -> None:
-        waiting = [one.id for one in self.ledger.queued_in(event.queue)] if self.ledger.waits(event.queue) else []
+        waiting = list(self.ledger.queues.get(event.queue, ()))
         if waiting and event.reasons:
             named = waiting[0] if len(waiting) == 1 else f"{waiting[0]} and {len(waiting) - 1} like it"
             why = "; ".join(reason.sentence() for reason in event.reasons)
@@ -325,7 +325,7 @@ class History:
         self._noted.append(_Noted(jobs, told))
 
     def _note_level(self, at: int) -> None:
-        level = Level(at, self.ledger.pending(), self.ledger.active())
+        level = Level(at, self.ledger.queues.pending, len(self.ledger.active))
         if not self._levels or (level.pending, level.active) != (self._levels[-1].pending, self._levels[-1].active):
             self._levels.append(level)
 

@@ -136,15 +136,15 @@ class Lateness:
     def missed(self, ledger: Ledger, now: int) -> Iterator[DeadlinesMissed]:
         """Lost deadlines that cancel work, by job. Apply each before you ask for the next."""
         everything = now >= self._next or (self._has_changed(ledger) and now - self._looked >= self._every)
-        jobs = list(ledger.cancelling) if everything else self._fresh
+        jobs = list(ledger.jobs.cancelling) if everything else self._fresh
         self._fresh = []
         if everything:
             self._next, self._looked, self._revision = NEVER, now, ledger.revision
-            self._orders = {job: order for job, order in self._orders.items() if job in ledger.cancelling}
-            self._every = max(LOOK_EVERY, PER_UNIT * sum(len(job.units) for job in ledger.cancelling.values()))
+            self._orders = {job: order for job, order in self._orders.items() if job in ledger.jobs.cancelling}
+            self._every = max(LOOK_EVERY, PER_UNIT * sum(len(job.units) for job in ledger.jobs.cancelling.values()))
         least = Least(ledger) if jobs else None
         for job_id in jobs:
-            job = ledger.cancelling.get(job_id)
+            job = ledger.jobs.cancelling.get(job_id)
             if job is None or least is None:
                 continue
             found, again = self._look_at(job, least, now)
@@ -154,7 +154,7 @@ class Lateness:
 
     def wakeup(self, ledger: Ledger) -> int | None:
         """When to look next, if nothing happens before."""
-        if not ledger.cancelling:
+        if not ledger.jobs.cancelling:
             return None
         return min(self._next, self._looked + self._every) if self._has_changed(ledger) else self._next
 

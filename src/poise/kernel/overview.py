@@ -110,12 +110,12 @@ class _Seen(NamedTuple):
 
 def _all_of(ledger: Ledger) -> _Seen:
     return _Seen(
-        jobs=ledger.unfinished_jobs(),
-        unfinished=ledger.unfinished_units(),
-        tasks=ledger.active_tasks(),
-        queue={priority.name.lower(): count for priority, count in ledger.waiting_by_class().items()},
-        active=ledger.active_units(),
-        waiting=ledger.first_waiting(SHOWN),
+        jobs=ledger.jobs.unfinished(),
+        unfinished=ledger.jobs.unfinished_units(),
+        tasks=ledger.active.attempts(),
+        queue={priority.name.lower(): count for priority, count in ledger.queues.by_class().items()},
+        active=ledger.active.values(),
+        waiting=ledger.queues.first(SHOWN),
     )
 
 

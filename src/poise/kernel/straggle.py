@@ -68,7 +68,7 @@ def deviations(count: int) -> float:
 def stragglers(ledger: Ledger, now: int, connected: Collection[str]) -> Iterator[Straggling]:
     """Attempts of which this was not known yet, on nodes that would have said if they had ended."""
     siblings: dict[tuple[object, ...], Usual | None] = {}
-    for unit in ledger.compared_units():
+    for unit in ledger.active.compared.values():
         if unit.stopping or not _is_compared(ledger, unit):
             continue
         for index, (task, spec) in enumerate(zip(unit.tasks, unit.spec.tasks, strict=True)):
@@ -117,7 +117,7 @@ class Paces:
     def lagging(self, ledger: Ledger, now: int) -> Iterator[Lagging]:
         """Members for which the others have waited for long enough, and of which this was not known yet."""
         for name in list(self._of):
-            unit = ledger.unit(name)
+            unit = ledger.jobs.unit(name)
             if unit is None or unit.status != "active":
                 del self._of[name]
                 continue

@@ -31,11 +31,11 @@ def verify(ledger: Ledger, decision: Decision, now: int) -> Placed | Preempted |
 
 def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:
     """The event for a placement, or every reason against it."""
-    unit = ledger.unit(place.unit)
+    unit = ledger.jobs.unit(place.unit)
     if unit is None:
         return _refuse(place, [Reason(code="UNKNOWN_UNIT", subject=place.unit, fixable="never")])
     reasons = []
-    if not ledger.may_be_placed(unit):
+    if not ledger.active.may_be_placed(unit):
         reasons.append(Reason(code="NOT_PENDING", subject=place.unit, have=unit.status, fixable="never"))
     if unit.stopping or unit.not_before > now:
         reasons.append(Reason(code="NOT_YET", subject=place.unit))
@@ -47,7 +47,7 @@ def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:
         reasons.append(Reason(code="UNKNOWN_VARIANT", subject=place.unit, have=str(place.variant), fixable="never"))
         return _refuse(place, reasons)
     shape = unit.shape_of(place.variant)
-    brief = ledger.is_brief(unit) and not unit.spec.variants
+    brief = ledger.profiles.is_brief(unit) and not unit.spec.variants
     reasons += ledger.over_quota(unit, shape, len(place.spots))
     if place.queued:
         reasons += _against_waiting(ledger, shape, place.spots, brief)
@@ -69,7 +69,7 @@ def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:
 
 def verify_preempt(ledger: Ledger, preempt: Preempt, now: int) -> Preempted | Rejection:
     """The event for a preemption, or every reason against it."""
-    unit = ledger.unit(preempt.unit)
+    unit = ledger.jobs.unit(preempt.unit)
     if unit is None:
         reason = Reason(code="UNKNOWN_UNIT", subject=preempt.unit, fixable="never")
         return Rejection(unit=preempt.unit, reasons=(reason,))
@@ -88,16 +88,16 @@ def verify_preempt(ledger: Ledger, preempt: Preempt, now: int) -> Preempted | Re
 
 def _against_beneficiary(ledger: Ledger, to: str) -> list[Reason]:
     """For whom room is made waits for it."""
-    unit = ledger.unit(to) if to else None
+    unit = ledger.jobs.unit(to) if to else None
     moves = unit is not None and unit.stopping == "move"  # they change places
-    if not to or (unit is not None and (moves or ledger.may_be_placed(unit))):
+    if not to or (unit is not None and (moves or ledger.active.may_be_placed(unit))):
         return []
     return [Reason(code="NOT_PENDING", subject=to, have=unit.status if unit else "gone")]
 
 
 def verify_resize(ledger: Ledger, resize: Resize, now: int) -> Resized | Rejection:
     """The event for a change of a gang that runs, or every reason against it. Who joins gets the lowest free number."""
-    unit = ledger.unit(resize.unit)
+    unit = ledger.jobs.unit(resize.unit)
     if unit is None:
         reason = Reason(code="UNKNOWN_UNIT", subject=resize.unit, fixable="never")
         return Rejection(unit=resize.unit, reasons=(reason,))
@@ -154,9 +154,9 @@ def verify_hold(ledger: Ledger, hold: Hold, now: int) -> Held | None:
     """The event for a hold, if something waits there and it says something new. Behind whom it waits, and in a larger
     fleet how much is free, changes all the time, and is told when somebody asks.
     """
-    if not ledger.waits(hold.queue):
+    if hold.queue not in ledger.queues:
         return None
-    known, reasons = ledger.held_queue(hold.queue), hold.reasons
+    known, reasons = ledger.queues.held(hold.queue), hold.reasons
     if len(known) == len(reasons) == 1 and known[0].code == reasons[0].code == "BEHIND":
         return None
     reasons = tuple([_BEHIND if reason.code == "BEHIND" else reason for reason in reasons])

@@ -76,10 +76,10 @@ class Sight:
     def jobs(self, recent: int | None = None, after: str = "") -> Iterator[JobState]:
         """All, or the unfinished ones and so many of the latest finished ones; those after a job, where it is named."""
         tenant = None if self.bearer.sees_all else self.bearer.tenant
-        own = (job for job in self.ledger.jobs_after(after) if tenant in (None, job.tenant))
+        own = (job for job in self.ledger.jobs.after(after) if tenant in (None, job.tenant))
         if recent is None:
             return own
-        latest = frozenset(self.ledger.latest_ended(recent, tenant))
+        latest = frozenset(self.ledger.jobs.latest_ended(recent, tenant))
         return (job for job in own if not job.ended or job.id in latest)
 
     def quotas(self) -> list[QuotaReport]:

@@ -70,7 +70,7 @@ def answer(ledger: Ledger, policy: ClusterPolicy, settings: Settings, question: 
 def _asked_about(ledger: Ledger, question: DeadlineQuestion, now: int) -> JobState:
     if question.job is None:
         return ledger.jobs[question.known]
-    job = msgspec.structs.replace(question.job, id=ledger.next_job_id())  # others may have been submitted meanwhile
+    job = msgspec.structs.replace(question.job, id=ledger.jobs.next_id())  # others may have been submitted meanwhile
     ledger.apply(JobSubmitted(at=now, job=job))
     return ledger.jobs[job.id]
 

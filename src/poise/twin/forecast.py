@@ -311,7 +311,7 @@ def _first(ledger: Ledger, most: int, keep: frozenset[str]) -> tuple[list[str], 
     is room; with all that they come after. And how many units are left out.
     """
     unfinished = [job for job in ledger.jobs.values() if not job.ended]
-    active = {unit.job for unit in ledger.active_units()}
+    active = {unit.job for unit in ledger.active.values()}
 
     def place(job: JobState) -> tuple[int, int, int]:
         waiting = [unit for unit in job.units if not unit.over]

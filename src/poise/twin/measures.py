@@ -454,7 +454,7 @@ class Recorder:
             self._hold(attempt, at)
 
     def _resized(self, event: Resized) -> None:
-        unit, state = self._units[event.unit], self._ledger.unit(event.unit)
+        unit, state = self._units[event.unit], self._ledger.jobs.unit(event.unit)
         variant = state.variant if state is not None else 0
         for index, spot in event.joins:
             self._seat(unit, unit.spec.tasks[index].name, spot, event.epoch, variant, event.at)
@@ -769,7 +769,7 @@ def stranded(ledger: Ledger) -> tuple[float, float, float]:
     fleet = ledger.room()
     usable = np.zeros(len(fleet), bool)
     seen = set()
-    for unit in ledger.first_waiting(SHAPES):
+    for unit in ledger.queues.first(SHAPES):
         asks = unit.shape, unit.spec.least or len(unit.spec.tasks)
         if not unit.shape.gpus or asks in seen:
             continue

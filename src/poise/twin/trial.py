@@ -109,7 +109,7 @@ def simulate(
         if tell is not None and steps % TELL_EVERY == 0:
             tell(recorder.over, twin.now)
         if over(AWAY) and not happenings.awaited and twin.now - happenings.returned > AWAY + settings.every:
-            stuck = bool(twin.ledger.first_waiting(1))
+            stuck = bool(twin.ledger.queues.first(1))
         return recorder.over + len(twin.refused) < jobs and not stuck
 
     twin.run(until or None, watch=watch)
@@ -141,7 +141,7 @@ def _refused(refused: Sequence[tuple[Arrival, PoiseError]]) -> dict[str, int]:
 
 def _waits(ledger: Ledger) -> str:
     """What the first unit waits for."""
-    unit = ledger.first_waiting(1)[0]
+    unit = ledger.queues.first(1)[0]
     why = "; ".join(reason.sentence() for reason in reasons(ledger, ledger.jobs[unit.job], unit, ledger.now))
     return f"{unit.id} waits: {why or 'the policy gives no reason'}"
 

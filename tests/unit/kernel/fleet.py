@@ -336,7 +336,7 @@ class Fleet:
         if state is None or state.node.incarnation != site.node.incarnation:
             return
         allowed = {
-            attempt_of(unit, index) for unit, index in self.ledger.attempts_on(site.node.name) if not unit.stopping
+            attempt_of(unit, index) for unit, index in self.ledger.active.on(site.node.name) if not unit.stopping
         }
         counts: dict[str, int] = {}
         for attempt, launch in site.slots.running().items():

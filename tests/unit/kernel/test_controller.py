@@ -331,7 +331,7 @@ def test_after_a_full_head_the_rest_is_decided_at_once() -> None:
     for _ in range(300):
         world.job()
     world.tick().tick().tick()
-    assert world.ledger.pending() == 0
+    assert world.ledger.queues.pending == 0
 
 
 def test_what_the_policy_remembers_comes_back_as_the_log_holds_it() -> None:
@@ -876,7 +876,7 @@ def test_cancel_while_it_backs_off() -> None:
     retry = {"when": ["failed"], "backoff": "10s"}
     world = World().nodes(1).job("a", retry=retry).round().finish("a", outcome="failed").cancel("a")
     assert world.status("a") == "cancelled"
-    assert world.ledger.wakeup(0) is None
+    assert world.ledger.queues.wakeup(0) is None
 
 
 def test_cancel_while_it_runs_stops_it() -> None:
@@ -1054,13 +1054,13 @@ def test_an_elastic_gang_is_accepted_for_its_least() -> None:
     world = World().nodes(1, cpu=3).job("e", workers="2..8")
     with pytest.raises(SpecError, match="can never start whole"):
         world.job(workers="4..8")
-    assert world.ledger.unfinished_jobs() == 1
+    assert world.ledger.jobs.unfinished() == 1
 
 
 def test_work_is_accepted_if_any_of_its_artifacts_could_run() -> None:
     gpu, small, large = ({"run": "x", "resources": asked} for asked in ({"gpu": 1}, {"cpu": 1}, {"cpu": 9}))
     world = World().nodes(1, cpu=2).submit({"artifacts": {"gpu": gpu, "cpu": small}})
-    assert world.ledger.unfinished_jobs() == 1
+    assert world.ledger.jobs.unfinished() == 1
     with pytest.raises(SpecError) as refused:
         world.submit({"artifacts": {"gpu": gpu, "cpu": large}})
     assert refused.value.record.code == "E110"
@@ -1161,5 +1161,5 @@ def test_a_lease_does_not_end_because_the_wall_clock_was_wrong_at_a_boot() -> No
     before = ledger.now
     again = machine.Controller(ledger, world.controller.settings)
     again.begin(world.now + HOUR, boot="another", boottime=1, wall=WALL + 3600)
-    assert ledger.unit("j1.main") is not None
-    assert ledger.unit("j1.main").leases[lost] == world.now + HOUR + left + (world.now - before)  # type: ignore[union-attr]
+    assert ledger.jobs.unit("j1.main") is not None
+    assert ledger.jobs.unit("j1.main").leases[lost] == world.now + HOUR + left + (world.now - before)  # type: ignore[union-attr]

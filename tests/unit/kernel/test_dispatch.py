@@ -101,7 +101,7 @@ def test_what_is_said_by_another_tenant_is_not_heard() -> None:
 
 def test_workers_are_called_up_as_calls_come_and_no_more() -> None:
     world = serving(parts=4, cpu=4)
-    assert world.status("f") == "idle" and world.ledger.pending() == 0
+    assert world.status("f") == "idle" and world.ledger.queues.pending == 0
     call(world, *calls(1, 1)).round()
     assert [world.unit(f"f.main[{part}]").status for part in range(4)] == ["active", "waiting", "waiting", "waiting"]
     call(world, *calls(2, 9)).round()

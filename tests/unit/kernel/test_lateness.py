@@ -148,7 +148,7 @@ def test_a_begin_counts_too() -> None:
 
 def test_what_serves_calls_or_has_no_deadline_is_never_looked_at() -> None:
     world = busy().job("plain", cpu=1).job("due", cpu=1, expect="10m", deadline="11m").job("f", parts=2, calls=True)
-    assert not world.ledger.cancelling
+    assert not world.ledger.jobs.cancelling
     world.after("12m")
     assert [world.status(name) for name in ("plain", "due")] == ["pending", "pending"]
 
@@ -256,7 +256,7 @@ def test_a_control_plane_that_starts_anew_finds_the_same() -> None:
 def test_it_is_recorded_once_and_looked_at_no_more() -> None:
     world = busy().job("late", cpu=1, expect="10m", deadline=cancel("15m")).after("30m")
     assert len(events(world)) == 1
-    assert not world.ledger.cancelling
+    assert not world.ledger.jobs.cancelling
 
 
 def test_what_was_not_written_is_found_again() -> None:

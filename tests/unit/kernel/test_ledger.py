@@ -12,7 +12,8 @@ from poise.errors import InputError
 from poise.kernel.controller import Decided
 from poise.kernel.explain import job_report
 from poise.kernel.ledger import InvariantBroken, Ledger, deciding_ending
-from poise.kernel.ledger.ledger import HEAD, MAX_PROFILES
+from poise.kernel.ledger.profiles import MAX_PROFILES
+from poise.kernel.ledger.queues import HEAD
 from poise.kernel.ledger.tasks import PAST_ATTEMPTS
 from poise.model.decisions import Plan, Preempt, Spot, Why
 from poise.model.events import Began, Finished, JobSubmitted, NodeJoined, Placed, decode_event, encode_event
@@ -139,7 +140,7 @@ def test_a_chain_of_thousands_of_jobs_ends_with_its_first() -> None:
     ledger.apply(NodeJoined(at=3, node=node()))
     ledger.apply(Placed(at=4, unit="j1.main", epoch=1, spots=(Spot("n1"),), why=Why(policy="")))
     ledger.apply(Finished(at=5, task="j1.main", epoch=1, ending=Ending(outcome="failed")))
-    assert ledger.unfinished_jobs() == ledger.unfinished_units() == 0
+    assert ledger.jobs.unfinished() == ledger.jobs.unfinished_units() == 0
 
 
 def test_a_job_after_two_others_waits_for_both_and_ends_with_either() -> None:
@@ -168,8 +169,8 @@ def test_what_comes_after_ends_in_the_order_of_submission_also_after_a_restart()
     for world in (first, second):
         world.finish("a", outcome="failed")
     ended = [f"j{number}" for number in range(1, 14)]
-    assert [job.id for job in first.ledger.recent_jobs(20)] == ended
-    assert [job.id for job in second.ledger.recent_jobs(20)] == ended
+    assert [job.id for job in first.ledger.jobs.recent(20)] == ended
+    assert [job.id for job in second.ledger.jobs.recent(20)] == ended
     assert replay(second.log).encode() == second.ledger.encode()
 
 
@@ -189,8 +190,8 @@ def test_old_jobs_leave_the_ledger_and_may_still_be_referred_to() -> None:
 
 def test_recent_jobs_are_the_latest() -> None:
     world = World().nodes(1).job("a").round().finish("a").job("b").round().finish("b").job("c")
-    assert [job.name for job in world.ledger.recent_jobs(1)] == ["b", "c"]
-    assert [job.name for job in world.ledger.recent_jobs(0)] == ["c"]
+    assert [job.name for job in world.ledger.jobs.recent(1)] == ["b", "c"]
+    assert [job.name for job in world.ledger.jobs.recent(0)] == ["c"]
 
 
 def test_a_name_finds_the_unfinished_job_then_the_latest() -> None:
@@ -435,7 +436,7 @@ def test_reasons_go_with_the_queue_they_are_for() -> None:
     assert world.codes("a") == ["CPU_BUSY"]
     queue = world.unit("a").queue
     world.finish("b").round()
-    assert world.ledger.held_queue(queue) == ()
+    assert world.ledger.queues.held(queue) == ()
 
 
 def test_times_of_a_graph_follow_what_is_learned() -> None:

@@ -121,7 +121,7 @@ class Story(RuleBasedStateMachine):
             attempt.task
             for name in sorted(self.world.connected)
             for attempt in self.world.held[name]
-            if attempt not in self.world.started and self.world.ledger.task(attempt.task) is not None
+            if attempt not in self.world.started and self.world.ledger.jobs.task(attempt.task) is not None
         ]
         if held:
             self.world.start(data.draw(st.sampled_from(held)))

@@ -272,8 +272,8 @@ def test_it_goes_on_through_a_lost_node_and_a_later_control_plane() -> None:
 
 def test_what_is_shown_of_long_queues_does_not_depend_on_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queues come in another order from a checkpoint than from all events: one of them had an earlier unit back."""
-    monkeypatch.setattr("poise.kernel.ledger.ledger.SHOWN", 40)
-    monkeypatch.setattr("poise.kernel.ledger.ledger.HEAD", 4)
+    monkeypatch.setattr("poise.kernel.ledger.queues.SHOWN", 40)
+    monkeypatch.setattr("poise.kernel.ledger.queues.HEAD", 4)
     retry = {"limit": 2, "when": ["killed"], "backoff": "0s"}
     world = World("fifo", check=False).nodes(1, cpu=1).job("back", cpu=1, retry=retry, **{"class": "a"}).round()
     for count, kind in ((12, "b"), (40, "a")):

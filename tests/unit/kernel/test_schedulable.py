@@ -186,14 +186,14 @@ def test_what_can_be_cut_is_cut_finer_before_its_deadline_is_refused() -> None:
     split = {"items": 20, "size": "auto"}
     world.job("easy", cpu=1, split=split, expect="20m", deadline="10m")
     world.job("tight", cpu=1, split=split, expect="20m", deadline="3m")
-    assert [len(world.ledger.find_job(name).units) for name in ("easy", "tight")] == [2, 10]  # type: ignore[union-attr]
+    assert [len(world.ledger.jobs.find(name).units) for name in ("easy", "tight")] == [2, 10]  # type: ignore[union-attr]
     assert refused(world, cpu=1, split=split, expect="20m", deadline="30s").record.code == "E108"
 
 
 def test_a_busy_fleet_gets_smaller_parts() -> None:
     world = World().nodes(1, cpu=4).job("busy", cpu=2).after("1s").start("busy")
     world.job("cut", cpu=1, split={"items": 100})
-    assert len(world.ledger.find_job("cut").units) == 20  # type: ignore[union-attr]
+    assert len(world.ledger.jobs.find("cut").units) == 20  # type: ignore[union-attr]
 
 
 def test_an_uneven_fleet_gets_smaller_parts() -> None:
@@ -202,8 +202,8 @@ def test_an_uneven_fleet_gets_smaller_parts() -> None:
     world = World().join(structs.replace(node("n1", cpu=8), devices=(slow,)))
     world.join(structs.replace(node("n2", cpu=8), devices=(fast,)))
     world.job("cut", cpu=1, gpu=1, split={"items": 100}).job("even", cpu=1, split={"items": 100})
-    assert len(world.ledger.find_job("cut").units) == 20  # type: ignore[union-attr]
-    assert len(world.ledger.find_job("even").units) == 10  # type: ignore[union-attr]
+    assert len(world.ledger.jobs.find("cut").units) == 20  # type: ignore[union-attr]
+    assert len(world.ledger.jobs.find("even").units) == 10  # type: ignore[union-attr]
 
 
 def test_a_plain_job_is_compiled_without_a_look_at_the_fleet() -> None:

@@ -6,7 +6,7 @@ import pytest
 from poise.errors import Conflict, NotFound
 from poise.kernel.controller import AddToken, RevokeToken
 from poise.kernel.explain import question
-from poise.kernel.ledger.ledger import PAST_TOKENS
+from poise.kernel.ledger.tokens import PAST_TOKENS
 from poise.kernel.whatif import explain
 from poise.model.events import JobSubmitted, decode_event, encode_event
 from poise.model.jobs import Job
@@ -26,12 +26,12 @@ def test_tokens_are_in_the_log_and_only_those_that_stand_are_found() -> None:
     world = World()
     first, second = add(world, "a"), add(world, "b", lasts=30 * DAY)
     world.ask(RevokeToken(world.request(), first))
-    assert world.ledger.token_of("a") is None
-    found = world.ledger.token_of("b")
+    assert world.ledger.tokens.of_secret("a") is None
+    found = world.ledger.tokens.of_secret("b")
     assert found is not None
     assert (found.id, found.expires) == (second, world.now + 30 * DAY)
     assert replay(world.log).encode() == world.ledger.encode()
-    assert world.restart(from_checkpoint=True).ledger.token_of("b") == found
+    assert world.restart(from_checkpoint=True).ledger.tokens.of_secret("b") == found
     with pytest.raises(NotFound, match="there is no token `t1`"):
         world.ask(RevokeToken(world.request(), first))
 

@@ -38,7 +38,7 @@ def test_it_is_known_and_outlives_a_restart() -> None:
     world = said(running())
     assert world.unit("train").training == TRAINING
     for ledger in (replay(world.log), Ledger.decode(world.ledger.encode())):
-        unit = ledger.unit("j1.main")
+        unit = ledger.jobs.unit("j1.main")
         assert unit is not None
         assert unit.training == TRAINING
         ledger.check()

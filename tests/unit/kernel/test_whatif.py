@@ -301,7 +301,7 @@ def test_a_plan_is_what_then_happens() -> None:
     [place] = told.places
     assert told.revision == world.ledger.revision
     world.submit(document).round()
-    unit = world.ledger.unit("j2.main")
+    unit = world.ledger.jobs.unit("j2.main")
     assert unit is not None
     assert [spot.node for spot in place.spots] == [task.node for task in unit.tasks]
     assert [spot.devices for spot in place.spots] == [task.devices for task in unit.tasks]

@@ -24,7 +24,7 @@ ELASTIC = {**SAVES, "workers": "1..4"}
 def remembered(world: World, what: str) -> list[str]:
     """Names of the jobs that the latest plan remembers as `admitted` or `refused`."""
     memory = world.ledger.snapshot(world.now, 0).memory[NAME]
-    units = [world.ledger.unit(unit) for unit in memory[what]]
+    units = [world.ledger.jobs.unit(unit) for unit in memory[what]]
     return [world.ledger.jobs[unit.job].name for unit in units if unit is not None]
 
 

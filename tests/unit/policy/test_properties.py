@@ -151,8 +151,8 @@ def come_to_rest(world: World) -> None:
     nothing has run for longer than any back-off lasts.
     """
     idle, world.check = 0, False  # once a second is enough here
-    while world.ledger.active() or world.ledger.pending():
-        idle = 0 if world.ledger.active() else idle + 1
+    while len(world.ledger.active) or world.ledger.queues.pending:
+        idle = 0 if len(world.ledger.active) else idle + 1
         assert idle <= LONGEST_BACKOFF, {unit.id: world.codes(unit.id) for unit in units(world) if not unit.over}
         for name in sorted(world.connected):
             for attempt in sorted(world.held[name]):
@@ -347,7 +347,7 @@ class Story(RuleBasedStateMachine):
         held: Counter[str] = Counter()
         for name in self.world.known:
             for launch in launches_on(self.world, name):
-                found = self.world.ledger.task(launch.attempt.task)
+                found = self.world.ledger.jobs.task(launch.attempt.task)
                 assert found is not None
                 assert found[0].epoch == launch.attempt.epoch
                 held[found[0].id] += 1
@@ -437,7 +437,8 @@ def waited_under_a_stream(
     seconds: dict[str, int] = {}
 
     def top_up() -> None:
-        while world.ledger.pending() - (world.status("gang") == "pending" if world.ledger.job_named("gang") else 0) < 8:
+        gang = world.ledger.jobs.named("gang") is not None
+        while world.ledger.queues.pending - (gang and world.status("gang") == "pending") < 8:
             run = runs[len(seconds) % len(runs)]
             name = f"s{len(seconds)}"
             seconds[name] = run

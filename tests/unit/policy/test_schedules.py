@@ -60,7 +60,7 @@ def running(world: World) -> dict[str, str]:
 def yielding(world: World) -> list[str]:
     """Who was asked to yield in the latest round."""
     units = [decision.unit for decision in world.plans[-1].decisions if isinstance(decision, Preempt)]
-    found = [world.ledger.unit(unit) for unit in units]
+    found = [world.ledger.jobs.unit(unit) for unit in units]
     return [world.ledger.jobs[unit.job].name for unit in found if unit is not None]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from poise.errors import InputError
 from poise.kernel.controller import Decided
 from poise.kernel.explain import story, what_for
-from poise.kernel.ledger.ledger import HEAD
+from poise.kernel.ledger.queues import HEAD
 from poise.model.decisions import Hold, Place, Preempt, Spot
 from poise.model.events import Placed, Preempted
 from poise.model.load import Load
@@ -264,7 +264,7 @@ def test_static_sees_past_the_head_of_a_long_queue() -> None:
     for _ in range(299):
         [attempt] = [attempt for attempt in world.held["n1"] if attempt.task != "j1.main"]
         world.finish(attempt.task).round()
-    assert world.ledger.pending() == 300  # every second one has run beside the long one
+    assert world.ledger.queues.pending == 300  # every second one has run beside the long one
 
 
 # --- poise: classes, ageing, deadlines, graphs -----------------------------------------------------------------------
@@ -273,7 +273,7 @@ def test_static_sees_past_the_head_of_a_long_queue() -> None:
 def order_of(world: World) -> list[str]:
     """The order in which poise would start what waits, one at a time."""
     started = []
-    while world.ledger.pending():
+    while world.ledger.queues.pending:
         world.round()
         [attempt] = world.held["n1"]
         job = world.ledger.jobs[attempt.task.split(".")[0]]
@@ -472,7 +472,7 @@ def test_no_plan_takes_more_than_there_is_and_every_unit_is_placed_or_held(
     decided = set()
     for decision in plan.decisions:
         if isinstance(decision, Place):
-            unit = world.ledger.unit(decision.unit)
+            unit = world.ledger.jobs.unit(decision.unit)
             assert unit is not None
             assert len(decision.spots) == len(unit.tasks)
             decided.add(unit.queue)
@@ -489,7 +489,7 @@ def test_no_plan_takes_more_than_there_is_and_every_unit_is_placed_or_held(
     assert len(devices) == len(set(devices))
     assert decided == {unit.queue for job in world.ledger.jobs.values() for unit in job.units}
     world.round()
-    assert world.ledger.pending() + world.ledger.active() == len(jobs)
+    assert world.ledger.queues.pending + len(world.ledger.active) == len(jobs)
     assert not any(isinstance(decision, Place) for decision in world.plan().decisions) or policy == "fifo"
 
 
@@ -1017,7 +1017,7 @@ def test_every_decision_of_a_plan_holds_on_the_view_it_was_made_on(
         world.say(Decided(plan))
         for decision in plan.decisions:
             if isinstance(decision, Preempt):
-                unit = world.ledger.unit(decision.unit)
+                unit = world.ledger.jobs.unit(decision.unit)
                 assert unit is not None
                 assert unit.spec.preemptible
         promised = [decision.unit for decision in plan.decisions if isinstance(decision, Place | Preempt)]

@@ -1,9 +1,9 @@
 """The ledger: the one mutable object of the control plane, a pure function of the log."""
 
-from poise.kernel.ledger.ledger import Ledger, tenant_of_queue
+from poise.kernel.ledger.ledger import Ledger
 from poise.kernel.ledger.places import Cordon, NodeState, device_key
 from poise.kernel.ledger.room import InvariantBroken
-from poise.kernel.ledger.state import JobState, State, job_status, units_status
+from poise.kernel.ledger.state import JobState, State, job_status, tenant_of_queue, units_status
 from poise.kernel.ledger.tasks import PastAttempt, TaskState, is_loss
 from poise.kernel.ledger.units import CAUSES, UnitState, attempt_of, deciding_ending, leased, orders_of
 

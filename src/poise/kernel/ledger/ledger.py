@@ -24,20 +24,24 @@ back, and is placed again elsewhere if its retry policy allows that.
 """
 
 import zlib
-from bisect import bisect_right
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
-from typing import Any
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
 from poise.kernel.book import CallBook
-from poise.kernel.ledger.order import amounts_in, by_amounts, ordinal, ordinal_and_index, rank
+from poise.kernel.ledger.active import Active
+from poise.kernel.ledger.changes import Changes
+from poise.kernel.ledger.jobs import Jobs
+from poise.kernel.ledger.order import ordinal
 from poise.kernel.ledger.places import Cordon, NodeState, Pool, Share, device_key
-from poise.kernel.ledger.room import InvariantBroken, hold
-from poise.kernel.ledger.state import JobState, State, decode, encoder, job_status
+from poise.kernel.ledger.profiles import Profiles
+from poise.kernel.ledger.queues import Queues
+from poise.kernel.ledger.room import Handlers, InvariantBroken, Room, hold, hold_same
+from poise.kernel.ledger.state import JobState, State, decode, encoder, job_status, queue_of
 from poise.kernel.ledger.tasks import TaskState, is_loss
+from poise.kernel.ledger.tokens import Tokens
 from poise.kernel.ledger.units import CAUSES, PAST_ORDERS, UnitState, UnitStatus, deciding_ending
 from poise.model import graph
 from poise.model.decisions import Reason, Spot
@@ -52,7 +56,6 @@ from poise.model.events import (
     Event,
     Finished,
     FunctionTold,
-    Held,
     JobCancelled,
     JobsCancelled,
     JobSubmitted,
@@ -77,8 +80,6 @@ from poise.model.events import (
     Started,
     StopAsked,
     Straggling,
-    TokenAdded,
-    TokenRevoked,
     TrainingTold,
     Triggered,
     UnitsCancelled,
@@ -99,24 +100,15 @@ from poise.model.fleet import (
     Straggler,
     model_under,
 )
-from poise.model.jobs import ALL, Ending, Job, Outcome, Priority, Speedups, Unit, Work
-from poise.model.messages import Attempt
-from poise.model.profiles import Profile, estimate_run, is_brief, outlasting
+from poise.model.jobs import ALL, Ending, Outcome, Priority, Speedups, Unit
+from poise.model.profiles import estimate_run, outlasting
 from poise.model.quotas import Amounts, Quota, asked
 from poise.model.resources import PLENTY, WHOLE, Device, Node, Shape, identity_of
-from poise.model.tenants import DEFAULT, HOME, Bearer, Token
-from poise.model.views import LEAST_SHOWN, MOST_FOLLOWERS, Candidate, Follower, Snapshot
+from poise.model.views import MOST_FOLLOWERS, Candidate, Follower, Snapshot
 from poise.units import SECOND
-
-HEAD = 128
-"""Units of one queue that a snapshot shows; the rest follow as these are placed. `static` is shown all: there a unit's
-number says where it may run, so that the head may be stuck while one behind it is not."""
 
 NO_RATES: Mapping[str, float] = {}
 """Always the same: what was worked out with these rates is found by it."""
-
-SHOWN = 4096
-"""Units that a snapshot shows in all, if there are many queues; of each at least `LEAST_SHOWN`."""
 
 UNSTABLE = 8
 """One more attempt moves a node's share of failures by an eighth of the difference (as TCP smooths its round trips)."""
@@ -126,9 +118,6 @@ STEADY = 60 * SECOND
 
 OF_THE_NODE = ("lost", "killed", "unstartable")
 """Outcomes that count against the node; other failures are the command's own."""
-
-PAST_TOKENS = 256
-"""Revoked tokens that are kept; the log has them all."""
 
 MAX_CORDONS = 4096
 """Devices that have failed and are open again are remembered, so that their work is kept off them: the latest."""
@@ -140,33 +129,38 @@ no end of what it needed makes it more."""
 IN_ORDER = ("backlog", "memory", "quotas", "running", "yielded")
 """Maps of a view that a policy may loop over. The others are for look-ups by key, and have no fixed order."""
 
-MAX_PROFILES = 4096
-"""Classes whose run times are kept; of more, those not seen for longest are forgotten."""
-
-
-NO_WORK = Work()
-_UNKNOWN = Profile()
-
 
 class Ledger:
     """Jobs, nodes and what holds what, as of a revision. Build it by applying events, or from an encoded state."""
 
-    _fleet: Fleet | None
-    _outdated: Fleet
-    _queues: dict[str, dict[str, UnitState]]
-    _shapes: dict[Shape, int]
-    _has_new_queue: bool
-    _has_new_shape: bool
-    _pending_count: int
-
     def __init__(self, state: State | None = None) -> None:
         self._before = 0  # the instant of the event before the latest one
-        self._shown_profiles: dict[str, Profile] | None = None  # as in the last snapshot, if nothing was learned since
-        self._first_in_line = (-1, "")  # as of a revision
-        self._state = state or State()
-        self._state.jobs = dict(sorted(self._state.jobs.items(), key=lambda item: item[1].units[0].ordinal))
-        self._state.nodes = dict(sorted(self._state.nodes.items()))
-        self._index()
+        self._state = state = state or State()
+        state.nodes = dict(sorted(state.nodes.items()))
+        self._changes = Changes()
+        self.tokens = Tokens(state)
+        self.profiles = Profiles(state)
+        self.jobs = Jobs(state)
+        self.active = Active(self.jobs, self._changes)
+        self.queues = Queues(state, self.jobs, self.active, self._changes)
+        self._rooms: tuple[Room, ...] = (self.tokens, self.profiles, self.jobs, self.active, self.queues)
+        self._phased: dict[str, UnitState] = {}
+        self._stragglers: dict[str, UnitState] = {}
+        self._speedups: dict[str, Speedups] = {}
+        self._fleet: Fleet | None = None
+        self._outdated = Fleet()
+        self._moved: set[str] = set()  # nodes whose room is known, and not what runs there
+        self._shared: set[str] = set()  # nodes of whose devices parts were held when their room was looked at
+        self._open = [0, 0, 0, 0]  # CPU and devices of the open nodes: all, then what is free
+        self._opened: dict[str, tuple[int, int, int, int]] = {}  # of each of them
+        for unit in self.jobs.units.values():
+            if unit.speedups is not None:
+                self._speedups[unit.id] = unit.speedups
+        for unit in self.active.values():
+            self._index_phase(unit)
+            self._index_straggling(unit)
+        self._count_held()
+        self._handlers = self._assembled()
 
     # --- whole state -------------------------------------------------------------------------------------------------
 
@@ -197,7 +191,7 @@ class Ledger:
             for unit in job.units:
                 if not unit.over:
                     unit.spec = msgspec.structs.replace(unit.spec, priority=priority)
-                    unit.queue = _queue_of(job, unit.spec) + (f"/{unit.id}" if unit.barred else "")
+                    unit.queue = queue_of(job, unit.spec) + (f"/{unit.id}" if unit.barred else "")
         state.held = {}  # of queues that may not be there any more; reasons are told anew
         return Ledger(state)
 
@@ -233,14 +227,6 @@ class Ledger:
     def nodes(self) -> dict[str, NodeState]:
         return self._state.nodes
 
-    @property
-    def jobs(self) -> dict[str, JobState]:
-        return self._state.jobs
-
-    @property
-    def profiles(self) -> dict[str, Profile]:
-        return self._state.profiles
-
     def wall(self, instant: int) -> float:
         """Seconds since 1970 for people, from where the control plane last began; 0 for an instant of 0."""
         return self._state.anchor_wall + (instant - self._state.anchor_at) / 1e9 if instant else 0.0
@@ -257,52 +243,6 @@ class Ledger:
         )
         return max(state.now, state.anchor_at + elapsed)
 
-    def next_job_id(self) -> str:
-        return f"j{self._state.jobs_ever + 1}"
-
-    def submitted_under(self, key: str, tenant: str = DEFAULT) -> str | None:
-        """The job that an earlier submission of this tenant with this key made."""
-        return self._keys.get((tenant, key))
-
-    def job_named(self, name: str, tenant: str = DEFAULT) -> JobState | None:
-        """The tenant's unfinished job of this name; names are free again once their job is over."""
-        found = self._names.get((tenant, name))
-        return self._state.jobs.get(found) if found else None
-
-    def find_job(self, name: str, bearer: Bearer = HOME) -> JobState | None:
-        """By id, or by name within the bearer's tenant: the unfinished job of that name, else the latest that had it.
-        What the bearer may not see is not there.
-        """
-        job, tenant = self._state.jobs.get(name), bearer.tenant
-        if job is not None and bearer.sees(job.tenant):
-            return job
-        latest = (job for job in reversed(self._state.jobs.values()) if job.name == name and job.tenant == tenant)
-        return self.job_named(name, tenant) or next(latest, None)
-
-    def task(self, task_id: str) -> tuple[UnitState, TaskState] | None:
-        """The unit and state of `job.task`."""
-        found = self._tasks.get(task_id)
-        return (found[0], found[0].tasks[found[1]]) if found else None
-
-    def node_of(self, attempt: Attempt) -> str:
-        """Where it runs or ran; empty for one that is not known."""
-        found = self._tasks.get(attempt.task)
-        if found is None:
-            return ""
-        unit, index = found
-        task = unit.tasks[index]
-        if unit.epoch_of(index) == attempt.epoch:
-            return task.node
-        return next((past.node for past in task.past if past.epoch == attempt.epoch), "")
-
-    def unit(self, unit_id: str) -> UnitState | None:
-        return self._units.get(unit_id)
-
-    def is_over(self, unit_id: str) -> bool:
-        """Whether nothing will change this unit: it has ended, or has left the history."""
-        unit = self._units.get(unit_id)
-        return unit is None or unit.over
-
     def followers(self) -> tuple[Follower, ...]:
         """Units that wait for what runs or may be placed, and for what waits for that: the nearest, `MOST_FOLLOWERS` at
         most. They do not wait for what is known to be brief and has begun; what waits for more than so many is too far
@@ -310,161 +250,30 @@ class Ledger:
         """
         found: dict[str, UnitState] = {}
         jobs: set[str] = set()
-        shown = (self._units[name] for queue in self._queues.values() for name in islice(queue, self.head()))
-        before = deque([*self._active.values(), *shown])
+        shown = (self.jobs.units[name] for queue in self.queues.values() for name in islice(queue, self.queues.head()))
+        before = deque([*self.active.values(), *shown])
         while before and len(found) < MOST_FOLLOWERS:
             unit = before.popleft()
-            after = list(self._dependents.get(unit.id, ()))
+            after = list(self.jobs.dependents.get(unit.id, ()))
             if unit.job not in jobs:
                 jobs.add(unit.job)
-                after += [of for job in self._awaited_by.get(unit.job, ()) for of in self._state.jobs[job].units]
+                after += [of for job in self.jobs.awaited_by.get(unit.job, ()) for of in self.jobs[job].units]
             for of in after:
                 if of.status == "waiting" and of.id not in found:
                     found[of.id] = of
                     before.append(of)
         near = list(islice(found.values(), MOST_FOLLOWERS))
-        awaited = {name for unit in near for name in self._state.jobs[unit.job].after if name in self._state.jobs}
-        others = {name: [unit for unit in self._state.jobs[name].units if not unit.over] for name in awaited}
+        awaited = {name for unit in near for name in self.jobs[unit.job].after if name in self.jobs}
+        others = {name: [unit for unit in self.jobs[name].units if not unit.over] for name in awaited}
         followers = []
         for unit in near:
-            needs = [need for name in unit.spec.needs if not (need := self._units[f"{unit.job}.{name}"]).over]
-            for name in self._state.jobs[unit.job].after:
+            needs = [need for name in unit.spec.needs if not (need := self.jobs.units[f"{unit.job}.{name}"]).over]
+            for name in self.jobs[unit.job].after:
                 needs += others.get(name, ())
             if 0 < len(needs) <= MOST_FOLLOWERS:
                 names = frozenset(need.id for need in needs if need.status != "active" or not need.brief)
                 followers.append(Follower(self.candidate(unit), names))
         return tuple(followers)
-
-    def held(self, unit: UnitState) -> tuple[Reason, ...]:
-        """The reasons logged for the queue in which this unit waits."""
-        return self._state.held.get(unit.queue, ())
-
-    def held_queue(self, queue: str) -> tuple[Reason, ...]:
-        return self._state.held.get(queue, ())
-
-    def first_in_line(self) -> str:
-        """The unit behind which all wait that may not pass it: the first that is held for reasons of its own, and not
-        for ever. Empty where there is none.
-        """
-        revision, found = self._first_in_line
-        if revision != self._state.revision:
-            heads = [
-                next(iter(self._queues[queue].values()))
-                for queue, reasons in self._state.held.items()
-                if any(reason.code not in ("BEHIND", "QUOTA") and reason.fixable != "never" for reason in reasons)
-            ]
-            found = min(heads, key=ordinal).id if heads else ""
-            self._first_in_line = self._state.revision, found
-        return found
-
-    def waits(self, queue: str) -> bool:
-        """Whether any unit is pending in this queue."""
-        return queue in self._queues
-
-    def may_be_placed(self, unit: UnitState) -> bool:
-        """Pending, or held by a lost node and allowed by its retry policy to be tried elsewhere."""
-        return unit.status == "pending" or unit.id in self._recovering
-
-    def is_brief(self, unit: UnitState) -> bool:
-        """Whether what has been learned says that the unit ends within one round."""
-        return is_brief(self._state.profiles.get(unit.spec.kind), unit.spec.shape, len(unit.spec.tasks))
-
-    def unfinished_jobs(self) -> int:
-        return len(self._state.jobs) - len(self._state.finished)
-
-    def active(self) -> int:
-        """Units that hold room or wait behind their like on a node."""
-        return len(self._active)
-
-    def recent_jobs(self, finished: int) -> list[JobState]:
-        """The latest finished jobs, then all unfinished ones, each in order of submission."""
-        latest = set(self._state.finished[-finished:] if finished else ())
-        return [job for job in self._state.jobs.values() if not job.ended or job.id in latest]
-
-    def jobs_after(self, job_id: str) -> Iterator[JobState]:
-        """In order of submission, those after this one, known or not; without it all."""
-        if not job_id:
-            return iter(self._state.jobs.values())
-        jobs = list(self._state.jobs.values())
-        return islice(jobs, bisect_right(jobs, _number_of(job_id), key=lambda job: _number_of(job.id)), None)
-
-    def latest_ended(self, number: int, tenant: str | None = None) -> list[str]:
-        """So many of the finished jobs, of a tenant or of all, the latest first."""
-        finished = self._state.finished if tenant is None else self._ended_of.get(tenant, {})
-        return list(islice(reversed(finished), number))
-
-    def pending(self) -> int:
-        """Units that could be placed, or will be when their back-off ends."""
-        return self._pending_count
-
-    @property
-    def cancelling(self) -> Mapping[str, JobState]:
-        """Unfinished jobs, by id, of which something is to be cancelled when its deadline is lost."""
-        return self._cancelling
-
-    def known_units(self) -> int:
-        """Units of all jobs that are kept, finished ones included."""
-        return len(self._units)
-
-    def unfinished_units(self, tenant: str | None = None) -> int:
-        """Units that are not over, whatever they wait for: all, or those of a tenant."""
-        return self._unfinished_count if tenant is None else self._unfinished_of[tenant]
-
-    def has_others(self, tenant: str) -> bool:
-        """Whether there is anybody else: another tenant with something unfinished, or with a token."""
-        if self._unfinished_of.keys() - {tenant}:
-            return True
-        return any(token.tenant != tenant for token in self._state.tokens.values() if not token.revoked)
-
-    def active_units(self) -> Collection[UnitState]:
-        """Units that hold room, those that were placed first at the front."""
-        return self._active.values()
-
-    def compared_units(self) -> Collection[UnitState]:
-        """Those of them that have siblings: gangs, and the parts of a task."""
-        return self._compared.values()
-
-    def active_tasks(self) -> int:
-        """Attempts that hold room or wait behind their like on a node."""
-        return sum(len(attempts) for attempts in self._on.values())
-
-    def waiting_by_class(self) -> dict[Priority, int]:
-        """How many units wait for room in each class that any waits in, the most urgent first."""
-        counts: dict[int, int] = {}
-        for queue in self._queues.values():
-            priority = int(next(iter(queue.values())).spec.priority)
-            counts[priority] = counts.get(priority, 0) + len(queue)
-        return {Priority(priority): counts[priority] for priority in sorted(counts)}
-
-    def first_waiting(self, most: int) -> list[UnitState]:
-        """The first units of all queues, by class and then by arrival; of very many queues only the head of each."""
-        each = max(1, min(most, SHOWN // max(1, len(self._queues))))
-        first = [unit for queue in self._queues.values() for unit in islice(queue.values(), each)]
-        first.sort(key=lambda unit: (unit.spec.priority, unit.ordinal))
-        return first[:most]
-
-    def attempts_on(self, node: str) -> Iterator[tuple[UnitState, int]]:
-        """Active attempts on a node, as (unit, index of its task), in order of submission."""
-        yield from sorted(self._on.get(node, {}).values(), key=ordinal_and_index)
-
-    def wakeup(self, after: int) -> int | None:
-        """The next instant after this one at which a unit's back-off or the lease of its earlier copy ends."""
-        if not self._delayed and not self._recovering:
-            return None
-        back = chain(self._delayed.values(), self._recovering.values())
-        ends = (unit.free_at for unit in back if unit.free_at > after)
-        return min(ends, default=None)
-
-    def queued_since(self, instant: int) -> Iterator[tuple[UnitState, TaskState]]:
-        """Units that were queued behind their like at that instant or before, and have not started."""
-        if not self._behind:
-            return
-        for unit in [unit for unit in self._behind.values() if unit.status != "active" or not unit.queued]:
-            del self._behind[unit.id]
-        queued = [unit for unit in self._behind.values() if not unit.stopping]
-        for unit in sorted(queued, key=ordinal):
-            if unit.placed <= instant and unit.tasks[0].status == "queued":
-                yield unit, unit.tasks[0]
 
     # --- applying ----------------------------------------------------------------------------------------------------
 
@@ -474,7 +283,7 @@ class Ledger:
             raise InvariantBroken(f"event at {event.at} after {self._state.now}: {event}")
         self._state.revision += 1
         self._before, self._state.now = self._state.now, event.at
-        self._appliers[type(event)](event)
+        self._handlers[type(event)](event)
 
     def _began(self, event: Began) -> None:
         self._state.term = event.term
@@ -483,71 +292,28 @@ class Ledger:
         self._state.history = event.history
         self._state.memory = {}
         if event.boot != self._state.anchor_boot:
-            self._stretch_leases(event.at - self._before)
+            self.queues.stretch_leases(self._before, event.at - self._before)
         self._state.anchor_at, self._state.anchor_wall = event.at, event.wall
         self._state.anchor_boot, self._state.anchor_boottime = event.boot, event.boottime
 
-    def _stretch_leases(self, gap: int) -> None:
-        """After a boot of this machine the log's time goes on by the wall clock, which may be wrong, and on which no
-        lease may depend: what was left of each is left of it still.
-        """
-        for unit in (*self._active.values(), *self._delayed.values()):
-            for node, until in unit.leases.items():
-                if until > self._before:
-                    unit.leases[node] = until + gap
-
     def _job_submitted(self, event: JobSubmitted) -> None:
-        job, state = event.job, self._state
-        state.jobs_ever += 1
-        units = []
-        for unit in job.units:
-            state.units_ever += 1
-            units.append(
-                UnitState(
-                    spec=unit,
-                    job=job.id,
-                    ordinal=state.units_ever,
-                    queue=_queue_of(job, unit),
-                    missing=len(set(unit.needs)) + (0 < unit.at_most <= unit.tasks[0].part),
-                    tasks=[TaskState() for _ in unit.tasks],
-                )
-            )
-        self._plan_graph(units, event.at)
-        after = [self._state.jobs[other] for other in job.after if other in self._state.jobs]
-        made = JobState(
-            id=job.id,
-            name=job.name,
-            user=job.user,
-            folder=job.folder,
-            env=job.env,
-            after=job.after,
-            submitted=event.at,
-            units=units,
-            key=event.key,
-            unfinished=len(units),
-            awaited=sum(1 for other in after if not other.ended),
-            note=job.note,
-            calls=CallBook() if job.calls else None,
-            tenant=job.tenant,
-        )
-        state.jobs[job.id] = made
-        self._index_job(made)
-        self._unfinished_count += len(units)
-        self._unfinished_of[job.tenant] += len(units)
+        job = self.jobs.add(event)
+        self._plan_graph(job.units, event.at)
+        after = [self.jobs[other] for other in job.after if other in self.jobs]
         if any(other.ended and job_status(other) != "done" for other in after):
-            self._skip(units, event.at)
-            self._end_if_over(made, event.at)
-        elif not made.awaited:
-            self._release_roots(made, event.at)
+            self._skip(job.units, event.at)
+            self._end_if_over(job, event.at)
+        elif not job.awaited:
+            self._release_roots(job, event.at)
 
     def _job_cancelled(self, event: JobCancelled) -> None:
-        job = self._state.jobs[event.job]
+        job = self.jobs[event.job]
         self._cancel_job(job, event.by, event.at)
         self._end_if_over(job, event.at)
 
     def _jobs_cancelled(self, event: JobsCancelled) -> None:
         """All of them before any ends: what comes after another one of them is cancelled, and not skipped."""
-        jobs = [self._state.jobs[job_id] for job_id in event.jobs]
+        jobs = [self.jobs[job_id] for job_id in event.jobs]
         for job in jobs:
             self._cancel_job(job, event.by, event.at)
         self._end_those_over(jobs, event.at)
@@ -559,12 +325,12 @@ class Ledger:
         self._cancel(job.units, at)
 
     def _units_cancelled(self, event: UnitsCancelled) -> None:
-        job, units = self._state.jobs[event.job], [self._units[unit] for unit in event.units]
+        job, units = self.jobs[event.job], [self.jobs.units[unit] for unit in event.units]
         self._cancel_some(job, units, event.at, turns=event.turns)
         self._end_if_over(job, event.at)
 
     def _deadlines_missed(self, event: DeadlinesMissed) -> None:
-        job, units = self._state.jobs[event.job], [self._units[missed.unit] for missed in event.units]
+        job, units = self.jobs[event.job], [self.jobs.units[missed.unit] for missed in event.units]
         for unit, missed in zip(units, event.units, strict=True):
             unit.missed = missed
         self._cancel_some(job, units, event.at, turns=True)
@@ -585,7 +351,7 @@ class Ledger:
         self._cancel(units, at)
         for unit in units:
             if unit.status == "cancelled":
-                self._skip(self._dependents.get(unit.id, ()), at)
+                self._skip(self.jobs.dependents.get(unit.id, ()), at)
         for unit in passing:
             self._pass_turn(job, unit.spec, at)
 
@@ -593,45 +359,45 @@ class Ledger:
         """What has not started never will; what holds room is cancelled once its attempts have ended."""
         for unit in units:
             if unit.status in ("waiting", "pending"):
-                book = self._state.jobs[unit.job].calls
+                book = self.jobs[unit.job].calls
                 if book is not None:
                     book.called_up -= unit.status == "pending"
                 self._close(unit, "cancelled", at)
             elif unit.status == "active":
                 unit.stopping = "cancel"
-                self._recovering.pop(unit.id, None)
-                self._mark(unit)
+                self.active.recovering.pop(unit.id, None)
+                self._changes.mark(unit)
 
     def _placed(self, event: Placed) -> None:
-        unit = self._units[event.unit]
+        unit = self.jobs.units[event.unit]
         if unit.status == "active":  # recovering on a lost node: the new epoch fences the old attempts
             self._drop_attempts(unit)
         elif unit.status == "pending":
-            self._remove_pending(unit)
+            self.queues.remove(unit)
             unit.phase = unit.phase_told
         else:
             raise InvariantBroken(f"{event.unit} was placed while {unit.status}")
         unit.status, unit.epoch, unit.placed = "active", event.epoch, event.at
-        self._forget_yields(unit)
+        self.queues.forget_yields(unit)
         unit.queued, unit.brief, unit.why = event.queued, event.brief, event.why
         unit.stopping, unit.not_before, unit.avoid, unit.leases, unit.lags = "", 0, "", {}, None
         unit.size, unit.variant = len(event.spots), event.variant
         unit.generation = unit.founded = unit.resized = unit.losses = unit.carried = 0
-        self._hold_room(unit)
+        self.active.add(unit)
         for index, spot in enumerate(event.spots):  # an elastic unit may get fewer
             self._seat(unit, index, spot, queued=event.queued)
 
     def _seat(self, unit: UnitState, index: int, spot: Spot, *, queued: bool = False) -> None:
         """A task's next attempt gets its place."""
         task = unit.tasks[index]
-        self._on.setdefault(spot.node, {})[unit.id, index] = (unit, index)
+        self.active.seat(unit, index, spot.node, unit.shape)
         task.status, task.node, task.devices, task.cpus = "queued", spot.node, spot.devices, ()
         task.pid = task.started = task.ended = task.straggles = task.epoch = 0
         task.ending = None
         self._take(self._state.nodes[spot.node], unit, spot.devices, queued=queued)
 
     def _preempted(self, event: Preempted) -> None:
-        unit = self._units[event.unit]
+        unit = self.jobs.units[event.unit]
         if unit.status != "active" or unit.epoch != event.epoch:
             raise InvariantBroken(
                 f"{event.unit}#{event.epoch} was to yield, but is {unit.status} in epoch {unit.epoch}"
@@ -641,21 +407,14 @@ class Ledger:
             unit.preempted += 1
         else:
             unit.moved += 1
-        self._note_order(unit, event)
-        self._recovering.pop(unit.id, None)
-        self._mark(unit)
-
-    def _note_order(self, unit: UnitState, event: Preempted | Resized) -> None:
-        unit.yielded = (*unit.yielded[1 - PAST_ORDERS :], event)
-        gaining = self._units.get(event.to)
-        if gaining is not None:
-            self._state.yielded[unit.id] = event.to
-            gaining.gained = (*gaining.gained[1 - PAST_ORDERS :], event)
+        self.queues.note_order(unit, event)
+        self.active.recovering.pop(unit.id, None)
+        self._changes.mark(unit)
 
     # --- gangs that resize -------------------------------------------------------------------------------------------
 
     def _resized(self, event: Resized) -> None:
-        unit = self._units[event.unit]
+        unit = self.jobs.units[event.unit]
         if not unit.is_whole or event.epoch != unit.epoch + bool(event.joins):
             raise InvariantBroken(f"{event.unit} was resized in epoch {event.epoch}, but is {unit.status}")
         self._settle_account(unit, event.at)
@@ -671,8 +430,8 @@ class Ledger:
         for index, spot in event.joins:
             self._seat(unit, index, spot)
         unit.generation = event.generation
-        self._note_order(unit, event)
-        self._mark(unit)
+        self.queues.note_order(unit, event)
+        self._changes.mark(unit)
 
     def _goes_on_without(self, unit: UnitState, index: int) -> bool:
         """Whether the others of its gang go on, now that a member has ended. What has lost all but members that have
@@ -706,7 +465,7 @@ class Ledger:
         self._book(event.job).functions.append(event.function)
 
     def _called(self, event: Called) -> None:
-        job = self._state.jobs[event.job]
+        job = self.jobs[event.job]
         book = self._book(event.job)
         if event.call.number <= book.last or book.closed:
             raise InvariantBroken(f"call {event.call.number} of {event.job} after {book.last}, closed: {book.closed!r}")
@@ -720,7 +479,7 @@ class Ledger:
         self._credit(event.worker)
 
     def _returned(self, event: Returned) -> None:
-        job = self._state.jobs[event.job]
+        job = self.jobs[event.job]
         book = self._book(event.job)
         book.close(event.result)
         self._credit(event.worker)
@@ -729,18 +488,18 @@ class Ledger:
 
     def _credit(self, worker: str) -> None:
         """A worker that got as far as a call can be started: what ends it from now on is not counted against it."""
-        found = self._tasks.get(worker)
+        found = self.jobs.tasks.get(worker)
         if found is not None:
             found[0].tries = found[0].lost = 0
 
     def _calls_closed(self, event: CallsClosed) -> None:
-        job = self._state.jobs[event.job]
+        job = self.jobs[event.job]
         self._book(event.job).closed = event.why or "closed"
         if not job.ended:
             self._call_up(job, event.at)
 
     def _book(self, job: str) -> CallBook:
-        book = self._state.jobs[job].calls
+        book = self.jobs[job].calls
         if book is None:
             raise InvariantBroken(f"{job} serves no calls")
         return book
@@ -761,11 +520,11 @@ class Ledger:
         for unit in job.units if book.called_up < wanted else ():
             if unit.status == "waiting" and book.called_up < wanted:
                 book.called_up += 1
-                self._make_pending(unit, at)
+                self.queues.make_pending(unit, at)
         for unit in reversed(job.units) if book.called_up > wanted else ():
             if unit.status == "pending" and book.called_up > wanted:
                 book.called_up -= 1
-                self._remove_pending(unit)
+                self.queues.remove(unit)
                 unit.status, unit.not_before = "waiting", 0
 
     def _rest(self, unit: UnitState, job: JobState, book: CallBook, outcome: Outcome, at: int) -> None:
@@ -795,15 +554,15 @@ class Ledger:
     # --- attempts ----------------------------------------------------------------------------------------------------
 
     def _started(self, event: Started) -> None:
-        unit, index = self._tasks[event.task]
+        unit, index = self.jobs.tasks[event.task]
         task = unit.tasks[index]
         task.status, task.pid, task.cpus = "running", event.pid, event.cpus
         task.started = task.started or event.at
-        self._residents.pop(unit.id, None)
-        self._stale.add(task.node)
+        self._changes.residents.pop(unit.id, None)
+        self._changes.rows.add(task.node)
 
     def _finished(self, event: Finished) -> None:
-        unit, index = self._tasks[event.task]
+        unit, index = self.jobs.tasks[event.task]
         task, ending = unit.tasks[index], event.ending
         if not task.active or event.epoch != unit.epoch_of(index):
             raise InvariantBroken(f"{event.task}#{event.epoch} finished, but is {task.status} in epoch {unit.epoch}")
@@ -817,13 +576,11 @@ class Ledger:
         if task.leaving:
             pass  # how it ended says nothing of the gang
         elif ending.outcome == "done":
-            self._learn(unit, task, ending)
-        elif (
-            ending.outcome in ("failed", "signal", "oom", "hung", "timeout") and unit.spec.kind in self._state.profiles
-        ):
-            profiles, kind = self._state.profiles, unit.spec.kind
-            self._shown_profiles = None
-            profiles[kind] = profiles[kind].failed(self._state.revision)
+            if self.jobs[unit.job].calls is None:  # how long a worker is kept says nothing of what it does
+                model = model_under(self._state.nodes[task.node].node, task.devices)
+                self.profiles.learn(unit, unit.run_in_size(task), ending, model)
+        elif ending.outcome in ("failed", "signal", "oom", "hung", "timeout"):
+            self.profiles.failed(unit.spec.kind)
         if ending.outcome == "stopped" and unit.stopping in CAUSES and not task.leaving:
             unit.attained += unit.run_in_size(task) * max(1, unit.shape.gpus)
         goes_on = task.leaving or self._goes_on_without(unit, index)
@@ -837,15 +594,15 @@ class Ledger:
                 self._settle_account(unit, event.at)
                 unit.size, unit.generation = unit.size - 1, unit.generation + 1
             unit.forget_member(index)
-            self._index_recovering(unit)
-            self._mark(unit)
+            self.active.index_recovering(unit)
+            self._changes.mark(unit)
         elif ending.outcome != "done" and not unit.stopping and len(unit.tasks) > 1:
             unit.stopping = "gang"
-            self._mark(unit)
+            self._changes.mark(unit)
         elif unit.resizes:
-            self._mark(unit)
-        if self._recovering:
-            self._index_recovering(unit)
+            self._changes.mark(unit)
+        if self.active.recovering:
+            self.active.index_recovering(unit)
         if not any(other.active for other in unit.tasks):
             self._settle(unit, event.at)
 
@@ -863,7 +620,7 @@ class Ledger:
                 self._expect_anew(unit)
 
     def _straggling(self, event: Straggling) -> None:
-        unit, index = self._tasks[event.task]
+        unit, index = self.jobs.tasks[event.task]
         task = unit.tasks[index]
         if task.status != "running" or event.epoch != unit.epoch_of(index):
             raise InvariantBroken(f"{event.task}#{event.epoch} straggles, but is {task.status} in epoch {unit.epoch}")
@@ -872,7 +629,7 @@ class Ledger:
         self._index_straggling(unit)
 
     def _lagging(self, event: Lagging) -> None:
-        unit, index = self._tasks[event.task]
+        unit, index = self.jobs.tasks[event.task]
         if unit.tasks[index].status != "running" or event.epoch != unit.epoch_of(index):
             status = unit.tasks[index].status
             raise InvariantBroken(f"{event.task}#{event.epoch} lags, but is {status} in epoch {unit.epoch}")
@@ -880,21 +637,21 @@ class Ledger:
         self._index_straggling(unit)
 
     def _speedups_told(self, event: SpeedupsTold) -> None:
-        unit = self._units[event.unit]
+        unit = self.jobs.units[event.unit]
         if unit.over:
             raise InvariantBroken(f"{event.unit} told how it scales, but is {unit.status}")
         unit.speedups = self._speedups[unit.id] = event.speedups
-        self._mark(unit)
+        self._changes.mark(unit)
 
     def _training_told(self, event: TrainingTold) -> None:
-        unit = self._units[event.unit]
+        unit = self.jobs.units[event.unit]
         if unit.status != "active":
             raise InvariantBroken(f"{event.unit} told of its training, but is {unit.status}")
         before, saved = unit.training, event.training.checkpoint
         if saved is not None and (before is None or before.checkpoint is None or before.checkpoint.step != saved.step):
             unit.kept = event.at
         unit.training, unit.told = event.training, event.at
-        self._mark(unit)
+        self._changes.mark(unit)
         self._index_phase(unit)
 
     def _index_phase(self, unit: UnitState) -> None:
@@ -911,12 +668,6 @@ class Ledger:
         if unit.lags is not None or (len(unit.tasks) == 1 and unit.tasks[0].straggles):
             self._stragglers[unit.id] = unit
 
-    def _held(self, event: Held) -> None:
-        if event.reasons and event.queue in self._queues:
-            self._state.held[event.queue] = event.reasons
-        else:
-            self._state.held.pop(event.queue, None)
-
     def _node_joined(self, event: NodeJoined) -> None:
         nodes, name = self._state.nodes, event.node.name
         known = nodes.get(name)
@@ -927,58 +678,50 @@ class Ledger:
                 self._state.nodes = dict(sorted(nodes.items()))
         else:
             if known.node.incarnation != event.node.incarnation:
-                self._end_leases(event.node.name)
+                self.queues.end_leases(event.node.name)
             known.node, known.status, known.joined, known.lost = event.node, "up", event.at, 0
             known.suspect, known.by = False, event.by or known.by
-            for unit, index in list(self.attempts_on(event.node.name)):
+            for unit, index in self.active.on(event.node.name):
                 task = unit.tasks[index]
                 if task.status == "recovering":
                     task.status = "running" if task.started else "queued"
                     unit.leases.pop(event.node.name, None)
-                    self._index_recovering(unit)
+                    self.active.index_recovering(unit)
                     if unit.resizes:
-                        self._mark(unit)
-        self._look_anew(name)
+                        self._changes.mark(unit)
+        self.active.mark_node(name)
         self._outdate_fleet()
-
-    def _end_leases(self, node: str) -> None:
-        """It was started anew: nothing of what it ran is left."""
-        for unit in (*self._active.values(), *self._delayed.values()):
-            unit.leases.pop(node, None)
-        for unit in [unit for unit in self._delayed.values() if not unit.free_at]:
-            del self._delayed[unit.id]
 
     def _node_lost(self, event: NodeLost) -> None:
         node = self._state.nodes[event.name]
         node.status, node.lost, node.suspect = "lost", event.at, False
-        for unit, index in self.attempts_on(event.name):
+        for unit, index in self.active.on(event.name):
             unit.tasks[index].status = "recovering"
             if unit.resizes:
-                self._mark(unit)  # it does not as long as it is not whole
+                self._changes.mark(unit)  # it does not as long as it is not whole
             if event.until and unit.spec.lease == "exclusive":
                 unit.leases[event.name] = event.until
-            self._index_recovering(unit)
+            self.active.index_recovering(unit)
         node.failures += (1000 - node.failures) // UNSTABLE
         node.level, node.hot = 0, False
-        self._look_anew(event.name)
+        self.active.mark_node(event.name)
 
     def _node_suspected(self, event: NodeSuspected) -> None:
         self._state.nodes[event.name].suspect = True
-        self._look_anew(event.name)
+        self.active.mark_node(event.name)
 
     def _node_trusted(self, event: NodeTrusted) -> None:
         self._state.nodes[event.name].suspect = False
-        self._look_anew(event.name)
+        self.active.mark_node(event.name)
 
     def _node_unfit(self, event: NodeUnfit) -> None:
         self._state.nodes[event.name].unfit = event.why
-        self._look_anew(event.name)
+        self.active.mark_node(event.name)
 
     def _node_forgotten(self, event: NodeForgotten) -> None:
-        if self._on.pop(event.name, None):
-            raise InvariantBroken(f"node {event.name} was forgotten with attempts on it")
+        self.active.forget_node(event.name)
         del self._state.nodes[event.name]
-        self._stale.discard(event.name)
+        self._changes.rows.discard(event.name)
         self._moved.discard(event.name)
         self._count_open(event.name, (0, 0, 0, 0))
         del self._opened[event.name]
@@ -987,16 +730,16 @@ class Ledger:
     def _node_drained(self, event: NodeDrained) -> None:
         node = self._state.nodes[event.name]
         node.drained, node.moves = event.on, event.on and event.moves
-        self._look_anew(event.name)
+        self.active.mark_node(event.name)
 
     def _device_cordoned(self, event: DeviceCordoned) -> None:
         self._state.cordons[event.id] = Cordon(event.at, event.code, event.text)
-        for unit, index in self.attempts_on(event.node):
+        for unit, index in self.active.on(event.node):
             if event.device in unit.tasks[index].devices:
                 if not unit.barred:  # it is no longer like the others of its queue
                     unit.queue = f"{unit.queue}{'' if unit.queue.endswith('/') else '/'}{unit.id}"
                 unit.barred = unit.barred | {event.id: unit.epoch}
-        self._look_anew(event.node)
+        self.active.mark_node(event.node)
         self._outdate_fleet()  # the device is a model of its own from now on
 
     def _device_drained(self, event: DeviceDrained) -> None:
@@ -1010,7 +753,7 @@ class Ledger:
                 del cordons[device]
         else:
             cordons.pop(event.id, None)
-        self._look_anew(event.node)
+        self.active.mark_node(event.node)
 
     @property
     def cordons(self) -> dict[str, Cordon]:
@@ -1040,7 +783,7 @@ class Ledger:
     def _node_levelled(self, event: NodeLevelled) -> None:
         node = self._state.nodes[event.name]
         node.level, node.hot = event.level, event.hot
-        self._stale.add(event.name)
+        self._changes.rows.add(event.name)
 
     def _triggered(self, event: Triggered) -> None:
         pass  # a record for people; the round that it forced follows
@@ -1062,12 +805,10 @@ class Ledger:
     def _settle(self, unit: UnitState, at: int) -> None:
         """All attempts of the unit have ended: done, again, or failed."""
         outcome = deciding_ending(unit).outcome
-        self._active.pop(unit.id, None)
-        self._elastic.pop(unit.id, None)
-        self._compared.pop(unit.id, None)
+        self.active.remove(unit)
         self._phased.pop(unit.id, None)
         self._stragglers.pop(unit.id, None)
-        job = self._state.jobs[unit.job]
+        job = self.jobs[unit.job]
         if unit.stopping == "cancel" and (outcome != "done" or job.calls is not None):
             if job.calls is not None:
                 job.calls.called_up -= 1
@@ -1101,7 +842,7 @@ class Ledger:
     def _again(self, unit: UnitState, at: int, *, delay: int) -> None:
         unit.clear()
         unit.not_before = at + delay if delay else 0
-        self._make_pending(unit, at)
+        self.queues.make_pending(unit, at)
 
     def _keep_what_was_done(self, unit: UnitState) -> None:
         """Of an attempt that was stopped: how long the work takes at least, and what of it need not be done again."""
@@ -1120,13 +861,13 @@ class Ledger:
 
     def _conclude(self, unit: UnitState, status: UnitStatus, at: int) -> None:
         self._close(unit, status, at)
-        job = self._state.jobs[unit.job]
-        followers = self._dependents.get(unit.id, ())
+        job = self.jobs[unit.job]
+        followers = self.jobs.dependents.get(unit.id, ())
         if status == "done":
             for follower in followers:
                 follower.missing -= 1
                 if follower.missing == 0 and follower.status == "waiting" and not job.awaited:
-                    self._make_pending(follower, at)
+                    self.queues.make_pending(follower, at)
             if len(job.units) > 1 and job.unfinished % max(1, len(job.units) // 64) == 0:
                 self._plan_again(job)
         else:
@@ -1140,7 +881,7 @@ class Ledger:
         task = ended.name.partition("[")[0]
         given = job.turns.get(task, 0)
         while True:
-            follower = self._units.get(f"{job.id}.{task}[{ended.at_most + given}]")
+            follower = self.jobs.units.get(f"{job.id}.{task}[{ended.at_most + given}]")
             given += 1
             if follower is None or follower.missing > PASSED_OVER:
                 break
@@ -1148,26 +889,15 @@ class Ledger:
         if follower is not None:
             follower.missing -= 1
             if follower.missing == 0 and follower.status == "waiting" and not job.awaited:
-                self._make_pending(follower, at)
+                self.queues.make_pending(follower, at)
 
     def _close(self, unit: UnitState, status: UnitStatus, at: int) -> None:
         if unit.status == "pending":
-            self._remove_pending(unit)
+            self.queues.remove(unit)
         unit.status, unit.ended, unit.speedups = status, at, None
         self._speedups.pop(unit.id, None)
-        self._forget_yields(unit)
-        job = self._state.jobs[unit.job]
-        job.unfinished -= 1
-        self._unfinished_count -= 1
-        self._unfinished_of[job.tenant] -= 1
-        if not self._unfinished_of[job.tenant]:
-            del self._unfinished_of[job.tenant]
-
-    def _forget_yields(self, unit: UnitState) -> None:
-        """It waits no longer: not for whom it yielded to, and nobody for it."""
-        if self._state.yielded:
-            kept = {who: to for who, to in self._state.yielded.items() if unit.id not in (who, to)}
-            self._state.yielded = kept
+        self.queues.forget_yields(unit)
+        self.jobs.count_over(unit)
 
     def _skip(self, units: Iterable[UnitState], at: int) -> None:
         """What needs a unit that will never be done is never run. Iterative: graphs may be deep."""
@@ -1176,7 +906,7 @@ class Ledger:
             unit = stack.pop()
             if unit.status == "waiting":
                 self._close(unit, "skipped", at)
-                stack.extend(self._dependents.get(unit.id, ()))
+                stack.extend(self.jobs.dependents.get(unit.id, ()))
 
     def _end_if_over(self, job: JobState, at: int) -> None:
         self._end_those_over((job,), at)
@@ -1188,74 +918,18 @@ class Ledger:
             job = ending.popleft()
             if job.unfinished or job.ended:
                 continue
-            job.ended = at
-            self._cancelling.pop(job.id, None)
-            if job.calls is not None:
-                job.calls.forget()
-            self._state.finished.append(job.id)
-            self._note_end(job)
-            if job.name:
-                self._names.pop((job.tenant, job.name), None)
-            for other in job.after:  # no longer waited for, if it ended without them
-                self._stop_awaiting(other, job.id)
-            awaiting = self._awaited_by.pop(job.id, ())
+            awaiting = self.jobs.end(job, at)
             done = bool(awaiting) and job_status(job) == "done"
             for waiting_id in awaiting:
-                waiting = self._state.jobs[waiting_id]
+                waiting = self.jobs[waiting_id]
                 waiting.awaited -= 1
                 if not done:
                     self._skip(waiting.units, at)
                     ending.append(waiting)
                 elif waiting.awaited == 0:
                     self._release_roots(waiting, at)
-        self._forget_old()
-
-    def _stop_awaiting(self, other: str, job_id: str) -> None:
-        waiting = self._awaited_by.get(other)
-        if waiting is not None:
-            waiting.pop(job_id, None)
-            if not waiting:
-                del self._awaited_by[other]
-
-    def _forget_old(self) -> None:
-        """Bound the history: the oldest finished jobs leave the ledger; the log still has them."""
-        finished = self._state.finished
-        surplus = len(finished) - self._state.history
-        if surplus <= max(16, self._state.history // 16):  # in batches, since this costs a list copy
-            return
-        fair = self._state.began is not None and self._state.began.fair
-        leaving = self._oldest_of_the_most() if fair else finished[:surplus]
-        for job_id in leaving:
-            job = self._state.jobs.pop(job_id)
-            ended = self._ended_of[job.tenant]
-            del ended[job_id]
-            if not ended:
-                del self._ended_of[job.tenant]
-            if job.key:
-                self._keys.pop((job.tenant, job.key), None)
-            for unit in job.units:
-                del self._units[unit.id]
-                self._dependents.pop(unit.id, None)
-                for task in unit.spec.tasks:
-                    del self._tasks[f"{job_id}.{task.name}"]
-        gone = frozenset(leaving)
-        self._state.finished = [job_id for job_id in finished if job_id not in gone]
-
-    def _oldest_of_the_most(self) -> list[str]:
-        """What leaves so that the history is kept, and of no tenant more than of another that has as many."""
-        leaving: list[str] = []
-        room = self._state.history
-        fewest_first = sorted(self._ended_of.values(), key=_number_and_first)
-        for left, own in zip(range(len(fewest_first), 0, -1), fewest_first, strict=True):
-            kept = min(len(own), room // left)
-            room -= kept
-            leaving += islice(own, len(own) - kept)
-        return leaving
-
-    def _note_end(self, job: JobState) -> None:
-        """Of each tenant's finished jobs, which ended before which of another's."""
-        self._ends += 1
-        self._ended_of.setdefault(job.tenant, {})[job.id] = self._ends
+        began = self._state.began
+        self.jobs.forget_old(self._state.history, fair=began is not None and began.fair)
 
     def _release_roots(self, job: JobState, at: int) -> None:
         if job.calls is not None:
@@ -1263,14 +937,14 @@ class Ledger:
             return
         for unit in job.units:
             if unit.missing == 0 and unit.status == "waiting":
-                self._make_pending(unit, at)
+                self.queues.make_pending(unit, at)
 
     def _plan_again(self, job: JobState) -> None:
         """Of what waits and of what runs something else may be due now."""
         self._plan_graph(job.units, job.submitted)
-        self._refresh_candidates(job)
+        self.queues.rank_anew(job)
         for unit in job.units:
-            self._mark(unit)
+            self._changes.mark(unit)
 
     def _plan_graph(self, units: list[UnitState], submitted: int) -> None:
         """Critical path and due times of a job, with what has been learned of durations."""
@@ -1303,38 +977,12 @@ class Ledger:
         spec = unit.spec
         if unit.left:
             return unit.left + spec.restore
-        estimate = outlasting(estimate_run(self._state.profiles.get(spec.kind), spec.declared), unit.outlived)
+        estimate = outlasting(estimate_run(self.profiles.get(spec.kind), spec.declared), unit.outlived)
         if unit.progress:
             return max(1, estimate.mean * (ALL - unit.progress) // ALL) + spec.restore
         if not unit.saved:
             return estimate.mean
         return max(1, estimate.mean - unit.saved // (spec.least or unit.size)) + spec.restore
-
-    def _learn(self, unit: UnitState, task: TaskState, ending: Ending) -> None:
-        """What a run tells of its class, and of its class on this model of device. What earlier attempts saved is part
-        of it; an elastic unit's is what its least tasks would have taken.
-        """
-        if self._state.jobs[unit.job].calls is not None:
-            return  # how long a worker is kept says nothing of what it does
-        profiles, kind, spec = self._state.profiles, unit.spec.kind, unit.spec
-        run = unit.run_in_size(task)
-        if unit.progress > ALL // 2:
-            return  # what is left is too little to tell what all of it would have taken there
-        if unit.progress:
-            run = (unit.carried + run * unit.size) * ALL // ((ALL - unit.progress) * (spec.least or unit.size))
-        elif spec.least or unit.saved:
-            run = (unit.saved + unit.carried + run * unit.size) // (spec.least or unit.size)
-        model = model_under(self._state.nodes[task.node].node, task.devices)
-        self._shown_profiles = None
-        known, there = profiles.get(kind, _UNKNOWN), profiles.get(f"{kind}@{model}", _UNKNOWN)
-        learned = profiles[kind] = known.observe(ending, self._state.revision, run, spec.declared)
-        if there != known:  # else all of the class has run on this model
-            learned = there.observe(ending, self._state.revision, run, spec.declared)
-        profiles[f"{kind}@{model}"] = learned
-        if len(profiles) > MAX_PROFILES:
-            by_age = sorted(profiles, key=lambda name: (profiles[name].seen, name))
-            for name in by_age[: MAX_PROFILES // 4]:  # in batches, since this sorts
-                del profiles[name]
 
     # --- room --------------------------------------------------------------------------------------------------------
 
@@ -1342,7 +990,6 @@ class Ledger:
         shape = unit.shape
         if self._held_by:
             self._count(unit, 1)
-        self._count_shape(shape)
         key = shape.key()
         pool = node.pools.get(key)
         if pool is None:
@@ -1364,24 +1011,15 @@ class Ledger:
                 node.devices[key] = unit.id
             else:
                 node.shares.setdefault(key, []).append(Share(unit.id, shape.share, shape.gpu_memory))
-        self._residents.pop(unit.id, None)
-        self._stale.add(node.node.name)
-
-    def _count_shape(self, shape: Shape) -> None:
-        """One more attempt of this shape is on a node."""
-        known = self._shapes.get(shape, 0)
-        self._has_new_shape |= not known
-        self._shapes[shape] = known + 1
+        self._changes.residents.pop(unit.id, None)
+        self._changes.rows.add(node.node.name)
 
     def _give_back(self, unit: UnitState, index: int) -> None:
         task = unit.tasks[index]
         node, shape = self._state.nodes[task.node], unit.shape
         if self._held_by:
             self._count(unit, -1)
-        self._shapes[shape] -= 1
-        if not self._shapes[shape]:
-            del self._shapes[shape]
-        del self._on[task.node][unit.id, index]
+        self.active.unseat(unit, index, task.node, shape)
         key = shape.key()
         pool = node.pools[key]
         pool.attempts -= 1
@@ -1402,8 +1040,8 @@ class Ledger:
                 node.shares[key].remove(Share(unit.id, shape.share, shape.gpu_memory))
                 if not node.shares[key]:
                     del node.shares[key]
-        self._residents.pop(unit.id, None)
-        self._stale.add(task.node)
+        self._changes.residents.pop(unit.id, None)
+        self._changes.rows.add(task.node)
 
     def _count_failure(self, node: NodeState, ending: Ending) -> None:
         if ending.outcome in OF_THE_NODE:
@@ -1425,18 +1063,7 @@ class Ledger:
                 task.keep(unit.epoch_of(index), task.ending, task.ended)
             task.status, task.ending, task.straggles = "idle", None, 0  # an elastic unit may get fewer spots now
             task.epoch, task.leaving = 0, False
-        self._recovering.pop(unit.id, None)
-
-    def _index_recovering(self, unit: UnitState) -> None:
-        """A unit may be placed again once nothing of it can still be heard of, and its retry policy allows it."""
-        retry = unit.spec.retry
-        statuses = [task.status for task in unit.tasks]
-        silent = "recovering" in statuses and not ("queued" in statuses or "running" in statuses)
-        may = unit.tries < retry.limit if retry.counts("lost") else unit.lost < retry.losses
-        if silent and not unit.stopping and "lost" in retry.when and may:
-            self._recovering[unit.id] = unit
-        else:
-            self._recovering.pop(unit.id, None)
+        self.active.recovering.pop(unit.id, None)
 
     # --- quotas ------------------------------------------------------------------------------------------------------
 
@@ -1449,27 +1076,27 @@ class Ledger:
         self._count_held()
         for job in state.jobs.values():
             if job.tenant == event.tenant and not job.ended:
-                self._refresh_candidates(job)
+                self.queues.rank_anew(job)
                 for unit in job.units:
-                    self._mark(unit)
+                    self._changes.mark(unit)
 
     def _count_held(self) -> None:
         """What the work of each tenant with a quota holds."""
         self._held_by = dict.fromkeys(self._state.quotas, Amounts())
-        for unit in self._active.values() if self._held_by else ():
+        for unit in self.active.values() if self._held_by else ():
             for task in unit.tasks:
                 if task.active:
                     self._count(unit, 1)
 
     def _count(self, unit: UnitState, sign: int) -> None:
-        tenant = self._state.jobs[unit.job].tenant
+        tenant = self.jobs[unit.job].tenant
         held = self._held_by.get(tenant)
         if held is not None:
             self._held_by[tenant] = held.plus(asked(unit.shape), sign)
 
     def over_quota(self, unit: UnitState, shape: Shape, tasks: int) -> list[Reason]:
         """Why so many tasks would be more than the quota of the unit's tenant, without what it still holds itself."""
-        tenant = self._state.jobs[unit.job].tenant
+        tenant = self.jobs[unit.job].tenant
         if tenant not in self._held_by:
             return []
         own = asked(unit.shape, sum(task.active for task in unit.tasks))
@@ -1487,69 +1114,11 @@ class Ledger:
 
     # --- tokens ------------------------------------------------------------------------------------------------------
 
-    @property
-    def tokens(self) -> dict[str, Token]:
-        """By id; the latest revoked ones are kept, so that the audit can name them."""
-        return self._state.tokens
-
-    def next_token_id(self) -> str:
-        return f"t{self._state.tokens_ever + 1}"
-
-    def token_of(self, secret_hash: str) -> Token | None:
-        """The token of which this is the hash, expired or not, unless it was revoked."""
-        found = self._secrets.get(secret_hash)
-        return self._state.tokens[found] if found else None
-
-    def _token_added(self, event: TokenAdded) -> None:
-        self._state.tokens_ever += 1
-        self._state.tokens[event.token.id] = event.token
-        self._secrets[event.token.hash] = event.token.id
-
-    def _token_revoked(self, event: TokenRevoked) -> None:
-        tokens = self._state.tokens
-        del self._secrets[tokens[event.id].hash]
-        tokens[event.id] = msgspec.structs.replace(tokens[event.id], revoked=event.at)
-        gone = sorted((token.revoked, token_id) for token_id, token in tokens.items() if token.revoked)
-        for _, token_id in gone[:-PAST_TOKENS]:
-            del tokens[token_id]
-
     # --- pending -----------------------------------------------------------------------------------------------------
-
-    def _make_pending(self, unit: UnitState, at: int) -> None:
-        begins = self._state.jobs[unit.job].submitted + unit.spec.begin
-        if unit.spec.begin and at < begins:
-            unit.not_before, at = max(unit.not_before, begins), begins
-        unit.status, unit.ready = "pending", at
-        self._index_pending(unit)
-
-    def _index_pending(self, unit: UnitState) -> None:
-        self._pending_count += 1
-        if unit.free_at:
-            self._delayed[unit.id] = unit
-        queue = self._queues.get(unit.queue)
-        if queue is None:
-            self._queues[unit.queue] = {unit.id: unit}
-            self._has_new_queue = True
-            return
-        if rank(unit) < rank(next(reversed(queue.values()))):
-            self._unsorted.add(unit.queue)
-        queue[unit.id] = unit
-
-    def _remove_pending(self, unit: UnitState) -> None:
-        self._pending_count -= 1
-        unit_id, queue = unit.id, self._queues[unit.queue]
-        if self._delayed:
-            self._delayed.pop(unit_id, None)
-        self._candidates.pop(unit_id, None)
-        del queue[unit_id]
-        if not queue:
-            del self._queues[unit.queue]
-            self._unsorted.discard(unit.queue)
-            self._state.held.pop(unit.queue, None)
 
     def candidate(self, unit: UnitState, *, recovering: bool = False) -> Candidate:
         """A unit as a policy is shown it."""
-        spec, job = unit.spec, self._state.jobs[unit.job]
+        spec, job = unit.spec, self.jobs[unit.job]
         return Candidate(
             unit=unit.id,
             job=unit.job,
@@ -1573,7 +1142,7 @@ class Ledger:
             attained=unit.attained,
             preempted=unit.preempted,
             depth=unit.depth,
-            followers=len(self._dependents.get(unit.id, ())),
+            followers=len(self.jobs.dependents.get(unit.id, ())),
             weight=spec.weight,
             work=spec.work,
             avoid=unit.avoid,
@@ -1590,12 +1159,6 @@ class Ledger:
             moved=unit.moved,
         )
 
-    def _refresh_candidates(self, job: JobState) -> None:
-        for unit in job.units:
-            if unit.status == "pending":
-                self._candidates.pop(unit.id, None)
-                self._unsorted.add(unit.queue)
-
     # --- what a policy sees ------------------------------------------------------------------------------------------
 
     def snapshot(
@@ -1608,12 +1171,12 @@ class Ledger:
             now=now,
             fleet=self.fleet().copy(),
             candidates=tuple(candidates),
-            backlog=self._backlog(),
-            profiles=self._profiles_shown(),
+            backlog=self.queues.backlog(),
+            profiles=self.profiles.shown(),
             throughputs=NO_RATES if throughputs is None else throughputs,
             speedups=dict(self._speedups),
             elastic=tuple(
-                self._resident(unit) for unit in sorted(self._elastic.values(), key=ordinal) if not unit.stopping
+                self._resident(unit) for unit in sorted(self.active.elastic.values(), key=ordinal) if not unit.stopping
             ),
             stragglers=tuple(
                 Straggler(
@@ -1635,85 +1198,41 @@ class Ledger:
                 for unit in sorted(self._phased.values(), key=ordinal)
                 if not unit.stopping
             ),
-            yielded=dict(sorted(self._state.yielded.items())),
+            yielded=dict(sorted(self.queues.yielded.items())),
             quotas={tenant: quota.amounts.plus(held, -1) for tenant, (quota, held) in self.quotas().items()},
-            running=self._running(),
+            running=self.active.by_shape(),
             memory=self._state.memory,
             triggers=triggers,
             seed=seed,
         )
 
-    def _profiles_shown(self) -> Mapping[str, Profile]:
-        """The very same as in the last snapshot if nothing was learned since."""
-        if self._shown_profiles is None:
-            self._shown_profiles = dict(self._state.profiles)
-        return self._shown_profiles
-
-    def _backlog(self) -> dict[str, int]:
-        """How many units wait in each queue, by name. Sorted anew only where a queue was added since."""
-        if self._has_new_queue:
-            self._queues, self._has_new_queue = dict(sorted(self._queues.items(), key=by_amounts)), False
-        return {queue: len(units) for queue, units in self._queues.items()}
-
-    def _running(self) -> dict[Shape, int]:
-        """How many attempts of each shape are on nodes, by the key of the shape."""
-        if self._has_new_shape:
-            self._shapes = dict(sorted(self._shapes.items(), key=lambda item: amounts_in(item[0].key())))
-            self._has_new_shape = False
-        return self._shapes.copy()
-
-    def queued_in(self, queue: str) -> Iterable[UnitState]:
-        """All that waits in a queue, shown or not."""
-        return self._queues[queue].values()
-
-    def head(self) -> int:
-        """Units of each queue that a snapshot shows at least, as long as there are so many."""
-        return max(LEAST_SHOWN, min(HEAD, SHOWN // 2 // max(1, len(self._queues))))
-
-    def _heads(self) -> dict[str, int]:
-        """How many of each queue are shown. What is left of all that may be shown goes to the classes above the lowest,
-        in order: as long as more of them is there than is shown, nothing lower is placed.
-        """
-        head = self.head()
-        left = SHOWN - head * len(self._queues)
-        heads = dict.fromkeys(self._queues, head)
-        classes: dict[int, list[str]] = {}
-        for name, units in self._queues.items():
-            classes.setdefault(int(next(iter(units.values())).spec.priority), []).append(name)
-        for priority in sorted(classes)[:-1]:
-            longer = [name for name in classes[priority] if len(self._queues[name]) > head]
-            names = sorted(longer, key=lambda name: (len(self._queues[name]), amounts_in(name)))
-            for number, name in enumerate(names):
-                more = max(0, min(len(self._queues[name]) - head, left // (len(names) - number)))
-                heads[name] += more
-                left -= more
-        return heads
-
     def _shown(self, now: int, *, everything: bool) -> list[Candidate]:
         """The head of every queue, and what a lost node still holds, in order of submission."""
-        for name in self._unsorted:
-            self._queues[name] = dict(sorted(self._queues[name].items(), key=lambda item: rank(item[1])))
-        self._unsorted.clear()
-        backing_off = {unit_id for unit_id, unit in self._delayed.items() if unit.free_at > now}
+        self.queues.sort()
+        backing_off = {unit_id for unit_id, unit in self.queues.delayed.items() if unit.free_at > now}
         candidates: list[Candidate] = []
-        heads = {} if everything else self._heads()
-        for name, queue in self._queues.items():
+        heads = {} if everything else self.queues.heads()
+        for name, queue in self.queues.items():
             units: Iterable[tuple[str, UnitState]] = queue.items()
             if backing_off:
                 units = (item for item in units if item[0] not in backing_off)
             candidates.extend(self._as_shown(unit_id, unit) for unit_id, unit in islice(units, heads.get(name)))
         candidates.extend(
-            self.candidate(unit, recovering=True) for unit in self._recovering.values() if unit.free_at <= now
+            self.candidate(unit, recovering=True) for unit in self.active.recovering.values() if unit.free_at <= now
         )
-        if len(self._queues) + len(self._recovering) != 1 or not candidates or not candidates[0].queue.endswith("/"):
+        if (
+            len(self.queues) + len(self.active.recovering) != 1
+            or not candidates
+            or not candidates[0].queue.endswith("/")
+        ):
             candidates.sort(key=ordinal)
         return candidates
 
     def _as_shown(self, unit_id: str, unit: UnitState) -> Candidate:
         """A pending unit as a policy is shown it: made when it comes to the head of its queue, and not before."""
-        candidate = self._candidates.get(unit_id)
+        candidate = self._changes.candidates.get(unit_id)
         if candidate is None:
-            candidate = self._candidates[unit_id] = self.candidate(unit)
+            candidate = self._changes.candidates[unit_id] = self.candidate(unit)
         return candidate
 
     # --- columns -----------------------------------------------------------------------------------------------------
@@ -1730,12 +1249,12 @@ class Ledger:
         """The same, but that what runs there may be as it was: for whoever looks at what is free alone."""
         if self._fleet is None:
             self._fleet = Fleet([self.seen(state.node) for state in self._state.nodes.values()])
-            self._stale.update(self._fleet.take_over(self._outdated))
+            self._changes.rows.update(self._fleet.take_over(self._outdated))
             self._outdated = Fleet()
-        for name in sorted(self._stale):
+        for name in sorted(self._changes.rows):
             self._refresh(self._fleet, self._fleet.rows[name], self._state.nodes[name])
-        self._moved |= self._stale
-        self._stale.clear()
+        self._moved |= self._changes.rows
+        self._changes.rows.clear()
         return self._fleet
 
     def use(self) -> int:
@@ -1790,14 +1309,13 @@ class Ledger:
 
     def _refresh_residents(self, fleet: Fleet, row: int, state: NodeState) -> None:
         """What runs on one node, in its row. What has not changed is the very same as it was."""
-        on = self._on.get(state.node.name, {})
         everything = self.fixed
         residents = []
         yielding = [[0] * 4 for _ in range(CLASSES)]
-        for unit, index in sorted(on.values(), key=ordinal_and_index):
+        for unit, index in self.active.on(state.node.name):
             if (unit.brief and not everything) or unit.queued:
                 continue
-            known = self._residents.setdefault(unit.id, {})
+            known = self._changes.residents.setdefault(unit.id, {})
             resident = known.get(index)
             if resident is None:
                 resident = known[index] = self._resident(unit, index)
@@ -1852,7 +1370,7 @@ class Ledger:
             outlived=unit.outlived,
             due=unit.due,
             weight=spec.weight,
-            tenant=self.limited_tenant(self._state.jobs[unit.job]),
+            tenant=self.limited_tenant(self.jobs[unit.job]),
             serves=spec.serves,
             task=index,
             resizes=unit.resizes and unit.is_whole,
@@ -1881,8 +1399,8 @@ class Ledger:
 
     # --- derived indexes ---------------------------------------------------------------------------------------------
 
-    def _index(self) -> None:
-        self._appliers: dict[type, Callable[[Any], None]] = {
+    def _assembled(self) -> Handlers:
+        handlers: Handlers = {
             Began: self._began,
             JobSubmitted: self._job_submitted,
             JobCancelled: self._job_cancelled,
@@ -1894,8 +1412,6 @@ class Ledger:
             Resized: self._resized,
             NodeLevelled: self._node_levelled,
             QuotaSet: self._quota_set,
-            TokenAdded: self._token_added,
-            TokenRevoked: self._token_revoked,
             StopAsked: self._stop_asked,
             Triggered: self._triggered,
             FunctionTold: self._function_told,
@@ -1909,7 +1425,6 @@ class Ledger:
             Lagging: self._lagging,
             SpeedupsTold: self._speedups_told,
             TrainingTold: self._training_told,
-            Held: self._held,
             NodeJoined: self._node_joined,
             NodeLost: self._node_lost,
             NodeSuspected: self._node_suspected,
@@ -1923,113 +1438,9 @@ class Ledger:
             Remembered: self._remembered,
             Round: self._round,
         }
-        self._units: dict[str, UnitState] = {}
-        self._tasks: dict[str, tuple[UnitState, int]] = {}
-        self._dependents: dict[str, list[UnitState]] = {}
-        self._awaited_by: dict[str, dict[str, None]] = {}
-        self._cancelling: dict[str, JobState] = {}
-        self._names: dict[tuple[str, str], str] = {}
-        self._keys: dict[tuple[str, str], str] = {}
-        self._queues = {}
-        self._candidates: dict[str, Candidate] = {}  # of pending units that have been shown
-        self._delayed: dict[str, UnitState] = {}
-        self._active: dict[str, UnitState] = {}
-        self._recovering: dict[str, UnitState] = {}
-        self._elastic: dict[str, UnitState] = {}
-        self._compared: dict[str, UnitState] = {}
-        self._phased: dict[str, UnitState] = {}
-        self._stragglers: dict[str, UnitState] = {}
-        self._shapes = {}
-        self._has_new_shape = self._has_new_queue = False  # since these were sorted
-        self._speedups: dict[str, Speedups] = {}
-        self._on: dict[str, dict[tuple[str, int], tuple[UnitState, int]]] = {}
-        self._fleet = None
-        self._outdated = Fleet()
-        self._stale: set[str] = set()
-        self._moved: set[str] = set()  # nodes whose room is known, and not what runs there
-        self._residents: dict[str, dict[int, Resident]] = {}  # as they were shown, by unit and the number of the task
-        self._shared: set[str] = set()  # nodes of whose devices parts were held when their room was looked at
-        self._open = [0, 0, 0, 0]  # CPU and devices of the open nodes: all, then what is free
-        self._opened: dict[str, tuple[int, int, int, int]] = {}  # of each of them
-        self._behind: dict[str, UnitState] = {}  # units that were queued behind their like
-        self._unsorted: set[str] = set()
-        self._pending_count = 0
-        self._unfinished_count = 0
-        self._unfinished_of: Counter[str] = Counter()  # units by tenant
-        self._ends = 0
-        self._ended_of: dict[str, dict[str, int]] = {}
-        for job_id in self._state.finished:
-            self._note_end(self._state.jobs[job_id])
-        self._held_by = dict.fromkeys(self._state.quotas, Amounts())
-        self._secrets = {token.hash: token.id for token in self._state.tokens.values() if not token.revoked}
-        for job in self._state.jobs.values():
-            self._index_job(job)
-            if job.calls is not None:
-                job.calls.restore_order()
-            for unit in job.units:
-                if not unit.over:
-                    self._unfinished_count += 1
-                    self._unfinished_of[job.tenant] += 1
-                if unit.speedups is not None:
-                    self._speedups[unit.id] = unit.speedups
-                if unit.status == "pending":
-                    self._index_pending(unit)
-                elif unit.status == "active":
-                    unit.size = unit.size or len(unit.tasks)  # as it was before there were elastic units
-                    self._index_active(unit)
-                    self._index_phase(unit)
-                    self._index_recovering(unit)
-                    self._index_straggling(unit)
-                    for task in unit.tasks:
-                        if task.active:
-                            self._count_shape(unit.shape)
-        self._count_held()
-
-    def _mark(self, unit: UnitState) -> None:
-        """Something of its attempts shows in the columns."""
-        self._residents.pop(unit.id, None)
-        self._stale.update(task.node for task in unit.tasks if task.active)
-
-    def _look_anew(self, node: str) -> None:
-        """Something of a node shows in the columns, and perhaps in all that runs there."""
-        for unit, _ in self._on.get(node, {}).values():
-            self._residents.pop(unit.id, None)
-        self._stale.add(node)
-
-    def _hold_room(self, unit: UnitState) -> None:
-        self._active[unit.id] = unit
-        if unit.queued:
-            self._behind[unit.id] = unit
-        if unit.spec.least:
-            self._elastic[unit.id] = unit
-        if len(unit.tasks) > 1 or unit.spec.tasks[0].parts:
-            self._compared[unit.id] = unit
-
-    def _index_active(self, unit: UnitState) -> None:
-        self._hold_room(unit)
-        for index, task in enumerate(unit.tasks):
-            if task.active:
-                self._on.setdefault(task.node, {})[unit.id, index] = (unit, index)
-
-    def _index_job(self, job: JobState) -> None:
-        if job.name and not job.ended:
-            self._names[job.tenant, job.name] = job.id
-        if job.key:
-            self._keys[job.tenant, job.key] = job.id
-        for other in job.after:
-            if not job.ended and other in self._state.jobs and not self._state.jobs[other].ended:
-                self._awaited_by.setdefault(other, {})[job.id] = None
-        for unit in job.units:
-            unit_id = unit.id
-            self._units[unit_id] = unit
-            if unit.spec.if_late == "cancel" and not job.ended:
-                self._cancelling[job.id] = job
-            for index, task in enumerate(unit.spec.tasks):
-                task_id = unit_id if task.name == unit.spec.name else f"{job.id}.{task.name}"
-                self._tasks[task_id] = (unit, index)
-        for unit in job.units:
-            for need in dict.fromkeys(unit.spec.needs):
-                self._dependents.setdefault(f"{job.id}.{need}", []).append(unit)
+        for room in self._rooms:
+            handlers |= room.handlers()
+        return handlers
 
     # --- self-check --------------------------------------------------------------------------------------------------
 
@@ -2037,10 +1448,7 @@ class Ledger:
         """Every invariant; raises `InvariantBroken` naming the first that does not hold. For tests and simulation."""
         for name, state in self._state.nodes.items():
             self._check_room(name, state)
-        for job in self._state.jobs.values():
-            left = sum(1 for unit in job.units if not unit.over)
-            hold(job.unfinished == left, f"{job.id} counts {job.unfinished} unfinished units, has {left}")
-            hold(bool(job.ended) == (left == 0), f"{job.id} ended={job.ended} with {left} units left")
+        for job in self.jobs.values():
             for unit in job.units:
                 self._check_unit(unit)
             if job.calls is not None:
@@ -2048,37 +1456,12 @@ class Ledger:
         encoded = self.encode()
         again = Ledger.decode(encoded)
         hold(again.encode() == encoded, "the state does not survive encoding")
-        for index in (
-            "_units",
-            "_tasks",
-            "_dependents",
-            "_delayed",
-            "_active",
-            "_elastic",
-            "_compared",
-            "_phased",
-            "_stragglers",
-            "_recovering",
-            "_cancelling",
-        ):
-            mine, theirs = getattr(self, index), getattr(again, index)
-            hold(mine.keys() == theirs.keys(), f"index {index} differs from one made anew")
-        for index in (
-            "_names",
-            "_keys",
-            "_speedups",
-            "_secrets",
-            "_awaited_by",
-            "_queues",
-            "_pending_count",
-            "_unfinished_count",
-            "_unfinished_of",
-            "_held_by",
-        ):
-            mine, theirs = getattr(self, index), getattr(again, index)
-            hold(mine == theirs, f"index {index} differs from one made anew: {mine} is not {theirs}")
-        ended = [{tenant: list(jobs) for tenant, jobs in of._ended_of.items()} for of in (self, again)]
-        hold(ended[0] == ended[1], f"finished jobs by tenant differ from those found anew: {ended}")
+        for room, anew in zip(self._rooms, again._rooms, strict=True):
+            room.check(anew)
+        for index in ("_phased", "_stragglers"):
+            hold_same(index, getattr(self, index).keys(), getattr(again, index).keys())
+        for index in ("_speedups", "_held_by"):
+            hold_same(index, getattr(self, index), getattr(again, index))
         mine, theirs = self.snapshot(self.now), again.snapshot(self.now)
         hold(mine == theirs, "a policy would see something else after a restart")
         for field in IN_ORDER:
@@ -2086,13 +1469,12 @@ class Ledger:
             hold(here == there, f"a policy would see {field} in another order after a restart: {here} is not {there}")
         cordoned = [device for device, cordon in self._state.cordons.items() if cordon.opened and not cordon.code]
         hold(not cordoned, f"remembered without a reason: {cordoned}")
-        hold(self._state.held.keys() <= self._queues.keys(), "reasons are kept for a queue in which nothing waits")
 
     def _check_room(self, name: str, state: NodeState) -> None:
         attempts: dict[str, list[bool]] = {}
         devices: dict[str, str] = {}
         shares: dict[str, list[Share]] = {}
-        for unit, index in self.attempts_on(name):
+        for unit, index in self.active.on(name):
             attempts.setdefault(unit.shape.key(), []).append(unit.brief)
             for device in unit.tasks[index].devices:
                 hold(device_key(device) not in devices, f"device {device} of {name} is held twice")
@@ -2124,27 +1506,10 @@ class Ledger:
             )
 
     def _check_unit(self, unit: UnitState) -> None:
-        active = [task.active for task in unit.tasks]
-        if unit.status == "active":
-            hold(any(active), f"{unit.id} is active with no attempt")
-            members = unit.members
-            hold(len(members) == unit.size, f"{unit.id} counts {unit.size} members, has {members}")
-            if not unit.generation:
-                hold(members == list(range(unit.size)), f"{unit.id} has the members {members}, and was never resized")
-            there = [unit.tasks[index] for index in members]
-            whole = (
-                (all(task.active for task in there) and unit.size >= (unit.spec.least or len(unit.tasks)))
-                or bool(unit.stopping)
-                or all(task.active or (task.ending is not None and task.ending.outcome == "done") for task in there)
-            )
-            hold(whole, f"{unit.id} runs in part")
-            if unit.generation:
-                founded = unit.placed_in
-                joined = [unit.epoch_of(index) for index in members]
-                hold(unit.spec.least > 0, f"{unit.id} was resized, and cannot be")
-                hold(all(founded <= epoch <= unit.epoch for epoch in joined), f"{unit.id} has members of {joined}")
-        else:
-            hold(not any(active), f"{unit.id} is {unit.status} with an attempt")
+        hold(
+            unit.status == "active" or not any(task.active for task in unit.tasks),
+            f"{unit.id} is {unit.status} with an attempt",
+        )
         leaving = [index for index, task in enumerate(unit.tasks) if task.leaving and not task.active]
         hold(not leaving, f"{leaving} of {unit.id} are leaving, and are not there")
         if unit.most:
@@ -2152,11 +1517,8 @@ class Ledger:
             hold(unit.status != "active" or unit.size <= unit.most, f"{unit.id} runs larger than it may")
         hold(all(epoch <= unit.epoch for epoch in unit.barred.values()), f"{unit.id} is barred in an epoch to come")
         hold(len(unit.ooms) <= unit.spec.retry.ooms + 1, f"{unit.id} ran out of memory in {unit.ooms}")
-        if unit.status == "pending":
-            known = unit.id in self._delayed or unit.id in self._queues.get(unit.queue, {})
-            hold(known, f"{unit.id} is pending and in no queue")
         if unit.status == "waiting":
-            job = self._state.jobs[unit.job]
+            job = self.jobs[unit.job]
             hold(unit.missing > 0 or job.awaited > 0 or job.calls is not None, f"{unit.id} waits for nothing")
 
     def _check_calls(self, job: JobState, book: CallBook) -> None:
@@ -2167,30 +1529,6 @@ class Ledger:
         hold(bool(idle), f"{job.id} has {len(book.open)} open calls, {up} workers called up and {resting} at rest")
         hold(book.tries.keys() <= book.open.keys(), f"{job.id} counts tries of calls that have returned")
         hold(all(call.number <= book.last for call in book.open.values()), f"{job.id} has calls of the future")
-
-
-def tenant_of_queue(queue: str) -> str:
-    """Whose work waits in it."""
-    tenant, colon, _ = queue.partition("/")[0].partition(":")
-    return tenant if colon else DEFAULT
-
-
-def _queue_of(job: Job | JobState, unit: Unit) -> str:
-    """Units alike to placement, served in order; a tenant, a graph, a deadline or a gang sets units apart."""
-    apart = len(job.units) > 1 or unit.deadline or len(unit.tasks) > 1 or unit.variants or unit.weight != 1000
-    own = job.id if apart or unit.work != NO_WORK or unit.serves else ""
-    own = f"{job.id}.{unit.name}" if unit.phases else own
-    whose = "" if job.tenant == DEFAULT else f"{job.tenant}:"
-    return f"{whose}{int(unit.priority)}/{unit.shape.key()}/{unit.kind}/{own}"
-
-
-def _number_of(job_id: str) -> int:
-    """j12 comes after j2."""
-    return int(job_id[1:])
-
-
-def _number_and_first(ended: dict[str, int]) -> tuple[int, int]:
-    return len(ended), next(iter(ended.values()))
 
 
 def _holder(share: Share) -> tuple[str, int, int]:

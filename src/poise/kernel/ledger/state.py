@@ -12,9 +12,12 @@ from poise.kernel.ledger.places import Cordon, NodeState
 from poise.kernel.ledger.units import OVER, UnitState
 from poise.model.decisions import Reason
 from poise.model.events import Began
+from poise.model.jobs import Job, Unit, Work
 from poise.model.profiles import Profile
 from poise.model.quotas import Quota
 from poise.model.tenants import DEFAULT, Token
+
+NO_WORK = Work()
 
 COMPRESSED = b"\x78"
 """How zlib begins. A state that is not compressed begins as a map of MessagePack does."""
@@ -109,3 +112,18 @@ def units_status(units: Sequence[UnitState]) -> str:
             return "placed"
         return "running"
     return "pending" if "pending" in statuses else "waiting"
+
+
+def tenant_of_queue(queue: str) -> str:
+    """Whose work waits in it."""
+    tenant, colon, _ = queue.partition("/")[0].partition(":")
+    return tenant if colon else DEFAULT
+
+
+def queue_of(job: Job | JobState, unit: Unit) -> str:
+    """Units alike to placement, served in order; a tenant, a graph, a deadline or a gang sets units apart."""
+    apart = len(job.units) > 1 or unit.deadline or len(unit.tasks) > 1 or unit.variants or unit.weight != 1000
+    own = job.id if apart or unit.work != NO_WORK or unit.serves else ""
+    own = f"{job.id}.{unit.name}" if unit.phases else own
+    whose = "" if job.tenant == DEFAULT else f"{job.tenant}:"
+    return f"{whose}{int(unit.priority)}/{unit.shape.key()}/{unit.kind}/{own}"

@@ -1,0 +1,280 @@
+"""The jobs that are kept, their units, and by what they are found."""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Collection, Iterator
+from itertools import islice
+
+from poise.kernel.book import CallBook
+from poise.kernel.ledger.room import Room, hold, hold_same
+from poise.kernel.ledger.state import JobState, State, queue_of
+from poise.kernel.ledger.tasks import TaskState
+from poise.kernel.ledger.units import UnitState
+from poise.model.events import JobSubmitted
+from poise.model.messages import Attempt
+from poise.model.tenants import DEFAULT, HOME, Bearer
+
+
+class Jobs(Room, dict[str, JobState]):
+    """By id, as submitted. Owns `jobs`, `finished`, `jobs_ever` and `units_ever`. How a unit changes is the business of
+    the rooms above; this one is told when a unit or a job is over.
+    """
+
+    def __init__(self, state: State) -> None:
+        super().__init__(sorted(state.jobs.items(), key=lambda item: item[1].units[0].ordinal))
+        self._state, state.jobs = state, self
+        self.units: dict[str, UnitState] = {}
+        """By id."""
+        self.tasks: dict[str, tuple[UnitState, int]] = {}
+        """The unit and the number of each task, by `job.task`."""
+        self.dependents: dict[str, list[UnitState]] = {}
+        """Units that need one, by its id."""
+        self.awaited_by: dict[str, dict[str, None]] = {}
+        """Unfinished jobs that come after one, by its id."""
+        self.cancelling: dict[str, JobState] = {}
+        """Unfinished jobs, by id, of which something is to be cancelled when its deadline is lost."""
+        self._names: dict[tuple[str, str], str] = {}
+        self._keys: dict[tuple[str, str], str] = {}
+        self._unfinished = 0
+        self._unfinished_of: Counter[str] = Counter()  # units by tenant
+        self._ends = 0
+        self._ended_of: dict[str, dict[str, int]] = {}
+        for job_id in state.finished:
+            self._note_end(self[job_id])
+        for job in self.values():
+            self._index(job)
+            if job.calls is not None:
+                job.calls.restore_order()
+            self._count(job, sum(not unit.over for unit in job.units))
+
+    # --- finding -----------------------------------------------------------------------------------------------------
+
+    def next_id(self) -> str:
+        return f"j{self._state.jobs_ever + 1}"
+
+    def submitted_under(self, key: str, tenant: str = DEFAULT) -> str | None:
+        """The job that an earlier submission of this tenant with this key made."""
+        return self._keys.get((tenant, key))
+
+    def named(self, name: str, tenant: str = DEFAULT) -> JobState | None:
+        """The tenant's unfinished job of this name; names are free again once their job is over."""
+        found = self._names.get((tenant, name))
+        return self.get(found) if found else None
+
+    def find(self, name: str, bearer: Bearer = HOME) -> JobState | None:
+        """By id, or by name within the bearer's tenant: the unfinished job of that name, else the latest that had it.
+        What the bearer may not see is not there.
+        """
+        job, tenant = self.get(name), bearer.tenant
+        if job is not None and bearer.sees(job.tenant):
+            return job
+        latest = (job for job in reversed(self.values()) if job.name == name and job.tenant == tenant)
+        return self.named(name, tenant) or next(latest, None)
+
+    def unit(self, unit_id: str) -> UnitState | None:
+        return self.units.get(unit_id)
+
+    def is_over(self, unit_id: str) -> bool:
+        """Whether nothing will change this unit: it has ended, or has left the history."""
+        unit = self.units.get(unit_id)
+        return unit is None or unit.over
+
+    def task(self, task_id: str) -> tuple[UnitState, TaskState] | None:
+        """The unit and state of `job.task`."""
+        found = self.tasks.get(task_id)
+        return (found[0], found[0].tasks[found[1]]) if found else None
+
+    def node_of(self, attempt: Attempt) -> str:
+        """Where it runs or ran; empty for one that is not known."""
+        found = self.tasks.get(attempt.task)
+        if found is None:
+            return ""
+        unit, index = found
+        task = unit.tasks[index]
+        if unit.epoch_of(index) == attempt.epoch:
+            return task.node
+        return next((past.node for past in task.past if past.epoch == attempt.epoch), "")
+
+    # --- counting and listing ----------------------------------------------------------------------------------------
+
+    def unfinished(self) -> int:
+        return len(self) - len(self._state.finished)
+
+    def unfinished_units(self, tenant: str | None = None) -> int:
+        """Units that are not over, whatever they wait for: all, or those of a tenant."""
+        return self._unfinished if tenant is None else self._unfinished_of[tenant]
+
+    def has_others(self, tenant: str) -> bool:
+        """Whether another tenant has something unfinished."""
+        return bool(self._unfinished_of.keys() - {tenant})
+
+    def recent(self, finished: int) -> list[JobState]:
+        """The latest finished jobs, then all unfinished ones, each in order of submission."""
+        latest = set(self._state.finished[-finished:] if finished else ())
+        return [job for job in self.values() if not job.ended or job.id in latest]
+
+    def after(self, job_id: str) -> Iterator[JobState]:
+        """In order of submission, those after this one, known or not; without it all."""
+        if not job_id:
+            return iter(self.values())
+        jobs = list(self.values())
+        return islice(jobs, bisect_right(jobs, _number_of(job_id), key=lambda job: _number_of(job.id)), None)
+
+    def latest_ended(self, number: int, tenant: str | None = None) -> list[str]:
+        """So many of the finished jobs, of a tenant or of all, the latest first."""
+        latest = reversed(self._state.finished) if tenant is None else reversed(self._ended_of.get(tenant, {}))
+        return list(islice(latest, number))
+
+    # --- coming and going --------------------------------------------------------------------------------------------
+
+    def add(self, event: JobSubmitted) -> JobState:
+        """A new job, with all of its units waiting."""
+        job, state = event.job, self._state
+        state.jobs_ever += 1
+        units = []
+        for unit in job.units:
+            state.units_ever += 1
+            units.append(
+                UnitState(
+                    spec=unit,
+                    job=job.id,
+                    ordinal=state.units_ever,
+                    queue=queue_of(job, unit),
+                    missing=len(set(unit.needs)) + (0 < unit.at_most <= unit.tasks[0].part),
+                    tasks=[TaskState() for _ in unit.tasks],
+                )
+            )
+        made = self[job.id] = JobState(
+            id=job.id,
+            name=job.name,
+            user=job.user,
+            folder=job.folder,
+            env=job.env,
+            after=job.after,
+            submitted=event.at,
+            units=units,
+            key=event.key,
+            unfinished=len(units),
+            awaited=sum(1 for other in job.after if other in self and not self[other].ended),
+            note=job.note,
+            calls=CallBook() if job.calls else None,
+            tenant=job.tenant,
+        )
+        self._index(made)
+        self._count(made, len(units))
+        return made
+
+    def count_over(self, unit: UnitState) -> None:
+        """A unit is over."""
+        job = self[unit.job]
+        job.unfinished -= 1
+        self._count(job, -1)
+
+    def end(self, job: JobState, at: int) -> Collection[str]:
+        """A job with no unit left has ended; those that come after it."""
+        job.ended = at
+        self.cancelling.pop(job.id, None)
+        if job.calls is not None:
+            job.calls.forget()
+        self._state.finished.append(job.id)
+        self._note_end(job)
+        if job.name:
+            self._names.pop((job.tenant, job.name), None)
+        for other in job.after:  # no longer waited for, if it ended without them
+            self._stop_awaiting(other, job.id)
+        return self.awaited_by.pop(job.id, ())
+
+    def forget_old(self, history: int, *, fair: bool) -> None:
+        """Bound the history: the oldest finished jobs leave the ledger; the log still has them."""
+        finished = self._state.finished
+        surplus = len(finished) - history
+        if surplus <= max(16, history // 16):  # in batches, since this costs a list copy
+            return
+        leaving = self._oldest_of_the_most(history) if fair else finished[:surplus]
+        for job_id in leaving:
+            job = self.pop(job_id)
+            ended = self._ended_of[job.tenant]
+            del ended[job_id]
+            if not ended:
+                del self._ended_of[job.tenant]
+            if job.key:
+                self._keys.pop((job.tenant, job.key), None)
+            for unit in job.units:
+                del self.units[unit.id]
+                self.dependents.pop(unit.id, None)
+                for task in unit.spec.tasks:
+                    del self.tasks[f"{job_id}.{task.name}"]
+        gone = frozenset(leaving)
+        self._state.finished = [job_id for job_id in finished if job_id not in gone]
+
+    def _oldest_of_the_most(self, history: int) -> list[str]:
+        """What leaves so that the history is kept, and of no tenant more than of another that has as many."""
+        leaving: list[str] = []
+        room = history
+        fewest_first = sorted(self._ended_of.values(), key=_number_and_first)
+        for left, own in zip(range(len(fewest_first), 0, -1), fewest_first, strict=True):
+            kept = min(len(own), room // left)
+            room -= kept
+            leaving += islice(own, len(own) - kept)
+        return leaving
+
+    def _note_end(self, job: JobState) -> None:
+        """Of each tenant's finished jobs, which ended before which of another's."""
+        self._ends += 1
+        self._ended_of.setdefault(job.tenant, {})[job.id] = self._ends
+
+    def _stop_awaiting(self, other: str, job_id: str) -> None:
+        waiting = self.awaited_by.get(other)
+        if waiting is not None:
+            waiting.pop(job_id, None)
+            if not waiting:
+                del self.awaited_by[other]
+
+    def _count(self, job: JobState, units: int) -> None:
+        self._unfinished += units
+        self._unfinished_of[job.tenant] += units
+        if not self._unfinished_of[job.tenant]:
+            del self._unfinished_of[job.tenant]
+
+    def _index(self, job: JobState) -> None:
+        if job.name and not job.ended:
+            self._names[job.tenant, job.name] = job.id
+        if job.key:
+            self._keys[job.tenant, job.key] = job.id
+        for other in job.after:
+            if not job.ended and other in self and not self[other].ended:
+                self.awaited_by.setdefault(other, {})[job.id] = None
+        for unit in job.units:
+            unit_id = unit.id
+            self.units[unit_id] = unit
+            if unit.spec.if_late == "cancel" and not job.ended:
+                self.cancelling[job.id] = job
+            for index, task in enumerate(unit.spec.tasks):
+                task_id = unit_id if task.name == unit.spec.name else f"{job.id}.{task.name}"
+                self.tasks[task_id] = (unit, index)
+        for unit in job.units:
+            for need in dict.fromkeys(unit.spec.needs):
+                self.dependents.setdefault(f"{job.id}.{need}", []).append(unit)
+
+    # --- self-check --------------------------------------------------------------------------------------------------
+
+    def check(self, anew: "Jobs") -> None:
+        for job in self.values():
+            left = sum(1 for unit in job.units if not unit.over)
+            hold(job.unfinished == left, f"{job.id} counts {job.unfinished} unfinished units, has {left}")
+            hold(bool(job.ended) == (left == 0), f"{job.id} ended={job.ended} with {left} units left")
+        for index in ("units", "tasks", "dependents", "cancelling"):
+            hold_same(index, getattr(self, index).keys(), getattr(anew, index).keys())
+        for index in ("awaited_by", "_names", "_keys", "_unfinished", "_unfinished_of"):
+            hold_same(index, getattr(self, index), getattr(anew, index))
+        ended = [{tenant: list(jobs) for tenant, jobs in of._ended_of.items()} for of in (self, anew)]
+        hold_same("finished jobs by tenant", *ended)
+
+
+def _number_of(job_id: str) -> int:
+    """j12 comes after j2."""
+    return int(job_id[1:])
+
+
+def _number_and_first(ended: dict[str, int]) -> tuple[int, int]:
+    return len(ended), next(iter(ended.values()))

@@ -1,0 +1,236 @@
+"""Units that wait for room, and what is said of why."""
+
+from collections.abc import Iterable
+from itertools import chain, islice
+
+from poise.kernel.ledger.active import Active
+from poise.kernel.ledger.changes import Changes
+from poise.kernel.ledger.jobs import Jobs
+from poise.kernel.ledger.order import amounts_in, by_amounts, ordinal, rank
+from poise.kernel.ledger.room import Handlers, Room, hold, hold_same
+from poise.kernel.ledger.state import JobState, State
+from poise.kernel.ledger.units import PAST_ORDERS, UnitState
+from poise.model import events
+from poise.model.decisions import Reason
+from poise.model.events import Preempted, Resized
+from poise.model.jobs import Priority
+from poise.model.views import LEAST_SHOWN
+
+HEAD = 128
+"""Units of one queue that a snapshot shows; the rest follow as these are placed. `static` is shown all: there a unit's
+number says where it may run, so that the head may be stuck while one behind it is not."""
+
+SHOWN = 4096
+"""Units that a snapshot shows in all, if there are many queues; of each at least `LEAST_SHOWN`."""
+
+
+class Queues(Room, dict[str, dict[str, UnitState]]):
+    """Pending units by queue, and in each by id, in the order of their ranks once they have been `sorted`. Owns `held`
+    and `yielded`.
+    """
+
+    def __init__(self, state: State, jobs: Jobs, active: Active, changes: Changes) -> None:
+        super().__init__()
+        self._state, self._jobs, self._active, self._changes = state, jobs, active, changes
+        self.pending = 0
+        """Units that could be placed, or will be when their back-off ends."""
+        self.delayed: dict[str, UnitState] = {}
+        """Those of them that had to wait for an instant when they became pending."""
+        self._unsorted: set[str] = set()
+        self._has_new_queue = False  # since they were sorted by name
+        self._first_in_line = (-1, "")  # as of a revision
+        for unit in jobs.units.values():
+            if unit.status == "pending":
+                self._add(unit)
+
+    # --- what waits --------------------------------------------------------------------------------------------------
+
+    def held_for(self, unit: UnitState) -> tuple[Reason, ...]:
+        """The reasons logged for the queue in which this unit waits."""
+        return self._state.held.get(unit.queue, ())
+
+    def held(self, queue: str) -> tuple[Reason, ...]:
+        return self._state.held.get(queue, ())
+
+    def first_in_line(self) -> str:
+        """The unit behind which all wait that may not pass it: the first that is held for reasons of its own, and not
+        for ever. Empty where there is none.
+        """
+        revision, found = self._first_in_line
+        if revision != self._state.revision:
+            heads = [
+                next(iter(self[queue].values()))
+                for queue, reasons in self._state.held.items()
+                if any(reason.code not in ("BEHIND", "QUOTA") and reason.fixable != "never" for reason in reasons)
+            ]
+            found = min(heads, key=ordinal).id if heads else ""
+            self._first_in_line = self._state.revision, found
+        return found
+
+    def by_class(self) -> dict[Priority, int]:
+        """How many units wait for room in each class that any waits in, the most urgent first."""
+        counts: dict[int, int] = {}
+        for queue in self.values():
+            priority = int(next(iter(queue.values())).spec.priority)
+            counts[priority] = counts.get(priority, 0) + len(queue)
+        return {Priority(priority): counts[priority] for priority in sorted(counts)}
+
+    def first(self, most: int) -> list[UnitState]:
+        """The first units of all queues, by class and then by arrival; of very many queues only the head of each."""
+        each = max(1, min(most, SHOWN // max(1, len(self))))
+        first = [unit for queue in self.values() for unit in islice(queue.values(), each)]
+        first.sort(key=lambda unit: (unit.spec.priority, unit.ordinal))
+        return first[:most]
+
+    def wakeup(self, after: int) -> int | None:
+        """The next instant after this one at which a unit's back-off or the lease of its earlier copy ends."""
+        if not self.delayed and not self._active.recovering:
+            return None
+        back = chain(self.delayed.values(), self._active.recovering.values())
+        ends = (unit.free_at for unit in back if unit.free_at > after)
+        return min(ends, default=None)
+
+    def backlog(self) -> dict[str, int]:
+        """How many units wait in each queue, by name. Sorted anew only where a queue was added since."""
+        if self._has_new_queue:
+            in_order = sorted(self.items(), key=by_amounts)
+            self.clear()
+            self.update(in_order)
+            self._has_new_queue = False
+        return {queue: len(units) for queue, units in self.items()}
+
+    # --- what a snapshot shows of them -------------------------------------------------------------------------------
+
+    def head(self) -> int:
+        """Units of each queue that a snapshot shows at least, as long as there are so many."""
+        return max(LEAST_SHOWN, min(HEAD, SHOWN // 2 // max(1, len(self))))
+
+    def heads(self) -> dict[str, int]:
+        """How many of each queue are shown. What is left of all that may be shown goes to the classes above the lowest,
+        in order: as long as more of them is there than is shown, nothing lower is placed.
+        """
+        head = self.head()
+        left = SHOWN - head * len(self)
+        heads = dict.fromkeys(self, head)
+        classes: dict[int, list[str]] = {}
+        for name, units in self.items():
+            classes.setdefault(int(next(iter(units.values())).spec.priority), []).append(name)
+        for priority in sorted(classes)[:-1]:
+            longer = [name for name in classes[priority] if len(self[name]) > head]
+            names = sorted(longer, key=lambda name: (len(self[name]), amounts_in(name)))
+            for number, name in enumerate(names):
+                more = max(0, min(len(self[name]) - head, left // (len(names) - number)))
+                heads[name] += more
+                left -= more
+        return heads
+
+    def sort(self) -> None:
+        """Each queue by rank, where that has changed."""
+        for name in self._unsorted:
+            self[name] = dict(sorted(self[name].items(), key=lambda item: rank(item[1])))
+        self._unsorted.clear()
+
+    # --- coming and going --------------------------------------------------------------------------------------------
+
+    def make_pending(self, unit: UnitState, at: int) -> None:
+        begins = self._jobs[unit.job].submitted + unit.spec.begin
+        if unit.spec.begin and at < begins:
+            unit.not_before, at = max(unit.not_before, begins), begins
+        unit.status, unit.ready = "pending", at
+        self._add(unit)
+
+    def _add(self, unit: UnitState) -> None:
+        self.pending += 1
+        if unit.free_at:
+            self.delayed[unit.id] = unit
+        queue = self.get(unit.queue)
+        if queue is None:
+            self[unit.queue] = {unit.id: unit}
+            self._has_new_queue = True
+            return
+        if rank(unit) < rank(next(reversed(queue.values()))):
+            self._unsorted.add(unit.queue)
+        queue[unit.id] = unit
+
+    def remove(self, unit: UnitState) -> None:
+        """It is pending no more."""
+        self.pending -= 1
+        unit_id, queue = unit.id, self[unit.queue]
+        if self.delayed:
+            self.delayed.pop(unit_id, None)
+        self._changes.candidates.pop(unit_id, None)
+        del queue[unit_id]
+        if not queue:
+            del self[unit.queue]
+            self._unsorted.discard(unit.queue)
+            self._state.held.pop(unit.queue, None)
+
+    def rank_anew(self, job: JobState) -> None:
+        """What is known of its units has changed."""
+        for unit in job.units:
+            if unit.status == "pending":
+                self._changes.candidates.pop(unit.id, None)
+                self._unsorted.add(unit.queue)
+
+    # --- who yielded to whom -----------------------------------------------------------------------------------------
+
+    @property
+    def yielded(self) -> dict[str, str]:
+        """Which units have yielded to which that still wait."""
+        return self._state.yielded
+
+    def note_order(self, unit: UnitState, event: Preempted | Resized) -> None:
+        """It was asked to make room for another."""
+        unit.yielded = (*unit.yielded[1 - PAST_ORDERS :], event)
+        gaining = self._jobs.units.get(event.to)
+        if gaining is not None:
+            self._state.yielded[unit.id] = event.to
+            gaining.gained = (*gaining.gained[1 - PAST_ORDERS :], event)
+
+    def forget_yields(self, unit: UnitState) -> None:
+        """It waits no longer: not for whom it yielded to, and nobody for it."""
+        if self._state.yielded:
+            kept = {who: to for who, to in self._state.yielded.items() if unit.id not in (who, to)}
+            self._state.yielded = kept
+
+    # --- leases of earlier copies ------------------------------------------------------------------------------------
+
+    def end_leases(self, node: str) -> None:
+        """It was started anew: nothing of what it ran is left."""
+        for unit in self._leased():
+            unit.leases.pop(node, None)
+        for unit in [unit for unit in self.delayed.values() if not unit.free_at]:
+            del self.delayed[unit.id]
+
+    def stretch_leases(self, since: int, gap: int) -> None:
+        """After a boot of this machine the log's time goes on by the wall clock, which may be wrong, and on which no
+        lease may depend: what was left of each is left of it still.
+        """
+        for unit in self._leased():
+            for node, until in unit.leases.items():
+                if until > since:
+                    unit.leases[node] = until + gap
+
+    def _leased(self) -> Iterable[UnitState]:
+        return (*self._active.values(), *self.delayed.values())
+
+    # --- events and self-check ---------------------------------------------------------------------------------------
+
+    def handlers(self) -> Handlers:
+        return {events.Held: self._held}
+
+    def _held(self, event: events.Held) -> None:
+        if event.reasons and event.queue in self:
+            self._state.held[event.queue] = event.reasons
+        else:
+            self._state.held.pop(event.queue, None)
+
+    def check(self, anew: "Queues") -> None:
+        for unit in self._jobs.units.values():
+            if unit.status == "pending":
+                known = unit.id in self.delayed or unit.id in self.get(unit.queue, {})
+                hold(known, f"{unit.id} is pending and in no queue")
+        hold_same("delayed", self.delayed.keys(), anew.delayed.keys())
+        hold_same("queues", self, anew)
+        hold_same("pending", self.pending, anew.pending)
+        hold(self._state.held.keys() <= self.keys(), "reasons are kept for a queue in which nothing waits")

@@ -1,0 +1,50 @@
+"""The tokens by which bearers are known."""
+
+import msgspec
+
+from poise.kernel.ledger.room import Handlers, Room, hold_same
+from poise.kernel.ledger.state import State
+from poise.model.events import TokenAdded, TokenRevoked
+from poise.model.tenants import Token
+
+PAST_TOKENS = 256
+"""Revoked tokens that are kept; the log has them all."""
+
+
+class Tokens(Room, dict[str, Token]):
+    """By id; the latest revoked ones are kept, so that the audit can name them. Owns `tokens` and `tokens_ever`."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state.tokens)
+        self._state, state.tokens = state, self
+        self._secrets = {token.hash: token.id for token in self.values() if not token.revoked}
+
+    def next_id(self) -> str:
+        return f"t{self._state.tokens_ever + 1}"
+
+    def of_secret(self, secret_hash: str) -> Token | None:
+        """The token of which this is the hash, expired or not, unless it was revoked."""
+        found = self._secrets.get(secret_hash)
+        return self[found] if found else None
+
+    def has_others(self, tenant: str) -> bool:
+        """Whether another tenant has a token."""
+        return any(token.tenant != tenant for token in self.values() if not token.revoked)
+
+    def handlers(self) -> Handlers:
+        return {TokenAdded: self._added, TokenRevoked: self._revoked}
+
+    def _added(self, event: TokenAdded) -> None:
+        self._state.tokens_ever += 1
+        self[event.token.id] = event.token
+        self._secrets[event.token.hash] = event.token.id
+
+    def _revoked(self, event: TokenRevoked) -> None:
+        del self._secrets[self[event.id].hash]
+        self[event.id] = msgspec.structs.replace(self[event.id], revoked=event.at)
+        gone = sorted((token.revoked, token_id) for token_id, token in self.items() if token.revoked)
+        for _, token_id in gone[:-PAST_TOKENS]:
+            del self[token_id]
+
+    def check(self, anew: "Tokens") -> None:
+        hold_same("secrets", self._secrets, anew._secrets)
