@@ -23,6 +23,9 @@ from poise.engine.seeds import nemeses_of, shrink, try_scenario, try_seed
 from poise.kernel import controller, verify
 from poise.kernel.controller import Controller, Reply
 from poise.kernel.ledger import Ledger, NodeState
+from poise.kernel.ledger.jobs import Jobs
+from poise.kernel.ledger.queues import Queues
+from poise.kernel.ledger.quotas import Quotas
 from poise.kernel.node import NodeMachine
 from poise.model.decisions import Hold, Plan
 from poise.model.events import Started
@@ -148,7 +151,7 @@ def unsorted_set() -> Any:
 
 def retry_without_idempotence() -> Any:
     """A submission that is sent again is another job."""
-    return patch.object(Ledger, "submitted_under", lambda *_: None)
+    return patch.object(Jobs, "submitted_under", lambda *_: None)
 
 
 def lease_not_kept() -> Any:
@@ -241,13 +244,13 @@ def drain_answered_at_once() -> Any:
 
 def quota_kept_after_cancel() -> Any:
     """What is cancelled while it runs goes on counting against the quota of its tenant."""
-    real = Ledger._count
+    real = Quotas.count
 
-    def count(self: Any, unit: Any, sign: int) -> None:
+    def count(self: Any, unit: Any, shape: Any, sign: int) -> None:
         if sign > 0 or unit.stopping != "cancel":
-            real(self, unit, sign)
+            real(self, unit, shape, sign)
 
-    return patch.object(Ledger, "_count", count)
+    return patch.object(Quotas, "count", count)
 
 
 def gang_released_one_short() -> Any:
@@ -288,7 +291,7 @@ def outbox_lost_on_hang_up() -> Any:
 
 def backlog_in_order_of_arrival() -> Any:
     """The queues of a view stand in the order in which they came to be."""
-    return patch.object(Ledger, "_backlog", lambda self: {name: len(units) for name, units in self._queues.items()})
+    return patch.object(Queues, "backlog", lambda self: {name: len(units) for name, units in self.items()})
 
 
 def device_given_twice() -> Any:

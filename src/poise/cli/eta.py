@@ -88,7 +88,7 @@ def known_now(home: Home) -> "tuple[Ledger, int]":
     if not running(home):
         say("poise: no control plane is running; this is what would come if one began now")
         return ledger, ledger.now
-    return ledger, ledger.resume_at(boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time())
+    return ledger, ledger.leader.resume_at(boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time())
 
 
 def deciding(ledger: "Ledger") -> "tuple[ClusterPolicy, Settings]":
@@ -97,7 +97,7 @@ def deciding(ledger: "Ledger") -> "tuple[ClusterPolicy, Settings]":
     from poise.kernel.controller import Settings
     from poise.policy.suites import SAFE_POLICY, policy_named
 
-    began = ledger.began
+    began = ledger.leader.began
     found = policy_of(began, anyway=True) if began is not None else policy_named(Settings().policy)
     if isinstance(found, str):
         say(f"poise: {found}; this is what `{SAFE_POLICY}` would do")

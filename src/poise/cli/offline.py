@@ -151,7 +151,7 @@ def report(home: Home, names: Sequence[str]) -> RunReport:
         say(f"poise: earlier records are no longer kept; this begins at revision {checkpoint and checkpoint.revision}")
     ledger = history.ledger
     boottime = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    now = ledger.resume_at(boot_id(), boottime, time.time()) if running(home) else ledger.now
+    now = ledger.leader.resume_at(boot_id(), boottime, time.time()) if running(home) else ledger.now
     return history.report(now, names=names, version=__version__)
 
 
@@ -160,9 +160,9 @@ def _resumed(ledger: Ledger) -> "tuple[ClusterPolicy, Controller]":
     from poise.kernel.controller import Controller, Settings
     from poise.policy.suites import POLICIES, policy_named
 
-    settings = Settings(policy=ledger.policy) if ledger.policy in POLICIES else Settings()
-    if ledger.policy not in ("", settings.policy):
-        say(f"poise: `{ledger.policy}` decides only where it runs; this is what `{settings.policy}` would do")
+    settings = Settings(policy=ledger.leader.policy) if ledger.leader.policy in POLICIES else Settings()
+    if ledger.leader.policy not in ("", settings.policy):
+        say(f"poise: `{ledger.leader.policy}` decides only where it runs; this is what `{settings.policy}` would do")
     return policy_named(settings.policy), Controller(ledger, settings)
 
 

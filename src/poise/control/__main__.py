@@ -190,7 +190,9 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     while not all(door.started for door in doors) and not serving.done():  # noqa: ASYNC110 — they say it no other way
         await asyncio.sleep(0.005)
     _write_endpoint(home, port, beyond.address.text if beyond else "")
-    _log.info("ready: process %d, port %d, revision %d, term %d", os.getpid(), port, ledger.revision, ledger.term)
+    _log.info(
+        "ready: process %d, port %d, revision %d, term %d", os.getpid(), port, ledger.revision, ledger.leader.term
+    )
     standing_by = None if shared is None else asyncio.create_task(_stand_by(shared, plane, lifetime))
     leaving = asyncio.create_task(lifetime.leave_when_idle())
     tidying = [asyncio.create_task(_tidy_folders(plane, home)), asyncio.create_task(_tidy_messages(home))]

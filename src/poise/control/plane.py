@@ -51,7 +51,7 @@ _log = logging.getLogger("poise.control")
 
 def clock_of(ledger: Ledger) -> SystemClock:
     """One that goes on from where the log is."""
-    return SystemClock(Instant(ledger.resume_at(boot_id(), boottime(), time.time())))
+    return SystemClock(Instant(ledger.leader.resume_at(boot_id(), boottime(), time.time())))
 
 
 class Plane(Host):

@@ -123,7 +123,7 @@ class SimulatedControl:
         if was_damaged:
             raise AssertionError("a flipped bit was not found when the log was opened")
         boot, boottime = f"boot {home.boot}", home.timeline.now
-        start = ledger.resume_at(boot, boottime, WALL + boottime / SECOND + home.wall_off)
+        start = ledger.leader.resume_at(boot, boottime, WALL + boottime / SECOND + home.wall_off)
         self.process.start()
         self.host = Host(
             Controller(ledger, home.settings),

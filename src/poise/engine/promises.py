@@ -521,7 +521,7 @@ def _untold(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> str:
     told = [reason for reason in reasons(ledger, job, unit, now) if reason.code != "NEXT_ROUND"]
     if not told:
         return "no reason is told"
-    if {reason.code for reason in told} - ABOUT_NODES or len(ledger.nodes) > NAMED or ledger.fixed:
+    if {reason.code for reason in told} - ABOUT_NODES or len(ledger.nodes) > NAMED or ledger.leader.fixed:
         return ""  # where each unit has one place only, no other node counts
     named, shape = {reason.subject for reason in told}, unit.shape
     for name, state in ledger.nodes.items():

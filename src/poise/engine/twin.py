@@ -248,7 +248,7 @@ class Twin:
             self.process,
             tell=lambda text: None,
         )
-        memory = ledger.snapshot(ledger.now).memory if ledger.policy == policy.name else {}
+        memory = ledger.snapshot(ledger.now).memory if ledger.leader.policy == policy.name else {}
         self.host.begin(boot="twin", boottime=self.began)
         if memory:  # it is forgotten when a control plane begins, and here none has ended
             self.host.post(Decided(Plan(base=ledger.revision, policy=policy.name, memory=dict(memory))))

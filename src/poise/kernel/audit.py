@@ -30,7 +30,7 @@ def audit_report(ledger: Ledger, revision: int, event: AUDITED) -> AuditReport:
     token = ledger.tokens.get(by)
     return AuditReport(
         revision=revision,
-        at=ledger.wall(event.at),
+        at=ledger.leader.wall(event.at),
         token=by,
         name=token.name if token is not None else "",
         tenant=token.tenant if token is not None else "" if by else DEFAULT,

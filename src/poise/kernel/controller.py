@@ -523,7 +523,7 @@ class Controller:
         """
         began = Began(
             at=now,
-            term=term or self.ledger.term + 1,
+            term=term or self.ledger.leader.term + 1,
             policy=self.settings.policy,
             history=self.settings.history,
             version=self.settings.version,
@@ -880,8 +880,7 @@ class Controller:
             )
         own = Bearer(tenant, Role.SUBMITTER)
         after = tuple(self._awaited(name, own).id for name in compiled.after)
-        quotas = self.ledger.quotas()
-        check_all(compiled.units, self.ledger.room(), tenant, quotas[tenant][0] if tenant in quotas else None)
+        check_all(compiled.units, self.ledger.room(), tenant, self.ledger.quotas.get(tenant))
         return compiled.job(self.ledger.jobs.next_id(), after, user)
 
     def _check_room(self, tenant: str, more: int) -> None:
@@ -948,8 +947,7 @@ class Controller:
         self._dispatch.cancelled(job, now)
 
     def _set_quota(self, message: SetQuota, now: int) -> str:
-        known = self.ledger.quotas().get(message.tenant)
-        if (known[0] if known else None) != message.quota:
+        if self.ledger.quotas.get(message.tenant) != message.quota:
             self._commit(QuotaSet(at=now, tenant=message.tenant, quota=message.quota, by=message.bearer.token))
             self._dirty = True
         return message.tenant
@@ -1023,7 +1021,7 @@ class Controller:
             hint = f"`poise drain {node}:{known[0]}`" if known else "`poise nodes`"
             have = ", ".join(known) or "none"
             raise NotFound(f"{node} has no device `{place}`", field="node", have=have, hint=hint)
-        if (self.ledger.cordon_of(node, device) is not None) != message.on:
+        if (self.ledger.cordons.of_device(node, device) is not None) != message.on:
             identity, by = identity_of(node, device), message.bearer.token
             self._commit(DeviceDrained(at=now, node=node, device=device.index, id=identity, on=message.on, by=by))
             self._dirty = True
@@ -1220,7 +1218,7 @@ class Controller:
         """
         for fault in faults:
             device = self._device(name, fault.index)
-            if device is None or self.ledger.cordon_of(name, device) is not None:
+            if device is None or self.ledger.cordons.of_device(name, device) is not None:
                 continue
             if fault.id and fault.id != identity_of(name, device):
                 continue  # another is in its place by now

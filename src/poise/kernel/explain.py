@@ -102,8 +102,8 @@ def job_report(
         user=job.user,
         status=job_status(job),
         exit_code=exit_code(job),
-        submitted=ledger.wall(job.submitted),
-        ended=ledger.wall(job.ended),
+        submitted=ledger.leader.wall(job.submitted),
+        ended=ledger.leader.wall(job.ended),
         elapsed=(job.ended or now) - job.submitted,
         counts=counts,
         command=job_text(job, sum(counts.values())),
@@ -113,7 +113,7 @@ def job_report(
         retries=retries_of(unit.spec.retry for unit in job.units) if tasks and job.calls is None else "",
         calls=_calls_report(job.calls) if job.calls is not None else None,
         training=tuple(
-            TrainingReport(unit=unit.id, heard=ledger.wall(known.at), said=known.said)
+            TrainingReport(unit=unit.id, heard=ledger.leader.wall(known.at), said=known.said)
             for unit in (job.units if tasks else ())
             if (known := heard(unit)) is not None
         ),
@@ -172,8 +172,8 @@ def task_report(
         wait=max(0, (started or unit.ended or now) - unit.ready) if unit.ready else 0,
         run=ending.run if has_ended else (now - started if started else 0),
         cpu=ending.cpu,
-        started=ledger.wall(started),
-        ended=ledger.wall(task.ended),
+        started=ledger.leader.wall(started),
+        ended=ledger.leader.wall(task.ended),
         expected=unit.expected,
         slack=slack,
         critical=len(job.units) > 1 and slack == 0,
@@ -424,9 +424,9 @@ def _beyond(ledger: Ledger, tenant: str, candidate: Candidate) -> str:
     """That a unit needs more than the whole quota of its tenant, in every artifact and in its least size; else empty.
     A quota may be set below what waits already.
     """
-    if tenant not in ledger.quotas():
+    if tenant not in ledger.quotas:
         return ""
-    whole = ledger.quotas()[tenant][0].amounts
+    whole = ledger.quotas[tenant].amounts
     needs = [asked(shape, candidate.least or candidate.tasks) for shape in (candidate.shape, *candidate.others)]
     if any(whole.holds(need) for need in needs):
         return ""
@@ -455,7 +455,7 @@ def story(ledger: Ledger, job: JobState, units: Sequence[UnitState], most: int) 
             )
         )
     happened.sort(key=_instant)
-    return [Told(ledger.wall(at), text) for at, text in happened]
+    return [Told(ledger.leader.wall(at), text) for at, text in happened]
 
 
 def node_report(
@@ -510,8 +510,8 @@ def status_report(
     """What there is at a glance."""
     return StatusReport(
         version=version,
-        policy=ledger.policy,
-        term=ledger.term,
+        policy=ledger.leader.policy,
+        term=ledger.leader.term,
         revision=ledger.revision,
         accepting=accepting,
         unfinished=ledger.jobs.unfinished(),
@@ -553,9 +553,9 @@ def token_report(ledger: Ledger, token: Token, now: int) -> TokenReport:
         tenant=token.tenant,
         role=token.role.name.lower(),
         name=token.name,
-        expires=ledger.wall(token.expires),
+        expires=ledger.leader.wall(token.expires),
         expired=0 < token.expires <= now,
-        revoked=ledger.wall(token.revoked),
+        revoked=ledger.leader.wall(token.revoked),
     )
 
 
@@ -567,7 +567,7 @@ def who_report(ledger: Ledger, bearer: Bearer) -> WhoReport:
         role=bearer.role.name.lower(),
         token=bearer.token,
         name=bearer.name,
-        expires=ledger.wall(token.expires) if token is not None else 0.0,
+        expires=ledger.leader.wall(token.expires) if token is not None else 0.0,
     )
 
 

@@ -146,7 +146,7 @@ def quota_note(ledger: Ledger, tenant: str, *, lifted: bool) -> str:
     no quota; else empty. It may be set all the same: its tokens may be given later.
     """
     if lifted:
-        known, said = set(ledger.quotas()), f"tenant `{tenant}` has no quota"
+        known, said = set(ledger.quotas), f"tenant `{tenant}` has no quota"
     else:
         known, said = _tenants(ledger) | {HOME.tenant}, f"no token or job is of tenant `{tenant}`"
     if tenant in known:
@@ -156,7 +156,7 @@ def quota_note(ledger: Ledger, tenant: str, *, lifted: bool) -> str:
 
 def _tenants(ledger: Ledger) -> set[str]:
     """Those of quotas, jobs, and tokens that were not revoked."""
-    tenants = {*ledger.quotas(), *(job.tenant for job in ledger.jobs.values())}
+    tenants = {*ledger.quotas, *(job.tenant for job in ledger.jobs.values())}
     tenants.update(token.tenant for token in ledger.tokens.values() if not token.revoked)
     return tenants
 

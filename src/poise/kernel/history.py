@@ -392,9 +392,9 @@ class History:
         first_submission = min((line.submitted for line in jobs), default=0)
         return RunReport(
             version=version,
-            policy=self.ledger.policy,
+            policy=self.ledger.leader.policy,
             asked=tuple(names),
-            begins=self.ledger.wall(since),
+            begins=self.ledger.leader.wall(since),
             length=until - since,
             first=self._first,
             last=self.ledger.revision,

@@ -33,7 +33,7 @@ class Least:
     """The least time in nanoseconds that units of a ledger still run, as it is now. To be used at once and not kept."""
 
     def __init__(self, ledger: Ledger) -> None:
-        began = ledger.began
+        began = ledger.leader.began
         self._fleet = ledger.fleet()
         self._speeds = Speeds(self._fleet.models, ledger.profiles, began.throughputs if began is not None else {})
         self._whole: dict[object, int] = {}

@@ -75,7 +75,7 @@ def overview(
     waiting = [_waiting(ledger, unit, now) for unit in seen.waiting]
     pending = sum(queue.values())
     return Overview(
-        policy=ledger.policy,
+        policy=ledger.leader.policy,
         revision=ledger.revision,
         accepting=accepting,
         unfinished=seen.jobs,

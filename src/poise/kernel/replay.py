@@ -144,7 +144,9 @@ class _Replay:
         self._choose = choose
         self._instead = instead
         self._after = after
-        self._policy: ClusterPolicy | str = choose(ledger.began) if ledger.began is not None else UNRECORDED
+        self._policy: ClusterPolicy | str = (
+            choose(ledger.leader.began) if ledger.leader.began is not None else UNRECORDED
+        )
         self._open: _Round | None = None
         self._unrecorded_at = 0
         self._left_out: dict[str, int] = {}
@@ -179,7 +181,7 @@ class _Replay:
 
     def _begin(self, coming: Round) -> _Round | None:
         """Decide on the ledger as it is, which is as the round that comes saw it."""
-        began, chosen = self._ledger.began, self._instead or self._policy
+        began, chosen = self._ledger.leader.began, self._instead or self._policy
         if began is None or isinstance(chosen, str) or (self._instead is None and _impostor(coming, chosen)):
             return None
         view = self._ledger.snapshot(coming.asked, began.seed, began.throughputs, coming.fired)
@@ -216,7 +218,7 @@ class _Replay:
                 revision=revision,
                 base=event.base,
                 asked=event.asked,
-                wall=ledger.wall(event.asked),
+                wall=ledger.leader.wall(event.asked),
                 recorded=tuple(again.recorded),
                 now=tuple(again.now),
                 failed=again.failed,

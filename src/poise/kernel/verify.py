@@ -48,7 +48,7 @@ def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:
         return _refuse(place, reasons)
     shape = unit.shape_of(place.variant)
     brief = ledger.profiles.is_brief(unit) and not unit.spec.variants
-    reasons += ledger.over_quota(unit, shape, len(place.spots))
+    reasons += ledger.quotas.refusals(unit, shape, len(place.spots))
     if place.queued:
         reasons += _against_waiting(ledger, shape, place.spots, brief)
     else:
@@ -111,7 +111,7 @@ def verify_resize(ledger: Ledger, resize: Resize, now: int) -> Resized | Rejecti
     reasons += _against_beneficiary(ledger, resize.to)
     if joins:
         reasons += leased(unit, now)
-        reasons += ledger.over_quota(unit, shape, sum(task.active for task in unit.tasks) + len(joins))
+        reasons += ledger.quotas.refusals(unit, shape, sum(task.active for task in unit.tasks) + len(joins))
         reasons += _against_room(ledger, shape, joins)
         reasons += [
             Reason(code="DEVICE_TAKEN", subject=spot.node, need="one that has not failed it", have=str(device.index))
@@ -203,9 +203,9 @@ def _against_devices(ledger: Ledger, state: NodeState, shape: Shape, spots: list
     reasons: list[Reason] = []
     name = state.node.name
     left: dict[int, tuple[int, int]] = {}
-    for device in ledger.seen(state.node).devices:
+    for device in ledger.cordons.seen(state.node).devices:
         key = device_key(device.index)
-        if ledger.cordon_of(name, device) is not None:
+        if ledger.cordons.of_device(name, device) is not None:
             continue
         if key not in state.devices and can_do(model_of(device), shape.wants):
             shares = state.shares.get(key, ())

@@ -84,8 +84,8 @@ class Sight:
 
     def quotas(self) -> list[QuotaReport]:
         return [
-            quota_report(tenant, quota, held)
-            for tenant, (quota, held) in self.ledger.quotas().items()
+            quota_report(tenant, quota, self.ledger.quotas.held(tenant))
+            for tenant, quota in sorted(self.ledger.quotas.items())
             if self.bearer.sees(tenant)
         ]
 

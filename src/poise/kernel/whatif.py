@@ -589,8 +589,7 @@ def proposing(ledger: Ledger, job: Job, now: int) -> Callable[[], Proposal]:
     """
     latest = next(reversed(ledger.jobs.values()), None)
     ordinal = latest.units[-1].ordinal if latest is not None else 0
-    quotas = {tenant: quota for tenant, (quota, _) in ledger.quotas().items()}
-    own = Ledger(State(now=now, units_ever=ordinal, profiles=dict(ledger.profiles), quotas=quotas))
+    own = Ledger(State(now=now, units_ever=ordinal, profiles=ledger.profiles, quotas=ledger.quotas))
     others = [ledger.jobs[name] for name in job.after]
     reasons = [Reason(code="AFTER", need=other.id) for other in others if not other.ended]
     reasons += [

@@ -88,11 +88,11 @@ def main(arguments: Sequence[str]) -> int:
     question = msgpack_decoder(DeadlineQuestion).decode(sys.stdin.buffer.read())
     with contextlib.closing(read_home(Home(Path(arguments[0])), decode_event)) as log:
         ledger = load_ledger(log)
-    found = policy_of(ledger.began, anyway=True) if ledger.began is not None else ""
+    found = policy_of(ledger.leader.began, anyway=True) if ledger.leader.began is not None else ""
     policy = policy_named(SAFE_POLICY) if isinstance(found, str) else found
     settings = Settings()
-    if ledger.began is not None:
-        settings = Settings(seed=ledger.began.seed, throughputs=ledger.began.throughputs)
+    if ledger.leader.began is not None:
+        settings = Settings(seed=ledger.leader.began.seed, throughputs=ledger.leader.began.throughputs)
     sys.stdout.buffer.write(msgspec.msgpack.encode(answer(ledger, policy, settings, question)))
     return 0
 

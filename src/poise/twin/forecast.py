@@ -206,7 +206,7 @@ def foresee(
     )
     return Etas(
         revision=ledger.revision,
-        at=ledger.wall(now),
+        at=ledger.leader.wall(now),
         policy=policy.name,
         futures=len(seen),
         asked=bounds.futures,
@@ -422,11 +422,11 @@ def check(
         spent = time.monotonic() - began
         share = (bounds.seconds - spent) / left
         left -= 1
-        policy = choose(ledger.began) if ledger.began is not None else ""
-        if isinstance(policy, str) or ledger.began is None or share <= 0:
+        policy = choose(ledger.leader.began) if ledger.leader.began is not None else ""
+        if isinstance(policy, str) or ledger.leader.began is None or share <= 0:
             continue
         outcome, job = came[ledger.revision], ledger.jobs[came[ledger.revision].job]
-        settings = Settings(seed=ledger.began.seed, throughputs=ledger.began.throughputs)
+        settings = Settings(seed=ledger.leader.began.seed, throughputs=ledger.leader.began.throughputs)
         target = Target(job, tuple(unit.id for unit in job.units), job.id)
         try:
             told = foresee(

@@ -108,7 +108,7 @@ def what_if(
     )
     return WhatIf(
         revision=ledger.revision,
-        at=ledger.wall(now),
+        at=ledger.leader.wall(now),
         policy=policies[0].name,
         changes=tuple(changes),
         futures=len(pairs),
@@ -184,7 +184,7 @@ def recorded(events: Iterable[Event], start: Ledger | None = None) -> Recorded:
     found = Recorded()
     if start is not None:
         found.nodes = {name: state.node for name, state in start.nodes.items()}
-        found.began = start.began
+        found.began = start.leader.began
     for event in events:
         if isinstance(event, NodeJoined):
             found.nodes[event.node.name] = event.node

@@ -157,7 +157,7 @@ class Desk:
             self.home,
             OWNER,
             cast(Lifetime, self.lifetime),
-            lambda: policy_named(self.world.ledger.policy),
+            lambda: policy_named(self.world.ledger.leader.policy),
             known_as=known_as,
             chances=self.chances,
         )

@@ -310,7 +310,7 @@ def test_a_quota_of_a_tenant_that_nobody_knows_is_set_and_said() -> None:
     desk.token("ann", "research", Role.VIEWER)
     said = desk.call("PUT", "/v1/quotas/resaerch", {"cpu": 1}).value
     assert said["note"] == "no token or job is of tenant `resaerch`; did you mean `research`?"
-    assert "resaerch" in desk.world.ledger.quotas()
+    assert "resaerch" in desk.world.ledger.quotas
     assert desk.call("PUT", "/v1/quotas/research", {"cpu": 1}).value["note"] == ""
     assert desk.call("DELETE", "/v1/quotas/research").value["note"] == ""
     assert desk.call("DELETE", "/v1/quotas/zzz").value["note"] == "tenant `zzz` has no quota"

@@ -128,8 +128,8 @@ def test_a_quota_is_given_back_when_what_held_it_is_cancelled() -> None:
     world.round().start("j1")
     assert [world.status(job) for job in ("j1", "j2")] == ["running", "pending"]
     assert world.codes("j2") == ["QUOTA"]
-    assert world.ledger.quotas()["alice"][1].cpu == 2000
+    assert world.ledger.quotas.held("alice").cpu == 2000
     world.cancel("j1").round()
     assert world.where("j2") == ["n1"]
     world.cancel("j2")
-    assert world.ledger.quotas()["alice"][1] == Amounts()
+    assert world.ledger.quotas.held("alice") == Amounts()

@@ -523,13 +523,13 @@ def test_time_neither_steps_back_nor_begins_before_one() -> None:
 
 def test_time_goes_on_where_the_log_ended() -> None:
     ledger = Ledger()
-    assert ledger.resume_at("boot", 100, 1000.0) == 1
+    assert ledger.leader.resume_at("boot", 100, 1000.0) == 1
     ledger.apply(Began(at=10, term=1, policy="", history=1, version="", boot="boot", boottime=100, wall=1000.0))
-    assert ledger.resume_at("boot", 350, 5.0) == 260  # the same boot: whatever the wall says
-    assert ledger.resume_at("other", 7, 1002.0) == 10 + 2 * SECOND
-    assert ledger.resume_at("other", 7, 5.0) == 10  # a wall that stepped back moves nothing
-    assert ledger.wall(10 + SECOND) == 1001.0
-    assert ledger.wall(0) == 0.0
+    assert ledger.leader.resume_at("boot", 350, 5.0) == 260  # the same boot: whatever the wall says
+    assert ledger.leader.resume_at("other", 7, 1002.0) == 10 + 2 * SECOND
+    assert ledger.leader.resume_at("other", 7, 5.0) == 10  # a wall that stepped back moves nothing
+    assert ledger.leader.wall(10 + SECOND) == 1001.0
+    assert ledger.leader.wall(0) == 0.0
 
 
 def test_an_event_that_cannot_follow_is_a_bug() -> None:

@@ -5,6 +5,7 @@ import pytest
 from poise.errors import SpecError
 from poise.kernel.explain import question
 from poise.kernel.whatif import explain, plan, propose, unblock
+from poise.model.quotas import Amounts
 from poise.policy.suites import policy_named
 from poise.testing import WALL, World, node, replay
 
@@ -65,7 +66,7 @@ def test_unblock_says_whose_end_helps() -> None:
     world.job("b", tenant="ann").after("1s")
     view = world.controller.snapshot(world.now)
     asked = question(world.ledger, world.state("b"), view)
-    policy = policy_named(world.ledger.policy)
+    policy = policy_named(world.ledger.leader.policy)
     [waiting] = explain(policy, view, asked).waiting
     assert waiting.reasons[0].code == "QUOTA"
     assert waiting.start is not None
@@ -78,7 +79,7 @@ def test_a_plan_knows_of_it() -> None:
     for tenant, codes in (("ann", ["QUOTA"]), ("bob", [])):
         compiled = world.controller.prepare({"run": "true"}, WALL, world.now, tenant)
         proposal = propose(world.ledger, world.controller.would_submit(compiled), world.now)
-        told = plan(policy_named(world.ledger.policy), world.controller.snapshot(world.now), proposal)
+        told = plan(policy_named(world.ledger.leader.policy), world.controller.snapshot(world.now), proposal)
         assert [reason.code for waiting in told.waits for reason in waiting.reasons] == codes
 
 
@@ -88,4 +89,5 @@ def test_it_is_in_the_log() -> None:
     )
     again = replay(world.log)
     assert again.encode() == world.ledger.encode()
-    assert again.quotas() == world.ledger.quotas()
+    assert again.quotas == world.ledger.quotas
+    assert again.quotas.held("ann") == world.ledger.quotas.held("ann") != Amounts()

@@ -21,7 +21,7 @@ from poise.units import MINUTE, SECOND
 def explained(world: World, job: str, *, everything: bool = False) -> Explanation:
     view = world.controller.snapshot(world.now)
     asked = question(world.ledger, world.state(job), view, everything=everything)
-    return explain(policy_named(world.ledger.policy), view, asked, everything=everything)
+    return explain(policy_named(world.ledger.leader.policy), view, asked, everything=everything)
 
 
 def waits(world: World, job: str) -> Waiting:
@@ -31,19 +31,19 @@ def waits(world: World, job: str) -> Waiting:
 
 def not_on(world: World, job: str, name: str) -> WhyNot:
     view = world.controller.snapshot(world.now)
-    return why_not(policy_named(world.ledger.policy), view, question(world.ledger, world.state(job), view), name)
+    return why_not(policy_named(world.ledger.leader.policy), view, question(world.ledger, world.state(job), view), name)
 
 
 def planned(world: World, document: dict[str, Any]) -> PlanReport:
     compiled = world.controller.prepare(document, WALL, world.now)
     proposal = propose(world.ledger, world.controller.would_submit(compiled), world.now)
     view = world.controller.snapshot(world.now)
-    return plan(policy_named(world.ledger.policy), view, proposal, note=compiled.note)
+    return plan(policy_named(world.ledger.leader.policy), view, proposal, note=compiled.note)
 
 
 def unblocked(world: World, job: str) -> UnblockReport:
     view = world.controller.snapshot(world.now)
-    return unblock(policy_named(world.ledger.policy), view, question(world.ledger, world.state(job), view))
+    return unblock(policy_named(world.ledger.leader.policy), view, question(world.ledger, world.state(job), view))
 
 
 def suggested(world: World, job: str) -> dict[str, Suggestion]:

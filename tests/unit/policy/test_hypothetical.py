@@ -45,7 +45,7 @@ def waiting(view: Snapshot, job: str) -> Candidate:
 
 def forecast(world: World, job: str) -> Forecast:
     view = view_of(world)
-    return expected_start(policy_named(world.ledger.policy), view, waiting(view, job))
+    return expected_start(policy_named(world.ledger.leader.policy), view, waiting(view, job))
 
 
 # --- views -----------------------------------------------------------------------------------------------------------

@@ -233,7 +233,7 @@ class Story(RuleBasedStateMachine):
         self.world.quota(tenant, none=not some, **some)
         self.bounds.pop(tenant, None)
         if some:
-            quota, held = self.world.ledger.quotas()[tenant]
+            quota, held = self.world.ledger.quotas[tenant], self.world.ledger.quotas.held(tenant)
             self.bounds[tenant] = Amounts(*map(max, quota.amounts, held))
         self.world.round()
 

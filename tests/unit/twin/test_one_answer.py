@@ -30,7 +30,9 @@ def learned(policy: str) -> World:
 
 def explained(world: World, name: str) -> Start:
     view, job = world.controller.snapshot(world.now), world.state(name)
-    [waiting] = whatif.explain(policy_named(world.ledger.policy), view, question(world.ledger, job, view)).waiting
+    [waiting] = whatif.explain(
+        policy_named(world.ledger.leader.policy), view, question(world.ledger, job, view)
+    ).waiting
     assert waiting.start is not None
     return waiting.start
 
@@ -38,7 +40,7 @@ def explained(world: World, name: str) -> Start:
 def foreseen(world: World, name: str) -> Range:
     job = world.state(name)
     target = Target(job, tuple(unit.id for unit in job.units), job.id)
-    policy = policy_named(world.ledger.policy)
+    policy = policy_named(world.ledger.leader.policy)
     [eta] = foresee(world.ledger, policy, Settings(), world.now, [target], bounds=BOUNDS).jobs
     assert eta.start is not None
     return eta.start
@@ -48,7 +50,7 @@ def planned(world: World, **fields: object) -> Start:
     """What is foreseen of a job that is not submitted."""
     view = world.controller.snapshot(world.now)
     job = world.controller.would_submit(compile_spec({"run": "true", **fields}, wall=0.0))
-    told = whatif.plan(policy_named(world.ledger.policy), view, whatif.propose(world.ledger, job, world.now))
+    told = whatif.plan(policy_named(world.ledger.leader.policy), view, whatif.propose(world.ledger, job, world.now))
     [waiting] = told.waits
     assert waiting.start is not None
     return waiting.start

@@ -33,26 +33,27 @@ import msgspec
 from poise.kernel.book import CallBook
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.changes import Changes
+from poise.kernel.ledger.cordons import Cordons
 from poise.kernel.ledger.jobs import Jobs
+from poise.kernel.ledger.leader import Leader
+from poise.kernel.ledger.nodes import Nodes
 from poise.kernel.ledger.order import ordinal
-from poise.kernel.ledger.places import Cordon, NodeState, Pool, Share, device_key
+from poise.kernel.ledger.places import NodeState, device_key
 from poise.kernel.ledger.profiles import Profiles
 from poise.kernel.ledger.queues import Queues
+from poise.kernel.ledger.quotas import Quotas
 from poise.kernel.ledger.room import Handlers, InvariantBroken, Room, hold, hold_same
 from poise.kernel.ledger.state import JobState, State, decode, encoder, job_status, queue_of
 from poise.kernel.ledger.tasks import TaskState, is_loss
 from poise.kernel.ledger.tokens import Tokens
 from poise.kernel.ledger.units import CAUSES, PAST_ORDERS, UnitState, UnitStatus, deciding_ending
 from poise.model import graph
-from poise.model.decisions import Reason, Spot
+from poise.model.decisions import Spot
 from poise.model.events import (
-    Began,
     Called,
     CallsClosed,
     CallTried,
     DeadlinesMissed,
-    DeviceCordoned,
-    DeviceDrained,
     Event,
     Finished,
     FunctionTold,
@@ -60,28 +61,14 @@ from poise.model.events import (
     JobsCancelled,
     JobSubmitted,
     Lagging,
-    NodeDrained,
-    NodeForgotten,
-    NodeJoined,
-    NodeLevelled,
-    NodeLost,
-    NodeSuspected,
-    NodeTrusted,
-    NodeUnfit,
     Placed,
-    PolicyFailed,
     Preempted,
-    QuotaSet,
-    Remembered,
     Resized,
     Returned,
-    Round,
     SpeedupsTold,
     Started,
-    StopAsked,
     Straggling,
     TrainingTold,
-    Triggered,
     UnitsCancelled,
 )
 from poise.model.fleet import (
@@ -102,25 +89,15 @@ from poise.model.fleet import (
 )
 from poise.model.jobs import ALL, Ending, Outcome, Priority, Speedups, Unit
 from poise.model.profiles import estimate_run, outlasting
-from poise.model.quotas import Amounts, Quota, asked
-from poise.model.resources import PLENTY, WHOLE, Device, Node, Shape, identity_of
+from poise.model.resources import PLENTY, WHOLE
 from poise.model.views import MOST_FOLLOWERS, Candidate, Follower, Snapshot
 from poise.units import SECOND
 
 NO_RATES: Mapping[str, float] = {}
 """Always the same: what was worked out with these rates is found by it."""
 
-UNSTABLE = 8
-"""One more attempt moves a node's share of failures by an eighth of the difference (as TCP smooths its round trips)."""
-
 STEADY = 60 * SECOND
 """A gang that has been as it is for so long before it loses a member is not one that loses them again and again."""
-
-OF_THE_NODE = ("lost", "killed", "unstartable")
-"""Outcomes that count against the node; other failures are the command's own."""
-
-MAX_CORDONS = 4096
-"""Devices that have failed and are open again are remembered, so that their work is kept off them: the latest."""
 
 PASSED_OVER = -(2**30)
 """What a part of a task still waits for (`missing`) that was cancelled before its turn: so much less than nothing that
@@ -134,21 +111,32 @@ class Ledger:
     """Jobs, nodes and what holds what, as of a revision. Build it by applying events, or from an encoded state."""
 
     def __init__(self, state: State | None = None) -> None:
-        self._before = 0  # the instant of the event before the latest one
         self._state = state = state or State()
-        state.nodes = dict(sorted(state.nodes.items()))
         self._changes = Changes()
         self.tokens = Tokens(state)
         self.profiles = Profiles(state)
         self.jobs = Jobs(state)
         self.active = Active(self.jobs, self._changes)
         self.queues = Queues(state, self.jobs, self.active, self._changes)
-        self._rooms: tuple[Room, ...] = (self.tokens, self.profiles, self.jobs, self.active, self.queues)
+        self.nodes = Nodes(state, self.active, self.queues, self._changes)
+        self.cordons = Cordons(state, self.active, self._changes)
+        self.quotas = Quotas(state, self.jobs, self.active, self._changes)
+        self.leader = Leader(state, self.queues)
+        self._rooms: tuple[Room, ...] = (
+            self.tokens,
+            self.profiles,
+            self.jobs,
+            self.active,
+            self.queues,
+            self.nodes,
+            self.cordons,
+            self.quotas,
+            self.leader,
+        )
         self._phased: dict[str, UnitState] = {}
         self._stragglers: dict[str, UnitState] = {}
         self._speedups: dict[str, Speedups] = {}
         self._fleet: Fleet | None = None
-        self._outdated = Fleet()
         self._moved: set[str] = set()  # nodes whose room is known, and not what runs there
         self._shared: set[str] = set()  # nodes of whose devices parts were held when their room was looked at
         self._open = [0, 0, 0, 0]  # CPU and devices of the open nodes: all, then what is free
@@ -159,7 +147,6 @@ class Ledger:
         for unit in self.active.values():
             self._index_phase(unit)
             self._index_straggling(unit)
-        self._count_held()
         self._handlers = self._assembled()
 
     # --- whole state -------------------------------------------------------------------------------------------------
@@ -204,45 +191,6 @@ class Ledger:
         """The instant of the last event."""
         return self._state.now
 
-    @property
-    def term(self) -> int:
-        return self._state.term
-
-    @property
-    def policy(self) -> str:
-        return self._state.policy
-
-    @property
-    def fixed(self) -> bool:
-        """Whether the policy gives each unit one place only: it is shown all that waits and all that runs."""
-        began = self._state.began
-        return began is not None and began.fixed
-
-    @property
-    def began(self) -> Began | None:
-        """What the control plane that has the log said when it took it; None in an empty log and in old states."""
-        return self._state.began
-
-    @property
-    def nodes(self) -> dict[str, NodeState]:
-        return self._state.nodes
-
-    def wall(self, instant: int) -> float:
-        """Seconds since 1970 for people, from where the control plane last began; 0 for an instant of 0."""
-        return self._state.anchor_wall + (instant - self._state.anchor_at) / 1e9 if instant else 0.0
-
-    def resume_at(self, boot: str, boottime: int, wall: float) -> int:
-        """The instant it is now, continuing the log: by the boot's clock, or after a reboot by the wall's. Never
-        earlier.
-        """
-        state = self._state
-        if not state.anchor_wall:
-            return max(state.now, 1)
-        elapsed = (
-            boottime - state.anchor_boottime if boot == state.anchor_boot else int((wall - state.anchor_wall) * 1e9)
-        )
-        return max(state.now, state.anchor_at + elapsed)
-
     def followers(self) -> tuple[Follower, ...]:
         """Units that wait for what runs or may be placed, and for what waits for that: the nearest, `MOST_FOLLOWERS` at
         most. They do not wait for what is known to be brief and has begun; what waits for more than so many is too far
@@ -282,19 +230,8 @@ class Ledger:
         if event.at < max(1, self._state.now):
             raise InvariantBroken(f"event at {event.at} after {self._state.now}: {event}")
         self._state.revision += 1
-        self._before, self._state.now = self._state.now, event.at
         self._handlers[type(event)](event)
-
-    def _began(self, event: Began) -> None:
-        self._state.term = event.term
-        self._state.policy = event.policy
-        self._state.began = event
-        self._state.history = event.history
-        self._state.memory = {}
-        if event.boot != self._state.anchor_boot:
-            self.queues.stretch_leases(self._before, event.at - self._before)
-        self._state.anchor_at, self._state.anchor_wall = event.at, event.wall
-        self._state.anchor_boot, self._state.anchor_boottime = event.boot, event.boottime
+        self._state.now = event.at
 
     def _job_submitted(self, event: JobSubmitted) -> None:
         job = self.jobs.add(event)
@@ -371,7 +308,7 @@ class Ledger:
     def _placed(self, event: Placed) -> None:
         unit = self.jobs.units[event.unit]
         if unit.status == "active":  # recovering on a lost node: the new epoch fences the old attempts
-            self._drop_attempts(unit)
+            self._drop_attempts(unit, event.at)
         elif unit.status == "pending":
             self.queues.remove(unit)
             unit.phase = unit.phase_told
@@ -390,11 +327,15 @@ class Ledger:
     def _seat(self, unit: UnitState, index: int, spot: Spot, *, queued: bool = False) -> None:
         """A task's next attempt gets its place."""
         task = unit.tasks[index]
-        self.active.seat(unit, index, spot.node, unit.shape)
         task.status, task.node, task.devices, task.cpus = "queued", spot.node, spot.devices, ()
         task.pid = task.started = task.ended = task.straggles = task.epoch = 0
         task.ending = None
-        self._take(self._state.nodes[spot.node], unit, spot.devices, queued=queued)
+        shape = unit.shape
+        self.active.seat(unit, index, spot.node, shape)
+        self.quotas.count(unit, shape, 1)
+        self.nodes.take(spot.node, unit, shape, spot.devices, queued=queued)
+        self._changes.residents.pop(unit.id, None)
+        self._changes.rows.add(spot.node)
 
     def _preempted(self, event: Preempted) -> None:
         unit = self.jobs.units[event.unit]
@@ -570,14 +511,14 @@ class Ledger:
         if event.until:
             unit.leases[task.node] = event.until
         task.status, task.ended, task.ending = "ended", event.at, ending
-        self._count_failure(self._state.nodes[task.node], ending)
+        self.nodes.count_end(task.node, ending)
         if ending.outcome != "returned":
             task.started = task.started or max(unit.placed, event.at - ending.run)
         if task.leaving:
             pass  # how it ended says nothing of the gang
         elif ending.outcome == "done":
             if self.jobs[unit.job].calls is None:  # how long a worker is kept says nothing of what it does
-                model = model_under(self._state.nodes[task.node].node, task.devices)
+                model = model_under(self.nodes[task.node].node, task.devices)
                 self.profiles.learn(unit, unit.run_in_size(task), ending, model)
         elif ending.outcome in ("failed", "signal", "oom", "hung", "timeout"):
             self.profiles.failed(unit.spec.kind)
@@ -668,138 +609,6 @@ class Ledger:
         if unit.lags is not None or (len(unit.tasks) == 1 and unit.tasks[0].straggles):
             self._stragglers[unit.id] = unit
 
-    def _node_joined(self, event: NodeJoined) -> None:
-        nodes, name = self._state.nodes, event.node.name
-        known = nodes.get(name)
-        if known is None:
-            in_order = not nodes or next(reversed(nodes)) < name
-            nodes[name] = NodeState(node=event.node, joined=event.at, by=event.by)
-            if not in_order:
-                self._state.nodes = dict(sorted(nodes.items()))
-        else:
-            if known.node.incarnation != event.node.incarnation:
-                self.queues.end_leases(event.node.name)
-            known.node, known.status, known.joined, known.lost = event.node, "up", event.at, 0
-            known.suspect, known.by = False, event.by or known.by
-            for unit, index in self.active.on(event.node.name):
-                task = unit.tasks[index]
-                if task.status == "recovering":
-                    task.status = "running" if task.started else "queued"
-                    unit.leases.pop(event.node.name, None)
-                    self.active.index_recovering(unit)
-                    if unit.resizes:
-                        self._changes.mark(unit)
-        self.active.mark_node(name)
-        self._outdate_fleet()
-
-    def _node_lost(self, event: NodeLost) -> None:
-        node = self._state.nodes[event.name]
-        node.status, node.lost, node.suspect = "lost", event.at, False
-        for unit, index in self.active.on(event.name):
-            unit.tasks[index].status = "recovering"
-            if unit.resizes:
-                self._changes.mark(unit)  # it does not as long as it is not whole
-            if event.until and unit.spec.lease == "exclusive":
-                unit.leases[event.name] = event.until
-            self.active.index_recovering(unit)
-        node.failures += (1000 - node.failures) // UNSTABLE
-        node.level, node.hot = 0, False
-        self.active.mark_node(event.name)
-
-    def _node_suspected(self, event: NodeSuspected) -> None:
-        self._state.nodes[event.name].suspect = True
-        self.active.mark_node(event.name)
-
-    def _node_trusted(self, event: NodeTrusted) -> None:
-        self._state.nodes[event.name].suspect = False
-        self.active.mark_node(event.name)
-
-    def _node_unfit(self, event: NodeUnfit) -> None:
-        self._state.nodes[event.name].unfit = event.why
-        self.active.mark_node(event.name)
-
-    def _node_forgotten(self, event: NodeForgotten) -> None:
-        self.active.forget_node(event.name)
-        del self._state.nodes[event.name]
-        self._changes.rows.discard(event.name)
-        self._moved.discard(event.name)
-        self._count_open(event.name, (0, 0, 0, 0))
-        del self._opened[event.name]
-        self._outdate_fleet()
-
-    def _node_drained(self, event: NodeDrained) -> None:
-        node = self._state.nodes[event.name]
-        node.drained, node.moves = event.on, event.on and event.moves
-        self.active.mark_node(event.name)
-
-    def _device_cordoned(self, event: DeviceCordoned) -> None:
-        self._state.cordons[event.id] = Cordon(event.at, event.code, event.text)
-        for unit, index in self.active.on(event.node):
-            if event.device in unit.tasks[index].devices:
-                if not unit.barred:  # it is no longer like the others of its queue
-                    unit.queue = f"{unit.queue}{'' if unit.queue.endswith('/') else '/'}{unit.id}"
-                unit.barred = unit.barred | {event.id: unit.epoch}
-        self.active.mark_node(event.node)
-        self._outdate_fleet()  # the device is a model of its own from now on
-
-    def _device_drained(self, event: DeviceDrained) -> None:
-        cordons, known = self._state.cordons, self._state.cordons.get(event.id)
-        if event.on:
-            cordons[event.id] = Cordon(event.at)
-        elif known is not None and known.code:
-            cordons[event.id] = msgspec.structs.replace(known, opened=event.at)
-            opened = sorted((cordon.opened, device) for device, cordon in cordons.items() if cordon.opened)
-            for _, device in opened[:-MAX_CORDONS]:
-                del cordons[device]
-        else:
-            cordons.pop(event.id, None)
-        self.active.mark_node(event.node)
-
-    @property
-    def cordons(self) -> dict[str, Cordon]:
-        """By the identity of a device: those that give no room, and those that have failed once."""
-        return self._state.cordons
-
-    def cordon_of(self, node: str, device: Device) -> Cordon | None:
-        """Why the device gives no room; None if it does."""
-        if not self._state.cordons:  # nearly always: this is asked of every device of a node that changed
-            return None
-        found = self._state.cordons.get(identity_of(node, device))
-        return None if found is None or found.opened else found
-
-    def seen(self, node: Node) -> Node:
-        """The node with what is known of its devices: which have failed once."""
-        failed = {identity for identity, cordon in self._state.cordons.items() if cordon.code}
-        if not failed:
-            return node
-        devices = (
-            msgspec.structs.replace(device, failed=identity)
-            if (identity := identity_of(node.name, device)) in failed
-            else device
-            for device in node.devices
-        )
-        return msgspec.structs.replace(node, devices=tuple(devices))
-
-    def _node_levelled(self, event: NodeLevelled) -> None:
-        node = self._state.nodes[event.name]
-        node.level, node.hot = event.level, event.hot
-        self._changes.rows.add(event.name)
-
-    def _triggered(self, event: Triggered) -> None:
-        pass  # a record for people; the round that it forced follows
-
-    def _policy_failed(self, event: PolicyFailed) -> None:
-        pass  # a record for people; the plan that followed says what was done
-
-    def _round(self, event: Round) -> None:
-        pass  # what it decided stands before it; it says on what view
-
-    def _stop_asked(self, event: StopAsked) -> None:
-        pass  # a record for people; the next thing in the log is another control plane
-
-    def _remembered(self, event: Remembered) -> None:
-        self._state.memory = msgspec.msgpack.decode(encoder.encode(event.memory))  # as it would be after a restart
-
     # --- units -------------------------------------------------------------------------------------------------------
 
     def _settle(self, unit: UnitState, at: int) -> None:
@@ -835,7 +644,7 @@ class Ledger:
 
     def _moved_off(self, unit: UnitState) -> str:
         """The node that it was moved off: one that is being emptied, else where a member lagged, else its first."""
-        nodes = self._state.nodes
+        nodes = self.nodes
         emptied = (task.node for task in unit.tasks if task.node in nodes and nodes[task.node].condition == "emptying")
         return next(emptied, unit.lags.node if unit.lags is not None else unit.first.node)
 
@@ -928,8 +737,7 @@ class Ledger:
                     ending.append(waiting)
                 elif waiting.awaited == 0:
                     self._release_roots(waiting, at)
-        began = self._state.began
-        self.jobs.forget_old(self._state.history, fair=began is not None and began.fair)
+        self.jobs.forget_old(self.leader.history, fair=self.leader.fair)
 
     def _release_roots(self, job: JobState, at: int) -> None:
         if job.calls is not None:
@@ -986,70 +794,15 @@ class Ledger:
 
     # --- room --------------------------------------------------------------------------------------------------------
 
-    def _take(self, node: NodeState, unit: UnitState, devices: tuple[int, ...], *, queued: bool) -> None:
-        shape = unit.shape
-        if self._held_by:
-            self._count(unit, 1)
-        key = shape.key()
-        pool = node.pools.get(key)
-        if pool is None:
-            pool = node.pools[key] = Pool(shape)
-        pool.attempts += 1
-        if not unit.brief:
-            pool.long += 1
-        if not queued:
-            pool.slots += 1
-            node.used_cpu += shape.cpu
-            node.used_memory += shape.memory
-            node.used_network += shape.network
-        for device in devices:
-            key = device_key(device)
-            if key in node.devices or (shape.share == WHOLE and key in node.shares):
-                held = node.devices.get(key) or node.shares[key][0].holder
-                raise InvariantBroken(f"device {device} of {node.node.name} is held by {held}")
-            if shape.share == WHOLE:
-                node.devices[key] = unit.id
-            else:
-                node.shares.setdefault(key, []).append(Share(unit.id, shape.share, shape.gpu_memory))
-        self._changes.residents.pop(unit.id, None)
-        self._changes.rows.add(node.node.name)
-
     def _give_back(self, unit: UnitState, index: int) -> None:
-        task = unit.tasks[index]
-        node, shape = self._state.nodes[task.node], unit.shape
-        if self._held_by:
-            self._count(unit, -1)
+        task, shape = unit.tasks[index], unit.shape
         self.active.unseat(unit, index, task.node, shape)
-        key = shape.key()
-        pool = node.pools[key]
-        pool.attempts -= 1
-        if not unit.brief:
-            pool.long -= 1
-        if pool.slots > pool.attempts:
-            pool.slots -= 1
-            node.used_cpu -= shape.cpu
-            node.used_memory -= shape.memory
-            node.used_network -= shape.network
-        if pool.attempts == 0:
-            del node.pools[key]
-        for device in task.devices:
-            key = device_key(device)
-            if shape.share == WHOLE:
-                del node.devices[key]
-            else:
-                node.shares[key].remove(Share(unit.id, shape.share, shape.gpu_memory))
-                if not node.shares[key]:
-                    del node.shares[key]
+        self.quotas.count(unit, shape, -1)
+        self.nodes.give_back(task.node, unit, shape, task.devices)
         self._changes.residents.pop(unit.id, None)
         self._changes.rows.add(task.node)
 
-    def _count_failure(self, node: NodeState, ending: Ending) -> None:
-        if ending.outcome in OF_THE_NODE:
-            node.failures += (1000 - node.failures) // UNSTABLE
-        elif node.failures and ending.outcome == "done":
-            node.failures -= -(-node.failures // UNSTABLE)
-
-    def _drop_attempts(self, unit: UnitState) -> None:
+    def _drop_attempts(self, unit: UnitState, at: int) -> None:
         """A recovering unit is placed again: what it still held on lost nodes is given up."""
         unit.count_try("lost")
         self._stragglers.pop(unit.id, None)
@@ -1058,7 +811,7 @@ class Ledger:
             if task.active:
                 self._give_back(unit, index)
                 lost = Ending(outcome="lost", note=f"node {task.node} was lost")
-                task.keep(unit.epoch_of(index), lost, self._state.now)
+                task.keep(unit.epoch_of(index), lost, at)
             elif task.ending is not None:
                 task.keep(unit.epoch_of(index), task.ending, task.ended)
             task.status, task.ending, task.straggles = "idle", None, 0  # an elastic unit may get fewer spots now
@@ -1066,51 +819,6 @@ class Ledger:
         self.active.recovering.pop(unit.id, None)
 
     # --- quotas ------------------------------------------------------------------------------------------------------
-
-    def _quota_set(self, event: QuotaSet) -> None:
-        state = self._state
-        if event.quota is None:
-            state.quotas.pop(event.tenant, None)
-        else:
-            state.quotas[event.tenant] = event.quota
-        self._count_held()
-        for job in state.jobs.values():
-            if job.tenant == event.tenant and not job.ended:
-                self.queues.rank_anew(job)
-                for unit in job.units:
-                    self._changes.mark(unit)
-
-    def _count_held(self) -> None:
-        """What the work of each tenant with a quota holds."""
-        self._held_by = dict.fromkeys(self._state.quotas, Amounts())
-        for unit in self.active.values() if self._held_by else ():
-            for task in unit.tasks:
-                if task.active:
-                    self._count(unit, 1)
-
-    def _count(self, unit: UnitState, sign: int) -> None:
-        tenant = self.jobs[unit.job].tenant
-        held = self._held_by.get(tenant)
-        if held is not None:
-            self._held_by[tenant] = held.plus(asked(unit.shape), sign)
-
-    def over_quota(self, unit: UnitState, shape: Shape, tasks: int) -> list[Reason]:
-        """Why so many tasks would be more than the quota of the unit's tenant, without what it still holds itself."""
-        tenant = self.jobs[unit.job].tenant
-        if tenant not in self._held_by:
-            return []
-        own = asked(unit.shape, sum(task.active for task in unit.tasks))
-        left = self._state.quotas[tenant].amounts.plus(self._held_by[tenant], -1).plus(own)
-        need = asked(shape, tasks)
-        return [] if left.holds(need) else [left.refusal(tenant, need)]
-
-    def limited_tenant(self, job: JobState) -> str:
-        """Whose quota its work counts against; nobody's where there is none."""
-        return job.tenant if job.tenant in self._held_by else ""
-
-    def quotas(self) -> dict[str, tuple[Quota, Amounts]]:
-        """By tenant: the quota, and what is held of it."""
-        return {tenant: (quota, self._held_by[tenant]) for tenant, quota in sorted(self._state.quotas.items())}
 
     # --- tokens ------------------------------------------------------------------------------------------------------
 
@@ -1151,7 +859,7 @@ class Ledger:
             left=unit.left,
             outlived=unit.outlived,
             ran_out=unit.ran_out,
-            tenant=self.limited_tenant(job),
+            tenant=self.quotas.limited_tenant(job),
             serves=spec.serves,
             preemptible=spec.preemptible,
             checkpoint=spec.checkpoint,
@@ -1165,7 +873,7 @@ class Ledger:
         self, now: int, seed: int = 0, throughputs: Mapping[str, float] | None = None, triggers: tuple[str, ...] = ()
     ) -> Snapshot:
         """An immutable view; costs in proportion to what changed and what is shown, not to what there is."""
-        candidates = self._shown(now, everything=self.fixed)
+        candidates = self._shown(now, everything=self.leader.fixed)
         return Snapshot(
             revision=self._state.revision,
             now=now,
@@ -1199,9 +907,9 @@ class Ledger:
                 if not unit.stopping
             ),
             yielded=dict(sorted(self.queues.yielded.items())),
-            quotas={tenant: quota.amounts.plus(held, -1) for tenant, (quota, held) in self.quotas().items()},
+            quotas=self.quotas.left(),
             running=self.active.by_shape(),
-            memory=self._state.memory,
+            memory=self.leader.memory,
             triggers=triggers,
             seed=seed,
         )
@@ -1241,18 +949,25 @@ class Ledger:
         """The fleet as columns, as it is now; the ledger's own, to be read at once and not kept."""
         fleet = self.room()
         for name in sorted(self._moved):
-            self._refresh_residents(fleet, fleet.rows[name], self._state.nodes[name])
+            self._refresh_residents(fleet, fleet.rows[name], self.nodes[name])
         self._moved.clear()
         return fleet
 
     def room(self) -> Fleet:
         """The same, but that what runs there may be as it was: for whoever looks at what is free alone."""
-        if self._fleet is None:
-            self._fleet = Fleet([self.seen(state.node) for state in self._state.nodes.values()])
-            self._changes.rows.update(self._fleet.take_over(self._outdated))
-            self._outdated = Fleet()
+        if self._fleet is None or self._changes.fleet:
+            before, self._fleet = (
+                self._fleet or Fleet(),
+                Fleet([self.cordons.seen(of.node) for of in self.nodes.values()]),
+            )
+            self._changes.rows.update(self._fleet.take_over(before))
+            self._changes.fleet = False
+            self._moved &= self.nodes.keys()
+            for name in [name for name in self._opened if name not in self.nodes]:
+                self._count_open(name, (0, 0, 0, 0))
+                del self._opened[name]
         for name in sorted(self._changes.rows):
-            self._refresh(self._fleet, self._fleet.rows[name], self._state.nodes[name])
+            self._refresh(self._fleet, self._fleet.rows[name], self.nodes[name])
         self._moved |= self._changes.rows
         self._changes.rows.clear()
         return self._fleet
@@ -1264,16 +979,11 @@ class Ledger:
         shares = ((free_cpu, cpu), (free_devices, devices))
         return max([int(1000 - 1000 * left / of) for left, of in shares if of], default=0)
 
-    def _outdate_fleet(self) -> None:
-        """It is made anew when it is next looked at, once for all that has changed by then."""
-        if self._fleet is not None:
-            self._outdated, self._fleet = self._fleet, None
-
     def _refresh(self, fleet: Fleet, row: int, state: NodeState) -> None:
         """What there is on one node, in its row, from the state."""
         node = state.node
         network = (node.network or PLENTY) - state.used_network
-        if state.shares or self._state.cordons or node.name in self._shared:
+        if state.shares or self.cordons or node.name in self._shared:
             share, memory = self._parts(state)
             fleet.device_memory[row, : len(memory)] = memory
             (self._shared.add if state.shares else self._shared.discard)(node.name)
@@ -1296,7 +1006,7 @@ class Ledger:
             key = device_key(device.index)
             shares = state.shares.get(key, ())
             taken = sum([of.share for of in shares]) if shares else WHOLE if key in state.devices else 0
-            share.append(CORDONED if self.cordon_of(state.node.name, device) is not None else WHOLE - taken)
+            share.append(CORDONED if self.cordons.of_device(state.node.name, device) is not None else WHOLE - taken)
             memory.append(device.memory - (sum([of.memory for of in shares]) if shares else 0))
         return share, memory
 
@@ -1309,7 +1019,7 @@ class Ledger:
 
     def _refresh_residents(self, fleet: Fleet, row: int, state: NodeState) -> None:
         """What runs on one node, in its row. What has not changed is the very same as it was."""
-        everything = self.fixed
+        everything = self.leader.fixed
         residents = []
         yielding = [[0] * 4 for _ in range(CLASSES)]
         for unit, index in self.active.on(state.node.name):
@@ -1338,7 +1048,7 @@ class Ledger:
         """One of its attempts, by the number of the task; or that of rank 0."""
         index = next(iter(unit.members), 0) if index < 0 else index
         spec, task = unit.spec, unit.tasks[index]
-        known = self._state.nodes.get(task.node)  # it may have ended on a node that was forgotten since
+        known = self.nodes.get(task.node)  # it may have ended on a node that was forgotten since
         model = model_under(known.node, task.devices) if known is not None else ""
         saved = unit.training.checkpoint if unit.training is not None and unit.told >= unit.placed else None
         return Resident(
@@ -1370,7 +1080,7 @@ class Ledger:
             outlived=unit.outlived,
             due=unit.due,
             weight=spec.weight,
-            tenant=self.limited_tenant(self.jobs[unit.job]),
+            tenant=self.quotas.limited_tenant(self.jobs[unit.job]),
             serves=spec.serves,
             task=index,
             resizes=unit.resizes and unit.is_whole,
@@ -1401,7 +1111,6 @@ class Ledger:
 
     def _assembled(self) -> Handlers:
         handlers: Handlers = {
-            Began: self._began,
             JobSubmitted: self._job_submitted,
             JobCancelled: self._job_cancelled,
             JobsCancelled: self._jobs_cancelled,
@@ -1410,10 +1119,6 @@ class Ledger:
             Placed: self._placed,
             Preempted: self._preempted,
             Resized: self._resized,
-            NodeLevelled: self._node_levelled,
-            QuotaSet: self._quota_set,
-            StopAsked: self._stop_asked,
-            Triggered: self._triggered,
             FunctionTold: self._function_told,
             Called: self._called,
             CallTried: self._call_tried,
@@ -1425,18 +1130,6 @@ class Ledger:
             Lagging: self._lagging,
             SpeedupsTold: self._speedups_told,
             TrainingTold: self._training_told,
-            NodeJoined: self._node_joined,
-            NodeLost: self._node_lost,
-            NodeSuspected: self._node_suspected,
-            NodeTrusted: self._node_trusted,
-            NodeUnfit: self._node_unfit,
-            NodeForgotten: self._node_forgotten,
-            NodeDrained: self._node_drained,
-            DeviceCordoned: self._device_cordoned,
-            DeviceDrained: self._device_drained,
-            PolicyFailed: self._policy_failed,
-            Remembered: self._remembered,
-            Round: self._round,
         }
         for room in self._rooms:
             handlers |= room.handlers()
@@ -1446,8 +1139,6 @@ class Ledger:
 
     def check(self) -> None:
         """Every invariant; raises `InvariantBroken` naming the first that does not hold. For tests and simulation."""
-        for name, state in self._state.nodes.items():
-            self._check_room(name, state)
         for job in self.jobs.values():
             for unit in job.units:
                 self._check_unit(unit)
@@ -1460,50 +1151,12 @@ class Ledger:
             room.check(anew)
         for index in ("_phased", "_stragglers"):
             hold_same(index, getattr(self, index).keys(), getattr(again, index).keys())
-        for index in ("_speedups", "_held_by"):
-            hold_same(index, getattr(self, index), getattr(again, index))
+        hold_same("_speedups", self._speedups, again._speedups)
         mine, theirs = self.snapshot(self.now), again.snapshot(self.now)
         hold(mine == theirs, "a policy would see something else after a restart")
         for field in IN_ORDER:
             here, there = list(getattr(mine, field).items()), list(getattr(theirs, field).items())
             hold(here == there, f"a policy would see {field} in another order after a restart: {here} is not {there}")
-        cordoned = [device for device, cordon in self._state.cordons.items() if cordon.opened and not cordon.code]
-        hold(not cordoned, f"remembered without a reason: {cordoned}")
-
-    def _check_room(self, name: str, state: NodeState) -> None:
-        attempts: dict[str, list[bool]] = {}
-        devices: dict[str, str] = {}
-        shares: dict[str, list[Share]] = {}
-        for unit, index in self.active.on(name):
-            attempts.setdefault(unit.shape.key(), []).append(unit.brief)
-            for device in unit.tasks[index].devices:
-                hold(device_key(device) not in devices, f"device {device} of {name} is held twice")
-                if unit.shape.share == WHOLE:
-                    devices[device_key(device)] = unit.id
-                else:
-                    share = Share(unit.id, unit.shape.share, unit.shape.gpu_memory)
-                    shares.setdefault(device_key(device), []).append(share)
-        counted = {key: (pool.attempts, pool.attempts - pool.long) for key, pool in state.pools.items()}
-        hold({key: (len(of), sum(of)) for key, of in attempts.items()} == counted, f"pools of {name} miscount")
-        hold(all(0 < pool.slots <= pool.attempts for pool in state.pools.values()), f"a pool of {name} has no slot")
-        used = sum(pool.slots * pool.shape.cpu for pool in state.pools.values())
-        hold(used == state.used_cpu, f"{name} counts {state.used_cpu} milli-CPU used, pools hold {used}")
-        hold(used <= state.node.cpu, f"{name} is over-allocated: {used} of {state.node.cpu} milli-CPU")
-        memory = sum(pool.slots * pool.shape.memory for pool in state.pools.values())
-        hold(memory == state.used_memory <= state.node.memory, f"memory of {name} does not add up")
-        network = sum(pool.slots * pool.shape.network for pool in state.pools.values())
-        hold(network == state.used_network <= (state.node.network or PLENTY), f"network of {name} does not add up")
-        hold(devices == state.devices, f"devices of {name} do not add up")
-        held = {key: sorted(of, key=_holder) for key, of in state.shares.items()}
-        hold({key: sorted(of, key=_holder) for key, of in shares.items()} == held, f"shares of {name} do not add up")
-        known = {device_key(device.index): device for device in state.node.devices}
-        for key, of in shares.items():
-            hold(key not in devices, f"device {key} of {name} is held whole and in part")
-            hold(sum(share.share for share in of) <= known[key].share_cap, f"device {key} of {name} is over-allocated")
-            hold(
-                sum(share.memory for share in of) <= known[key].memory,
-                f"memory of device {key} of {name} is over-allocated",
-            )
 
     def _check_unit(self, unit: UnitState) -> None:
         hold(
@@ -1529,10 +1182,6 @@ class Ledger:
         hold(bool(idle), f"{job.id} has {len(book.open)} open calls, {up} workers called up and {resting} at rest")
         hold(book.tries.keys() <= book.open.keys(), f"{job.id} counts tries of calls that have returned")
         hold(all(call.number <= book.last for call in book.open.values()), f"{job.id} has calls of the future")
-
-
-def _holder(share: Share) -> tuple[str, int, int]:
-    return (share.holder, share.share, share.memory)
 
 
 def _names(units: list[UnitState]) -> list[str]:

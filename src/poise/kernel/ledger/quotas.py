@@ -1,0 +1,77 @@
+"""What each tenant may hold, and what it holds."""
+
+from poise.kernel.ledger.active import Active
+from poise.kernel.ledger.changes import Changes
+from poise.kernel.ledger.jobs import Jobs
+from poise.kernel.ledger.room import Handlers, Room, hold_same
+from poise.kernel.ledger.state import JobState, State
+from poise.kernel.ledger.units import UnitState
+from poise.model.decisions import Reason
+from poise.model.events import QuotaSet
+from poise.model.quotas import Amounts, Quota, asked
+from poise.model.resources import Shape
+
+
+class Quotas(Room, dict[str, Quota]):
+    """By tenant. Owns `quotas`."""
+
+    def __init__(self, state: State, jobs: Jobs, active: Active, changes: Changes) -> None:
+        super().__init__(state.quotas)
+        self._jobs, self._active, self._changes, state.quotas = jobs, active, changes, self
+        self._held: dict[str, Amounts] = {}
+        self._count_held()
+
+    def held(self, tenant: str) -> Amounts:
+        """What the work of a tenant with a quota holds of it."""
+        return self._held[tenant]
+
+    def left(self) -> dict[str, Amounts]:
+        """What is left to each tenant that has one, in the order of their names."""
+        return {tenant: self[tenant].amounts.plus(self._held[tenant], -1) for tenant in sorted(self)}
+
+    def limited_tenant(self, job: JobState) -> str:
+        """Whose quota its work counts against; nobody's where there is none."""
+        return job.tenant if job.tenant in self else ""
+
+    def refusals(self, unit: UnitState, shape: Shape, tasks: int) -> list[Reason]:
+        """Why so many tasks would be more than the quota of the unit's tenant, without what it still holds itself."""
+        tenant = self._jobs[unit.job].tenant
+        if tenant not in self:
+            return []
+        own = asked(unit.shape, sum(task.active for task in unit.tasks))
+        left = self[tenant].amounts.plus(self._held[tenant], -1).plus(own)
+        need = asked(shape, tasks)
+        return [] if left.holds(need) else [left.refusal(tenant, need)]
+
+    def count(self, unit: UnitState, shape: Shape, sign: int) -> None:
+        """An attempt of the unit has begun to hold room (+1), or holds it no more (-1)."""
+        if self._held:
+            tenant = self._jobs[unit.job].tenant
+            held = self._held.get(tenant)
+            if held is not None:
+                self._held[tenant] = held.plus(asked(shape), sign)
+
+    def handlers(self) -> Handlers:
+        return {QuotaSet: self._set}
+
+    def _set(self, event: QuotaSet) -> None:
+        if event.quota is None:
+            self.pop(event.tenant, None)
+        else:
+            self[event.tenant] = event.quota
+        self._count_held()
+        for job in self._jobs.values():
+            if job.tenant == event.tenant and not job.ended:
+                for unit in job.units:
+                    self._changes.candidates.pop(unit.id, None)
+                    self._changes.mark(unit)
+
+    def _count_held(self) -> None:
+        self._held = dict.fromkeys(self, Amounts())
+        for unit in self._active.values() if self._held else ():
+            for task in unit.tasks:
+                if task.active:
+                    self.count(unit, unit.shape, 1)
+
+    def check(self, anew: "Quotas") -> None:
+        hold_same("held by tenant", self._held, anew._held)
