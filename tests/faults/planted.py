@@ -24,8 +24,10 @@ from poise.kernel import controller, verify
 from poise.kernel.controller import Controller, Reply
 from poise.kernel.ledger import Ledger, NodeState
 from poise.kernel.ledger.jobs import Jobs
+from poise.kernel.ledger.lifecycle import Lifecycle
 from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.quotas import Quotas
+from poise.kernel.ledger.seats import Seats
 from poise.kernel.node import NodeMachine
 from poise.model.decisions import Hold, Plan
 from poise.model.events import Started
@@ -255,13 +257,13 @@ def quota_kept_after_cancel() -> Any:
 
 def gang_released_one_short() -> Any:
     """The last member of a gang gives nothing back."""
-    real = Ledger._give_back
+    real = Seats.give_back
 
     def give_back(self: Any, unit: Any, index: int) -> None:
         if len(unit.tasks) == 1 or index < len(unit.tasks) - 1:
             real(self, unit, index)
 
-    return patch.object(Ledger, "_give_back", give_back)
+    return patch.object(Seats, "give_back", give_back)
 
 
 def checkpoint_one_event_short() -> Any:
@@ -306,24 +308,24 @@ def retry_without_limit() -> Any:
 
 def back_off_not_waited_for() -> Any:
     """What has failed may be placed again at once."""
-    real = Ledger._again
+    real = Lifecycle.again
 
     def again(self: Any, unit: Any, at: int, *, delay: int) -> None:
         real(self, unit, at, delay=0)
 
-    return patch.object(Ledger, "_again", again)
+    return patch.object(Lifecycle, "again", again)
 
 
 def need_not_waited_for() -> Any:
     """A task of a graph may begin before all that it needs is done."""
-    real = Ledger._release_roots
+    real = Lifecycle._release_roots
 
     def release(self: Any, job: Any, at: int) -> None:
         for unit in job.units:
             unit.missing = max(0, unit.missing - 1)
         real(self, job, at)
 
-    return patch.object(Ledger, "_release_roots", release)
+    return patch.object(Lifecycle, "_release_roots", release)
 
 
 def drained_node_given_work() -> Any:

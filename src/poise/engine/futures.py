@@ -208,7 +208,7 @@ class Draws:
         self.sources: Counter[str] = Counter()
         self.guesses: set[str] = set()
         self.unknown: set[int] = set()
-        fleet = ledger.fleet()
+        fleet = ledger.columns.fleet()
         self._fleet = Fleet([*fleet.nodes, *joined]) if joined else fleet
         self._ledger = ledger
         self._now = now

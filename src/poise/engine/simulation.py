@@ -217,7 +217,7 @@ class Simulation:
                 continue
             fits = not any(unit.status == "pending" and self.judge.failed_under(unit.id) for unit in job.units)
             try:
-                check_all([unit.spec for unit in job.units], ledger.fleet(), job.tenant, None)
+                check_all([unit.spec for unit in job.units], ledger.columns.fleet(), job.tenant, None)
             except SpecError:
                 fits = False
             if not fits:

@@ -618,7 +618,7 @@ class Controller:
         for change in self._watch.settled(now):
             self._commit(NodeLevelled(at=now, name=change.node, level=change.level, hot=change.hot))
         if self._watch.is_long_full(now):
-            self._fire(self._watch.use(self.ledger.use(), now), now)
+            self._fire(self._watch.use(self.ledger.columns.use(), now), now)
         if now - self._last_recall >= RECALL_AFTER:
             self._last_recall = now
             self._recall_queued(now)
@@ -722,7 +722,7 @@ class Controller:
         if self._freed and not self._dirty:
             self._freed, self._dirty = False, self._has_room()
             if not self._dirty:
-                self._fire(self._watch.use(self.ledger.use(), now), now)
+                self._fire(self._watch.use(self.ledger.columns.use(), now), now)
         if self._dirty or (self._until is not None and self._until <= now):
             return True
         if self._joined and now >= self._next_for_joined():
@@ -737,7 +737,7 @@ class Controller:
         """Whether there is room for any of what the last plan asks for."""
         if not self._asks:
             return False
-        fleet = self.ledger.room()
+        fleet = self.ledger.columns.room()
         arrays = fleet.free, fleet.device_memory, fleet.device_share
         return any(
             int(capacity(fleet, ask.shape, ability(fleet, ask.shape), *arrays).sum()) >= ask.tasks for ask in self._asks
@@ -749,11 +749,11 @@ class Controller:
 
     def prepare(self, document: Any, wall: float, now: int, tenant: str = DEFAULT) -> Compiled:
         """A tenant's request compiled for the fleet as it is `now`; raises SpecError. `wall` in seconds since 1970."""
-        return prepare(lambda: self.snapshot(now), lambda: self.ledger.use() / 1000, document, wall, tenant)
+        return prepare(lambda: self.snapshot(now), lambda: self.ledger.columns.use() / 1000, document, wall, tenant)
 
     def preparing(self, document: Any, wall: float, now: int, tenant: str) -> Callable[[], Compiled]:
         """What does the same on any thread, for the fleet as it is when it is asked for."""
-        view, use = self.snapshot(now), self.ledger.use() / 1000
+        view, use = self.snapshot(now), self.ledger.columns.use() / 1000
         return lambda: prepare(lambda: view, lambda: use, document, wall, tenant)
 
     def load_of(self, node: str) -> Load | None:
@@ -880,7 +880,7 @@ class Controller:
             )
         own = Bearer(tenant, Role.SUBMITTER)
         after = tuple(self._awaited(name, own).id for name in compiled.after)
-        check_all(compiled.units, self.ledger.room(), tenant, self.ledger.quotas.get(tenant))
+        check_all(compiled.units, self.ledger.columns.room(), tenant, self.ledger.quotas.get(tenant))
         return compiled.job(self.ledger.jobs.next_id(), after, user)
 
     def _check_room(self, tenant: str, more: int) -> None:
@@ -999,7 +999,7 @@ class Controller:
                 self._send(name, Desired(recalls=tuple(waiting)))
         if not moves:
             return Drained(name)
-        fleet = self.ledger.fleet()
+        fleet = self.ledger.columns.fleet()
         going = sum(may_go(one) for one in fleet.residents[fleet.rows[name]] if not one.stopping)
         there = sum(
             not (unit.queued or unit.stopping or unit.tasks[index].leaving)
@@ -1049,7 +1049,7 @@ class Controller:
 
     def _lend(self, message: Lend, now: int) -> str:
         """A gang that resizes in place shrinks as the policy says of a node that is drained; all else is preempted."""
-        fleet = self.ledger.fleet()
+        fleet = self.ledger.columns.fleet()
         free = [name for name in message.nodes if (state := self.ledger.nodes.get(name)) and state.condition == "up"]
         residents = {name: fleet.residents[fleet.rows[name]] for name in free}
         ready = [name for name in free if all(one.stopping or may_go(one) for one in residents[name])]
@@ -1433,7 +1433,7 @@ class Controller:
             self._send(node, Desired(launches=tuple(batch)))
         for unit in resized.values():  # who joins is there to be told
             self._order(unit)
-        self._fire(self._watch.use(self.ledger.use(), now), now)
+        self._fire(self._watch.use(self.ledger.columns.use(), now), now)
 
     def _place(self, place: Place, now: int, launches: dict[str, list[Launch]], *, stale: bool) -> None:
         placed = verify_place(self.ledger, place, now)

@@ -416,7 +416,7 @@ def question(
         story=tuple(told),
         left_out=left_out + len(happened) - len(told),
         beyond=_beyond(ledger, job.tenant, pending[0].candidate) if pending else "",
-        followers=ledger.followers() if pending else (),
+        followers=ledger.shown.followers() if pending else (),
     )
 
 
@@ -597,7 +597,7 @@ def _alike(ledger: Ledger, units: list[UnitState], view: Snapshot, lost: Mapping
         unseen = max(0, before - len(shown))
     return Alike(
         units=tuple(unit.id for unit in units),
-        candidate=ledger.candidate(first),
+        candidate=ledger.shown.candidate(first),
         not_before=first.free_at if first.free_at > view.now else 0,
         back=tuple(_back(first, view.now)),
         unseen=unseen,
@@ -629,7 +629,7 @@ def _active(ledger: Ledger, job: JobState, unit: UnitState, now: int, lost: Mapp
     holding = [task for task in unit.tasks if task.active]
     started = min((task.started for task in holding if task.started), default=0)
     return Active(
-        candidate=ledger.candidate(unit),
+        candidate=ledger.shown.candidate(unit),
         status=task_status(job, unit, holding[0]) if holding else unit.status,
         nodes=tuple(dict.fromkeys(task.node for task in holding)),
         elapsed=now - started if started else 0,

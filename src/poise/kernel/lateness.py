@@ -34,7 +34,7 @@ class Least:
 
     def __init__(self, ledger: Ledger) -> None:
         began = ledger.leader.began
-        self._fleet = ledger.fleet()
+        self._fleet = ledger.columns.fleet()
         self._speeds = Speeds(self._fleet.models, ledger.profiles, began.throughputs if began is not None else {})
         self._whole: dict[object, int] = {}
 

@@ -597,7 +597,7 @@ def proposing(ledger: Ledger, job: Job, now: int) -> Callable[[], Proposal]:
         for other in others
         if other.ended and job_status(other) != "done"
     ]
-    followers = ledger.followers()
+    followers = ledger.shown.followers()
     return lambda: _proposal(own, job, reasons, max(1, now))._replace(followers=followers)
 
 
@@ -615,7 +615,7 @@ def _proposal(own: Ledger, job: Job, reasons: list[Reason], now: int) -> Proposa
             later.setdefault((*why, *turn_of(own.jobs[job.id], unit)), []).append(unit.id)
     return Proposal(
         job,
-        tuple(own.candidate(unit) for unit in units if unit.status == "pending"),
+        tuple(own.shown.candidate(unit) for unit in units if unit.status == "pending"),
         tuple(After(tuple(names), why) for why, names in later.items()),
     )
 

@@ -766,7 +766,7 @@ def stranded(ledger: Ledger) -> tuple[float, float, float]:
     """Devices that are free and that nothing which waits could use, all that are free, and all that are there; none
     while nothing waits for devices.
     """
-    fleet = ledger.room()
+    fleet = ledger.columns.room()
     usable = np.zeros(len(fleet), bool)
     seen = set()
     for unit in ledger.queues.first(SHAPES):

@@ -106,7 +106,7 @@ def test_its_pace_foretells_its_end() -> None:
     view = world.controller.snapshot(world.now)
     assert Speeds(view.fleet.models, view.profiles, view.throughputs).of_attempt(resident).mean == 40 * SECOND
     world.end("n1", Attempt("j1.main", 1), Ending(outcome="killed", run=10 * SECOND))
-    assert world.ledger.candidate(world.unit("train")).left == 30 * SECOND
+    assert world.ledger.shown.candidate(world.unit("train")).left == 30 * SECOND
     assert world.unit("train").expected == 30 * SECOND
 
 

@@ -30,18 +30,18 @@ GIB = 2**30
 
 
 def test_devices_fit_by_their_memory() -> None:
-    fleet = World().join(node(gpus=2, gpu_memory=("16GiB", "80GiB"))).ledger.fleet()
+    fleet = World().join(node(gpus=2, gpu_memory=("16GiB", "80GiB"))).ledger.columns.fleet()
     assert ability(fleet, Shape(gpus=1, gpu_memory=parse_bytes("40GiB"))).models == [False, False, True, False]
 
 
 def test_what_a_fleet_can_do_is_worked_out_once_and_holds_for_its_copies() -> None:
     world = World().nodes(1, cpu=2)
-    fleet = world.ledger.fleet()
+    fleet = world.ledger.columns.fleet()
     found = ability(fleet, Shape(cpu=1000))
     assert ability(world.controller.snapshot(world.now).fleet, Shape(cpu=1000)) is found
     assert found.room.tolist() == [2]
     world.join(node("n2", cpu=4))
-    assert ability(world.ledger.fleet(), Shape(cpu=1000)).room.tolist() == [2, 4]
+    assert ability(world.ledger.columns.fleet(), Shape(cpu=1000)).room.tolist() == [2, 4]
 
 
 def test_no_more_is_remembered_of_a_fleet_than_is_bounded() -> None:

@@ -109,6 +109,6 @@ def test_what_waits_for_very_much_is_not_looked_ahead_to() -> None:
     world.graph("big", tasks={f"t{number}": {} for number in range(MOST_FOLLOWERS + 1)})
     world.graph("small", tasks={"a": {}, "b": {"needs": ["a"]}})
     world.job("far", after=["big"]).job("near", after=["small"])
-    names = {follower.candidate.job: follower.needs for follower in world.ledger.followers()}
+    names = {follower.candidate.job: follower.needs for follower in world.ledger.shown.followers()}
     small, near = world.state("small").id, world.state("near").id
     assert names == {small: {f"{small}.a"}, near: {f"{small}.a", f"{small}.b"}}

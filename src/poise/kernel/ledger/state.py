@@ -9,6 +9,7 @@ import msgspec
 from poise.decoding import msgpack_decoder
 from poise.kernel.book import CallBook
 from poise.kernel.ledger.places import Cordon, NodeState
+from poise.kernel.ledger.room import InvariantBroken
 from poise.kernel.ledger.units import OVER, UnitState
 from poise.model.decisions import Reason
 from poise.model.events import Began
@@ -51,6 +52,13 @@ class JobState(msgspec.Struct, gc=False):
     def calls_closed(self) -> bool:
         """Whether no more calls will come to it."""
         return self.calls is None or bool(self.calls.closed)
+
+    @property
+    def serving(self) -> CallBook:
+        """The book of a job that serves calls; `InvariantBroken` of another one."""
+        if self.calls is None:
+            raise InvariantBroken(f"{self.id} serves no calls")
+        return self.calls
 
 
 class State(msgspec.Struct):

@@ -1,0 +1,164 @@
+"""What nodes report of attempts: that they have started, and how they have ended."""
+
+from poise.kernel.ledger.active import Active
+from poise.kernel.ledger.calls import Calls
+from poise.kernel.ledger.changes import Changes
+from poise.kernel.ledger.jobs import Jobs
+from poise.kernel.ledger.lifecycle import Lifecycle
+from poise.kernel.ledger.nodes import Nodes
+from poise.kernel.ledger.profiles import Profiles
+from poise.kernel.ledger.room import Handlers, InvariantBroken, Room, hold
+from poise.kernel.ledger.seats import Seats
+from poise.kernel.ledger.tasks import TaskState, is_loss
+from poise.kernel.ledger.training import Training
+from poise.kernel.ledger.units import CAUSES, UnitState, deciding_ending
+from poise.model.events import Finished, Started
+from poise.model.fleet import model_under
+from poise.model.jobs import Ending
+from poise.units import SECOND
+
+STEADY = 60 * SECOND
+"""A gang that has been as it is for so long before it loses a member is not one that loses them again and again."""
+
+
+class Attempts(Room):
+    """An end says something of the node, the class and the gang; the last one decides what becomes of the unit."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        active: Active,
+        nodes: Nodes,
+        profiles: Profiles,
+        training: Training,
+        lifecycle: Lifecycle,
+        calls: Calls,
+        seats: Seats,
+        changes: Changes,
+    ) -> None:
+        self._jobs, self._active, self._nodes, self._profiles, self._training = jobs, active, nodes, profiles, training
+        self._lifecycle, self._calls, self._seats, self._changes = lifecycle, calls, seats, changes
+
+    def handlers(self) -> Handlers:
+        return {Started: self._started, Finished: self._finished}
+
+    def _started(self, event: Started) -> None:
+        unit, index = self._jobs.tasks[event.task]
+        task = unit.tasks[index]
+        task.status, task.pid, task.cpus = "running", event.pid, event.cpus
+        task.started = task.started or event.at
+        self._changes.residents.pop(unit.id, None)
+        self._changes.rows.add(task.node)
+
+    def _finished(self, event: Finished) -> None:
+        unit, index = self._jobs.tasks[event.task]
+        task, ending = unit.tasks[index], event.ending
+        if not task.active or event.epoch != unit.epoch_of(index):
+            raise InvariantBroken(f"{event.task}#{event.epoch} finished, but is {task.status} in epoch {unit.epoch}")
+        self._seats.give_back(unit, index)
+        if event.until:
+            unit.leases[task.node] = event.until
+        task.status, task.ended, task.ending = "ended", event.at, ending
+        self._nodes.count_end(task.node, ending)
+        if ending.outcome != "returned":
+            task.started = task.started or max(unit.placed, event.at - ending.run)
+        if not task.leaving:  # else how it ended says nothing of the gang
+            self._learn(unit, task, ending)
+            if ending.outcome == "stopped" and unit.stopping in CAUSES:
+                unit.attained += unit.run_in_size(task) * max(1, unit.shape.gpus)
+        if task.leaving or _goes_on_without(unit, index):
+            self._lose_member(unit, index, event.at)
+        else:
+            ends_gang = ending.outcome != "done" and not unit.stopping and len(unit.tasks) > 1
+            if ending.outcome != "done":
+                self._training.keep_progress(unit, task, ending.progress)
+            if ends_gang:
+                unit.stopping = "gang"
+            if ends_gang or unit.resizes:
+                self._changes.mark(unit)
+        if self._active.recovering:
+            self._active.index_recovering(unit)
+        if not any(other.active for other in unit.tasks):
+            self._settle(unit, event.at)
+
+    def _learn(self, unit: UnitState, task: TaskState, ending: Ending) -> None:
+        """What a run tells of its class."""
+        if ending.outcome == "done":
+            if self._jobs[unit.job].calls is None:  # how long a worker is kept says nothing of what it does
+                model = model_under(self._nodes[task.node].node, task.devices)
+                self._profiles.learn(unit, unit.run_in_size(task), ending, model)
+        elif ending.outcome in ("failed", "signal", "oom", "hung", "timeout"):
+            self._profiles.failed(unit.spec.kind)
+
+    def _lose_member(self, unit: UnitState, index: int, at: int) -> None:
+        """A gang goes on without one of its tasks, which was lost or let go."""
+        if not unit.tasks[index].leaving:
+            since = max(unit.placed, unit.resized)
+            if at > since or not unit.losses:  # who is lost with another does not count twice
+                unit.losses = 1 + unit.losses * (at - since < STEADY)
+            self._training.settle_account(unit, at)
+            unit.size, unit.generation = unit.size - 1, unit.generation + 1
+        unit.forget_member(index)
+        self._active.index_recovering(unit)
+        self._changes.mark(unit)
+
+    def _settle(self, unit: UnitState, at: int) -> None:
+        """All attempts of the unit have ended: done, again, or failed."""
+        outcome = deciding_ending(unit).outcome
+        self._active.remove(unit)
+        self._training.forget_attempts(unit)
+        job = self._jobs[unit.job]
+        if unit.stopping == "cancel" and (outcome != "done" or job.calls is not None):
+            if job.calls is not None:
+                job.calls.called_up -= 1
+            self._lifecycle.conclude(unit, "done" if outcome == "done" else "cancelled", at)
+        elif job.calls is not None:
+            self._calls.rest(unit, job, job.calls, outcome, at)
+        elif outcome == "done":
+            self._lifecycle.conclude(unit, "done", at)
+        elif outcome in ("returned", "stopped"):
+            self._training.keep_what_was_done(unit)
+            unit.recalled = unit.recalled or (unit.queued and outcome == "returned")
+            unit.avoid = self._moved_off(unit) if unit.stopping == "move" else ""
+            self._lifecycle.again(unit, at, delay=0)
+        else:
+            unit.count_try(outcome)
+            unit.avoid = unit.first.node
+            retry = unit.spec.retry
+            if outcome == "oom" and retry.ooms:
+                unit.make_smaller()
+            if retry.allows(outcome, unit.tries, len(unit.ooms), unit.lost):
+                self._lifecycle.again(unit, at, delay=0 if outcome == "lost" else retry.delay(unit.tries))
+            else:
+                self._lifecycle.conclude(unit, "failed", at)
+
+    def _moved_off(self, unit: UnitState) -> str:
+        """The node that it was moved off: one that is being emptied, else where a member lagged, else its first."""
+        nodes = self._nodes
+        emptied = (task.node for task in unit.tasks if task.node in nodes and nodes[task.node].condition == "emptying")
+        return next(emptied, unit.lags.node if unit.lags is not None else unit.first.node)
+
+    def check(self, anew: "Attempts") -> None:
+        for unit in self._jobs.units.values():
+            _check_attempts(unit)
+
+
+def _goes_on_without(unit: UnitState, index: int) -> bool:
+    """Whether the others of its gang go on, now that a member has ended. What has lost all but members that have come
+    to their end is not resized any more.
+    """
+    ending = unit.tasks[index].ending
+    if not unit.resizes or unit.stopping or ending is None or not is_loss(ending):
+        return False
+    others = [of for of in unit.members if of != index]
+    return len(others) >= max(1, unit.spec.least) and all(unit.tasks[of].active for of in others)
+
+
+def _check_attempts(unit: UnitState) -> None:
+    leaving = [index for index, task in enumerate(unit.tasks) if task.leaving and not task.active]
+    hold(not leaving, f"{leaving} of {unit.id} are leaving, and are not there")
+    if unit.most:
+        hold(unit.spec.least <= unit.most < len(unit.tasks), f"{unit.id} may have {unit.most} tasks")
+        hold(unit.status != "active" or unit.size <= unit.most, f"{unit.id} runs larger than it may")
+    hold(all(epoch <= unit.epoch for epoch in unit.barred.values()), f"{unit.id} is barred in an epoch to come")
+    hold(len(unit.ooms) <= unit.spec.retry.ooms + 1, f"{unit.id} ran out of memory in {unit.ooms}")

@@ -1,0 +1,125 @@
+"""The fleet as columns of numbers, kept up to date and not made anew."""
+
+from poise.kernel.ledger.active import Active
+from poise.kernel.ledger.changes import Changes
+from poise.kernel.ledger.cordons import Cordons
+from poise.kernel.ledger.leader import Leader
+from poise.kernel.ledger.nodes import Nodes
+from poise.kernel.ledger.places import NodeState, device_key
+from poise.kernel.ledger.room import Room
+from poise.kernel.ledger.shown import Shown
+from poise.model.fleet import CLASSES, CONDITIONS, CORDONED, CPU, DEVICES, HOT, MEMORY, NETWORK, Fleet, PoolView
+from poise.model.resources import PLENTY, WHOLE
+
+
+class Columns(Room):
+    """Rows are refreshed when somebody looks, and only those of nodes that changed."""
+
+    def __init__(
+        self, active: Active, nodes: Nodes, cordons: Cordons, leader: Leader, shown: Shown, changes: Changes
+    ) -> None:
+        self._active, self._nodes, self._cordons, self._leader = active, nodes, cordons, leader
+        self._shown, self._changes = shown, changes
+        self._fleet: Fleet | None = None
+        self._moved: set[str] = set()  # nodes whose room is known, and not what runs there
+        self._shared: set[str] = set()  # nodes of whose devices parts were held when their room was looked at
+        self._open = [0, 0, 0, 0]  # CPU and devices of the open nodes: all, then what is free
+        self._opened: dict[str, tuple[int, int, int, int]] = {}  # of each of them
+
+    def fleet(self) -> Fleet:
+        """The fleet as columns, as it is now; the ledger's own, to be read at once and not kept."""
+        fleet = self.room()
+        for name in sorted(self._moved):
+            self._refresh_residents(fleet, fleet.rows[name], self._nodes[name])
+        self._moved.clear()
+        return fleet
+
+    def room(self) -> Fleet:
+        """The same, but that what runs there may be as it was: for whoever looks at what is free alone."""
+        if self._fleet is None or self._changes.fleet:
+            self._fleet = self._made_anew(self._fleet if self._fleet is not None else Fleet())
+        for name in sorted(self._changes.rows):
+            self._refresh(self._fleet, self._fleet.rows[name], self._nodes[name])
+        self._moved |= self._changes.rows
+        self._changes.rows.clear()
+        return self._fleet
+
+    def _made_anew(self, before: Fleet) -> Fleet:
+        """Once for all that has come, gone or changed by now."""
+        fleet = Fleet([self._cordons.seen(state.node) for state in self._nodes.values()])
+        self._changes.rows.update(fleet.take_over(before))
+        self._changes.fleet = False
+        self._moved &= self._nodes.keys()
+        for name in sorted(self._opened.keys() - self._nodes.keys()):
+            self._count_open(name, (0, 0, 0, 0))
+            del self._opened[name]
+        return fleet
+
+    def use(self) -> int:
+        """The share of the open nodes' CPUs or devices that is taken, in thousandths, whichever is more."""
+        self.room()
+        cpu, devices, free_cpu, free_devices = self._open
+        shares = ((free_cpu, cpu), (free_devices, devices))
+        return max([int(1000 - 1000 * left / of) for left, of in shares if of], default=0)
+
+    def _refresh(self, fleet: Fleet, row: int, state: NodeState) -> None:
+        """What there is on one node, in its row, from the state."""
+        node = state.node
+        network = (node.network or PLENTY) - state.used_network
+        if state.shares or self._cordons or node.name in self._shared:
+            share, memory = self._parts(state)
+            fleet.device_memory[row, : len(memory)] = memory
+            (self._shared.add if state.shares else self._shared.discard)(node.name)
+        else:
+            taken = state.devices
+            share = [0 if device_key(device.index) in taken else WHOLE for device in node.devices]
+        fleet.device_share[row, : len(share)] = share
+        cpu, free, columns = node.cpu - state.used_cpu, share.count(WHOLE), fleet.free
+        columns[CPU, row], columns[MEMORY, row], columns[DEVICES, row] = cpu, node.memory - state.used_memory, free
+        columns[NETWORK, row] = network
+        closed = fleet.closed[row] = CONDITIONS.index(state.condition)
+        self._count_open(node.name, (0, 0, 0, 0) if closed else (node.cpu, len(node.devices), cpu, free))
+        fleet.levels[row] = HOT if state.hot else state.level
+        fleet.failures[row] = state.failures / 1000
+
+    def _parts(self, state: NodeState) -> tuple[list[int], list[int]]:
+        """What is free of each device's compute, and of its memory."""
+        share, memory = [], []
+        for device in state.node.devices:
+            key = device_key(device.index)
+            shares = state.shares.get(key, ())
+            taken = sum([of.share for of in shares]) if shares else WHOLE if key in state.devices else 0
+            share.append(CORDONED if self._cordons.of_device(state.node.name, device) is not None else WHOLE - taken)
+            memory.append(device.memory - (sum([of.memory for of in shares]) if shares else 0))
+        return share, memory
+
+    def _count_open(self, name: str, amounts: tuple[int, int, int, int]) -> None:
+        """What a node has and has free, if it is open, is part of what all have."""
+        of, before = self._open, self._opened.get(name, (0, 0, 0, 0))
+        self._opened[name] = amounts
+        for place in range(4):
+            of[place] += amounts[place] - before[place]
+
+    def _refresh_residents(self, fleet: Fleet, row: int, state: NodeState) -> None:
+        """What runs on one node, in its row. What has not changed is the very same as it was."""
+        everything = self._leader.fixed
+        residents = []
+        yielding = [[0] * 4 for _ in range(CLASSES)]
+        for unit, index in self._active.on(state.node.name):
+            if (unit.brief and not everything) or unit.queued:
+                continue
+            resident = self._shown.resident_on(unit, index)
+            residents.append(resident)
+            if resident.preemptible and not resident.stopping:
+                shape, held = resident.shape, yielding[resident.priority]
+                held[CPU] += shape.cpu
+                held[MEMORY] += shape.memory
+                held[NETWORK] += shape.network
+                held[DEVICES] += shape.gpus
+        fleet.yielding[:, :, row] = yielding
+        fleet.residents[row] = tuple(residents)
+        for key in [key for key, of in fleet.pools.items() if of.pop(row, None) is not None and not of]:
+            del fleet.pools[key]
+        for key, pool in state.pools.items():
+            if pool.slots > pool.long:
+                fleet.pools.setdefault(key, {})[row] = PoolView(pool.slots, pool.attempts, pool.long)

@@ -1,0 +1,71 @@
+"""How long units take, how much follows each, and by when it must end."""
+
+from collections.abc import Sequence
+
+from poise.kernel.ledger.changes import Changes
+from poise.kernel.ledger.profiles import Profiles
+from poise.kernel.ledger.queues import Queues
+from poise.kernel.ledger.room import Room
+from poise.kernel.ledger.state import JobState
+from poise.kernel.ledger.units import UnitState
+from poise.model import graph
+from poise.model.jobs import ALL
+from poise.model.profiles import estimate_run, outlasting
+
+
+class Paths(Room):
+    """The critical path of each job. Nobody else writes a unit's `expected`, `tail`, `slack`, `due` and `depth`."""
+
+    def __init__(self, profiles: Profiles, queues: Queues, changes: Changes) -> None:
+        self._profiles, self._queues, self._changes = profiles, queues, changes
+
+    def plan(self, units: Sequence[UnitState], submitted: int) -> None:
+        """Critical path and due times of a job, with what has been learned of durations."""
+        for unit in units:
+            unit.expected = self._expected(unit)
+        if len(units) == 1:
+            unit = units[0]
+            unit.tail, unit.due = unit.expected, submitted + unit.spec.deadline if unit.spec.deadline else 0
+            return
+        needs = {unit.spec.name: unit.spec.needs for unit in units}
+        if not any(unit.depth for unit in units):
+            depths = graph.times(needs, dict.fromkeys(needs, 1))
+            for unit in units:
+                unit.depth = depths[unit.spec.name].earliest
+        durations = {unit.spec.name: unit.expected for unit in units}
+        deadlines = {
+            unit.spec.name: submitted + unit.spec.deadline
+            for unit in units
+            if unit.spec.deadline and unit.missed is None
+        }
+        planned = graph.times(needs, durations)
+        due = graph.due_times(needs, durations, deadlines) if deadlines else {}
+        for unit in units:
+            unit.tail, unit.slack = planned[unit.spec.name].tail, planned[unit.spec.name].slack
+            unit.due = due.get(unit.spec.name, 0)
+
+    def plan_again(self, job: JobState) -> None:
+        """Of what waits and of what runs something else may be due now."""
+        self.plan(job.units, job.submitted)
+        self._queues.rank_anew(job)
+        for unit in job.units:
+            self._changes.mark(unit)
+
+    def expect_anew(self, unit: UnitState) -> None:
+        """More is known of how long one of them takes."""
+        expected = self._expected(unit)
+        unit.tail += expected - unit.expected
+        unit.expected = expected
+
+    def _expected(self, unit: UnitState) -> int:
+        if unit.status == "done":
+            return max((task.ended - task.started for task in unit.tasks), default=0)
+        spec = unit.spec
+        if unit.left:
+            return unit.left + spec.restore
+        estimate = outlasting(estimate_run(self._profiles.get(spec.kind), spec.declared), unit.outlived)
+        if unit.progress:
+            return max(1, estimate.mean * (ALL - unit.progress) // ALL) + spec.restore
+        if not unit.saved:
+            return estimate.mean
+        return max(1, estimate.mean - unit.saved // (spec.least or unit.size)) + spec.restore

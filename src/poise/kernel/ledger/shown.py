@@ -1,0 +1,251 @@
+"""What waits and what runs, as a policy is shown it."""
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+
+from poise.kernel.ledger.active import Active
+from poise.kernel.ledger.changes import Changes
+from poise.kernel.ledger.jobs import Jobs
+from poise.kernel.ledger.nodes import Nodes
+from poise.kernel.ledger.order import ordinal
+from poise.kernel.ledger.queues import Queues
+from poise.kernel.ledger.quotas import Quotas
+from poise.kernel.ledger.room import Room
+from poise.kernel.ledger.training import Training
+from poise.kernel.ledger.units import UnitState
+from poise.model.fleet import Phased, Resident, Straggler, model_under
+from poise.model.jobs import ALL
+from poise.model.views import MOST_FOLLOWERS, Candidate, Follower
+
+
+class Shown(Room):
+    """Made when it is shown, and kept until it changes."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        active: Active,
+        queues: Queues,
+        nodes: Nodes,
+        quotas: Quotas,
+        training: Training,
+        changes: Changes,
+    ) -> None:
+        self._jobs, self._active, self._queues, self._nodes = jobs, active, queues, nodes
+        self._quotas, self._training, self._changes = quotas, training, changes
+
+    # --- what waits --------------------------------------------------------------------------------------------------
+
+    def waiting(self, now: int, *, everything: bool) -> list[Candidate]:
+        """The head of every queue, and what a lost node still holds, in order of submission."""
+        self._queues.sort()
+        backing_off = {unit_id for unit_id, unit in self._queues.delayed.items() if unit.free_at > now}
+        candidates: list[Candidate] = []
+        heads = {} if everything else self._queues.heads()
+        for name, queue in self._queues.items():
+            units: Iterable[tuple[str, UnitState]] = queue.items()
+            if backing_off:
+                units = (item for item in units if item[0] not in backing_off)
+            candidates.extend(self._as_shown(unit_id, unit) for unit_id, unit in islice(units, heads.get(name)))
+        candidates.extend(
+            self.candidate(unit, recovering=True) for unit in self._active.recovering.values() if unit.free_at <= now
+        )
+        if (
+            len(self._queues) + len(self._active.recovering) != 1
+            or not candidates
+            or not candidates[0].queue.endswith("/")
+        ):
+            candidates.sort(key=ordinal)
+        return candidates
+
+    def _as_shown(self, unit_id: str, unit: UnitState) -> Candidate:
+        """A pending unit as a policy is shown it: made when it comes to the head of its queue, and not before."""
+        candidate = self._changes.candidates.get(unit_id)
+        if candidate is None:
+            candidate = self._changes.candidates[unit_id] = self.candidate(unit)
+        return candidate
+
+    def candidate(self, unit: UnitState, *, recovering: bool = False) -> Candidate:
+        """A unit as a policy is shown it."""
+        spec, job = unit.spec, self._jobs[unit.job]
+        return Candidate(
+            unit=unit.id,
+            job=unit.job,
+            ordinal=unit.ordinal,
+            priority=int(spec.priority),
+            kind=spec.kind,
+            shape=unit.shape_of(0),
+            tasks=unit.most_tasks,
+            submitted=job.submitted,
+            ready=unit.ready,
+            tail=unit.tail,
+            critical=unit.slack == 0 and len(job.units) > 1 and job.calls is None,
+            queue=unit.queue,
+            expected=unit.expected,
+            declared=spec.declared,
+            due=unit.due,
+            recovering=recovering,
+            recalled=unit.recalled,
+            least=spec.least,
+            others=tuple(unit.shape_of(number + 1) for number in range(len(spec.variants))),
+            attained=unit.attained,
+            preempted=unit.preempted,
+            depth=unit.depth,
+            followers=len(self._jobs.dependents.get(unit.id, ())),
+            weight=spec.weight,
+            work=spec.work,
+            avoid=unit.avoid,
+            saved=unit.saved,
+            progress=unit.progress,
+            left=unit.left,
+            outlived=unit.outlived,
+            ran_out=unit.ran_out,
+            tenant=self._quotas.limited_tenant(job),
+            serves=spec.serves,
+            preemptible=spec.preemptible,
+            checkpoint=spec.checkpoint,
+            restore=spec.restore,
+            moved=unit.moved,
+        )
+
+    def followers(self) -> tuple[Follower, ...]:
+        """Units that wait for what runs or may be placed, and for what waits for that: the nearest, `MOST_FOLLOWERS` at
+        most. They do not wait for what is known to be brief and has begun; what waits for more than so many is too far
+        away.
+        """
+        found: dict[str, UnitState] = {}
+        jobs: set[str] = set()
+        shown = (
+            self._jobs.units[name] for queue in self._queues.values() for name in islice(queue, self._queues.head())
+        )
+        before = deque([*self._active.values(), *shown])
+        while before and len(found) < MOST_FOLLOWERS:
+            unit = before.popleft()
+            after = list(self._jobs.dependents.get(unit.id, ()))
+            if unit.job not in jobs:
+                jobs.add(unit.job)
+                after += [of for job in self._jobs.awaited_by.get(unit.job, ()) for of in self._jobs[job].units]
+            for of in after:
+                if of.status == "waiting" and of.id not in found:
+                    found[of.id] = of
+                    before.append(of)
+        near = list(islice(found.values(), MOST_FOLLOWERS))
+        awaited = {name for unit in near for name in self._jobs[unit.job].after if name in self._jobs}
+        others = {name: [unit for unit in self._jobs[name].units if not unit.over] for name in awaited}
+        followers = []
+        for unit in near:
+            needs = [need for name in unit.spec.needs if not (need := self._jobs.units[f"{unit.job}.{name}"]).over]
+            for name in self._jobs[unit.job].after:
+                needs += others.get(name, ())
+            if 0 < len(needs) <= MOST_FOLLOWERS:
+                names = frozenset(need.id for need in needs if need.status != "active" or not need.brief)
+                followers.append(Follower(self.candidate(unit), names))
+        return tuple(followers)
+
+    # --- what runs ---------------------------------------------------------------------------------------------------
+
+    def elastic(self) -> tuple[Resident, ...]:
+        """Units that may have more or fewer tasks."""
+        units = sorted(self._active.elastic.values(), key=ordinal)
+        return tuple([self.resident(unit) for unit in units if not unit.stopping])
+
+    def stragglers(self) -> tuple[Straggler, ...]:
+        """Units that take longer than their like, or wait in each step for a member that does."""
+        return tuple(
+            Straggler(
+                resident=self.resident(unit),
+                node=unit.lags.node if unit.lags is not None else task.node,
+                expected=unit.lags.usual if unit.lags is not None else task.straggles,
+                computes=unit.lags.computes if unit.lags is not None else 0,
+            )
+            for unit in sorted(self._training.stragglers.values(), key=ordinal)
+            if (task := unit.first).status == "running" and not unit.stopping
+        )
+
+    def phased(self) -> tuple[Phased, ...]:
+        """Units that would be placed in another shape now, since their training has come into another phase."""
+        return tuple(
+            Phased(
+                resident=self.resident(unit),
+                phase=unit.phase_told,
+                shape=unit.shape_to_be,
+                nodes=tuple(task.node for task in unit.tasks if task.active),
+            )
+            for unit in sorted(self._training.phased.values(), key=ordinal)
+            if not unit.stopping
+        )
+
+    def resident_on(self, unit: UnitState, index: int) -> Resident:
+        """One of its attempts; the very same as before if nothing of it has changed."""
+        known = self._changes.residents.setdefault(unit.id, {})
+        resident = known.get(index)
+        if resident is None:
+            resident = known[index] = self.resident(unit, index)
+        return resident
+
+    def resident(self, unit: UnitState, index: int = -1) -> Resident:
+        """One of its attempts, by the number of the task; or that of rank 0."""
+        index = next(iter(unit.members), 0) if index < 0 else index
+        spec, task = unit.spec, unit.tasks[index]
+        known = self._nodes.get(task.node)  # it may have ended on a node that was forgotten since
+        model = model_under(known.node, task.devices) if known is not None else ""
+        saved = unit.training.checkpoint if unit.training is not None and unit.told >= unit.placed else None
+        return Resident(
+            unit=unit.id,
+            ordinal=unit.ordinal,
+            priority=int(spec.priority),
+            shape=unit.shape,
+            kind=spec.kind,
+            since=max(task.started or unit.placed, unit.resized),
+            model=model,
+            declared=spec.declared,
+            devices=task.devices,
+            checkpoint=(saved.every if saved is not None else 0) or spec.checkpoint,
+            kept=max(unit.kept, task.started or unit.placed) if saved is not None else 0,
+            restore=spec.restore,
+            preempted=unit.preempted,
+            moved=unit.moved,
+            preemptible=spec.preemptible,
+            stopping=bool(unit.stopping) or task.leaving,
+            running=task.status == "running",
+            size=unit.size,
+            least=spec.least,
+            most=unit.size if _has_failed_device(unit) else unit.most_tasks,
+            attained=unit.attained,
+            work=spec.work,
+            saved=unit.saved + unit.carried,
+            progress=unit.progress,
+            foreseen=_foreseen(unit),
+            outlived=unit.outlived,
+            due=unit.due,
+            weight=spec.weight,
+            tenant=self._quotas.limited_tenant(self._jobs[unit.job]),
+            serves=spec.serves,
+            task=index,
+            resizes=unit.resizes and unit.is_whole,
+            resized=unit.resized,
+            losses=unit.losses,
+            gains=_gains(unit),
+        )
+
+
+def _gains(unit: UnitState) -> int:
+    """How much faster an elastic unit is than with its least tasks, by what it told of how it scales."""
+    if unit.speedups is None or not unit.spec.least or unit.size == unit.spec.least:
+        return 0
+    apart = len({unit.tasks[index].node for index in unit.members}) > 1
+    told = unit.speedups.apart if apart and unit.speedups.apart else unit.speedups.together
+    alone = unit.speedups.together[min(unit.spec.least, len(unit.speedups.together)) - 1] if told else 0
+    return told[min(unit.size, len(told)) - 1] * 1000 // alone if told and alone else 0
+
+
+def _foreseen(unit: UnitState) -> int:
+    """For how long it runs in all, since it was started or resized, in the size that it has."""
+    whole, size = unit.whole_by_pace * (ALL - unit.progress) // ALL, max(1, unit.size)
+    return max(1, (whole * (unit.spec.least or size) - unit.carried) // size) if whole else 0
+
+
+def _has_failed_device(unit: UnitState) -> bool:
+    """Whether a device has failed a gang that goes on: in the shape that it has, it could be given it again."""
+    return unit.resizes and any(epoch >= unit.placed_in for epoch in unit.barred.values())
