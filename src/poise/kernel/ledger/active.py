@@ -75,19 +75,21 @@ class Active(Room, dict[str, UnitState]):
 
     def add(self, unit: UnitState) -> None:
         """A unit is placed."""
-        self[unit.id] = unit
+        unit_id = unit.id
+        self[unit_id] = unit
         if unit.queued:
-            self._behind[unit.id] = unit
+            self._behind[unit_id] = unit
         if unit.spec.least:
-            self.elastic[unit.id] = unit
+            self.elastic[unit_id] = unit
         if len(unit.tasks) > 1 or unit.spec.tasks[0].parts:
-            self.compared[unit.id] = unit
+            self.compared[unit_id] = unit
 
     def remove(self, unit: UnitState) -> None:
         """All of its attempts have ended."""
-        self.pop(unit.id, None)
-        self.elastic.pop(unit.id, None)
-        self.compared.pop(unit.id, None)
+        unit_id = unit.id
+        del self[unit_id]
+        self.elastic.pop(unit_id, None)
+        self.compared.pop(unit_id, None)
 
     def seat(self, unit: UnitState, index: int, node: str, shape: Shape) -> None:
         """One of its tasks is on a node."""

@@ -45,7 +45,7 @@ class Jobs(Room, dict[str, JobState]):
             self._index(job)
             if job.calls is not None:
                 job.calls.restore_order()
-            self._count(job, sum(not unit.over for unit in job.units))
+            self._count(job, job.unfinished)
 
     # --- finding -----------------------------------------------------------------------------------------------------
 
@@ -184,13 +184,14 @@ class Jobs(Room, dict[str, JobState]):
             self._stop_awaiting(other, job.id)
         return self.awaited_by.pop(job.id, ())
 
+    def has_too_many(self, history: int) -> bool:
+        """Whether more are finished than are kept: in batches, since to forget them costs a list copy."""
+        return len(self._state.finished) - history > max(16, history // 16)
+
     def forget_old(self, history: int, *, fair: bool) -> None:
         """Bound the history: the oldest finished jobs leave the ledger; the log still has them."""
         finished = self._state.finished
-        surplus = len(finished) - history
-        if surplus <= max(16, history // 16):  # in batches, since this costs a list copy
-            return
-        leaving = self._oldest_of_the_most(history) if fair else finished[:surplus]
+        leaving = self._oldest_of_the_most(history) if fair else finished[: len(finished) - history]
         for job_id in leaving:
             job = self.pop(job_id)
             ended = self._ended_of[job.tenant]

@@ -158,7 +158,9 @@ class Lifecycle(Room):
                     ending.append(waiting)
                 elif waiting.awaited == 0:
                     self._release_roots(waiting, at)
-        self._jobs.forget_old(self._leader.history, fair=self._leader.fair)
+        history = self._leader.history
+        if self._jobs.has_too_many(history):
+            self._jobs.forget_old(history, fair=self._leader.fair)
 
     # --- self-check --------------------------------------------------------------------------------------------------
 
