@@ -302,6 +302,17 @@ def test_service_counts_the_run_times_the_devices_of_what_yielded_only() -> None
     assert world.unit("g").attained == 14 * SECOND
 
 
+def test_service_that_one_of_a_gang_has_had_is_shown_of_those_that_still_run() -> None:
+    """They were shown as before, and after a restart with it."""
+    world = World("fifo").nodes(2, cpu=1).job("g", workers=2).round().start("g.main[0]", "g.main[1]")
+    world.disconnect("n1").disconnect("n2")
+    asked_to_yield(world, "j1.main").connected.add("n1")
+    [attempt] = world.held["n1"]
+    world.connect("n1", ended=(Ended(attempt=attempt, ending=Ending(outcome="stopped", run=7 * SECOND)),))
+    [running] = world.ledger.snapshot(world.now).fleet.residents[1]
+    assert running.attained == 7 * SECOND
+
+
 def test_what_moved_avoids_the_node_it_left_until_it_is_placed_again() -> None:
     world = World().nodes(2).job("a").round().start("a")
     asked_to_yield(world, "j1.main", cause="move")

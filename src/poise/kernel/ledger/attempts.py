@@ -69,12 +69,11 @@ class Attempts(Room):
         if task.leaving or _goes_on_without(unit, index):
             self._lose_member(unit, index, event.at)
         else:
-            ends_gang = ending.outcome != "done" and not unit.stopping and len(unit.tasks) > 1
             if ending.outcome != "done":
                 self._training.keep_progress(unit, task, ending.progress)
-            if ends_gang:
-                unit.stopping = "gang"
-            if ends_gang or unit.resizes:
+                if not unit.stopping and len(unit.tasks) > 1:
+                    unit.stopping = "gang"
+            if unit.stopping or unit.resizes:  # what the others are shown with has changed
                 self._changes.mark(unit)
         if self._active.recovering:
             self._active.index_recovering(unit)

@@ -66,6 +66,7 @@ class Cordons(Room, dict[str, Cordon]):
         else:
             self.pop(event.id, None)
         self._active.mark_node(event.node)
+        self._changes.fleet = True  # the device, or one that is forgotten, is like the others again
 
     def check(self, anew: "Cordons") -> None:
         remembered = [device for device, cordon in self.items() if cordon.opened and not cordon.code]
