@@ -22,7 +22,12 @@ RETRIES: tuple[dict[str, Any], ...] = (
     {"limit": 2, "when": ["failed", "oom", "lost"], "backoff": "100ms"},
     {"limit": 5, "when": ["failed", "killed", "signal", "oom", "lost"], "backoff": "3s"},
 )
-OFFERS: tuple[dict[str, Any], ...] = ({"cpu": 2}, {"cpu": 4, "gpus": 2, "gpu_memory": ("16GiB", "80GiB")}, {"cpu": 1})
+MOST_CPUS = 4
+OFFERS: tuple[dict[str, Any], ...] = (
+    {"cpu": 2},
+    {"cpu": MOST_CPUS, "gpus": 2, "gpu_memory": ("16GiB", "80GiB")},
+    {"cpu": 1},
+)
 
 
 class Story(RuleBasedStateMachine):
@@ -160,7 +165,7 @@ class Story(RuleBasedStateMachine):
         offers = OFFERS[int(name[1:])] | ({"gpus": 0, "gpu_memory": "1GiB"} if shrink else {})
         self.world.join(node(name, incarnation=str(self.boots + 1), **offers))
 
-    @rule(data=st.data(), cpu=st.sampled_from([1, 2, 4]))
+    @rule(data=st.data(), cpu=st.sampled_from([1, 2, MOST_CPUS]))
     def change(self, data: st.DataObject, cpu: int) -> None:
         """The same boot offers more or less than before."""
         name = data.draw(st.sampled_from(sorted(self.world.known)))
@@ -232,7 +237,7 @@ class Story(RuleBasedStateMachine):
             return
         world = self.world
         for name in sorted(world.known):
-            offers = OFFERS[int(name[1:])]
+            offers = OFFERS[int(name[1:])] | {"cpu": MOST_CPUS}  # what was accepted when it had as many can run
             world.join(node(name, incarnation=world.known[name].incarnation, **offers))
             world.drain(name, False)
             for device in world.known[name].devices:
