@@ -182,8 +182,8 @@ def code_of(choice: Choice) -> str:
     shown, and the files of others that it names. Runs none of it.
     """
     package = Path(__file__).parents[1]
-    files = [*(package / "policy").glob("*.py"), *(package / "model").glob("*.py")]
-    files += [package / "kernel" / "ledger.py", package / "kernel" / "verify.py"]
+    folders = (package / "policy", package / "model", package / "kernel" / "ledger")
+    files = [package / "kernel" / "verify.py", *(file for folder in folders for file in folder.glob("*.py"))]
     for point in _foreign_points(choice):
         files += _files_of(point)
     digest = sha256()
