@@ -1,4 +1,4 @@
-"""Units that hold room, and where."""
+"""Units that hold room, and the nodes that they hold it on."""
 
 from collections.abc import Iterator, Mapping
 
@@ -15,24 +15,24 @@ Held = tuple[UnitState, int]
 
 
 class Active(Room, dict[str, UnitState]):
-    """Units that are active, by id, those that were placed first at the front. All of it is made from the units."""
+    """Active units by id, in the order of their placement. All of it is derived from the units."""
 
     def __init__(self, jobs: Jobs, changes: Changes) -> None:
         super().__init__()
         self._changes = changes
         self.recovering: dict[str, UnitState] = {}
-        """Those held by a lost node and allowed by their retry policy to be tried elsewhere."""
+        """Units on a lost node that their retry policy allows to run elsewhere."""
         self.elastic: dict[str, UnitState] = {}
-        """Those that may have more or fewer tasks."""
+        """Units whose number of tasks may change."""
         self.compared: dict[str, UnitState] = {}
-        """Those that have siblings: gangs, and the parts of a task."""
+        """Units whose tasks can be compared with others: gangs, and the parts of a task."""
         self._on: dict[str, dict[tuple[str, int], Held]] = {}
         self._behind: dict[str, UnitState] = {}
         self._shapes: dict[Shape, int] = {}
         self._has_new_shape = False  # since they were sorted
         for unit in jobs.units.values():
             if unit.status == "active":
-                unit.size = unit.size or len(unit.tasks)  # as it was before there were elastic units
+                unit.size = unit.size or len(unit.tasks)  # states from before elastic units have no size
                 self.add(unit)
                 self.index_recovering(unit)
                 for index, task in enumerate(unit.tasks):
@@ -42,11 +42,11 @@ class Active(Room, dict[str, UnitState]):
     # --- what there is -----------------------------------------------------------------------------------------------
 
     def may_be_placed(self, unit: UnitState) -> bool:
-        """Pending, or held by a lost node and allowed by its retry policy to be tried elsewhere."""
+        """Whether the unit is pending, or on a lost node and allowed by its retry policy to run elsewhere."""
         return unit.status == "pending" or unit.id in self.recovering
 
     def attempts(self) -> int:
-        """Attempts that hold room or wait behind their like on a node."""
+        """Number of attempts that hold room or are queued on a node."""
         return sum(len(attempts) for attempts in self._on.values())
 
     def on(self, node: str) -> list[Held]:
@@ -54,7 +54,7 @@ class Active(Room, dict[str, UnitState]):
         return sorted(self._on.get(node, {}).values(), key=ordinal_and_index)
 
     def queued_since(self, instant: int) -> Iterator[tuple[UnitState, TaskState]]:
-        """Units that were queued behind their like at that instant or before, and have not started."""
+        """Units that were placed `queued` at `instant` or before and have not started."""
         if not self._behind:
             return
         for unit in [unit for unit in self._behind.values() if unit.status != "active" or not unit.queued]:
@@ -65,7 +65,7 @@ class Active(Room, dict[str, UnitState]):
                 yield unit, unit.tasks[0]
 
     def by_shape(self) -> Mapping[Shape, int]:
-        """How many attempts of each shape are on nodes, by the key of the shape."""
+        """Number of attempts of each shape on nodes, ordered by the key of the shape."""
         if self._has_new_shape:
             self._shapes = dict(sorted(self._shapes.items(), key=lambda item: amounts_in(item[0].key())))
             self._has_new_shape = False
@@ -74,7 +74,7 @@ class Active(Room, dict[str, UnitState]):
     # --- coming and going --------------------------------------------------------------------------------------------
 
     def add(self, unit: UnitState) -> None:
-        """A unit is placed."""
+        """Add a unit that was placed."""
         unit_id = unit.id
         self[unit_id] = unit
         if unit.queued:
@@ -85,14 +85,14 @@ class Active(Room, dict[str, UnitState]):
             self.compared[unit_id] = unit
 
     def remove(self, unit: UnitState) -> None:
-        """All of its attempts have ended."""
+        """Remove a unit whose attempts have all ended."""
         unit_id = unit.id
         del self[unit_id]
         self.elastic.pop(unit_id, None)
         self.compared.pop(unit_id, None)
 
     def seat(self, unit: UnitState, index: int, node: str, shape: Shape) -> None:
-        """One of its tasks is on a node."""
+        """Add one attempt to a node."""
         self._on.setdefault(node, {})[unit.id, index] = (unit, index)
         known = self._shapes.get(shape, 0)
         self._has_new_shape |= not known
@@ -108,7 +108,7 @@ class Active(Room, dict[str, UnitState]):
         hold(not self._on.pop(name, None), f"node {name} was forgotten with attempts on it")
 
     def index_recovering(self, unit: UnitState) -> None:
-        """A unit may be placed again once nothing of it can still be heard of, and its retry policy allows it."""
+        """Index whether the unit may run elsewhere: its attempts are on lost nodes, and its retry policy allows it."""
         retry = unit.spec.retry
         statuses = [task.status for task in unit.tasks]
         silent = "recovering" in statuses and not ("queued" in statuses or "running" in statuses)
@@ -119,7 +119,7 @@ class Active(Room, dict[str, UnitState]):
             self.recovering.pop(unit.id, None)
 
     def mark_node(self, node: str) -> None:
-        """Something of a node shows in the columns, and perhaps in all that runs there."""
+        """Refresh the node's row, and everything that is shown of the attempts on it."""
         for unit, _ in self._on.get(node, {}).values():
             self._changes.residents.pop(unit.id, None)
         self._changes.rows.add(node)

@@ -1,4 +1,4 @@
-"""What nodes report of attempts: that they have started, and how they have ended."""
+"""Starts and ends of attempts, as nodes report them."""
 
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.calls import Calls
@@ -18,11 +18,11 @@ from poise.model.jobs import Ending
 from poise.units import SECOND
 
 STEADY = 60 * SECOND
-"""A gang that has been as it is for so long before it loses a member is not one that loses them again and again."""
+"""A loss counts as a first one if the gang has kept its size for this long, in nanoseconds."""
 
 
 class Attempts(Room):
-    """An end says something of the node, the class and the gang; the last one decides what becomes of the unit."""
+    """Each end updates the node, the class and the gang. The last end decides what the unit does next."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Attempts(Room):
         self._nodes.count_end(task.node, ending)
         if ending.outcome != "returned":
             task.started = task.started or max(unit.placed, event.at - ending.run)
-        if not task.leaving:  # else how it ended says nothing of the gang
+        if not task.leaving:  # the end of a member that was released says nothing about the gang
             self._learn(unit, task, ending)
             if ending.outcome == "stopped" and unit.stopping in CAUSES:
                 unit.attained += unit.run_in_size(task) * max(1, unit.shape.gpus)
@@ -73,7 +73,7 @@ class Attempts(Room):
                 self._training.keep_progress(unit, task, ending.progress)
                 if not unit.stopping and len(unit.tasks) > 1:
                     unit.stopping = "gang"
-            if unit.stopping or unit.resizes:  # what the others are shown with has changed
+            if unit.stopping or unit.resizes:  # its other attempts are shown with what has changed
                 self._changes.mark(unit)
         if self._active.recovering:
             self._active.index_recovering(unit)
@@ -81,7 +81,7 @@ class Attempts(Room):
             self._settle(unit, event.at)
 
     def _learn(self, unit: UnitState, task: TaskState, ending: Ending) -> None:
-        """What a run tells of its class."""
+        """Update the profile of the class from a run."""
         if ending.outcome == "done":
             if self._jobs[unit.job].calls is None:  # how long a worker is kept says nothing of what it does
                 model = model_under(self._nodes[task.node].node, task.devices)
@@ -90,10 +90,10 @@ class Attempts(Room):
             self._profiles.failed(unit.spec.kind)
 
     def _lose_member(self, unit: UnitState, index: int, at: int) -> None:
-        """A gang goes on without one of its tasks, which was lost or let go."""
+        """Continue a gang without one of its tasks, which was lost or released."""
         if not unit.tasks[index].leaving:
             since = max(unit.placed, unit.resized)
-            if at > since or not unit.losses:  # who is lost with another does not count twice
+            if at > since or not unit.losses:  # two members lost at once count once
                 unit.losses = 1 + unit.losses * (at - since < STEADY)
             self._training.settle_account(unit, at)
             unit.size, unit.generation = unit.size - 1, unit.generation + 1
@@ -102,7 +102,7 @@ class Attempts(Room):
         self._changes.mark(unit)
 
     def _settle(self, unit: UnitState, at: int) -> None:
-        """All attempts of the unit have ended: done, again, or failed."""
+        """All attempts of the unit have ended: finish it, retry it, or fail it."""
         outcome = deciding_ending(unit).outcome
         self._active.remove(unit)
         self._training.forget_attempts(unit)
@@ -132,7 +132,9 @@ class Attempts(Room):
                 self._lifecycle.conclude(unit, "failed", at)
 
     def _moved_off(self, unit: UnitState) -> str:
-        """The node that it was moved off: one that is being emptied, else where a member lagged, else its first."""
+        """The node that the unit was moved from: one that is being emptied, else the one with the lagging member, else
+        its first.
+        """
         nodes = self._nodes
         emptied = (task.node for task in unit.tasks if task.node in nodes and nodes[task.node].condition == "emptying")
         return next(emptied, unit.lags.node if unit.lags is not None else unit.first.node)
@@ -143,8 +145,8 @@ class Attempts(Room):
 
 
 def _goes_on_without(unit: UnitState, index: int) -> bool:
-    """Whether the others of its gang go on, now that a member has ended. What has lost all but members that have come
-    to their end is not resized any more.
+    """Whether the rest of the gang continues after this member has ended. A gang whose other members have all finished
+    is not resized.
     """
     ending = unit.tasks[index].ending
     if not unit.resizes or unit.stopping or ending is None or not is_loss(ending):

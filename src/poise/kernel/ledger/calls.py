@@ -1,4 +1,4 @@
-"""Jobs that serve calls: their books, and their workers, which rest while there is nothing for them to do."""
+"""Jobs that serve calls: the book of calls of each, and its workers, which rest while no call is open."""
 
 from poise.kernel.book import CallBook
 from poise.kernel.ledger.jobs import Jobs
@@ -11,7 +11,7 @@ from poise.model.jobs import Outcome
 
 
 class Calls(Room):
-    """Nobody else writes into a job's `calls` what was called and has returned."""
+    """Only this room records calls and results in `JobState.calls`."""
 
     def __init__(self, jobs: Jobs, lifecycle: Lifecycle) -> None:
         self._jobs, self._lifecycle = jobs, lifecycle
@@ -51,7 +51,7 @@ class Calls(Room):
             self._lifecycle.call_up(job, event.at)
 
     def _credit(self, worker: str) -> None:
-        """A worker that got as far as a call can be started: what ends it from now on is not counted against it."""
+        """Reset the retries of a worker that has begun a call: it can be started."""
         found = self._jobs.tasks.get(worker)
         if found is not None:
             found[0].tries = found[0].lost = 0
@@ -63,7 +63,7 @@ class Calls(Room):
             self._lifecycle.call_up(job, event.at)
 
     def rest(self, unit: UnitState, job: JobState, book: CallBook, outcome: Outcome, at: int) -> None:
-        """A worker has ended. One that cannot be kept running fails its job, and with it what is open."""
+        """A worker has ended. If it is out of retries, the job and its open calls fail."""
         book.called_up -= 1
         retry = unit.spec.retry
         failed = outcome not in ("done", "stopped", "returned")

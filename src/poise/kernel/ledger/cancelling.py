@@ -1,4 +1,4 @@
-"""Work that is cancelled: by somebody, or since its deadline is lost."""
+"""Cancellations, by a user or because a deadline cannot be met."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +14,7 @@ from poise.model.events import DeadlinesMissed, JobCancelled, JobsCancelled, Uni
 
 
 class Cancelling(Room):
-    """What has not started never will; what holds room is cancelled once its attempts have ended."""
+    """Waiting and pending units are cancelled at once, active units when their attempts have ended."""
 
     def __init__(self, jobs: Jobs, active: Active, paths: Paths, lifecycle: Lifecycle, changes: Changes) -> None:
         self._jobs, self._active, self._paths, self._lifecycle, self._changes = jobs, active, paths, lifecycle, changes
@@ -33,7 +33,7 @@ class Cancelling(Room):
         self._lifecycle.end_if_over(job, event.at)
 
     def _jobs_cancelled(self, event: JobsCancelled) -> None:
-        """All of them before any ends: what comes after another one of them is cancelled, and not skipped."""
+        """Cancel all jobs before any of them ends, so that a job after another of them is cancelled and not skipped."""
         jobs = [self._jobs[job_id] for job_id in event.jobs]
         for job in jobs:
             self._cancel_job(job, event.by, event.at)
@@ -59,8 +59,8 @@ class Cancelling(Room):
         self._cancel(job.units, at)
 
     def _cancel_some(self, job: JobState, units: Sequence[UnitState], at: int, *, turns: bool) -> None:
-        """Units of a job, and what needs them. A part that was to run now passes its `turns` on; one that had none yet
-        is passed over when its own comes.
+        """Cancel units of a job and skip the units that need them. With `turns`, a part whose turn has come passes it
+        on, and a part whose turn is still to come is passed over.
         """
         passing: list[UnitState] = []
         for unit in units if turns else ():

@@ -1,4 +1,4 @@
-"""What has changed since a policy was shown it."""
+"""Changes since the last snapshot."""
 
 from poise.kernel.ledger.units import UnitState
 from poise.model.fleet import Resident
@@ -6,19 +6,19 @@ from poise.model.views import Candidate
 
 
 class Changes:
-    """Whoever changes something says so here; the view and the columns look here for what they make anew."""
+    """Rooms record here what they change; `Shown` and `Columns` read from here what to rebuild."""
 
     def __init__(self) -> None:
         self.candidates: dict[str, Candidate] = {}
-        """Pending units as they were shown, by id, until they change."""
+        """Candidates of the last snapshot that are still true, by unit."""
         self.residents: dict[str, dict[int, Resident]] = {}
-        """Attempts as they were shown, by unit and the number of the task, until they change."""
+        """Residents of the last snapshot that are still true, by unit and number of the task."""
         self.rows: set[str] = set()
         """Nodes whose row in the columns is out of date."""
         self.fleet = False
-        """Whether the columns are to be made anew: a node has come, gone or changed, or a device is of another kind."""
+        """Whether to rebuild the columns: a node joined, changed or left, or a device failed or recovered."""
 
     def mark(self, unit: UnitState) -> None:
-        """Something of its attempts shows in the columns."""
+        """Refresh everything that is shown of the unit's attempts."""
         self.residents.pop(unit.id, None)
         self.rows.update([task.node for task in unit.tasks if task.active])

@@ -1,4 +1,4 @@
-"""The fleet as columns of numbers, kept up to date and not made anew."""
+"""The fleet as columns of numbers, updated in place."""
 
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.changes import Changes
@@ -13,7 +13,7 @@ from poise.model.resources import PLENTY, WHOLE
 
 
 class Columns(Room):
-    """Rows are refreshed when somebody looks, and only those of nodes that changed."""
+    """A read refreshes the rows of the nodes that have changed since the last read."""
 
     def __init__(
         self, active: Active, nodes: Nodes, cordons: Cordons, leader: Leader, shown: Shown, changes: Changes
@@ -21,13 +21,13 @@ class Columns(Room):
         self._active, self._nodes, self._cordons, self._leader = active, nodes, cordons, leader
         self._shown, self._changes = shown, changes
         self._fleet: Fleet | None = None
-        self._moved: set[str] = set()  # nodes whose room is known, and not what runs there
-        self._shared: set[str] = set()  # nodes of whose devices parts were held when their room was looked at
-        self._open = [0, 0, 0, 0]  # CPU and devices of the open nodes: all, then what is free
-        self._opened: dict[str, tuple[int, int, int, int]] = {}  # of each of them
+        self._moved: set[str] = set()  # nodes whose free room is up to date, and whose residents are not
+        self._shared: set[str] = set()  # nodes that had shared devices at the last refresh
+        self._open = [0, 0, 0, 0]  # of the open nodes: CPU, devices, free CPU, free devices
+        self._opened: dict[str, tuple[int, int, int, int]] = {}  # the same of each node
 
     def fleet(self) -> Fleet:
-        """The fleet as columns, as it is now; the ledger's own, to be read at once and not kept."""
+        """The fleet as it is now. It belongs to the ledger: read it at once, or copy it."""
         fleet = self.room()
         for name in sorted(self._moved):
             self._refresh_residents(fleet, fleet.rows[name], self._nodes[name])
@@ -35,7 +35,7 @@ class Columns(Room):
         return fleet
 
     def room(self) -> Fleet:
-        """The same, but that what runs there may be as it was: for whoever looks at what is free alone."""
+        """The fleet with current free room; its residents may be out of date. Cheaper than `fleet`."""
         if self._fleet is None or self._changes.fleet:
             self._fleet = self._made_anew(self._fleet if self._fleet is not None else Fleet())
         for name in sorted(self._changes.rows):
@@ -45,7 +45,7 @@ class Columns(Room):
         return self._fleet
 
     def _made_anew(self, before: Fleet) -> Fleet:
-        """Once for all that has come, gone or changed by now."""
+        """New columns, after any number of nodes have joined, changed or left."""
         fleet = Fleet([self._cordons.seen(state.node) for state in self._nodes.values()])
         self._changes.rows.update(fleet.take_over(before))
         self._changes.fleet = False
@@ -56,14 +56,14 @@ class Columns(Room):
         return fleet
 
     def use(self) -> int:
-        """The share of the open nodes' CPUs or devices that is taken, in thousandths, whichever is more."""
+        """The used share of the open nodes' CPUs or of their devices, in thousandths, whichever is larger."""
         self.room()
         cpu, devices, free_cpu, free_devices = self._open
         shares = ((free_cpu, cpu), (free_devices, devices))
         return max([int(1000 - 1000 * left / of) for left, of in shares if of], default=0)
 
     def _refresh(self, fleet: Fleet, row: int, state: NodeState) -> None:
-        """What there is on one node, in its row, from the state."""
+        """Write the free room of one node into its row."""
         node = state.node
         network = (node.network or PLENTY) - state.used_network
         if state.shares or self._cordons or node.name in self._shared:
@@ -83,7 +83,7 @@ class Columns(Room):
         fleet.failures[row] = state.failures / 1000
 
     def _parts(self, state: NodeState) -> tuple[list[int], list[int]]:
-        """What is free of each device's compute, and of its memory."""
+        """Free compute (thousandths) and free memory (bytes) of each device."""
         share, memory = [], []
         for device in state.node.devices:
             key = device_key(device.index)
@@ -94,14 +94,14 @@ class Columns(Room):
         return share, memory
 
     def _count_open(self, name: str, amounts: tuple[int, int, int, int]) -> None:
-        """What a node has and has free, if it is open, is part of what all have."""
+        """Update the totals of the open nodes by one node's amounts."""
         of, before = self._open, self._opened.get(name, (0, 0, 0, 0))
         self._opened[name] = amounts
         for place in range(4):
             of[place] += amounts[place] - before[place]
 
     def _refresh_residents(self, fleet: Fleet, row: int, state: NodeState) -> None:
-        """What runs on one node, in its row. What has not changed is the very same as it was."""
+        """Write the residents of one node into its row. Unchanged residents stay the same objects."""
         everything = self._leader.fixed
         residents = []
         yielding = [[0] * 4 for _ in range(CLASSES)]

@@ -1,4 +1,4 @@
-"""Devices that give no room, and those that have failed once."""
+"""Closed devices, and devices that have failed."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ from poise.model.events import DeviceCordoned, DeviceDrained
 from poise.model.resources import Device, Node, identity_of
 
 MAX_CORDONS = 4096
-"""Devices that have failed and are open again are remembered, so that their work is kept off them: the latest."""
+"""Number of reopened devices that are remembered, so that the work that they failed avoids them."""
 
 
 class Cordons(Room, dict[str, Cordon]):
@@ -22,14 +22,14 @@ class Cordons(Room, dict[str, Cordon]):
         self._active, self._changes, state.cordons = active, changes, self
 
     def of_device(self, node: str, device: Device) -> Cordon | None:
-        """Why the device gives no room; None if it does."""
-        if not self:  # nearly always: this is asked of every device of a node that changed
+        """Why the device is closed; None if it is open."""
+        if not self:  # the usual case, asked for every device of a changed node
             return None
         found = self.get(identity_of(node, device))
         return None if found is None or found.opened else found
 
     def seen(self, node: Node) -> Node:
-        """The node with what is known of its devices: which have failed once."""
+        """The node with its failed devices marked."""
         failed = {identity for identity, cordon in self.items() if cordon.code}
         if not failed:
             return node
@@ -48,11 +48,11 @@ class Cordons(Room, dict[str, Cordon]):
         self[event.id] = Cordon(event.at, event.code, event.text)
         for unit, index in self._active.on(event.node):
             if event.device in unit.tasks[index].devices:
-                if not unit.barred:  # it is no longer like the others of its queue
+                if not unit.barred:  # it differs from the rest of its queue from now on
                     unit.queue = f"{unit.queue}{'' if unit.queue.endswith('/') else '/'}{unit.id}"
                 unit.barred = unit.barred | {event.id: unit.epoch}
         self._active.mark_node(event.node)
-        self._changes.fleet = True  # the device is a model of its own from now on
+        self._changes.fleet = True  # a failed device counts as a model of its own
 
     def _drained(self, event: DeviceDrained) -> None:
         known = self.get(event.id)
@@ -66,7 +66,7 @@ class Cordons(Room, dict[str, Cordon]):
         else:
             self.pop(event.id, None)
         self._active.mark_node(event.node)
-        self._changes.fleet = True  # the device, or one that is forgotten, is like the others again
+        self._changes.fleet = True  # a device that is not remembered any more counts as its model
 
     def check(self, anew: "Cordons") -> None:
         remembered = [device for device, cordon in self.items() if cordon.opened and not cordon.code]

@@ -1,4 +1,4 @@
-"""The jobs that are kept, their units, and by what they are found."""
+"""Jobs and their units, and the indexes to find them."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -16,23 +16,23 @@ from poise.model.tenants import DEFAULT, HOME, Bearer
 
 
 class Jobs(Room, dict[str, JobState]):
-    """By id, as submitted. Owns `jobs`, `finished`, `jobs_ever` and `units_ever`. How a unit changes is the business of
-    the rooms above; this one is told when a unit or a job is over.
+    """Jobs by id, in order of submission. Owns `jobs`, `finished`, `jobs_ever` and `units_ever`. The rooms above change
+    the units, and call this one when a unit or a job is over.
     """
 
     def __init__(self, state: State) -> None:
         super().__init__(sorted(state.jobs.items(), key=lambda item: item[1].units[0].ordinal))
         self._state, state.jobs = state, self
         self.units: dict[str, UnitState] = {}
-        """By id."""
+        """All units by id."""
         self.tasks: dict[str, tuple[UnitState, int]] = {}
-        """The unit and the number of each task, by `job.task`."""
+        """The unit and the index of each task, by `job.task`."""
         self.dependents: dict[str, list[UnitState]] = {}
-        """Units that need one, by its id."""
+        """Units that need a unit, by the id of that unit."""
         self.awaited_by: dict[str, dict[str, None]] = {}
-        """Unfinished jobs that come after one, by its id."""
+        """Unfinished jobs that come after a job, by the id of that job."""
         self.cancelling: dict[str, JobState] = {}
-        """Unfinished jobs, by id, of which something is to be cancelled when its deadline is lost."""
+        """Unfinished jobs by id that have a unit to cancel when its deadline cannot be met."""
         self._names: dict[tuple[str, str], str] = {}
         self._keys: dict[tuple[str, str], str] = {}
         self._unfinished = 0
@@ -75,7 +75,7 @@ class Jobs(Room, dict[str, JobState]):
         return self.units.get(unit_id)
 
     def is_over(self, unit_id: str) -> bool:
-        """Whether nothing will change this unit: it has ended, or has left the history."""
+        """Whether the unit has ended, or has left the history."""
         unit = self.units.get(unit_id)
         return unit is None or unit.over
 
@@ -85,7 +85,7 @@ class Jobs(Room, dict[str, JobState]):
         return (found[0], found[0].tasks[found[1]]) if found else None
 
     def node_of(self, attempt: Attempt) -> str:
-        """Where it runs or ran; empty for one that is not known."""
+        """The node of an attempt, past or present; empty if the attempt is not known."""
         found = self.tasks.get(attempt.task)
         if found is None:
             return ""
@@ -101,11 +101,11 @@ class Jobs(Room, dict[str, JobState]):
         return len(self) - len(self._state.finished)
 
     def unfinished_units(self, tenant: str | None = None) -> int:
-        """Units that are not over, whatever they wait for: all, or those of a tenant."""
+        """Number of units that are not over, of a tenant or of all."""
         return self._unfinished if tenant is None else self._unfinished_of[tenant]
 
     def has_others(self, tenant: str) -> bool:
-        """Whether another tenant has something unfinished."""
+        """Whether another tenant has an unfinished unit."""
         return bool(self._unfinished_of.keys() - {tenant})
 
     def recent(self, finished: int) -> list[JobState]:
@@ -114,21 +114,21 @@ class Jobs(Room, dict[str, JobState]):
         return [job for job in self.values() if not job.ended or job.id in latest]
 
     def after(self, job_id: str) -> Iterator[JobState]:
-        """In order of submission, those after this one, known or not; without it all."""
+        """Jobs submitted after this one, which need not exist, in order of submission; all if `job_id` is empty."""
         if not job_id:
             return iter(self.values())
         jobs = list(self.values())
         return islice(jobs, bisect_right(jobs, _number_of(job_id), key=lambda job: _number_of(job.id)), None)
 
     def latest_ended(self, number: int, tenant: str | None = None) -> list[str]:
-        """So many of the finished jobs, of a tenant or of all, the latest first."""
+        """The latest `number` finished jobs, of a tenant or of all, the latest first."""
         latest = reversed(self._state.finished) if tenant is None else reversed(self._ended_of.get(tenant, {}))
         return list(islice(latest, number))
 
     # --- coming and going --------------------------------------------------------------------------------------------
 
     def add(self, event: JobSubmitted) -> JobState:
-        """A new job, with all of its units waiting."""
+        """Add a new job. All of its units are waiting."""
         job, state = event.job, self._state
         state.jobs_ever += 1
         units = []
@@ -165,13 +165,13 @@ class Jobs(Room, dict[str, JobState]):
         return made
 
     def count_over(self, unit: UnitState) -> None:
-        """A unit is over."""
+        """Count a unit that is over."""
         job = self[unit.job]
         job.unfinished -= 1
         self._count(job, -1)
 
     def end(self, job: JobState, at: int) -> Collection[str]:
-        """A job with no unit left has ended; those that come after it."""
+        """End a job. Returns the ids of the unfinished jobs that come after it."""
         job.ended = at
         self.cancelling.pop(job.id, None)
         if job.calls is not None:
@@ -180,16 +180,16 @@ class Jobs(Room, dict[str, JobState]):
         self._note_end(job)
         if job.name:
             self._names.pop((job.tenant, job.name), None)
-        for other in job.after:  # no longer waited for, if it ended without them
+        for other in job.after:  # a cancelled job no longer waits for them
             self._stop_awaiting(other, job.id)
         return self.awaited_by.pop(job.id, ())
 
     def has_too_many(self, history: int) -> bool:
-        """Whether more are finished than are kept: in batches, since to forget them costs a list copy."""
+        """Whether to call `forget_old`, which copies a list and therefore works in batches."""
         return len(self._state.finished) - history > max(16, history // 16)
 
     def forget_old(self, history: int, *, fair: bool) -> None:
-        """Bound the history: the oldest finished jobs leave the ledger; the log still has them."""
+        """Remove the oldest finished jobs until `history` are left. The log still has them."""
         finished = self._state.finished
         leaving = self._oldest_of_the_most(history) if fair else finished[: len(finished) - history]
         for job_id in leaving:
@@ -209,7 +209,7 @@ class Jobs(Room, dict[str, JobState]):
         self._state.finished = [job_id for job_id in finished if job_id not in gone]
 
     def _oldest_of_the_most(self, history: int) -> list[str]:
-        """What leaves so that the history is kept, and of no tenant more than of another that has as many."""
+        """The jobs to remove so that tenants share the history equally."""
         leaving: list[str] = []
         room = history
         fewest_first = sorted(self._ended_of.values(), key=_number_and_first)
@@ -220,7 +220,7 @@ class Jobs(Room, dict[str, JobState]):
         return leaving
 
     def _note_end(self, job: JobState) -> None:
-        """Of each tenant's finished jobs, which ended before which of another's."""
+        """Number the ends, so that jobs of different tenants can be compared by their end."""
         self._ends += 1
         self._ended_of.setdefault(job.tenant, {})[job.id] = self._ends
 

@@ -1,4 +1,4 @@
-"""The control plane that has the log: which it is, its clock, and what its policy wants to remember."""
+"""The control plane that writes the log: its policy, its clock, and the memory of the policy."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from poise.model.events import Began, PolicyFailed, Remembered, Round, StopAsked
 
 
 class Leader(Room):
-    """As of the latest `Began`. Owns `term`, `policy`, `history`, `began`, `memory` and the `anchor_…` of its clock."""
+    """Set by the latest `Began`. Owns `term`, `policy`, `history`, `began`, `memory` and `anchor_*`."""
 
     def __init__(self, state: State, queues: Queues) -> None:
         self._state, self._queues = state, queues
@@ -26,38 +26,38 @@ class Leader(Room):
 
     @property
     def fixed(self) -> bool:
-        """Whether the policy gives each unit one place only: it is shown all that waits and all that runs."""
+        """Whether the policy gives each unit a fixed place. It is shown all pending and all active units."""
         began = self._state.began
         return began is not None and began.fixed
 
     @property
     def fair(self) -> bool:
-        """Whether the history is shared out among tenants."""
+        """Whether tenants share the history equally."""
         began = self._state.began
         return began is not None and began.fair
 
     @property
     def history(self) -> int:
-        """How many finished jobs are kept."""
+        """Number of finished jobs to keep."""
         return self._state.history
 
     @property
     def began(self) -> Began | None:
-        """What it said when it took the log; None in an empty log and in old states."""
+        """The event with which it took the log; None in an empty log and in old states."""
         return self._state.began
 
     @property
     def memory(self) -> dict[str, Any]:
-        """What its policy said last that it wants to remember."""
+        """The memory that the policy returned with its last plan."""
         return self._state.memory
 
     def wall(self, instant: int) -> float:
-        """Seconds since 1970 for people, from where it began; 0 for an instant of 0."""
+        """Seconds since 1970, to show to people; 0 for an instant of 0."""
         return self._state.anchor_wall + (instant - self._state.anchor_at) / 1e9 if instant else 0.0
 
     def resume_at(self, boot: str, boottime: int, wall: float) -> int:
-        """The instant it is now, continuing the log: by the boot's clock, or after a reboot by the wall's. Never
-        earlier.
+        """The current instant of the log: from the clock of the boot, or after a reboot from the wall clock. Never
+        earlier than the last event.
         """
         state = self._state
         if not state.anchor_wall:
@@ -87,7 +87,7 @@ class Leader(Room):
         state.anchor_boot, state.anchor_boottime = event.boot, event.boottime
 
     def _remembered(self, event: Remembered) -> None:
-        self._state.memory = msgspec.msgpack.decode(encoder.encode(event.memory))  # as it would be after a restart
+        self._state.memory = msgspec.msgpack.decode(encoder.encode(event.memory))  # as decoded after a restart
 
     def _only_recorded(self, event: PolicyFailed | Round | StopAsked | Triggered) -> None:
-        """It says why what stands beside it in the log was decided, and changes nothing."""
+        """Change nothing: the event explains others in the log."""

@@ -1,14 +1,14 @@
 """The ledger: the one mutable object of the control plane, a pure function of the log.
 
-Rules it keeps:
+Rules:
 
-* `apply` is the only way to change it, is deterministic, and never looks at anything but the event and itself.
-* What `encode` gives is the whole truth; every index beside it is derived and can be rebuilt (`check` compares).
-* Instants begin at 1: an instant of 0 means that it has not happened.
-* What is looped over has an order that survives encoding (`order.py`).
+* Only `apply` changes it. It is deterministic, and reads nothing but the event and the ledger.
+* `encode` gives all of the state. Every index is derived from it and can be rebuilt (`check` compares).
+* Instants begin at 1. An instant of 0 means that the event has not happened.
+* Loops run in an order that survives encoding (`order.py`).
 
-It consists of rooms, each of which owns a part of the state, with the events that change it. This class makes them,
-hands each event to the room whose it is, shows a policy what they hold, and encodes it all.
+The ledger consists of rooms. Each room owns a part of the state and handles the events that change it. `Ledger` makes
+the rooms, gives each event to its room, builds snapshots for policies, and encodes the state.
 """
 
 import zlib
@@ -43,16 +43,16 @@ from poise.model.jobs import Priority
 from poise.model.views import Snapshot
 
 IN_ORDER = ("backlog", "memory", "quotas", "running", "yielded")
-"""Maps of a view that a policy may loop over. The others are for look-ups by key, and have no fixed order."""
+"""Mappings of a snapshot that a policy may loop over. The others have no fixed order: use them by key."""
 
 NO_RATES: Mapping[str, float] = {}
-"""Always the same: what was worked out with these rates is found by it."""
+"""Shared empty mapping; its identity is a cache key."""
 
 
 class Ledger:
-    """Jobs, nodes and what holds what, as of a revision. Build it by applying events, or from an encoded state.
+    """The state of the scheduler at a revision. Build it by applying events, or from an encoded state.
 
-    The rooms are made in order, each with those before it that it may see.
+    The constructor makes the rooms in order. A room gets the earlier rooms that it may see.
     """
 
     def __init__(self, state: State | None = None) -> None:
@@ -112,7 +112,7 @@ class Ledger:
 
     @classmethod
     def decode(cls, data: bytes) -> "Ledger":
-        """From what `encode` or `compressed` gave."""
+        """Decode a state that `encode` or `compressed` returned."""
         return cls(decode(data))
 
     def encode(self) -> bytes:
@@ -120,14 +120,14 @@ class Ledger:
         return encoder.encode(self._state)
 
     def compressed(self) -> bytes:
-        """The same for a checkpoint: a long queue repeats itself, and the log can take in nothing else while it is
-        written.
+        """The encoded state for a checkpoint, compressed with zlib: a long queue repeats itself, and commits wait until
+        the checkpoint is written.
         """
         return zlib.compress(self.encode(), 1)
 
     def keeping(self, jobs: Collection[str], priorities: Mapping[str, Priority] | None = None) -> "Ledger":
-        """A copy that knows these jobs only, some of them with other `priorities` of what is not over. What holds room
-        has to be among them.
+        """A copy with these jobs only, which must include all that hold room. `priorities` replaces the priority of the
+        unfinished units of a job, by its id.
         """
         state = decode(self.encode())
         state.jobs = {job_id: job for job_id, job in state.jobs.items() if job_id in jobs}
@@ -138,7 +138,7 @@ class Ledger:
                 if not unit.over:
                     unit.spec = msgspec.structs.replace(unit.spec, priority=priority)
                     unit.queue = queue_of(job, unit.spec) + (f"/{unit.id}" if unit.barred else "")
-        state.held = {}  # of queues that may not be there any more; reasons are told anew
+        state.held = {}  # its queues may be gone; the next round sets the reasons
         return Ledger(state)
 
     @property
@@ -153,7 +153,7 @@ class Ledger:
     # --- applying ----------------------------------------------------------------------------------------------------
 
     def apply(self, event: Event) -> None:
-        """Take in one event; the revision grows by one. Until then `now` is the instant of the one before."""
+        """Apply one event and raise the revision by one. Meanwhile `now` is the instant of the event before."""
         if event.at < max(1, self._state.now):
             raise InvariantBroken(f"event at {event.at} after {self._state.now}: {event}")
         self._state.revision += 1
@@ -165,7 +165,7 @@ class Ledger:
     def snapshot(
         self, now: int, seed: int = 0, throughputs: Mapping[str, float] | None = None, triggers: tuple[str, ...] = ()
     ) -> Snapshot:
-        """An immutable view; costs in proportion to what changed and what is shown, not to what there is."""
+        """An immutable view. Its cost grows with what has changed and what is shown, not with what exists."""
         return Snapshot(
             revision=self._state.revision,
             now=now,
@@ -189,7 +189,7 @@ class Ledger:
     # --- self-check --------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Every invariant; raises `InvariantBroken` naming the first that does not hold. For tests and simulation."""
+        """Check every invariant, for tests and simulation. Raises `InvariantBroken` for the first that fails."""
         encoded = self.encode()
         again = Ledger.decode(encoded)
         hold(again.encode() == encoded, "the state does not survive encoding")

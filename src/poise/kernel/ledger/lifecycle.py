@@ -1,4 +1,4 @@
-"""How units become pending and how they end, and with them jobs."""
+"""The lifecycle of units and jobs: submission, pending, the end."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -15,12 +15,12 @@ from poise.model.events import JobSubmitted
 from poise.model.jobs import Unit
 
 PASSED_OVER = -(2**30)
-"""What a part of a task still waits for (`missing`) that was cancelled before its turn: so much less than nothing that
-no end of what it needed makes it more."""
+"""`missing` of a part that was cancelled before its turn. So far below zero that no end of a needed unit raises it
+above zero."""
 
 
 class Lifecycle(Room):
-    """From waiting to pending, and to the end. Nobody else writes a unit's `missing` and a job's `turns`."""
+    """Only this room writes `UnitState.missing` and `JobState.turns`."""
 
     def __init__(self, jobs: Jobs, queues: Queues, leader: Leader, paths: Paths, training: Training) -> None:
         self._jobs, self._queues, self._leader, self._paths, self._training = jobs, queues, leader, paths, training
@@ -49,8 +49,8 @@ class Lifecycle(Room):
                 self._queues.make_pending(unit, at)
 
     def call_up(self, job: JobState, at: int) -> None:
-        """As many workers wait to be placed or run as there are open calls; the others rest. Those that run are left
-        to: they may be told to end. When nothing is open and nothing will come, those that do not run are done.
+        """Make as many workers pending or active as there are open calls; the others rest. Active workers are not
+        stopped here. When no call is open and none will come, the workers that are not active are done.
         """
         book = job.serving
         if book.over:
@@ -71,13 +71,13 @@ class Lifecycle(Room):
                 unit.status, unit.not_before = "waiting", 0
 
     def again(self, unit: UnitState, at: int, *, delay: int) -> None:
-        """It has ended, and is tried again."""
+        """Retry a unit that has ended."""
         unit.clear()
         unit.not_before = at + delay if delay else 0
         self._queues.make_pending(unit, at)
 
     def _one_less(self, follower: UnitState, job: JobState, at: int) -> None:
-        """Something that it waits for has come."""
+        """Count one unit or turn less that the follower waits for."""
         follower.missing -= 1
         if follower.missing == 0 and follower.status == "waiting" and not job.awaited:
             self._queues.make_pending(follower, at)
@@ -85,7 +85,7 @@ class Lifecycle(Room):
     # --- ending ------------------------------------------------------------------------------------------------------
 
     def conclude(self, unit: UnitState, status: UnitStatus, at: int) -> None:
-        """It has ended for good, and what follows it may begin, or never will."""
+        """End a unit that was active, and release or skip the units that need it."""
         self.close(unit, status, at)
         job = self._jobs[unit.job]
         followers = self._jobs.dependents.get(unit.id, ())
@@ -101,7 +101,7 @@ class Lifecycle(Room):
         self.end_if_over(job, at)
 
     def close(self, unit: UnitState, status: UnitStatus, at: int) -> None:
-        """Nothing will change it any more."""
+        """Give a unit its final status."""
         if unit.status == "pending":
             self._queues.remove(unit)
             book = self._jobs[unit.job].calls
@@ -113,7 +113,7 @@ class Lifecycle(Room):
         self._jobs.count_over(unit)
 
     def skip(self, units: Iterable[UnitState], at: int) -> None:
-        """What needs a unit that will never be done is never run. Iterative: graphs may be deep."""
+        """Skip waiting units, and the units that need them. Iterative: graphs may be deep."""
         stack = list(units)
         while stack:
             unit = stack.pop()
@@ -122,11 +122,11 @@ class Lifecycle(Room):
                 stack.extend(self._jobs.dependents.get(unit.id, ()))
 
     def pass_over(self, unit: UnitState) -> None:
-        """A part that has had no turn yet is cancelled: its turn goes to the next one when it comes."""
+        """Mark a part that is cancelled before its turn: the turn will go to the next part."""
         unit.missing = PASSED_OVER
 
     def pass_turn(self, job: JobState, ended: Unit, at: int) -> None:
-        """A part has ended where only so many run at once: the next one may."""
+        """Give the turn of a part that has ended to the next one, where the number of concurrent parts is limited."""
         task = ended.name.partition("[")[0]
         given = job.turns.get(task, 0)
         while True:
@@ -142,7 +142,7 @@ class Lifecycle(Room):
         self.end_those_over((job,), at)
 
     def end_those_over(self, jobs: Iterable[JobState], at: int) -> None:
-        """A job with no unit left has ended, and what comes after it may begin, or never will. Iterative, as above."""
+        """End the jobs that have no unit left, and release or skip the jobs after them. Iterative, as above."""
         ending = deque(jobs)
         while ending:
             job = ending.popleft()

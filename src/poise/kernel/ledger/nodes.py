@@ -1,4 +1,4 @@
-"""The nodes, and the room that is taken on each."""
+"""Nodes, and the room that attempts hold on each."""
 
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.changes import Changes
@@ -21,14 +21,14 @@ from poise.model.jobs import Ending
 from poise.model.resources import PLENTY, WHOLE, Shape
 
 UNSTABLE = 8
-"""One more attempt moves a node's share of failures by an eighth of the difference (as TCP smooths its round trips)."""
+"""Each attempt moves a node's failure share by 1/8 of the difference, as TCP smooths round-trip times."""
 
 OF_THE_NODE = ("lost", "killed", "unstartable")
-"""Outcomes that count against the node; other failures are the command's own."""
+"""Outcomes that count as failures of the node; other failures are those of the command."""
 
 
 class Nodes(Room, dict[str, NodeState]):
-    """By name, in the order of the names. Owns `nodes`."""
+    """Nodes by name, in the order of their names. Owns `nodes`."""
 
     def __init__(self, state: State, active: Active, queues: Queues, changes: Changes) -> None:
         super().__init__(sorted(state.nodes.items()))
@@ -37,7 +37,7 @@ class Nodes(Room, dict[str, NodeState]):
     # --- room --------------------------------------------------------------------------------------------------------
 
     def take(self, name: str, unit: UnitState, shape: Shape, devices: tuple[int, ...], *, queued: bool) -> None:
-        """Room for one attempt of a unit, in this shape."""
+        """Take room for one attempt of a unit, in this shape."""
         node = self[name]
         key = shape.key()
         pool = node.pools.get(key)
@@ -85,7 +85,7 @@ class Nodes(Room, dict[str, NodeState]):
                     del node.shares[key]
 
     def count_end(self, name: str, ending: Ending) -> None:
-        """How an attempt ended there says something of the node."""
+        """Update the failure share of the node by the end of an attempt."""
         node = self[name]
         if ending.outcome in OF_THE_NODE:
             node.failures += (1000 - node.failures) // UNSTABLE
@@ -138,7 +138,7 @@ class Nodes(Room, dict[str, NodeState]):
         for unit, index in self._active.on(event.name):
             unit.tasks[index].status = "recovering"
             if unit.resizes:
-                self._changes.mark(unit)  # it does not as long as it is not whole
+                self._changes.mark(unit)  # it cannot resize while a member is lost
             if event.until and unit.spec.lease == "exclusive":
                 unit.leases[event.name] = event.until
             self._active.index_recovering(unit)

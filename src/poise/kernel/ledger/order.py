@@ -1,5 +1,5 @@
-"""The orders of what is looped over: each survives encoding, so that a policy that loops over its view decides the same
-after a restart and in a replay. Nodes and queues are ordered by name, jobs as submitted, what waits in a queue by rank.
+"""Orders of loops. Each order survives encoding, so that a policy decides the same after a restart and in a replay:
+nodes and queues by name, jobs by submission, units in a queue by rank.
 """
 
 import re
@@ -12,12 +12,12 @@ NUMBERS = re.compile(r"([0-9]+)")
 
 
 def rank(unit: UnitState) -> tuple[int, int]:
-    """Order within a queue: by arrival, or a graph's longest path first, so that the head of a long queue shows it."""
+    """Order in a queue: by arrival, or the longest path of a graph first, so that the head of a long queue has it."""
     return (0 if unit.queue.endswith("/") else -unit.tail, unit.ordinal)
 
 
 def amounts_in(name: str) -> list[int | str]:
-    """A name to sort by, in which numbers count as such: an order by text would change with the unit of memory.
+    """Sort key of a name that compares numbers as numbers: text order would depend on the unit of memory.
 
     >>> sorted(["10.2", "9.2", "a"], key=amounts_in)
     ['9.2', '10.2', 'a']

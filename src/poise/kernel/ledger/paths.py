@@ -1,4 +1,4 @@
-"""How long units take, how much follows each, and by when it must end."""
+"""Critical paths: estimated durations, the longest path after each unit, and due times."""
 
 from collections.abc import Sequence
 
@@ -14,13 +14,13 @@ from poise.model.profiles import estimate_run, outlasting
 
 
 class Paths(Room):
-    """The critical path of each job. Nobody else writes a unit's `expected`, `tail`, `slack`, `due` and `depth`."""
+    """Only this room writes `expected`, `tail`, `slack`, `due` and `depth` of a unit."""
 
     def __init__(self, profiles: Profiles, queues: Queues, changes: Changes) -> None:
         self._profiles, self._queues, self._changes = profiles, queues, changes
 
     def plan(self, units: Sequence[UnitState], submitted: int) -> None:
-        """Critical path and due times of a job, with what has been learned of durations."""
+        """Compute critical path and due times of a job from the current estimates."""
         for unit in units:
             unit.expected = self._expected(unit)
         if len(units) == 1:
@@ -45,14 +45,14 @@ class Paths(Room):
             unit.due = due.get(unit.spec.name, 0)
 
     def plan_again(self, job: JobState) -> None:
-        """Of what waits and of what runs something else may be due now."""
+        """Compute them again, and show the change."""
         self.plan(job.units, job.submitted)
         self._queues.rank_anew(job)
         for unit in job.units:
             self._changes.mark(unit)
 
     def expect_anew(self, unit: UnitState) -> None:
-        """More is known of how long one of them takes."""
+        """Update the estimate of one unit."""
         expected = self._expected(unit)
         unit.tail += expected - unit.expected
         unit.expected = expected

@@ -1,4 +1,4 @@
-"""What was decided of units: to be placed, to yield, to change their size."""
+"""Decisions about units: placement, preemption, resizing."""
 
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.changes import Changes
@@ -13,7 +13,7 @@ from poise.model.jobs import Ending
 
 
 class Placements(Room):
-    """Nobody else writes what a unit is as it was placed: `epoch`, `placed`, `variant`, `why` …"""
+    """Only this room writes `epoch`, `placed`, `variant` and `why` of a unit."""
 
     def __init__(
         self, jobs: Jobs, active: Active, queues: Queues, training: Training, seats: Seats, changes: Changes
@@ -26,7 +26,7 @@ class Placements(Room):
 
     def _placed(self, event: Placed) -> None:
         unit = self._jobs.units[event.unit]
-        if unit.status == "active":  # recovering on a lost node: the new epoch fences the old attempts
+        if unit.status == "active":  # it is on a lost node; the new epoch fences its old attempts
             self._drop_attempts(unit, event.at)
         elif unit.status == "pending":
             self._queues.remove(unit)
@@ -40,11 +40,11 @@ class Placements(Room):
         unit.size, unit.variant = len(event.spots), event.variant
         unit.generation = unit.founded = unit.resized = unit.losses = unit.carried = 0
         self._active.add(unit)
-        for index, spot in enumerate(event.spots):  # an elastic unit may get fewer
+        for index, spot in enumerate(event.spots):  # an elastic unit may get fewer spots than it has tasks
             self._seats.take(unit, index, spot, queued=event.queued)
 
     def _drop_attempts(self, unit: UnitState, at: int) -> None:
-        """A recovering unit is placed again: what it still held on lost nodes is given up."""
+        """Release what a recovering unit holds on lost nodes before it is placed again."""
         unit.count_try("lost")
         self._training.forget_straggling(unit)
         self._training.keep_progress(unit, unit.first)

@@ -1,4 +1,4 @@
-"""How long work of each class takes, as learned from its runs."""
+"""Run times of each class of work, learned from its runs."""
 
 from collections.abc import Mapping
 
@@ -9,42 +9,42 @@ from poise.model.jobs import ALL, Ending
 from poise.model.profiles import Profile, is_brief
 
 MAX_PROFILES = 4096
-"""Classes whose run times are kept; of more, those not seen for longest are forgotten."""
+"""Maximum number of profiles; those not used for longest are removed first."""
 
 _UNKNOWN = Profile()
 
 
 class Profiles(Room, dict[str, Profile]):
-    """By class, and by `class@model` of the device where they differ. Owns `profiles`."""
+    """Profiles by class, and by `class@model` of the device. Owns `profiles`."""
 
     def __init__(self, state: State) -> None:
         super().__init__(state.profiles)
         self._state, state.profiles = state, self
-        self._shown: dict[str, Profile] | None = None  # as in the last snapshot, if nothing was learned since
+        self._shown: dict[str, Profile] | None = None  # the copy in the last snapshot, if still true
 
     def shown(self) -> Mapping[str, Profile]:
-        """The very same as in the last snapshot if nothing was learned since."""
+        """A copy for snapshots; the same object until a profile changes."""
         if self._shown is None:
             self._shown = dict(self)
         return self._shown
 
     def is_brief(self, unit: UnitState) -> bool:
-        """Whether what has been learned says that the unit ends within one round."""
+        """Whether the unit is expected to end within one round."""
         return is_brief(self.get(unit.spec.kind), unit.spec.shape, len(unit.spec.tasks))
 
     def failed(self, kind: str) -> None:
-        """A run of a class that is known has failed."""
+        """Record a failed run of a known class."""
         if kind in self:
             self._shown = None
             self[kind] = self[kind].failed(self._state.revision)
 
     def learn(self, unit: UnitState, run: int, ending: Ending, model: str) -> None:
-        """What a run tells of its class, and of its class on this model of device. What earlier attempts saved is part
-        of it; an elastic unit's is what its least tasks would have taken.
+        """Record a run of a class, and of the class on this model of device. The run time includes the work saved by
+        earlier attempts; for an elastic unit it is the time with its least tasks.
         """
         kind, spec, declared = unit.spec.kind, unit.spec, unit.spec.declared
         if unit.progress > ALL // 2:
-            return  # what is left is too little to tell what all of it would have taken there
+            return  # the rest is too short to estimate the whole run on this model
         if unit.progress:
             run = (unit.carried + run * unit.size) * ALL // ((ALL - unit.progress) * (spec.least or unit.size))
         elif spec.least or unit.saved:
@@ -52,7 +52,7 @@ class Profiles(Room, dict[str, Profile]):
         self._shown = None
         known, there = self.get(kind, _UNKNOWN), self.get(f"{kind}@{model}", _UNKNOWN)
         learned = self[kind] = known.observe(ending, self._state.revision, run, declared)
-        if there != known:  # else all of the class has run on this model
+        if there != known:  # else the class has run on this model only
             learned = there.observe(ending, self._state.revision, run, declared)
         self[f"{kind}@{model}"] = learned
         if len(self) > MAX_PROFILES:

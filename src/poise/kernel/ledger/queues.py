@@ -1,4 +1,4 @@
-"""Units that wait for room, and what is said of why."""
+"""Pending units, and the reasons why they wait."""
 
 from collections.abc import Iterable
 from itertools import chain, islice
@@ -17,27 +17,27 @@ from poise.model.jobs import Priority
 from poise.model.views import LEAST_SHOWN
 
 HEAD = 128
-"""Units of one queue that a snapshot shows; the rest follow as these are placed. `static` is shown all: there a unit's
-number says where it may run, so that the head may be stuck while one behind it is not."""
+"""Units of one queue in a snapshot; the rest follow as these are placed. The policy `static` sees all units: it assigns
+places by the unit's number, so that the head may wait while a later unit can start."""
 
 SHOWN = 4096
-"""Units that a snapshot shows in all, if there are many queues; of each at least `LEAST_SHOWN`."""
+"""Units in a snapshot, if there are many queues; of each queue at least `LEAST_SHOWN`."""
 
 
 class Queues(Room, dict[str, dict[str, UnitState]]):
-    """Pending units by queue, and in each by id, in the order of their ranks once they have been `sorted`. Owns `held`
-    and `yielded`.
+    """Pending units by queue, and by id in each queue. `sort` puts each queue in the order of ranks. Owns `held` and
+    `yielded`.
     """
 
     def __init__(self, state: State, jobs: Jobs, active: Active, changes: Changes) -> None:
         super().__init__()
         self._state, self._jobs, self._active, self._changes = state, jobs, active, changes
         self.pending = 0
-        """Units that could be placed, or will be when their back-off ends."""
+        """Number of pending units, including those in back-off."""
         self.delayed: dict[str, UnitState] = {}
-        """Those of them that had to wait for an instant when they became pending."""
+        """Pending units that became pending with a back-off, a lease or a `begin`."""
         self._unsorted: set[str] = set()
-        self._has_new_queue = False  # since they were sorted by name
+        self._has_new_queue = False  # since the last sort by name
         self._first_in_line = (-1, "")  # as of a revision
         for unit in jobs.units.values():
             if unit.status == "pending":
@@ -53,8 +53,8 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         return self._state.held.get(queue, ())
 
     def first_in_line(self) -> str:
-        """The unit behind which all wait that may not pass it: the first that is held for reasons of its own, and not
-        for ever. Empty where there is none.
+        """The first unit that is held for reasons of its own which can change; units that may not pass it wait behind
+        it. Empty if there is none.
         """
         revision, found = self._first_in_line
         if revision != self._state.revision:
@@ -68,7 +68,7 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         return found
 
     def by_class(self) -> dict[Priority, int]:
-        """How many units wait for room in each class that any waits in, the most urgent first."""
+        """Number of pending units of each priority class that has any, the most urgent first."""
         counts: dict[int, int] = {}
         for queue in self.values():
             priority = int(next(iter(queue.values())).spec.priority)
@@ -76,14 +76,14 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         return {Priority(priority): counts[priority] for priority in sorted(counts)}
 
     def first(self, most: int) -> list[UnitState]:
-        """The first units of all queues, by class and then by arrival; of very many queues only the head of each."""
+        """The first `most` pending units by class and arrival; with very many queues, the heads only."""
         each = max(1, min(most, SHOWN // max(1, len(self))))
         first = [unit for queue in self.values() for unit in islice(queue.values(), each)]
         first.sort(key=lambda unit: (unit.spec.priority, unit.ordinal))
         return first[:most]
 
     def wakeup(self, after: int) -> int | None:
-        """The next instant after this one at which a unit's back-off or the lease of its earlier copy ends."""
+        """The next instant after `after` at which a back-off or a lease ends."""
         if not self.delayed and not self._active.recovering:
             return None
         back = chain(self.delayed.values(), self._active.recovering.values())
@@ -91,7 +91,7 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         return min(ends, default=None)
 
     def backlog(self) -> dict[str, int]:
-        """How many units wait in each queue, by name. Sorted anew only where a queue was added since."""
+        """Number of pending units of each queue, in the order of names. Sorts only if a queue was added."""
         if self._has_new_queue:
             in_order = sorted(self.items(), key=by_amounts)
             self.clear()
@@ -102,12 +102,12 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
     # --- what a snapshot shows of them -------------------------------------------------------------------------------
 
     def head(self) -> int:
-        """Units of each queue that a snapshot shows at least, as long as there are so many."""
+        """Units of each queue in a snapshot, as far as it has that many."""
         return max(LEAST_SHOWN, min(HEAD, SHOWN // 2 // max(1, len(self))))
 
     def heads(self) -> dict[str, int]:
-        """How many of each queue are shown. What is left of all that may be shown goes to the classes above the lowest,
-        in order: as long as more of them is there than is shown, nothing lower is placed.
+        """Units of each queue to show. The rest of the limit goes to the classes above the lowest, in order: a policy
+        places nothing of a lower class while a higher class has units that are not shown.
         """
         head = self.head()
         left = SHOWN - head * len(self)
@@ -125,7 +125,7 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         return heads
 
     def sort(self) -> None:
-        """Each queue by rank, where that has changed."""
+        """Sort each queue by rank in which ranks have changed."""
         for name in self._unsorted:
             self[name] = dict(sorted(self[name].items(), key=lambda item: rank(item[1])))
         self._unsorted.clear()
@@ -153,7 +153,7 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         queue[unit.id] = unit
 
     def remove(self, unit: UnitState) -> None:
-        """It is pending no more."""
+        """Remove a unit that is no longer pending."""
         self.pending -= 1
         unit_id, queue = unit.id, self[unit.queue]
         if self.delayed:
@@ -166,7 +166,7 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
             self._state.held.pop(unit.queue, None)
 
     def rank_anew(self, job: JobState) -> None:
-        """What is known of its units has changed."""
+        """Update ranks and candidates of the job's pending units."""
         for unit in job.units:
             if unit.status == "pending":
                 self._changes.candidates.pop(unit.id, None)
@@ -176,11 +176,11 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
 
     @property
     def yielded(self) -> dict[str, str]:
-        """Which units have yielded to which that still wait."""
+        """Pending unit by the id of the unit that was preempted for it."""
         return self._state.yielded
 
     def note_order(self, unit: UnitState, event: Preempted | Resized) -> None:
-        """It was asked to make room for another."""
+        """Record an order to make room, with the unit that gains by it."""
         unit.yielded = (*unit.yielded[1 - PAST_ORDERS :], event)
         gaining = self._jobs.units.get(event.to)
         if gaining is not None:
@@ -188,7 +188,7 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
             gaining.gained = (*gaining.gained[1 - PAST_ORDERS :], event)
 
     def forget_yields(self, unit: UnitState) -> None:
-        """It waits no longer: not for whom it yielded to, and nobody for it."""
+        """Remove a unit from `yielded`, on either side."""
         if self._state.yielded:
             kept = {who: to for who, to in self._state.yielded.items() if unit.id not in (who, to)}
             self._state.yielded = kept
@@ -196,15 +196,15 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
     # --- leases of earlier copies ------------------------------------------------------------------------------------
 
     def end_leases(self, node: str) -> None:
-        """It was started anew: nothing of what it ran is left."""
+        """End all leases on a node that has restarted."""
         for unit in self._leased():
             unit.leases.pop(node, None)
         for unit in [unit for unit in self.delayed.values() if not unit.free_at]:
             del self.delayed[unit.id]
 
     def stretch_leases(self, since: int, gap: int) -> None:
-        """After a boot of this machine the log's time goes on by the wall clock, which may be wrong, and on which no
-        lease may depend: what was left of each is left of it still.
+        """Keep the remaining time of each lease after a reboot of this machine: there the wall clock sets the log's
+        time, and it may be wrong.
         """
         for unit in self._leased():
             for node, until in unit.leases.items():

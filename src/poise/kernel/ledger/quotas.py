@@ -1,4 +1,4 @@
-"""What each tenant may hold, and what it holds."""
+"""Quotas of tenants, and their use."""
 
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.changes import Changes
@@ -13,7 +13,7 @@ from poise.model.resources import Shape
 
 
 class Quotas(Room, dict[str, Quota]):
-    """By tenant. Owns `quotas`."""
+    """Quotas by tenant. Owns `quotas`."""
 
     def __init__(self, state: State, jobs: Jobs, active: Active, changes: Changes) -> None:
         super().__init__(state.quotas)
@@ -22,19 +22,21 @@ class Quotas(Room, dict[str, Quota]):
         self._count_held()
 
     def held(self, tenant: str) -> Amounts:
-        """What the work of a tenant with a quota holds of it."""
+        """Amounts that the work of a tenant with a quota holds."""
         return self._held[tenant]
 
     def left(self) -> dict[str, Amounts]:
-        """What is left to each tenant that has one, in the order of their names."""
+        """Remaining amounts of each tenant with a quota, in the order of their names."""
         return {tenant: self[tenant].amounts.plus(self._held[tenant], -1) for tenant in sorted(self)}
 
     def limited_tenant(self, job: JobState) -> str:
-        """Whose quota its work counts against; nobody's where there is none."""
+        """The tenant whose quota the job counts against; empty if there is none."""
         return job.tenant if job.tenant in self else ""
 
     def refusals(self, unit: UnitState, shape: Shape, tasks: int) -> list[Reason]:
-        """Why so many tasks would be more than the quota of the unit's tenant, without what it still holds itself."""
+        """The reason, if any, why this many tasks exceed the quota of the tenant. What the unit holds itself does not
+        count.
+        """
         tenant = self._jobs[unit.job].tenant
         if tenant not in self:
             return []
@@ -44,7 +46,7 @@ class Quotas(Room, dict[str, Quota]):
         return [] if left.holds(need) else [left.refusal(tenant, need)]
 
     def count(self, unit: UnitState, shape: Shape, sign: int) -> None:
-        """An attempt of the unit has begun to hold room (+1), or holds it no more (-1)."""
+        """Count an attempt that begins (+1) or ceases (-1) to hold room."""
         if self._held:
             tenant = self._jobs[unit.job].tenant
             held = self._held.get(tenant)

@@ -1,4 +1,4 @@
-"""A task's place on a node: whatever counts what is held is told of it here, and nowhere else."""
+"""The place of an attempt on a node."""
 
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.changes import Changes
@@ -10,13 +10,13 @@ from poise.model.decisions import Spot
 
 
 class Seats(Room):
-    """Keeps the room of the nodes, the quotas, and what runs where in step."""
+    """Keeps `Nodes`, `Quotas` and `Active` in step: only this room adds and removes held room."""
 
     def __init__(self, active: Active, nodes: Nodes, quotas: Quotas, changes: Changes) -> None:
         self._active, self._nodes, self._quotas, self._changes = active, nodes, quotas, changes
 
     def take(self, unit: UnitState, index: int, spot: Spot, *, queued: bool = False) -> None:
-        """A task's next attempt gets its place."""
+        """Give the next attempt of a task its place."""
         task, shape = unit.tasks[index], unit.shape
         task.status, task.node, task.devices, task.cpus = "queued", spot.node, spot.devices, ()
         task.pid = task.started = task.ended = task.straggles = task.epoch = 0
@@ -28,7 +28,7 @@ class Seats(Room):
         self._changes.rows.add(spot.node)
 
     def give_back(self, unit: UnitState, index: int) -> None:
-        """An attempt holds nothing any more."""
+        """Release what an attempt holds."""
         task, shape = unit.tasks[index], unit.shape
         self._active.unseat(unit, index, task.node, shape)
         self._quotas.count(unit, shape, -1)

@@ -1,4 +1,4 @@
-"""What waits and what runs, as a policy is shown it."""
+"""Pending and active units, as a snapshot shows them."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from poise.model.views import MOST_FOLLOWERS, Candidate, Follower
 
 
 class Shown(Room):
-    """Made when it is shown, and kept until it changes."""
+    """Builds candidates and residents when they are shown, and keeps them until they change."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Shown(Room):
     # --- what waits --------------------------------------------------------------------------------------------------
 
     def waiting(self, now: int, *, everything: bool) -> list[Candidate]:
-        """The head of every queue, and what a lost node still holds, in order of submission."""
+        """Candidates: the head of each queue, and recovering units, in order of submission."""
         self._queues.sort()
         backing_off = {unit_id for unit_id, unit in self._queues.delayed.items() if unit.free_at > now}
         candidates: list[Candidate] = []
@@ -60,14 +60,14 @@ class Shown(Room):
         return candidates
 
     def _as_shown(self, unit_id: str, unit: UnitState) -> Candidate:
-        """A pending unit as a policy is shown it: made when it comes to the head of its queue, and not before."""
+        """The candidate of a pending unit; built when the unit reaches the head of its queue."""
         candidate = self._changes.candidates.get(unit_id)
         if candidate is None:
             candidate = self._changes.candidates[unit_id] = self.candidate(unit)
         return candidate
 
     def candidate(self, unit: UnitState, *, recovering: bool = False) -> Candidate:
-        """A unit as a policy is shown it."""
+        """A new candidate of a unit."""
         spec, job = unit.spec, self._jobs[unit.job]
         return Candidate(
             unit=unit.id,
@@ -110,9 +110,9 @@ class Shown(Room):
         )
 
     def followers(self) -> tuple[Follower, ...]:
-        """Units that wait for what runs or may be placed, and for what waits for that: the nearest, `MOST_FOLLOWERS` at
-        most. They do not wait for what is known to be brief and has begun; what waits for more than so many is too far
-        away.
+        """Units that need active or shown units, directly or through others: the nearest, at most `MOST_FOLLOWERS`.
+        Needed units that are brief and active are left out. Units that need more than `MOST_FOLLOWERS` others are left
+        out too.
         """
         found: dict[str, UnitState] = {}
         jobs: set[str] = set()
@@ -146,12 +146,12 @@ class Shown(Room):
     # --- what runs ---------------------------------------------------------------------------------------------------
 
     def elastic(self) -> tuple[Resident, ...]:
-        """Units that may have more or fewer tasks."""
+        """Elastic units that are not stopping."""
         units = sorted(self._active.elastic.values(), key=ordinal)
         return tuple([self.resident(unit) for unit in units if not unit.stopping])
 
     def stragglers(self) -> tuple[Straggler, ...]:
-        """Units that take longer than their like, or wait in each step for a member that does."""
+        """Units that take longer than others of their class, or that wait for such a member in each step."""
         return tuple(
             Straggler(
                 resident=self.resident(unit),
@@ -164,7 +164,7 @@ class Shown(Room):
         )
 
     def phased(self) -> tuple[Phased, ...]:
-        """Units that would be placed in another shape now, since their training has come into another phase."""
+        """Units whose training is in a phase that needs another shape."""
         return tuple(
             Phased(
                 resident=self.resident(unit),
@@ -177,7 +177,7 @@ class Shown(Room):
         )
 
     def resident_on(self, unit: UnitState, index: int) -> Resident:
-        """One of its attempts; the very same as before if nothing of it has changed."""
+        """One attempt of a unit; the same object until it changes."""
         known = self._changes.residents.setdefault(unit.id, {})
         resident = known.get(index)
         if resident is None:
@@ -185,10 +185,10 @@ class Shown(Room):
         return resident
 
     def resident(self, unit: UnitState, index: int = -1) -> Resident:
-        """One of its attempts, by the number of the task; or that of rank 0."""
+        """One attempt of a unit, by the index of the task; by default that of rank 0."""
         index = next(iter(unit.members), 0) if index < 0 else index
         spec, task = unit.spec, unit.tasks[index]
-        known = self._nodes.get(task.node)  # it may have ended on a node that was forgotten since
+        known = self._nodes.get(task.node)  # it may have ended on a node that was removed since
         model = model_under(known.node, task.devices) if known is not None else ""
         saved = unit.training.checkpoint if unit.training is not None and unit.told >= unit.placed else None
         return Resident(
@@ -231,7 +231,7 @@ class Shown(Room):
 
 
 def _gains(unit: UnitState) -> int:
-    """How much faster an elastic unit is than with its least tasks, by what it told of how it scales."""
+    """Speed of an elastic unit relative to its least tasks, in thousandths, from its reported speedups."""
     if unit.speedups is None or not unit.spec.least or unit.size == unit.spec.least:
         return 0
     apart = len({unit.tasks[index].node for index in unit.members}) > 1
@@ -241,11 +241,11 @@ def _gains(unit: UnitState) -> int:
 
 
 def _foreseen(unit: UnitState) -> int:
-    """For how long it runs in all, since it was started or resized, in the size that it has."""
+    """Expected run time in its current size, in nanoseconds since it was started or resized; 0 if unknown."""
     whole, size = unit.whole_by_pace * (ALL - unit.progress) // ALL, max(1, unit.size)
     return max(1, (whole * (unit.spec.least or size) - unit.carried) // size) if whole else 0
 
 
 def _has_failed_device(unit: UnitState) -> bool:
-    """Whether a device has failed a gang that goes on: in the shape that it has, it could be given it again."""
+    """Whether a device has failed a running gang: the gang's current shape does not exclude that device."""
     return unit.resizes and any(epoch >= unit.placed_in for epoch in unit.barred.values())

@@ -1,4 +1,4 @@
-"""The state of the ledger as a checkpoint holds it, and how it is encoded."""
+"""The state of the ledger in a checkpoint, and its encoding."""
 
 import zlib
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from poise.model.tenants import DEFAULT, Token
 NO_WORK = Work()
 
 COMPRESSED = b"\x78"
-"""How zlib begins. A state that is not compressed begins as a map of MessagePack does."""
+"""First byte of zlib data. A state that is not compressed begins with a MessagePack map."""
 
 
 class JobState(msgspec.Struct, gc=False):
@@ -55,7 +55,7 @@ class JobState(msgspec.Struct, gc=False):
 
     @property
     def serving(self) -> CallBook:
-        """The book of a job that serves calls; `InvariantBroken` of another one."""
+        """The book of calls. Raises `InvariantBroken` if the job serves none."""
         if self.calls is None:
             raise InvariantBroken(f"{self.id} serves no calls")
         return self.calls
@@ -96,7 +96,7 @@ _decoder = msgpack_decoder(State)
 
 
 def decode(data: bytes) -> State:
-    """From what was encoded, compressed or not."""
+    """Decode a state, compressed or not."""
     return _decoder.decode(zlib.decompress(data) if data.startswith(COMPRESSED) else data)
 
 
@@ -109,7 +109,7 @@ def job_status(job: JobState) -> str:
 
 
 def units_status(units: Sequence[UnitState]) -> str:
-    """As of a job that has these units."""
+    """Status of a job with these units."""
     statuses = {unit.status for unit in units}
     if statuses <= OVER:
         if statuses == {"done"}:
@@ -123,13 +123,14 @@ def units_status(units: Sequence[UnitState]) -> str:
 
 
 def tenant_of_queue(queue: str) -> str:
-    """Whose work waits in it."""
+    """The tenant whose work waits in this queue."""
     tenant, colon, _ = queue.partition("/")[0].partition(":")
     return tenant if colon else DEFAULT
 
 
 def queue_of(job: Job | JobState, unit: Unit) -> str:
-    """Units alike to placement, served in order; a tenant, a graph, a deadline or a gang sets units apart."""
+    """Name of the queue of a unit. Units in one queue are alike for placement and are served in order; tenants, graphs,
+    deadlines and gangs have queues of their own."""
     apart = len(job.units) > 1 or unit.deadline or len(unit.tasks) > 1 or unit.variants or unit.weight != 1000
     own = job.id if apart or unit.work != NO_WORK or unit.serves else ""
     own = f"{job.id}.{unit.name}" if unit.phases else own

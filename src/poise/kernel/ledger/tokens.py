@@ -1,4 +1,4 @@
-"""The tokens by which bearers are known."""
+"""Tokens of bearers."""
 
 import msgspec
 
@@ -8,11 +8,11 @@ from poise.model.events import TokenAdded, TokenRevoked
 from poise.model.tenants import Token
 
 PAST_TOKENS = 256
-"""Revoked tokens that are kept; the log has them all."""
+"""Number of revoked tokens to keep; the log has them all."""
 
 
 class Tokens(Room, dict[str, Token]):
-    """By id; the latest revoked ones are kept, so that the audit can name them. Owns `tokens` and `tokens_ever`."""
+    """Tokens by id, with the latest revoked ones for the audit. Owns `tokens` and `tokens_ever`."""
 
     def __init__(self, state: State) -> None:
         super().__init__(state.tokens)
@@ -23,12 +23,12 @@ class Tokens(Room, dict[str, Token]):
         return f"t{self._state.tokens_ever + 1}"
 
     def of_secret(self, secret_hash: str) -> Token | None:
-        """The token of which this is the hash, expired or not, unless it was revoked."""
+        """The token with this hash, even if expired; None if it is unknown or revoked."""
         found = self._secrets.get(secret_hash)
         return self[found] if found else None
 
     def has_others(self, tenant: str) -> bool:
-        """Whether another tenant has a token."""
+        """Whether another tenant has a token that is not revoked."""
         return any(token.tenant != tenant for token in self.values() if not token.revoked)
 
     def handlers(self) -> Handlers:

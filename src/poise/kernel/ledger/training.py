@@ -1,4 +1,4 @@
-"""What attempts say of themselves while they run, and what of their work need not be done again."""
+"""Reports of running attempts, and the work that need not be repeated."""
 
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.changes import Changes
@@ -12,16 +12,16 @@ from poise.model.jobs import ALL, Speedups
 
 
 class Training(Room):
-    """Nobody else writes a unit's `training`, `speedups`, `progress`, `saved`, `left` and `outlived`."""
+    """Only this room writes `training`, `speedups`, `progress`, `saved`, `left` and `outlived` of a unit."""
 
     def __init__(self, jobs: Jobs, active: Active, paths: Paths, changes: Changes) -> None:
         self._jobs, self._paths, self._changes = jobs, paths, changes
         self.speedups: dict[str, Speedups] = {}
-        """How units scale that have said so and are not over, by id."""
+        """Reported speedups of units that are not over, by id."""
         self.stragglers: dict[str, UnitState] = {}
-        """Active units that could be moved, since they take longer than their like, or wait for a member that does."""
+        """Active units that take longer than others of their class, or that wait for such a member."""
         self.phased: dict[str, UnitState] = {}
-        """Active units that would be placed in another shape now."""
+        """Active units whose training is in a phase that needs another shape."""
         for unit in jobs.units.values():
             if unit.speedups is not None:
                 self.speedups[unit.id] = unit.speedups
@@ -76,15 +76,15 @@ class Training(Room):
         self._index_phase(unit)
 
     def _index_phase(self, unit: UnitState) -> None:
-        """What would be placed in another shape now, since its training has come into another phase."""
+        """Index whether the phase of the training needs another shape than the unit has."""
         if unit.spec.phases and unit.shape_to_be != unit.shape:
             self.phased[unit.id] = unit
         else:
             self.phased.pop(unit.id, None)
 
     def _index_straggling(self, unit: UnitState) -> None:
-        """What could be moved by itself; a gang is as slow wherever its slowest member is, and moves as a whole where
-        it waits for one in each step.
+        """Index a unit that could be moved: a single task that straggles, or a gang that waits for a member in each
+        step. A gang is moved as a whole.
         """
         if unit.lags is not None or (len(unit.tasks) == 1 and unit.tasks[0].straggles):
             self.stragglers[unit.id] = unit
@@ -92,8 +92,8 @@ class Training(Room):
     # --- what was done -----------------------------------------------------------------------------------------------
 
     def keep_progress(self, unit: UnitState, task: TaskState, said: int = -1) -> None:
-        """What of its work need not be done again, as the attempt of a task says itself when it ends, or has said of
-        its training; and how long the rest takes at its pace.
+        """Record the progress that an attempt reported at its end (`said`), or its last checkpoint, and the time that
+        the rest takes at the measured pace.
         """
         whole = unit.whole_by_pace
         if said < 0 and task is unit.first and unit.training is not None and unit.told >= unit.placed:
@@ -105,7 +105,9 @@ class Training(Room):
                 self._paths.expect_anew(unit)
 
     def keep_what_was_done(self, unit: UnitState) -> None:
-        """Of an attempt that was stopped: how long the work takes at least, and what of it need not be done again."""
+        """Record of a stopped attempt the minimum run time of the work, and the run time that its checkpoints have
+        saved.
+        """
         run = max(unit.run_in_size(task) for task in unit.tasks if task.ending is not None)
         tasks = unit.spec.least or unit.size
         if not unit.progress:
@@ -115,7 +117,7 @@ class Training(Room):
         self._paths.expect_anew(unit)
 
     def settle_account(self, unit: UnitState, at: int) -> None:
-        """What it has done in the size that it has had until now."""
+        """Record the work done in the current size, before the size changes."""
         began = [task.started for index in unit.members if (task := unit.tasks[index]).started]
         if began:
             run = max(0, at - max(min(began), unit.resized))
@@ -127,16 +129,16 @@ class Training(Room):
         self.forget_straggling(unit)
 
     def forget_straggling(self, unit: UnitState) -> None:
-        """What took longer than its like is not there any more, or something else now."""
+        """Remove a straggling unit: its attempts have changed."""
         self.stragglers.pop(unit.id, None)
 
     def forget_attempts(self, unit: UnitState) -> None:
-        """All of its attempts have ended."""
+        """Remove a unit whose attempts have all ended."""
         self.stragglers.pop(unit.id, None)
         self.phased.pop(unit.id, None)
 
     def forget_unit(self, unit: UnitState) -> None:
-        """It is over."""
+        """Remove a unit that is over."""
         unit.speedups = None
         self.speedups.pop(unit.id, None)
 
