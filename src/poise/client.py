@@ -33,6 +33,7 @@ from poise.errors import (
 )
 from poise.model.chances import DeadlineForecast
 from poise.model.reports import (
+    Changed,
     Drained,
     Explanation,
     JobReport,
@@ -248,6 +249,22 @@ class Client:
     def cancel(self, name: str) -> str:
         """Cancel a job, or some of its tasks; answers with the whole name of what was meant."""
         return self._call("POST", f"/v1/jobs/{_part(name)}/cancel", _Job).job
+
+    def hold(self, name: str) -> str:
+        """Put a job on hold: what of it has not started does not start. Answers with its id."""
+        return self._call("POST", f"/v1/jobs/{_part(name)}/hold", _Job).job
+
+    def release(self, name: str) -> str:
+        """Let a job go on that is on hold. Answers with its id."""
+        return self._call("POST", f"/v1/jobs/{_part(name)}/release", _Job).job
+
+    def change(self, name: str, spec: dict[str, Any]) -> Changed:
+        """Give a job, or some of its tasks, new values of some fields of the job file: `{"priority": "high"}`."""
+        return self._call("POST", f"/v1/jobs/{_part(name)}/change", Changed, {"spec": spec})
+
+    def retry(self, name: str) -> str:
+        """Submit anew what of a job that is over was not done. Answers with the new job's id."""
+        return self._call("POST", f"/v1/jobs/{_part(name)}/retry", _Job).job
 
     def cancel_all(self) -> int:
         """Cancel all unfinished jobs that this token may see; answers with how many, once that is durable."""
@@ -694,6 +711,18 @@ class AsyncClient:
 
     async def cancel(self, name: str) -> str:
         return await self._ask(lambda client: client.cancel(name))
+
+    async def hold(self, name: str) -> str:
+        return await self._ask(lambda client: client.hold(name))
+
+    async def release(self, name: str) -> str:
+        return await self._ask(lambda client: client.release(name))
+
+    async def change(self, name: str, spec: dict[str, Any]) -> Changed:
+        return await self._ask(lambda client: client.change(name, spec))
+
+    async def retry(self, name: str) -> str:
+        return await self._ask(lambda client: client.retry(name))
 
     async def explain(self, name: str, *, everything: bool = False) -> Explanation:
         return await self._ask(lambda client: client.explain(name, everything=everything))

@@ -19,6 +19,7 @@ from poise.kernel.controller import (
     Append,
     AppendFailed,
     Cancel,
+    ChangeJob,
     Checkpoint,
     Controller,
     Decide,
@@ -33,10 +34,12 @@ from poise.kernel.controller import (
     Hang,
     HangCaller,
     HangCalls,
+    HoldJob,
     Message,
     Recovered,
     Reply,
     Request,
+    RetryJob,
     SayCaller,
     SayWorker,
     Send,
@@ -48,6 +51,7 @@ from poise.kernel.controller import (
 from poise.kernel.explain import reasons
 from poise.kernel.ledger import JobState, Ledger, TaskState, UnitState, attempt_of, job_status
 from poise.model.calls import FromCaller, FromWorker, Result, Results
+from poise.model.changing import fields_in
 from poise.model.decisions import Plan, Reason
 from poise.model.events import Event
 from poise.model.job_fields import ResourcesSpec
@@ -66,7 +70,7 @@ from poise.model.messages import (
     Told,
 )
 from poise.model.resources import Device, Node
-from poise.model.spec import QuotaSpec, compile_quota
+from poise.model.spec import QuotaSpec, compile_quota, compile_spec
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role
 from poise.model.training import Orders, Training
 from poise.policy.suites import ClusterPolicy, policy_named
@@ -270,6 +274,18 @@ class World:
 
     def cancel(self, job: str, bearer: Bearer = HOME) -> "World":
         return self.ask(Cancel(self.request(), job, bearer))
+
+    def hold(self, job: str, on: bool = True, bearer: Bearer = HOME) -> "World":
+        return self.ask(HoldJob(self.request(), job, on, bearer))
+
+    def change(self, job: str, bearer: Bearer = HOME, **fields: Any) -> "World":
+        """Give it other values of fields that `job` takes."""
+        spec = _spec("", fields, run=False)
+        compiled = compile_spec({"run": "true"} | spec, wall=WALL)
+        return self.ask(ChangeJob(self.request(), job, compiled, fields_in(spec), bearer))
+
+    def retry(self, job: str, bearer: Bearer = HOME) -> "World":
+        return self.ask(RetryJob(self.request(), job, bearer=bearer))
 
     def drain(self, name: str, on: bool = True, *, moves: bool = False) -> "World":
         return self.ask(Drain(self.request(), name, on, moves=moves))

@@ -318,7 +318,7 @@ def back_off_not_waited_for() -> Any:
 
 def need_not_waited_for() -> Any:
     """A task of a graph may begin before all that it needs is done."""
-    real = Lifecycle._release_roots
+    real = Lifecycle.release_roots
 
     def release(self: Any, job: Any, at: int) -> None:
         for unit in job.units:

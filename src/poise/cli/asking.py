@@ -11,6 +11,7 @@ import msgspec
 
 from poise.cli.render import say
 from poise.errors import ErrorRecord, PoiseError
+from poise.model.changing import CHANGEABLE
 from poise.model.document import above
 from poise.model.fields import Flag
 from poise.model.job_fields import flagged
@@ -42,6 +43,16 @@ def asking(function: Function) -> Function:
 def needing(function: Function) -> Function:
     """Adds the flags that say what a process needs, without those of jobs."""
     return _with(_IN_SERVICE, function)
+
+
+_CHANGING = {name: of for name, of in FLAGS.items() if of[0] in CHANGEABLE or of[0].partition(".")[0] == "deadline"}
+"""The flags that change a job that is submitted already. `--no-preempt` has an opposite there."""
+del _CHANGING["no_preempt"]
+
+
+def changing(function: Function) -> Function:
+    """Adds the flags of what may be changed of a job."""
+    return _with(_CHANGING, function)
 
 
 def _with(those: dict[str, tuple[str, Flag]], function: Function) -> Function:

@@ -20,12 +20,19 @@ _ANOTHER_NAME = {
         "logs": "log attach tail output",
         "nodes": "sinfo node hosts",
         "drain": "cordon",
+        "hold": "suspend pause",
+        "release": "resume unsuspend uncordon",
+        "retry": "requeue rerun restart",
+        "set": "update modify alter scontrol-update edit patch",
         "top": "stats",
         "up": "start",
     }.items()
     for name in names.split()
 }
 """Verbs of Slurm, Kubernetes, Docker, PBS and LSF, and ours."""
+
+_FUNCTIONS = {"set": "set_"}
+"""Commands whose name means something else in Python."""
 
 _DESTRUCTIVE = ("cancel", "drain")
 _TYPING_ERROR = 0.8
@@ -44,7 +51,7 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(COMMANDS[cmd_name][0])
-        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        command: click.Command = getattr(module, _FUNCTIONS.get(cmd_name, cmd_name.replace("-", "_")))
         return command
 
     def get_help(self, ctx: click.Context) -> str:

@@ -51,6 +51,7 @@ from poise.kernel.ledger import Ledger
 from poise.kernel.overview import overview
 from poise.kernel.visible import Sight
 from poise.model.chances import DeadlineForecast
+from poise.model.changing import fields_in
 from poise.model.events import (
     AUDITED,
     DeadlinesMissed,
@@ -67,6 +68,7 @@ from poise.model.fields import MAX_DURATION, Quantity, parse_or_raise
 from poise.model.messages import Attempt
 from poise.model.reports import (
     AuditReport,
+    Changed,
     Drained,
     Explanation,
     JobReport,
@@ -82,7 +84,7 @@ from poise.model.reports import (
     WhoReport,
     WhyNot,
 )
-from poise.model.spec import QuotaSpec, check_name, compile_quota
+from poise.model.spec import QuotaSpec, check_name, compile_quota, compile_spec
 from poise.model.tenants import Bearer, Role, Token
 from poise.model.usage import PROFILED, NodeProfile
 from poise.model.views import Snapshot
@@ -134,6 +136,12 @@ class Cancelled(msgspec.Struct, frozen=True):
     """How many jobs were cancelled. Their records are durable; what runs of them is being stopped."""
 
     cancelled: int
+
+
+class Change(msgspec.Struct, frozen=True):
+    """Fields of a job file with their new values, such as `{"priority": "high", "resources": {"memory": "8GiB"}}`."""
+
+    spec: dict[str, Any]
 
 
 class DrainRequest(msgspec.Struct, frozen=True):
@@ -301,6 +309,46 @@ def make_app(
     )
     async def cancel(bearer: Bearer, name: str) -> Submitted:
         return Submitted(await plane.request(lambda request: machine.Cancel(request, name, bearer)))
+
+    @routes.post(
+        "/v1/jobs/{name}/hold",
+        summary="Put a job on hold: what of it has not started does not start; what runs goes on",
+        status=202,
+        role=SUBMITTER,
+    )
+    async def hold(bearer: Bearer, name: str) -> Submitted:
+        return Submitted(await plane.request(lambda request: machine.HoldJob(request, name, True, bearer)))
+
+    @routes.post(
+        "/v1/jobs/{name}/release",
+        summary="Let a job go on that is on hold",
+        status=202,
+        role=SUBMITTER,
+    )
+    async def release(bearer: Bearer, name: str) -> Submitted:
+        return Submitted(await plane.request(lambda request: machine.HoldJob(request, name, False, bearer)))
+
+    @routes.post(
+        "/v1/jobs/{name}/change",
+        summary="Change fields of a job, or of some of its tasks, that is not over",
+        status=202,
+        role=SUBMITTER,
+    )
+    async def change(bearer: Bearer, name: str, data: Change) -> Changed:
+        fields = fields_in(data.spec)
+        compiled = compile_spec({"run": "true"} | data.spec, wall=plane.clock.wall(), tenant=bearer.tenant)
+        changed: Changed = await plane.request(lambda number: machine.ChangeJob(number, name, compiled, fields, bearer))
+        return changed
+
+    @routes.post(
+        "/v1/jobs/{name}/retry",
+        summary="Submit anew what of a job that is over was not done",
+        status=201,
+        role=SUBMITTER,
+    )
+    async def retry(bearer: Bearer, name: str) -> Submitted:
+        job = await plane.request(lambda number: machine.RetryJob(number, name, bearer=bearer))
+        return Submitted(job, f"retry of {name}")
 
     @routes.post(
         "/v1/cancel",

@@ -6,6 +6,8 @@ from poise.model.events import (
     AUDITED,
     DeviceDrained,
     JobCancelled,
+    JobChanged,
+    JobHeld,
     JobsCancelled,
     JobSubmitted,
     NodeDrained,
@@ -47,6 +49,10 @@ def _in_words(event: AUDITED) -> str:
             return f"cancelled {event.job}"
         case JobsCancelled():
             return f"cancelled {some(event.jobs, FEW)}"
+        case JobHeld():
+            return f"{'held' if event.on else 'released'} {event.job}"
+        case JobChanged():
+            return f"changed {some(event.paths, FEW)} of {some(event.units, FEW)}"
         case UnitsCancelled():
             return f"cancelled {some(event.units, FEW)}"
         case NodeDrained():

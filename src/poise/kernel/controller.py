@@ -10,13 +10,14 @@ Level-triggered: a node that connects says what it holds; the answer is what it 
 the two is sent again, and is harmless to receive twice: an attempt is a task and its epoch.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from poise.errors import Busy, Conflict, InputError, NotFound, PoiseError, StoreFull
+from poise.errors import Busy, Conflict, InputError, NotFound, PoiseError, SpecError, StoreFull
+from poise.kernel import changing
 from poise.kernel.dispatch import Dispatch
 from poise.kernel.explain import LastWord, logged
 from poise.kernel.find import find, find_node
@@ -42,6 +43,7 @@ from poise.model.events import (
     FunctionTold,
     Held,
     JobCancelled,
+    JobHeld,
     JobsCancelled,
     JobSubmitted,
     NodeDrained,
@@ -90,7 +92,7 @@ from poise.model.messages import (
 )
 from poise.model.profiles import ENOUGH_RUNS
 from poise.model.quotas import Quota
-from poise.model.reports import Drained
+from poise.model.reports import Changed, Drained
 from poise.model.resources import PLENTY, Device, Node, identity_of, is_declared
 from poise.model.spec import Compiled
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role, Token
@@ -199,6 +201,36 @@ class CancelJobs(msgspec.Struct, frozen=True):
 
     request: int
     jobs: tuple[str, ...]
+    bearer: Bearer = HOME
+
+
+class HoldJob(msgspec.Struct, frozen=True):
+    """Put a job on hold, or release it."""
+
+    request: int
+    job: str
+    on: bool
+    bearer: Bearer = HOME
+
+
+class ChangeJob(msgspec.Struct, frozen=True):
+    """Change these `fields` of a job, or of some of its tasks, to what they are in `compiled`. Answered with
+    `Changed`.
+    """
+
+    request: int
+    job: str
+    compiled: Compiled
+    fields: tuple[str, ...]
+    bearer: Bearer = HOME
+
+
+class RetryJob(msgspec.Struct, frozen=True):
+    """Submit anew what of a job that is over was not done. Answered with the new job's id."""
+
+    request: int
+    job: str
+    user: str = ""
     bearer: Bearer = HOME
 
 
@@ -331,7 +363,21 @@ class Decided(msgspec.Struct, frozen=True):
     view: Snapshot | None = None
 
 
-Request = Submit | Cancel | CancelJobs | Drain | GiveUp | Lend | SetQuota | AddToken | RevokeToken | AskToStop
+Request = (
+    Submit
+    | Cancel
+    | CancelJobs
+    | HoldJob
+    | ChangeJob
+    | RetryJob
+    | Drain
+    | GiveUp
+    | Lend
+    | SetQuota
+    | AddToken
+    | RevokeToken
+    | AskToStop
+)
 Message = (
     Request
     | FromNode
@@ -564,6 +610,12 @@ class Controller:
                 self._answer(message.request, lambda: self._cancel(message, now))
             case CancelJobs():
                 self._answer(message.request, lambda: self._cancel_jobs(message, now))
+            case HoldJob():
+                self._answer(message.request, lambda: self._hold_job(message, now))
+            case ChangeJob():
+                self._answer(message.request, lambda: self._change_job(message, now))
+            case RetryJob():
+                self._answer(message.request, lambda: self._retry_job(message, now))
             case Drain():
                 self._answer(message.request, lambda: self._drain(message, now))
             case GiveUp():
@@ -879,9 +931,17 @@ class Controller:
                 hint=f"`poise cancel {compiled.name}`, or another name",
             )
         own = Bearer(tenant, Role.SUBMITTER)
-        after = tuple(self._awaited(name, own).id for name in compiled.after)
+        ids = {
+            name: self._awaited(name, own, field).id
+            for field, names in zip(("after", "after-any", "after-failure"), compiled.all_after, strict=True)
+            for name in names
+        }
+        several = Counter(ids[name] for names in compiled.all_after for name in set(names))
+        if twice := next((job for job, times in several.items() if times > 1), ""):
+            what = "it comes after one job in two ways"
+            raise SpecError(what, code="E105", field="after", have=twice, hint=f"after-any: [{twice}]")
         check_all(compiled.units, self.ledger.columns.room(), tenant, self.ledger.quotas.get(tenant))
-        return compiled.job(self.ledger.jobs.next_id(), after, user)
+        return compiled.job(self.ledger.jobs.next_id(), ids, user)
 
     def _check_room(self, tenant: str, more: int) -> None:
         """Raises `Busy` where too much is unfinished. Who is alone may have as much waiting as there may be; else half
@@ -938,6 +998,28 @@ class Controller:
             if not job.ended or job.calls is not None:
                 self._stop_cancelled(job, job.units, now)
         return len(jobs)
+
+    def _hold_job(self, message: HoldJob, now: int) -> str:
+        job = changing.to_hold(self.ledger, message.job, message.bearer)
+        if job.hold != message.on:
+            self._commit(JobHeld(at=now, job=job.id, on=message.on, by=message.bearer.token))
+            self._dirty = True
+        return job.id
+
+    def _change_job(self, message: ChangeJob, now: int) -> Changed:
+        event, told = changing.change(self.ledger, message.job, message.compiled, message.fields, now, message.bearer)
+        if event.units:
+            self._commit(event)
+            if event.job in self.ledger.jobs.cancelling:
+                self._lateness.submitted(event.job)
+            self._dirty = True
+        return told
+
+    def _retry_job(self, message: RetryJob, now: int) -> str:
+        compiled, user = changing.to_retry(self.ledger, message.job, message.bearer)
+        job = self.would_submit(compiled, message.user or user)
+        self._commit(JobSubmitted(at=now, job=job, by=message.bearer.token))
+        return job.id
 
     def _stop_cancelled(self, job: JobState, units: Iterable[UnitState], now: int) -> None:
         """What runs of a job that was cancelled is asked to end."""
@@ -1064,14 +1146,14 @@ class Controller:
                 self._preempt(Preempt(unit=unit.id, cause="move", why=why), now, stale=False)
         return lent
 
-    def _awaited(self, name: str, bearer: Bearer) -> JobState:
+    def _awaited(self, name: str, bearer: Bearer, field: str) -> JobState:
         """A job that another comes after. A whole name: what is written down lasts longer than what is typed."""
         job = self.ledger.jobs.find(name, bearer)
         if job is None:
             raise NotFound(
                 f"there is no job `{name}`",
                 code="E105",
-                field="after",
+                field=field,
                 have=name,
                 hint="`poise ls --all` lists the jobs",
             )

@@ -25,6 +25,7 @@ from poise.kernel.ledger import (
     device_key,
     job_status,
     leased,
+    may_follow,
     units_status,
 )
 from poise.model import graph
@@ -235,6 +236,7 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
     if unit.missed is not None and (unit.status == "cancelled" or (unit.status == "active" and unit.stopping)):
         found.append(_too_late(ledger, unit))
     elif unit.status == "waiting":
+        found += [Reason(code="ON_HOLD", subject=job.id)] if job.hold else []
         needed = {need: ledger.jobs.unit(f"{job.id}.{need}") for need in unit.spec.needs}
         found += [
             Reason(code="NEEDS", need=need)
@@ -255,9 +257,9 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
         undone = [other.spec.name for other in job.units if other.over and other.status != "done"]
         found += [Reason(code="SKIPPED", need=need, fixable="never") for need in unit.spec.needs if need in undone]
         found += [
-            Reason(code="SKIPPED", need=f"job {other}", fixable="never")
+            Reason(code="SKIPPED_AFTER", need=other, have=job_status(ledger.jobs[other]), fixable="never")
             for other in job.after
-            if not unit.spec.needs and other in ledger.jobs and job_status(ledger.jobs[other]) != "done"
+            if not unit.spec.needs and other in ledger.jobs and not _followed(job, ledger.jobs[other])
         ]
     elif unit.status == "active" and unit.stopping in CAUSES and unit.yielded:
         found.append(Reason(code="STOPPING", have=what_for(unit.yielded[-1])))
@@ -274,6 +276,11 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
             computes, usual = format_duration(lags.computes), format_duration(lags.usual)
             found.append(Reason(code="LAGGING", subject=lags.node, have=computes, need=usual))
     return found
+
+
+def _followed(job: JobState, other: JobState) -> bool:
+    """Whether one of the jobs that it comes after has ended as it has to, or may still."""
+    return not other.ended or may_follow(job, other.id, job_status(other))
 
 
 def _too_late(ledger: Ledger, unit: UnitState) -> Reason:

@@ -30,6 +30,8 @@ from poise.model.events import (
     Finished,
     Held,
     JobCancelled,
+    JobChanged,
+    JobHeld,
     JobsCancelled,
     JobSubmitted,
     Lagging,
@@ -85,7 +87,7 @@ LONGEST = 400
 SWEEP = 1024
 """Events after which jobs that are over are let go of."""
 
-OVER = ("done", "failed", "cancelled")
+OVER = ("done", "failed", "cancelled", "skipped")
 """Statuses of jobs that have ended."""
 
 FAILED = ("failed", "killed", "signal", "oom", "hung", "timeout", "lost", "unstartable")
@@ -280,6 +282,14 @@ class History:
                 self._note(event.at, "cancelled", event.job, f"by {event.by or 'its user'}", event.job)
             case JobsCancelled():
                 self._note(event.at, "cancelled", some(event.jobs, FEW), f"by {event.by or 'their users'}", *event.jobs)
+            case JobHeld():
+                self._note(
+                    event.at, "held" if event.on else "released", event.job, f"by {event.by or 'its user'}", event.job
+                )
+            case JobChanged():
+                self._note(
+                    event.at, "changed", event.job, f"{some(event.paths, FEW)} of {some(event.units, FEW)}", event.job
+                )
             case DeadlinesMissed():
                 named = some([missed.unit.partition(".")[2] for missed in event.units], FEW)
                 text = f"{named}: the deadline could not be met any more"

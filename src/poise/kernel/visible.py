@@ -27,6 +27,8 @@ from poise.model.events import (
     FunctionTold,
     Held,
     JobCancelled,
+    JobChanged,
+    JobHeld,
     JobsCancelled,
     JobSubmitted,
     Lagging,
@@ -126,7 +128,7 @@ class Sight:
         match event:
             case JobSubmitted():
                 return self._asked(event) if event.job.tenant == self.bearer.tenant else None
-            case JobCancelled() | UnitsCancelled():
+            case JobCancelled() | UnitsCancelled() | JobHeld() | JobChanged():
                 return self._asked(event) if self._is_own(event.job) else None
             case JobsCancelled():
                 own = tuple(job for job in event.jobs if self._is_own(job))

@@ -16,7 +16,7 @@ import numpy as np
 from poise.errors import Conflict
 from poise.kernel.explain import Active, After, Alike, Question, artifacts_of, turn_of
 from poise.kernel.find import find_node
-from poise.kernel.ledger import Ledger, State, job_status
+from poise.kernel.ledger import Ledger, State, job_status, may_follow
 from poise.model.decisions import UNKNOWN, Hold, Place, Plan, Preempt, Reason, Resize
 from poise.model.events import JobSubmitted
 from poise.model.fleet import CONDITIONS, CPU, DEVICES, DRAINED, EMPTYING, MEMORY, NETWORK, Fleet, Ints, Resident
@@ -593,9 +593,9 @@ def proposing(ledger: Ledger, job: Job, now: int) -> Callable[[], Proposal]:
     others = [ledger.jobs[name] for name in job.after]
     reasons = [Reason(code="AFTER", need=other.id) for other in others if not other.ended]
     reasons += [
-        Reason(code="SKIPPED", need=f"job {other.id}", fixable="never")
+        Reason(code="SKIPPED_AFTER", need=other.id, have=job_status(other), fixable="never")
         for other in others
-        if other.ended and job_status(other) != "done"
+        if other.ended and not may_follow(job, other.id, job_status(other))
     ]
     followers = ledger.shown.followers()
     return lambda: _proposal(own, job, reasons, max(1, now))._replace(followers=followers)

@@ -85,6 +85,8 @@ REASONS = {
     "PROTECTED": "{subject} may not be asked to yield now: {have}",
     "PARTITION_BUSY": "its fixed partition has {have} CPU free, {need} needed",
     "SKIPPED": "skipped: {need} was not done",
+    "SKIPPED_AFTER": "skipped: job {need} ended as {have}",
+    "ON_HOLD": "is on hold: `poise release {subject}` lets it start",
     "NEXT_ROUND": "is decided on in the next round",
     "NEEDS_ITS_NODE": "is tried again only where it was: its retries are used up, or exclude a lost node",
     "UNKNOWN_UNIT": "there is no unit {subject}",

@@ -12,7 +12,7 @@ from poise.decoding import msgpack_decoder
 from poise.model.calls import Call, Function, Result
 from poise.model.deadlines import Missed
 from poise.model.decisions import Cause, Reason, Spot, Why
-from poise.model.jobs import Ending, Job, Speedups
+from poise.model.jobs import Ending, Job, Speedups, Unit
 from poise.model.quotas import Quota
 from poise.model.resources import Node
 from poise.model.tenants import Token
@@ -79,6 +79,26 @@ class UnitsCancelled(msgspec.Struct, frozen=True, tag="units-cancelled", kw_only
     units: tuple[str, ...]
     by: str = ""
     turns: bool = False
+
+
+class JobHeld(msgspec.Struct, frozen=True, tag="job-held", kw_only=True, omit_defaults=True):
+    """A job is on hold, or no longer (`on`): what of it has not started does not start."""
+
+    at: int
+    job: str
+    on: bool
+    by: str = ""
+
+
+class JobChanged(msgspec.Struct, frozen=True, tag="job-changed", kw_only=True, omit_defaults=True):
+    """Units of a job that are not over get the values that `like` has at these `paths` (`model/changing.py`)."""
+
+    at: int
+    job: str
+    units: tuple[str, ...]
+    like: Unit
+    paths: tuple[str, ...]
+    by: str = ""
 
 
 class DeadlinesMissed(msgspec.Struct, frozen=True, tag="deadlines-missed", kw_only=True):
@@ -414,6 +434,8 @@ Event = (
     | JobCancelled
     | JobsCancelled
     | UnitsCancelled
+    | JobHeld
+    | JobChanged
     | DeadlinesMissed
     | Placed
     | Preempted
@@ -455,6 +477,8 @@ AUDITED = (
     | JobCancelled
     | JobsCancelled
     | UnitsCancelled
+    | JobHeld
+    | JobChanged
     | NodeDrained
     | DeviceDrained
     | QuotaSet

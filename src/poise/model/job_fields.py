@@ -726,6 +726,34 @@ class JobSpec(TaskSpec, forbid_unknown_fields=True):
             ),
         ),
     ] = []
+    after_any: Annotated[
+        list[str],
+        Field(
+            "Ids or names of jobs that must be over first, however they ended.",
+            example="[j1]",
+            flag=Flag(
+                "--after-any",
+                "JOB",
+                "Start after this job is over, however it ended. Repeatable.",
+                reads=as_texts,
+                repeatable=True,
+            ),
+        ),
+    ] = msgspec.field(name="after-any", default_factory=list)
+    after_failure: Annotated[
+        list[str],
+        Field(
+            "Ids or names of jobs that must have failed first. If one is done or cancelled, this job is skipped.",
+            example="[j1]",
+            flag=Flag(
+                "--after-failure",
+                "JOB",
+                "Start after this job has failed. Repeatable.",
+                reads=as_texts,
+                repeatable=True,
+            ),
+        ),
+    ] = msgspec.field(name="after-failure", default_factory=list)
     begin: Annotated[
         Quantity | None,
         Field(

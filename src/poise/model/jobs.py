@@ -287,7 +287,8 @@ def limits_of(held: "Unit | Limits") -> dict[str, Any]:
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A compiled job. `name` is empty unless the user gave one. `after` holds ids of jobs that must be done first;
+    """A compiled job. `name` is empty unless the user gave one. `after` holds ids of jobs that must be over first:
+    those of `after_any` however they end, those of `after_failure` by failing, and all others by being done;
     `note` is what the user was told when it was submitted, `user` who the client says its user is, for people to read.
     With `calls` its units are workers that serve calls of functions.
     """
@@ -302,6 +303,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     note: str = ""
     calls: bool = False
     tenant: str = DEFAULT
+    after_any: tuple[str, ...] = ()
+    after_failure: tuple[str, ...] = ()
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

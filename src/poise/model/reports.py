@@ -129,8 +129,9 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     retries: str = ""
 
 
-JobStatus = Literal["waiting", "pending", "placed", "running", "idle", "done", "failed", "cancelled"]
-"""The statuses of a job: the most telling of its tasks'. `idle` workers wait for calls."""
+JobStatus = Literal["waiting", "pending", "placed", "running", "idle", "done", "failed", "cancelled", "skipped"]
+"""The statuses of a job: the most telling of its tasks'. `idle` workers wait for calls. A job is `skipped` when one
+that it comes after has not ended as it had to."""
 
 
 class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,6 +259,16 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
     upkeep: Upkeep | None = None
     unfit: str = ""
+
+
+class Changed(msgspec.Struct, frozen=True, kw_only=True):
+    """A job, or some of its tasks, got new values: how many units did, and how many `running` ones keep what they hold
+    or were started with, until they are started again.
+    """
+
+    job: str
+    units: int
+    running: int
 
 
 class Drained(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -136,24 +136,34 @@ class Compiled(NamedTuple):
     due_by: Mapping[str, str] = {}
     calls: bool = False
     tenant: str = DEFAULT
+    after_any: tuple[str, ...] = ()
+    after_failure: tuple[str, ...] = ()
+
+    @property
+    def all_after(self) -> tuple[tuple[str, ...], ...]:
+        """The jobs that must be done first, those that must be over, and those that must have failed."""
+        return self.after, self.after_any, self.after_failure
 
     @property
     def strict(self) -> tuple[Unit, ...]:
         """Units that are refused unless their deadline is likely to be met."""
         return tuple(unit for unit in self.units if unit.deadline and unit.if_late == "refuse")
 
-    def job(self, job_id: str, after: tuple[str, ...], user: str = "") -> Job:
+    def job(self, job_id: str, ids: Mapping[str, str], user: str = "") -> Job:
+        """`ids` are those of the jobs it comes after, by the name that the user gave."""
         return Job(
             id=job_id,
             units=self.units,
             name=self.name,
             folder=self.folder,
             env=self.env,
-            after=after,
+            after=tuple(dict.fromkeys(ids[name] for names in self.all_after for name in names)),
             user=user,
             note=self.note,
             calls=self.calls,
             tenant=self.tenant,
+            after_any=tuple(dict.fromkeys(ids[name] for name in self.after_any)),
+            after_failure=tuple(dict.fromkeys(ids[name] for name in self.after_failure)),
         )
 
 
@@ -202,8 +212,9 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], tenant: str,
         if _JOB_ID.fullmatch(top.name):
             found.add(SpecError("this name looks like the id of a job", code="E107", field="name", have=top.name))
     found.get(None, check_text, top.folder, "folder")
-    for index, other in enumerate(top.after):
-        found.get(None, check_text, other, f"after[{index}]")
+    for field, others in (("after", top.after), ("after-any", top.after_any), ("after-failure", top.after_failure)):
+        for index, other in enumerate(others):
+            found.get(None, check_text, other, f"{field}[{index}]")
     env = _environment(top.env, "env", found)
     deadline = _due(top.deadline, "deadline", wall, found)
     begin = found.get(0, _time_to, top.begin, "begin", wall, "begin")
@@ -222,9 +233,17 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], tenant: str,
                 found.add(SpecError("it may only begin when it is late already", field=field, need=need, have=have))
                 break
     due_by |= {unit.name: "deadline" for unit in units if unit.deadline and unit.name not in due_by}
-    after = tuple(dict.fromkeys(top.after))
     return Compiled(
-        top.name, top.folder, env, tuple(units), after, due_by=due_by, calls=_serves(top, found), tenant=tenant
+        top.name,
+        top.folder,
+        env,
+        tuple(units),
+        tuple(top.after),
+        due_by=due_by,
+        calls=_serves(top, found),
+        tenant=tenant,
+        after_any=tuple(top.after_any),
+        after_failure=tuple(top.after_failure),
     )
 
 

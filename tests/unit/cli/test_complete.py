@@ -46,7 +46,7 @@ def offers(*words: str) -> list[str]:
         (["ls", "--output", "="], ["table", "wide", "json", "name"]),
         (["ls", "--a"], ["--all"]),
         (["ls", "--all", "--a"], []),
-        (["run", "--after", "j1", "--af"], ["--after"]),
+        (["run", "--after", "j1", "--af"], ["--after", "--after-any", "--after-failure"]),
         (["run", "--after", "tr"], ["train", "train-2"]),
         (["run", "--priority", ""], ["urgent", "high", "medium", "low"]),
         (["run", ""], [":commands"]),

@@ -25,6 +25,10 @@ NEEDS = {
     "GET /v1/jobs/{name}": Role.VIEWER,
     "POST /v1/jobs/{name}/cancel": Role.SUBMITTER,
     "POST /v1/cancel": Role.SUBMITTER,
+    "POST /v1/jobs/{name}/hold": Role.SUBMITTER,
+    "POST /v1/jobs/{name}/release": Role.SUBMITTER,
+    "POST /v1/jobs/{name}/change": Role.SUBMITTER,
+    "POST /v1/jobs/{name}/retry": Role.SUBMITTER,
     "GET /v1/jobs/{name}/explanation": Role.VIEWER,
     "GET /v1/jobs/{name}/deadline": Role.VIEWER,
     "GET /v1/jobs/{name}/why-not/{node}": Role.VIEWER,
@@ -84,7 +88,8 @@ def walk(job: str = "j9") -> Iterator[tuple[str, str, Role]]:
 
 def ask(desk: Desk, method: str, path: str, secret: str | None) -> Any:
     kind = "application/x-ndjson" if method == "STREAM" else "application/json"
-    return desk.call({"STREAM": "POST"}.get(method, method), path, b"{", who=secret, kind=kind)
+    body = b'{"spec": {"priority": "low"}}' if path.endswith("/change") else b"{"
+    return desk.call({"STREAM": "POST"}.get(method, method), path, body, who=secret, kind=kind)
 
 
 def test_every_route_is_in_the_table_and_says_what_it_needs(desk: Desk) -> None:

@@ -105,6 +105,42 @@ class Story(RuleBasedStateMachine):
             self.world.ask(CancelJobs(self.world.request(), tuple(some)))
 
     @rule(data=st.data(), on=st.booleans())
+    def hold(self, data: st.DataObject, on: bool) -> None:
+        jobs = [job.id for job in self.world.ledger.jobs.values() if not job.ended]
+        if jobs:
+            self.world.hold(data.draw(st.sampled_from(jobs)), on)
+
+    @rule(
+        data=st.data(),
+        fields=st.fixed_dictionaries(
+            {},
+            optional={
+                "priority": st.sampled_from(["urgent", "low"]),
+                "cpu": st.sampled_from([1, 2]),
+                "deadline": st.sampled_from([None, "1s", {"by": "10s", "if-late": "cancel"}]),
+                "preemptible": st.booleans(),
+                "expect": st.sampled_from(["1s", "1h"]),
+                "retry": st.sampled_from([{"limit": 0}, {"limit": 2}]),
+                "weight": st.sampled_from([1, 2]),
+            },
+        ),
+    )
+    def change_job(self, data: st.DataObject, fields: dict[str, Any]) -> None:
+        jobs = [job for job in self.world.ledger.jobs.values() if not job.ended]
+        units = [unit.id for job in jobs for unit in job.units if not unit.over]
+        if jobs and fields:
+            name = data.draw(st.sampled_from([*(job.id for job in jobs), *units]))
+            with suppress(InputError):  # no node may be as large
+                self.world.change(name, **fields)
+
+    @rule(data=st.data())
+    def retry(self, data: st.DataObject) -> None:
+        ended = [job.id for job in self.world.ledger.jobs.values() if job.ended]
+        if ended:
+            with suppress(InputError):  # all of it may be done
+                self.world.retry(data.draw(st.sampled_from(ended)))
+
+    @rule(data=st.data(), on=st.booleans())
     def drain(self, data: st.DataObject, on: bool) -> None:
         if self.world.ledger.nodes:
             self.world.drain(data.draw(st.sampled_from(sorted(self.world.ledger.nodes))), on)
@@ -243,6 +279,8 @@ class Story(RuleBasedStateMachine):
             for device in world.known[name].devices:
                 world.drain(f"{name}:{device.index}", False)
         for job in world.ledger.jobs.values():
+            if job.hold and not job.ended:
+                world.hold(job.id, False)
             if not job.ended and any(unit.barred for unit in job.units):  # there may be no other device for it
                 world.cancel(job.id)
         world.after("1s")

@@ -549,7 +549,7 @@ def test_any_document_compiles_or_is_refused_with_a_code(document: Any) -> None:
         except SpecError as error:
             assert error.record.code in CODES
             continue
-        event = JobSubmitted(at=1, job=made.job("j1", ()))
+        event = JobSubmitted(at=1, job=made.job("j1", {}))
         assert decode_event(encode_event(event)) == event
 
 

@@ -28,7 +28,7 @@ def asked(world: World, name: str, *units: str, **more: Any) -> DeadlineForecast
 
 def if_submitted(world: World, **fields: Any) -> DeadlineForecast:
     """Of a job that is not there yet."""
-    job = compile_spec({"run": "true"} | fields, wall=WALL).job("j99", ())
+    job = compile_spec({"run": "true"} | fields, wall=WALL).job("j99", {})
     names = tuple(unit.name for unit in job.units if unit.deadline)
     question = DeadlineQuestion(units=names, now=world.now, job=job, seconds=60.0)
     return answer(Ledger.decode(world.ledger.encode()), POLICY, Settings(), question)
@@ -80,7 +80,7 @@ def test_where_nothing_is_known_of_run_times_no_chance_is_given() -> None:
     assert if_submitted(world, deadline="30m", expect="10m").chance > 800
     assert if_submitted(learned(), deadline="30m", **{"class": "unknown"}).chance > 0, "other classes tell something"
     tasks = {"a": {"run": "x"}, "b": {"run": "y", "needs": ["a"], "expect": "1m", "deadline": "10m"}}
-    job = compile_spec({"kind": "graph", "tasks": tasks}, wall=WALL).job("j1", ())
+    job = compile_spec({"kind": "graph", "tasks": tasks}, wall=WALL).job("j1", {})
     question = DeadlineQuestion(units=("b",), now=world.now, job=job, seconds=60.0)
     told = answer(Ledger.decode(world.ledger.encode()), POLICY, Settings(), question)
     assert told.unknown == "run times", "nothing is known of what it needs"
@@ -123,6 +123,6 @@ def test_the_deadlines_of_some_tasks_alone_may_be_asked_for() -> None:
 
 
 def test_the_question_and_the_answer_travel_whole() -> None:
-    job = compile_spec({"run": "x", "deadline": {"by": "1h", "if-late": "refuse"}}, wall=WALL).job("j1", ())
+    job = compile_spec({"run": "x", "deadline": {"by": "1h", "if-late": "refuse"}}, wall=WALL).job("j1", {})
     question = DeadlineQuestion(units=("main",), now=7 * SECOND, job=job)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(question), type=DeadlineQuestion) == question

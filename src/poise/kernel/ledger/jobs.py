@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 
 from poise.kernel.book import CallBook
@@ -11,6 +11,7 @@ from poise.kernel.ledger.state import JobState, State, queue_of
 from poise.kernel.ledger.tasks import TaskState
 from poise.kernel.ledger.units import UnitState
 from poise.model.events import JobSubmitted
+from poise.model.jobs import Unit
 from poise.model.messages import Attempt
 from poise.model.tenants import DEFAULT, HOME, Bearer
 
@@ -132,6 +133,7 @@ class Jobs(Room, dict[str, JobState]):
         job, state = event.job, self._state
         state.jobs_ever += 1
         units = []
+        first, turns = _first_parts(job.units)
         for unit in job.units:
             state.units_ever += 1
             units.append(
@@ -140,7 +142,7 @@ class Jobs(Room, dict[str, JobState]):
                     job=job.id,
                     ordinal=state.units_ever,
                     queue=queue_of(job, unit),
-                    missing=len(set(unit.needs)) + (0 < unit.at_most <= unit.tasks[0].part),
+                    missing=len(set(unit.needs)) + (unit.at_most > 0 and unit.name not in first),
                     tasks=[TaskState() for _ in unit.tasks],
                 )
             )
@@ -159,10 +161,20 @@ class Jobs(Room, dict[str, JobState]):
             note=job.note,
             calls=CallBook() if job.calls else None,
             tenant=job.tenant,
+            after_any=job.after_any,
+            after_failure=job.after_failure,
+            turns=turns,
         )
         self._index(made)
         self._count(made, len(units))
         return made
+
+    def index_late(self, job: JobState) -> None:
+        """Whether something of it is to be cancelled when its deadline is lost."""
+        if any(unit.spec.if_late == "cancel" for unit in job.units) and not job.ended:
+            self.cancelling[job.id] = job
+        else:
+            self.cancelling.pop(job.id, None)
 
     def count_over(self, unit: UnitState) -> None:
         """Count a unit that is over."""
@@ -248,11 +260,10 @@ class Jobs(Room, dict[str, JobState]):
         for unit in job.units:
             unit_id = unit.id
             self.units[unit_id] = unit
-            if unit.spec.if_late == "cancel" and not job.ended:
-                self.cancelling[job.id] = job
             for index, task in enumerate(unit.spec.tasks):
                 task_id = unit_id if task.name == unit.spec.name else f"{job.id}.{task.name}"
                 self.tasks[task_id] = (unit, index)
+        self.index_late(job)
         for unit in job.units:
             for need in dict.fromkeys(unit.spec.needs):
                 self.dependents.setdefault(f"{job.id}.{need}", []).append(unit)
@@ -270,6 +281,25 @@ class Jobs(Room, dict[str, JobState]):
             hold_same(index, getattr(self, index), getattr(anew, index))
         ended = [{tenant: list(jobs) for tenant, jobs in of._ended_of.items()} for of in (self, anew)]
         hold_same("finished jobs by tenant", *ended)
+
+
+def _first_parts(units: Iterable[Unit]) -> tuple[set[str], dict[str, int]]:
+    """Of tasks of which only so many parts run at once: those that may at first, and by task how many more have had
+    their turn where the job lacks some of its parts.
+    """
+    first: set[str] = set()
+    turns: dict[str, int] = {}
+    parts: dict[str, list[Unit]] = {}
+    for unit in units:
+        if unit.at_most:
+            parts.setdefault(unit.name.partition("[")[0], []).append(unit)
+    for task, of in parts.items():
+        begin = sorted(of, key=lambda unit: unit.tasks[0].part)[: of[0].at_most]
+        first.update(unit.name for unit in begin)
+        passed = begin[-1].tasks[0].part + 1 - of[0].at_most
+        if passed > 0:
+            turns[task] = passed
+    return first, turns
 
 
 def _number_of(job_id: str) -> int:

@@ -8,7 +8,7 @@ from poise.kernel.ledger.leader import Leader
 from poise.kernel.ledger.paths import Paths
 from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.room import Handlers, Room, hold
-from poise.kernel.ledger.state import JobState, job_status
+from poise.kernel.ledger.state import JobState, job_status, may_follow
 from poise.kernel.ledger.training import Training
 from poise.kernel.ledger.units import UnitState, UnitStatus
 from poise.model.events import JobSubmitted
@@ -34,13 +34,14 @@ class Lifecycle(Room):
         job = self._jobs.add(event)
         self._paths.plan(job.units, event.at)
         after = [self._jobs[other] for other in job.after if other in self._jobs]
-        if any(other.ended and job_status(other) != "done" for other in after):
+        if any(other.ended and not may_follow(job, other.id, job_status(other)) for other in after):
             self.skip(job.units, event.at)
             self.end_if_over(job, event.at)
         elif not job.awaited:
-            self._release_roots(job, event.at)
+            self.release_roots(job, event.at)
 
-    def _release_roots(self, job: JobState, at: int) -> None:
+    def release_roots(self, job: JobState, at: int) -> None:
+        """It waits for no other job any more."""
         if job.calls is not None:
             self.call_up(job, at)
             return
@@ -71,10 +72,13 @@ class Lifecycle(Room):
                 unit.status, unit.not_before = "waiting", 0
 
     def again(self, unit: UnitState, at: int, *, delay: int) -> None:
-        """Retry a unit that has ended."""
+        """Retry a unit that has ended, once its job is not on hold."""
         unit.clear()
         unit.not_before = at + delay if delay else 0
-        self._queues.make_pending(unit, at)
+        if self._jobs[unit.job].hold:
+            unit.status = "waiting"
+        else:
+            self._queues.make_pending(unit, at)
 
     def _one_less(self, follower: UnitState, job: JobState, at: int) -> None:
         """Count one unit or turn less that the follower waits for."""
@@ -130,9 +134,10 @@ class Lifecycle(Room):
         task = ended.name.partition("[")[0]
         given = job.turns.get(task, 0)
         while True:
-            follower = self._jobs.units.get(f"{job.id}.{task}[{ended.at_most + given}]")
+            part = ended.at_most + given
+            follower = self._jobs.units.get(f"{job.id}.{task}[{part}]")  # what is tried again lacks some parts
             given += 1
-            if follower is None or follower.missing > PASSED_OVER:
+            if part >= ended.tasks[0].parts or (follower is not None and follower.missing > PASSED_OVER):
                 break
         job.turns[task] = given
         if follower is not None:
@@ -149,15 +154,15 @@ class Lifecycle(Room):
             if job.unfinished or job.ended:
                 continue
             awaiting = self._jobs.end(job, at)
-            done = bool(awaiting) and job_status(job) == "done"
+            status = job_status(job) if awaiting else ""
             for waiting_id in awaiting:
                 waiting = self._jobs[waiting_id]
                 waiting.awaited -= 1
-                if not done:
+                if not may_follow(waiting, job.id, status):
                     self.skip(waiting.units, at)
                     ending.append(waiting)
                 elif waiting.awaited == 0:
-                    self._release_roots(waiting, at)
+                    self.release_roots(waiting, at)
         history = self._leader.history
         if self._jobs.has_too_many(history):
             self._jobs.forget_old(history, fair=self._leader.fair)

@@ -41,7 +41,7 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         self._first_in_line = (-1, "")  # as of a revision
         for unit in jobs.units.values():
             if unit.status == "pending":
-                self._add(unit)
+                self.add(unit)
 
     # --- what waits --------------------------------------------------------------------------------------------------
 
@@ -137,9 +137,10 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         if unit.spec.begin and at < begins:
             unit.not_before, at = max(unit.not_before, begins), begins
         unit.status, unit.ready = "pending", at
-        self._add(unit)
+        self.add(unit)
 
-    def _add(self, unit: UnitState) -> None:
+    def add(self, unit: UnitState) -> None:
+        """It is pending, and as it is now."""
         self.pending += 1
         if unit.free_at:
             self.delayed[unit.id] = unit

@@ -135,6 +135,8 @@ class Shown(Room):
         others = {name: [unit for unit in self._jobs[name].units if not unit.over] for name in awaited}
         followers = []
         for unit in near:
+            if self._jobs[unit.job].hold:
+                continue
             needs = [need for name in unit.spec.needs if not (need := self._jobs.units[f"{unit.job}.{name}"]).over]
             for name in self._jobs[unit.job].after:
                 needs += others.get(name, ())

@@ -25,9 +25,10 @@ COMPRESSED = b"\x78"
 
 
 class JobState(msgspec.Struct, gc=False):
-    """A job and its units. `unfinished` counts units that are not over; `awaited` the jobs it still comes after. Of one
-    that serves calls, `calls` is the book of them and the units are its workers. Where only so many parts of a task run
-    at once, `turns` is, by task, how many have had their turn beyond the first.
+    """A job and its units. `unfinished` counts units that are not over; `awaited` the jobs it still comes after, and
+    one more while it is on `hold`: as long as there is any, nothing of it becomes pending. Of one that serves calls,
+    `calls` is the book of them and the units are its workers. Where only so many parts of a task run at once, `turns`
+    is, by task, how many have had their turn beyond the first.
     """
 
     id: str
@@ -47,6 +48,9 @@ class JobState(msgspec.Struct, gc=False):
     calls: CallBook | None = None
     turns: dict[str, int] = {}
     tenant: str = DEFAULT
+    after_any: tuple[str, ...] = ()
+    after_failure: tuple[str, ...] = ()
+    hold: bool = False
 
     @property
     def calls_closed(self) -> bool:
@@ -100,8 +104,15 @@ def decode(data: bytes) -> State:
     return _decoder.decode(zlib.decompress(data) if data.startswith(COMPRESSED) else data)
 
 
+def may_follow(job: Job | JobState, other: str, status: str) -> bool:
+    """Whether a job may begin after another, of its `after`, that has ended with this status."""
+    if other in job.after_any:
+        return True
+    return status == ("failed" if other in job.after_failure else "done")
+
+
 def job_status(job: JobState) -> str:
-    """done, failed, cancelled, running, pending or waiting: the most telling of its units'."""
+    """done, failed, cancelled, skipped, running, pending or waiting: the most telling of its units'."""
     serves = job.calls is not None and not job.ended and not job.calls.open
     if serves and all(unit.status != "pending" for unit in job.units):
         return "idle"
@@ -112,8 +123,8 @@ def units_status(units: Sequence[UnitState]) -> str:
     """Status of a job with these units."""
     statuses = {unit.status for unit in units}
     if statuses <= OVER:
-        if statuses == {"done"}:
-            return "done"
+        if statuses in ({"done"}, {"skipped"}):
+            return statuses.pop()
         return "cancelled" if "cancelled" in statuses and "failed" not in statuses else "failed"
     if "active" in statuses:
         if all(task.status != "running" for unit in units for task in unit.tasks if task.active):

@@ -1,0 +1,88 @@
+"""What people do to a job after it was submitted: hold it, change it, try it again. Each is checked here, and changes
+nothing by itself.
+"""
+
+from collections.abc import Collection
+
+import msgspec
+
+from poise.errors import Conflict
+from poise.kernel.find import Found, find
+from poise.kernel.fitting import check_all
+from poise.kernel.ledger import JobState, Ledger
+from poise.model.changing import AT_REST, CHANGEABLE, ONCE_STARTED, changed
+from poise.model.events import JobChanged
+from poise.model.reports import Changed
+from poise.model.spec import Compiled
+from poise.model.tenants import Bearer
+
+
+def to_hold(ledger: Ledger, name: str, bearer: Bearer) -> JobState:
+    """The job that is to be held or released. Raises `NotFound` and `Conflict`."""
+    found = find(ledger, name, bearer=bearer)
+    job = found.job
+    if not found.whole:
+        raise Conflict("a job is held as a whole", field="job", have=found.name, hint=f"`poise hold {job.id}`")
+    _check_unfinished(found)
+    if job.calls is not None:
+        what, hint = f"{job.id} serves calls, and its workers start as calls come", f"`poise cancel {job.id}`"
+        raise Conflict(what, field="job", hint=hint)
+    return job
+
+
+def change(
+    ledger: Ledger, name: str, compiled: Compiled, fields: Collection[str], now: int, bearer: Bearer
+) -> tuple[JobChanged, Changed]:
+    """The event by which a job, or some of its tasks, get the values that these fields have in a compiled job, and what
+    to answer. Its deadline counts from now. Raises `NotFound`, `Conflict`, and `SpecError` for what no node could run.
+    """
+    found = find(ledger, name, bearer=bearer)
+    _check_unfinished(found)
+    job, units = found.job, [unit for unit in found.units if not unit.over]
+    paths = tuple(path for field in fields for path in CHANGEABLE[field])
+    sizes = any(path.startswith(AT_REST) for path in paths)
+    if sizes and any(unit.spec.variants for unit in units):
+        what, hint = "each artifact of it asks for something else", f"`poise cancel {job.id}`, and submit it anew"
+        raise Conflict(what, field="resources", hint=hint)
+    like = compiled.units[0]
+    if like.deadline:  # in the ledger it counts from submission
+        like = msgspec.structs.replace(like, deadline=like.deadline + now - job.submitted)
+    anew = [changed(unit.spec, like, paths, at_rest=unit.status != "active") for unit in units]
+    check_all(anew, ledger.columns.room(), job.tenant, ledger.quotas.get(job.tenant))
+    names = tuple(unit.id for unit, spec in zip(units, anew, strict=True) if unit.spec != spec)
+    later = sizes or any(path in ONCE_STARTED for path in paths)
+    running = sum(unit.status == "active" for unit in units) if later else 0
+    event = JobChanged(at=now, job=job.id, units=names, like=like, paths=paths, by=bearer.token)
+    return event, Changed(job=found.name, units=len(names), running=running)
+
+
+def to_retry(ledger: Ledger, name: str, bearer: Bearer) -> tuple[Compiled, str]:
+    """What of a job that is over was not done, as a job of its own, and whose it was. Raises `NotFound` and
+    `Conflict`.
+    """
+    found = find(ledger, name, bearer=bearer)
+    job = found.job
+    if not found.whole:
+        what, hint = "a job is tried again as a whole: what of it was not done", f"`poise retry {job.id}`"
+        raise Conflict(what, field="job", have=found.name, hint=hint)
+    if not job.ended:
+        raise Conflict(f"job {job.id} is not over", field="job", hint=f"`poise wait {job.id}`")
+    if job.calls is not None:
+        raise Conflict(f"{job.id} served calls, which only its caller can make again", field="job")
+    done = {unit.spec.name for unit in job.units if unit.status == "done"}
+    left = [unit.spec for unit in job.units if unit.spec.name not in done]
+    if not left:
+        raise Conflict(f"all of job {job.id} is done", field="job", hint=f"`poise show {job.id}`")
+    units = tuple(
+        msgspec.structs.replace(
+            unit, needs=tuple(need for need in unit.needs if need not in done), deadline=0, if_late="run", begin=0
+        )
+        for unit in left
+    )
+    return Compiled(job.name, job.folder, job.env, units, note=f"retry of {job.id}", tenant=job.tenant), job.user
+
+
+def _check_unfinished(found: Found) -> None:
+    if all(unit.over for unit in found.units):
+        what = f"job {found.job.id}" if found.whole else found.name
+        raise Conflict(f"{what} is over already", field="job", hint=f"`poise show {found.name}`")

@@ -1,0 +1,51 @@
+"""What people change of jobs that they have submitted."""
+
+from poise.kernel.ledger.active import Active
+from poise.kernel.ledger.jobs import Jobs
+from poise.kernel.ledger.lifecycle import Lifecycle
+from poise.kernel.ledger.paths import Paths
+from poise.kernel.ledger.queues import Queues
+from poise.kernel.ledger.room import Handlers, Room
+from poise.kernel.ledger.state import queue_of
+from poise.model.changing import changed
+from poise.model.events import JobChanged, JobHeld
+
+
+class Changing(Room):
+    """Holds, and new values of fields. Nobody else writes a job's `hold`, and a unit's `spec` once it is submitted."""
+
+    def __init__(self, jobs: Jobs, active: Active, queues: Queues, paths: Paths, lifecycle: Lifecycle) -> None:
+        self._jobs, self._active, self._queues, self._paths, self._lifecycle = jobs, active, queues, paths, lifecycle
+
+    def handlers(self) -> Handlers:
+        return {JobHeld: self._held, JobChanged: self._changed}
+
+    def _held(self, event: JobHeld) -> None:
+        job = self._jobs[event.job]
+        job.hold = event.on
+        job.awaited += 1 if event.on else -1
+        if event.on:
+            for unit in job.units:
+                if unit.status == "pending":
+                    self._queues.remove(unit)
+                    self._queues.forget_yields(unit)
+                    unit.status = "waiting"
+        elif not job.awaited:
+            self._lifecycle.release_roots(job, event.at)
+
+    def _changed(self, event: JobChanged) -> None:
+        job = self._jobs[event.job]
+        for unit in [self._jobs.units[name] for name in event.units]:
+            pending = unit.status == "pending"
+            if pending:
+                self._queues.remove(unit)
+            unit.spec = changed(unit.spec, event.like, event.paths, at_rest=unit.status != "active")
+            unit.queue = queue_of(job, unit.spec) + (f"/{unit.id}" if unit.barred else "")
+            if "deadline" in event.paths:
+                unit.missed = None
+            if pending:
+                self._queues.add(unit)
+            elif unit.status == "active":
+                self._active.index_recovering(unit)
+        self._jobs.index_late(job)
+        self._paths.plan_again(job)

@@ -1,0 +1,80 @@
+"""What may be changed of a job once it is submitted: fields of the job file, and where a unit keeps them."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from poise.errors import SpecError
+from poise.model.document import near
+from poise.model.jobs import Unit
+
+_WANTS = "shape.wants."
+_WHERE = "shape.where."
+
+CHANGEABLE: Mapping[str, tuple[str, ...]] = {
+    "priority": ("priority",),
+    "deadline": ("deadline", "if_late"),
+    "expect": ("expect",),
+    "time-limit": ("time_limit",),
+    "weight": ("weight",),
+    "preemptible": ("preemptible",),
+    "retry": ("retry",),
+    "grace": ("grace",),
+    "checkpoint": ("checkpoint", "restore"),
+    "resources.cpu": ("shape.cpu",),
+    "resources.memory": ("shape.memory",),
+    "resources.gpu": ("shape.gpus",),
+    "resources.gpu_memory": ("shape.gpu_memory",),
+    "resources.gpu_share": ("shape.share",),
+    "resources.network": ("shape.network",),
+    "resources.gpu_kind": (f"{_WANTS}kind",),
+    "resources.gpu_model": (f"{_WANTS}models",),
+    "resources.precision": (f"{_WANTS}precision",),
+    "resources.node": (f"{_WHERE}nodes",),
+    "resources.exclude_node": (f"{_WHERE}without",),
+    "resources.label": (f"{_WHERE}labels", f"{_WHERE}without_labels"),
+}
+"""By field of a job file, what of a unit follows from it."""
+
+AT_REST = "shape."
+"""What begins so changes only what does not run: it is what a running attempt holds."""
+
+ONCE_STARTED = ("grace", "retry", "time_limit")
+"""What an attempt that runs already keeps as it was when it started, or has been given to its node."""
+
+
+def fields_in(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """The fields that a part of a job file sets: `priority`, `resources.cpu`. Raises `SpecError` for one that cannot be
+    changed, and where there is none.
+    """
+    inner = document.get("resources", {})
+    own = [f"resources.{name}" for name in inner] if isinstance(inner, Mapping) else ["resources"]
+    fields = [name for name in document if name != "resources"] + own
+    known = ", ".join(name.removeprefix("resources.") for name in CHANGEABLE)
+    if not fields:
+        raise SpecError("there is nothing to change", code="E102", need=known, hint="poise set JOB priority=high")
+    for field in fields:
+        if field not in CHANGEABLE:
+            name = field.removeprefix("resources.")
+            hint = near(name, [one.removeprefix("resources.") for one in CHANGEABLE])
+            what = f"`{name[:80]}` cannot be changed once a job is submitted"
+            raise SpecError(
+                what, code="E105", field=field[:80], need=known, hint=hint or "cancel the job, and submit it anew"
+            )
+    return tuple(fields)
+
+
+def changed(unit: Unit, like: Unit, paths: Collection[str], *, at_rest: bool) -> Unit:
+    """The unit with the values that another has at these paths. What is not `at_rest` keeps what it holds."""
+    made = unit
+    for path in paths:
+        if at_rest or not path.startswith(AT_REST):
+            made = _with(made, like, path.split("."))
+    return made
+
+
+def _with(record: Any, like: Any, path: list[str]) -> Any:
+    name, *inner = path
+    value = getattr(like, name)
+    return msgspec.structs.replace(record, **{name: _with(getattr(record, name), value, inner) if inner else value})

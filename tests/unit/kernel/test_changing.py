@@ -1,0 +1,239 @@
+"""Jobs that are held, released, changed and tried again after they were submitted."""
+
+from typing import Any
+
+import pytest
+
+from poise.errors import Conflict, NotFound, PoiseError, SpecError
+from poise.kernel.visible import Sight
+from poise.model.events import JobChanged, JobHeld
+from poise.model.jobs import Priority
+from poise.model.tenants import Bearer, Role
+from poise.testing import World, node, replay
+from poise.units import HOUR, MINUTE
+
+ANN = Bearer("ann", Role.SUBMITTER)
+AN_HOUR: dict[str, Any] = {"time-limit": "1h"}
+CHAIN: dict[str, dict[str, Any]] = {"a": {"run": "true"}, "b": {"run": "true", "needs": ["a"]}}
+
+
+def checked(world: World) -> World:
+    """Replay and a restart from the log, or from a checkpoint, give the same ledger."""
+    world.ledger.check()
+    assert replay(world.log).encode() == world.ledger.encode()
+    return world
+
+
+# --- hold and release ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_on_hold_does_not_start_until_it_is_released() -> None:
+    world = World().nodes(1).job("a").hold("a").round()
+    assert world.status("a") == "waiting"
+    assert [reason.sentence() for reason in world.reasons("a")] == ["is on hold: `poise release j1` lets it start"]
+    assert checked(world).hold("a", False).round().where("a") == ["n1"]
+    checked(world)
+
+
+def test_what_runs_goes_on_and_what_follows_it_waits() -> None:
+    world = World().nodes(2).graph("g", tasks=CHAIN).round().start("g.a").hold("g").finish("g.a").round()
+    assert [world.status("g.a"), world.status("g.b")] == ["done", "waiting"]
+    checked(world.restart()).round()
+    assert world.status("g.b") == "waiting"
+    assert world.hold("g", False).round().status("g.b") == "active"
+
+
+def test_what_fails_while_it_is_on_hold_is_tried_again_once_it_is_released() -> None:
+    world = World().nodes(1).job("a", retry={"limit": 1}).round().start("a").hold("a").finish("a", outcome="failed")
+    assert world.after("5m").round().status("a") == "waiting"
+    assert checked(world).hold("a", False).round().status("a") == "placed"
+
+
+def test_a_job_on_hold_that_comes_after_another_waits_for_both() -> None:
+    world = World().nodes(1).job("a").round().start("a").job("b", after=["a"]).hold("b").finish("a").round()
+    assert world.codes("b") == ["ON_HOLD"]
+    assert world.hold("b", False).round().status("b") == "placed"
+    world = World().nodes(1).job("a").round().start("a").job("b", after=["a"]).hold("b").hold("b", False).round()
+    assert world.codes("b") == ["AFTER"]
+    assert checked(world.finish("a").round()).status("b") == "placed"
+
+
+def test_twice_is_once_and_who_may_not_is_refused() -> None:
+    world = World().nodes(1).job("a").hold("a").hold("a").hold("a", False)
+    assert [event.on for event in world.log if isinstance(event, JobHeld)] == [True, False]
+    with pytest.raises(NotFound):
+        world.hold("a", bearer=ANN)
+    world.cancel("a")
+    with pytest.raises(Conflict, match="is over already"):
+        world.hold("a")
+
+
+def test_a_held_job_can_be_cancelled() -> None:
+    assert checked(World().nodes(1).job("a").hold("a").cancel("a")).status("a") == "cancelled"
+
+
+# --- after any, after failure ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome", "status"),
+    [
+        ("after", "done", "placed"),
+        ("after", "failed", "skipped"),
+        ("after-any", "done", "placed"),
+        ("after-any", "failed", "placed"),
+        ("after-failure", "done", "skipped"),
+        ("after-failure", "failed", "placed"),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_job_begins_by_how_the_other_ended(how: str, outcome: str, status: str, late: bool) -> None:
+    world, fields = World().nodes(2).job("a", retry={"limit": 0}).round().start("a"), {how: ["j1"]}
+    if not late:
+        world.job("b", **fields).round()
+        assert world.codes("b") == ["AFTER"]
+    world.finish("a", outcome=outcome)  # type: ignore[arg-type]
+    if late:
+        world.job("b", **fields)
+    assert world.round().status("b") == status
+    if status == "skipped":
+        assert world.reasons("b")[0].sentence() == f"skipped: job j1 ended as {outcome}"
+    checked(world)
+
+
+def test_what_was_cancelled_has_not_failed() -> None:
+    world = World().nodes(1).job("a").job("b", **{"after-failure": ["a"]}).job("c", **{"after-any": ["a"]}).cancel("a")
+    assert [world.status("b"), world.round().status("c")] == ["skipped", "placed"]
+
+
+def test_one_job_is_not_awaited_in_two_ways() -> None:
+    world = World().nodes(1).job("a")
+    with pytest.raises(SpecError, match="in two ways"):
+        world.job("b", after=["a"], **{"after-any": ["j1"]})
+    with pytest.raises(NotFound) as refused:
+        world.job("b", **{"after-failure": ["x"]})
+    assert refused.value.record.field == "after-failure"
+
+
+# --- change ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_waits_asks_for_something_else() -> None:
+    world = World().nodes(1, cpu=2).job("a", cpu=2).round().start("a").job("b", cpu=2).round()
+    assert world.status("b") == "pending"
+    world.finish("a").change("b", cpu=1, memory="1GiB").round()
+    assert (world.unit("b").shape.cpu, world.unit("b").shape.memory, world.status("b")) == (1000, 2**30, "placed")
+    checked(world)
+
+
+def test_a_higher_priority_goes_first() -> None:
+    world = World().nodes(1, cpu=1).job("a").round().start("a").job("b").job("c").round().change("c", priority="high")
+    assert checked(world.finish("a").round()).where("c") == ["n1"]
+    assert world.status("b") == "pending"
+    checked(world.restart())
+
+
+def test_what_runs_changes_its_class_and_keeps_what_it_holds() -> None:
+    world = World().nodes(1, cpu=2).job("a", cpu=2, preemptible=False).round().start("a")
+    world.change("a", cpu=1, priority="low", preemptible=True, **AN_HOUR)
+    unit = world.unit("a")
+    assert (unit.shape.cpu, unit.spec.priority, unit.spec.preemptible) == (2000, Priority.LOW, True)
+    assert world.replies[-1].value.running == 1
+    [resident] = world.controller.snapshot(world.now).fleet.residents[0]
+    assert (resident.priority, resident.preemptible) == (int(Priority.LOW), True)
+    checked(world.finish("a"))
+
+
+def test_a_deadline_counts_from_now() -> None:
+    world = World().nodes(1, cpu=1).job("a", expect="10m").job("b").after("30m").round().change("b", deadline="2h")
+    assert world.unit("b").due == world.state("b").submitted + 30 * MINUTE + 2 * HOUR
+    world.change("b", deadline={"by": "1s", "if-late": "cancel"}, expect="1h").after("5s").round()
+    assert world.status("b") == "cancelled"
+    checked(world)
+
+
+def test_a_deadline_that_nobody_has_any_more() -> None:
+    world = World().nodes(1, cpu=1).job("a").round().start("a").job("b", deadline={"by": "1m", "if-late": "cancel"})
+    world.change("b", deadline=None).after("5m").round()
+    assert (world.status("b"), world.unit("b").due) == ("pending", 0)
+    checked(world)
+
+
+def test_one_task_of_a_graph() -> None:
+    world = World().nodes(1).graph("g", tasks=CHAIN).change("g.b", memory="2GiB")
+    assert [unit.shape.memory for unit in world.state("g").units] == [0, 2 * 2**30]
+    [event] = [event for event in world.log if isinstance(event, JobChanged)]
+    assert (event.units, event.paths) == (("j1.b",), ("shape.memory",))
+
+
+def test_what_cannot_be_is_refused_and_nothing_changes() -> None:
+    world = World().nodes(1, cpu=2).job("a").round().job("b")
+    for fields, field in (({"cpu": 4}, "resources"), ({"name": "c"}, "name"), ({"workers": 2}, "workers")):
+        with pytest.raises(PoiseError) as refused:
+            world.change("b", **fields)
+        assert refused.value.record.field == field
+    with pytest.raises(SpecError, match="nothing to change"):
+        world.change("b")
+    with pytest.raises(NotFound):
+        world.change("b", bearer=ANN, priority="high")
+    assert not [event for event in world.log if isinstance(event, JobChanged)]
+
+
+def test_the_same_value_changes_nothing() -> None:
+    world = World().nodes(1).job("a", priority="high").change("a", priority="high")
+    assert world.replies[-1].value.units == 0
+    assert not [event for event in world.log if isinstance(event, JobChanged)]
+
+
+def test_a_node_that_it_may_run_on() -> None:
+    world = World().join(node("n1")).join(node("n2")).job("a", node="n1").change("a", node="n2").round()
+    assert world.where("a") == ["n2"]
+
+
+def test_a_tenant_sees_changes_of_its_own() -> None:
+    world = World().nodes(1).job("a", tenant="ann").job("b").change("j1", priority="low").change("b", priority="low")
+    sight = Sight(world.ledger, ANN)
+    shown = [sight.event(event) for event in world.log if isinstance(event, JobChanged)]
+    assert [event is not None for event in shown] == [True, False]
+
+
+# --- retry -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_not_done_is_a_job_of_its_own() -> None:
+    tasks = CHAIN | {"b": CHAIN["b"] | {"retry": {"limit": 0}}, "c": {"run": "true", "needs": ["a", "b"]}}
+    world = World().nodes(2).graph("g", tasks=tasks, deadline="1h").round().start("g.a")
+    with pytest.raises(Conflict, match="is not over"):
+        world.retry("g")
+    world.finish("g.a").round().start("g.b").finish("g.b", outcome="failed")
+    assert world.retry("g").replies[-1].value == "j2"
+    again = world.state("j2")
+    assert [(unit.spec.name, unit.spec.needs, unit.spec.deadline) for unit in again.units] == [
+        ("b", (), 0),
+        ("c", ("b",), 0),
+    ]
+    assert (again.name, again.note) == ("g", "retry of j1")
+    world.round().start("j2.b").finish("j2.b").round().start("j2.c").finish("j2.c")
+    assert checked(world).status("j2") == "done"
+    with pytest.raises(Conflict, match="all of job j2 is done"):
+        world.retry("j2")
+
+
+def test_parts_of_which_only_some_run_at_once() -> None:
+    world = World(check=False).nodes(1, cpu=8).job("s", parts=6, retry={"limit": 0}, at_most=2)
+    for number in range(6):
+        world.round().start(f"s.main[{number}]")
+        world.finish(f"s.main[{number}]", outcome="done" if number in (0, 3) else "failed")
+    world.retry("s").round()
+    assert [unit.spec.name for unit in world.state("j2").units] == [f"main[{number}]" for number in (1, 2, 4, 5)]
+    for expected in (["1", "2"], ["2", "4"], ["4", "5"], ["5"]):
+        active = [unit.spec.name[5:-1] for unit in world.round().state("j2").units if unit.status == "active"]
+        assert active == expected
+        world.start(f"j2.main[{expected[0]}]").finish(f"j2.main[{expected[0]}]")
+    assert checked(world).status("j2") == "done"
+
+
+def test_the_name_of_another_that_is_not_over_is_not_taken() -> None:
+    world = World().nodes(1).job("a", retry={"limit": 0}).round().start("a").finish("a", outcome="failed").job("a")
+    with pytest.raises(Conflict, match="is taken"):
+        world.retry("j1")
