@@ -218,7 +218,7 @@ def changed() -> World:
     run on some nodes only.
     """
     world = World().join(msgspec.structs.replace(node("n1", cpu=2), zone="east")).join(node("n2", cpu=2))
-    world.job("runs", cpu=2, node="n1", retry={"limit": 0}).job("held", label={"zone": "east"}).hold("held").round()
+    world.job("runs", cpu=2, node="n1", retry={"limit": 0}).job("held", label={"zone": "east"}, hold=True).round()
     world.start("runs").job("any", cpu=1, **{"after-any": ["runs"]}).job("failed", **{"after-failure": ["runs"]})
     world.job("slow", cpu=2, exclude_node="n2", expect="1h").change("slow", cpu=1, priority="high", deadline="2h")
     world.change("runs", weight=2, preemptible=False).after("1s").finish("runs", outcome="failed", code=3)

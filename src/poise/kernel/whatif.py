@@ -604,6 +604,8 @@ def proposing(ledger: Ledger, job: Job, now: int) -> Callable[[], Proposal]:
 def _proposal(own: Ledger, job: Job, reasons: list[Reason], now: int) -> Proposal:
     own.apply(JobSubmitted(at=now, job=job))
     units = own.jobs[job.id].units
+    if job.hold:
+        reasons.append(Reason(code="ON_HOLD", subject=job.id))
     if begin := units[0].spec.begin:
         reasons.append(Reason(code="BEGINS", need=format_duration(begin)))
     if reasons:

@@ -763,6 +763,15 @@ class JobSpec(TaskSpec, forbid_unknown_fields=True):
             flag=Flag("--begin", "TIME", "Not before: 2h from now, or 2026-12-01T02:00:00Z."),
         ),
     ] = None
+    hold: Annotated[
+        bool,
+        Field(
+            "Submit the job on hold: nothing of it starts until `poise release`.",
+            example="true",
+            flag=Flag("--hold", "", "Submit it on hold, until `poise release`."),
+            calls=False,
+        ),
+    ] = False
     calls: Annotated[
         bool,
         Field(

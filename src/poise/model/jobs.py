@@ -290,7 +290,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     """A compiled job. `name` is empty unless the user gave one. `after` holds ids of jobs that must be over first:
     those of `after_any` however they end, those of `after_failure` by failing, and all others by being done;
     `note` is what the user was told when it was submitted, `user` who the client says its user is, for people to read.
-    With `calls` its units are workers that serve calls of functions.
+    With `calls` its units are workers that serve calls of functions. One on `hold` waits until it is released.
     """
 
     id: str
@@ -305,6 +305,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     tenant: str = DEFAULT
     after_any: tuple[str, ...] = ()
     after_failure: tuple[str, ...] = ()
+    hold: bool = False
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -138,6 +138,7 @@ class Compiled(NamedTuple):
     tenant: str = DEFAULT
     after_any: tuple[str, ...] = ()
     after_failure: tuple[str, ...] = ()
+    hold: bool = False
 
     @property
     def all_after(self) -> tuple[tuple[str, ...], ...]:
@@ -164,6 +165,7 @@ class Compiled(NamedTuple):
             tenant=self.tenant,
             after_any=tuple(dict.fromkeys(ids[name] for name in self.after_any)),
             after_failure=tuple(dict.fromkeys(ids[name] for name in self.after_failure)),
+            hold=self.hold,
         )
 
 
@@ -244,6 +246,7 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], tenant: str,
         tenant=tenant,
         after_any=tuple(top.after_any),
         after_failure=tuple(top.after_failure),
+        hold=top.hold,
     )
 
 

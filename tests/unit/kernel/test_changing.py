@@ -35,6 +35,12 @@ def test_what_is_on_hold_does_not_start_until_it_is_released() -> None:
     checked(world)
 
 
+def test_a_job_is_submitted_on_hold() -> None:
+    world = World().nodes(1).job("a", hold=True).round()
+    assert (world.status("a"), world.codes("a")) == ("waiting", ["ON_HOLD"])
+    assert checked(world).hold("a", False).round().status("a") == "placed"
+
+
 def test_what_runs_goes_on_and_what_follows_it_waits() -> None:
     world = World().nodes(2).graph("g", tasks=CHAIN).round().start("g.a").hold("g").finish("g.a").round()
     assert [world.status("g.a"), world.status("g.b")] == ["done", "waiting"]

@@ -157,12 +157,13 @@ class Jobs(Room, dict[str, JobState]):
             units=units,
             key=event.key,
             unfinished=len(units),
-            awaited=sum(1 for other in job.after if other in self and not self[other].ended),
+            awaited=sum(1 for other in job.after if other in self and not self[other].ended) + job.hold,
             note=job.note,
             calls=CallBook() if job.calls else None,
             tenant=job.tenant,
             after_any=job.after_any,
             after_failure=job.after_failure,
+            hold=job.hold,
             turns=turns,
         )
         self._index(made)
