@@ -51,7 +51,7 @@ from poise.kernel.controller import (
 from poise.kernel.explain import reasons
 from poise.kernel.ledger import JobState, Ledger, TaskState, UnitState, attempt_of, job_status
 from poise.model.calls import FromCaller, FromWorker, Result, Results
-from poise.model.changing import fields_in
+from poise.model.changing import as_job, fields_in
 from poise.model.decisions import Plan, Reason
 from poise.model.events import Event
 from poise.model.job_fields import ResourcesSpec
@@ -281,7 +281,7 @@ class World:
     def change(self, job: str, bearer: Bearer = HOME, **fields: Any) -> "World":
         """Give it other values of fields that `job` takes."""
         spec = _spec("", fields, run=False)
-        compiled = compile_spec({"run": "true"} | spec, wall=WALL)
+        compiled = compile_spec(as_job(spec), wall=WALL)
         return self.ask(ChangeJob(self.request(), job, compiled, fields_in(spec), bearer))
 
     def retry(self, job: str, bearer: Bearer = HOME) -> "World":

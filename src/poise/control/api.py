@@ -51,7 +51,7 @@ from poise.kernel.ledger import Ledger
 from poise.kernel.overview import overview
 from poise.kernel.visible import Sight
 from poise.model.chances import DeadlineForecast
-from poise.model.changing import fields_in
+from poise.model.changing import as_job, fields_in
 from poise.model.events import (
     AUDITED,
     DeadlinesMissed,
@@ -336,7 +336,7 @@ def make_app(
     )
     async def change(bearer: Bearer, name: str, data: Change) -> Changed:
         fields = fields_in(data.spec)
-        compiled = compile_spec({"run": "true"} | data.spec, wall=plane.clock.wall(), tenant=bearer.tenant)
+        compiled = compile_spec(as_job(data.spec), wall=plane.clock.wall(), tenant=bearer.tenant)
         changed: Changed = await plane.request(lambda number: machine.ChangeJob(number, name, compiled, fields, bearer))
         return changed
 

@@ -13,6 +13,7 @@ from poise.kernel.ledger import JobState, Ledger
 from poise.model.changing import AT_REST, CHANGEABLE, ONCE_STARTED, changed
 from poise.model.events import JobChanged
 from poise.model.reports import Changed
+from poise.model.resources import WHOLE
 from poise.model.spec import Compiled
 from poise.model.tenants import Bearer
 
@@ -49,6 +50,11 @@ def change(
         like = msgspec.structs.replace(like, deadline=like.deadline + now - job.submitted)
     anew = [changed(unit.spec, like, paths, at_rest=unit.status != "active") for unit in units]
     check_all(anew, ledger.columns.room(), job.tenant, ledger.quotas.get(job.tenant))
+    for spec in anew:
+        shape = spec.shape
+        if not shape.gpus and (shape.gpu_memory or shape.share != WHOLE or shape.wants.models):
+            what, hint = f"{spec.name} asks for no device", f"poise set {found.name} gpu=1"
+            raise Conflict(what, field="resources", need="gpu", hint=hint)
     names = tuple(unit.id for unit, spec in zip(units, anew, strict=True) if unit.spec != spec)
     later = sizes or any(path in ONCE_STARTED for path in paths)
     running = sum(unit.status == "active" for unit in units) if later else 0

@@ -65,6 +65,13 @@ def fields_in(document: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(fields)
 
 
+def as_job(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A job file with these fields, to be compiled. What is said of devices alone is said of one."""
+    inner = document.get("resources")
+    devices = {"resources": {"gpu": 1, **inner}} if isinstance(inner, Mapping) else {}
+    return {"run": "true", **document, **devices}
+
+
 def changed(unit: Unit, like: Unit, paths: Collection[str], *, at_rest: bool) -> Unit:
     """The unit with the values that another has at these paths. What is not `at_rest` keeps what it holds."""
     made = unit

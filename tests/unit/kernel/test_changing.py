@@ -185,6 +185,16 @@ def test_what_cannot_be_is_refused_and_nothing_changes() -> None:
     assert not [event for event in world.log if isinstance(event, JobChanged)]
 
 
+def test_what_is_said_of_devices_is_said_of_those_that_it_has() -> None:
+    world = World().join(node("n1", gpus=2, gpu_memory="40GiB")).job("a", gpu=2).change("a", gpu_memory="8GiB")
+    assert (world.unit("a").shape.gpus, world.unit("a").shape.gpu_memory) == (2, 8 * 2**30)
+    with pytest.raises(Conflict, match="asks for no device"):
+        world.job("b").change("b", gpu_memory="8GiB")
+    with pytest.raises(Conflict, match="asks for no device"):
+        world.change("a", gpu=0)
+    assert world.change("a", gpu=0, gpu_memory=0).unit("a").shape.gpus == 0
+
+
 def test_the_same_value_changes_nothing() -> None:
     world = World().nodes(1).job("a", priority="high").change("a", priority="high")
     assert world.replies[-1].value.units == 0
