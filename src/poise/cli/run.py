@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import secrets
 import shlex
 import signal
 import sys
@@ -19,12 +18,11 @@ from poise.cli.deadlines import forecast_of, has_deadline
 from poise.cli.render import NOT_FOUND, over_memory, print_json, say, tell
 from poise.client import Client, current_home
 from poise.config import Home
-from poise.control.start import ensure_up, kept_environment, user_name
+from poise.control.start import kept_environment, submit, user_name
 from poise.errors import PoiseError, Unreachable, placed
 from poise.model.reports import LogEnd, LogPiece
 
 SAY_WHY_AFTER = 1.5
-SUBMIT_ATTEMPTS = 3
 
 _SHELL = re.compile(r"[\s|&;<>$`*?]")
 
@@ -50,7 +48,7 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
     with _Interrupts(home) as interrupts:
         try:
             with told_as_flags(flags):
-                client, job = _submit(home, spec, user_name())
+                client, job = submit(home, spec, user=user_name(), say=tell)
         except PoiseError as error:
             error.record = placed(error.record, place)
             raise
@@ -101,19 +99,6 @@ def _asked_for(
 
     script = read_script(Path(command[0]), environ, own)
     return merged(script.spec, own) | {"run": [*script.command, *command[1:]]}, script.place
-
-
-def _submit(home: Home, spec: dict[str, Any], user: str) -> tuple[Client, str]:
-    """Submitted once, however often it takes: a control plane that was about to leave is started again."""
-    key = secrets.token_hex(8)
-    for left in range(SUBMIT_ATTEMPTS, 0, -1):
-        client = ensure_up(home, "--until-idle")
-        try:
-            return client, client.submit(spec, key=key, user=user, say=tell)
-        except Unreachable:
-            if left == 1:
-                raise
-    raise AssertionError("unreachable")
 
 
 def _stream(client: Client, job: str, out: Any) -> int:

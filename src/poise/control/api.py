@@ -593,7 +593,7 @@ def make_app(
     async def shutdown(bearer: Bearer) -> dict[str, bool]:
         with contextlib.suppress(StoreFull, NotLeading):  # it cannot be recorded then, and is done all the same
             await plane.request(lambda request: machine.AskToStop(request, bearer))
-        asyncio.get_running_loop().call_later(0.05, lifetime.end)
+        asyncio.get_running_loop().call_later(0.05, lifetime.shut_down)
         return {"stopping": True}
 
     @routes.post(

@@ -47,6 +47,11 @@ def is_held(path: Path) -> bool:
     return _look(path)[0]
 
 
+def is_ending(path: Path) -> bool:
+    """Whether a living process holds the lock and has written there, below its id, that it is ending."""
+    return is_held(path) and path.read_bytes().endswith(b"\nending\n")
+
+
 def holder(path: Path) -> int:
     """The process that holds the lock, 0 if nobody does."""
     for _ in range(_ATTEMPTS):
