@@ -15,7 +15,6 @@ from poise.cli.render import LOGGED, NOT_FOUND, ago, counts_text, over_memory, p
 from poise.client import current_home
 from poise.config import Home
 from poise.control.start import connected, may_be_asked
-from poise.drivers.logfile import has_log
 from poise.errors import SpecError, Unreachable
 from poise.model.reports import JobReport, JobStatus, TaskReport
 from poise.model.tenants import DEFAULT
@@ -251,7 +250,8 @@ def wait(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
 
 def _over(home: Home, jobs: Sequence[str]) -> list[JobReport]:
     """The jobs from the log if all are over, since a control plane may leave when no job is left; else none."""
-    from poise.cli import offline
+    from poise.cli import offline  # dear, as is a reader of logs
+    from poise.drivers.logfile import has_log
 
     if home.elsewhere is not None or not has_log(home):
         return []
