@@ -23,7 +23,7 @@ COMMANDS = {
     ),
     "ls": ("poise.cli.jobs", "List jobs"),
     "show": ("poise.cli.jobs", "Show a job: its tasks, where they ran, why they wait"),
-    "explain": ("poise.cli.explain", "Tell why a job waits and what frees it, or why it runs where it does"),
+    "explain": ("poise.cli.explain", "Explain why a job waits or runs where it does, and find what would start it now"),
     "why-not": ("poise.cli.explain", "Tell every reason against a node for a job"),
     "eta": ("poise.cli.eta", "Foresee when jobs start and end, and how sure that is"),
     "what-if": ("poise.cli.what_if", "Compare what is to come with what would come if something were otherwise"),
@@ -62,6 +62,21 @@ COMMANDS = {
     "demo": ("poise.cli.demo", "Show what Poise does in a minute, live and in the twin"),
 }
 
+GROUPS = {
+    "First steps": ("run", "submit", "ls", "show", "logs", "wait", "cancel", "explain", "up", "down"),
+    "Forecasts": ("plan", "eta", "what-if"),
+    "Fleet": ("status", "top", "nodes", "profile", "drain", "doctor", "bench-devices", "catalogue"),
+    "Services": ("serve", "rehearse"),
+    "Users": ("token", "whoami", "quota", "audit"),
+    "Log": ("events", "report", "replay"),
+    "Simulation": ("simulate", "compare", "faults", "demo"),
+    "Files and shells": ("schema", "completion"),
+}
+"""The commands as `poise --help` lists them; those that a beginner needs come first."""
+
+ALIASES = {"why-not": "explain JOB --node NODE", "unblock": "explain JOB --unblock"}
+"""Commands that are in no group, and the usage for which each is another name."""
+
 COMPLETE = "__complete"
 """What shells call when Tab is pressed; not for people, and so not among the commands."""
 
@@ -80,12 +95,17 @@ def help_text() -> str:
             "",
             "  Start with `poise run -- COMMAND`; nothing needs to be started first.",
             "",
-            "Commands:",
-            *(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()),
+            *(line for group, names in GROUPS.items() for line in (f"{group}:", *_listed(names, width), "")),
+            "Other names:",
+            *(f"  {name:<{width}}  `poise {usage}`" for name, usage in ALIASES.items()),
             "",
             "`poise COMMAND --help` tells the flags of each. POISE_HOME (~/.poise) is where everything lies.",
         ]
     )
+
+
+def _listed(names: tuple[str, ...], width: int) -> list[str]:
+    return [f"  {name:<{width}}  {COMMANDS[name][1]}" for name in names]
 
 
 def main(arguments: list[str] | None = None) -> int:
