@@ -61,7 +61,17 @@ WORKS = {
 LONG = {"demo", "bench-devices", "serve"}
 """Take long, or go on until they are told to end, and have tests of their own."""
 
-ASKS = ("submit --if-revision 1 -- true", "cancel JOB", "drain NODE", "quota", "events", "top", "ls --watch", "wait JOB", "show -w JOB")
+ASKS = (
+    "submit --if-revision 1 -- true",
+    "cancel JOB",
+    "drain NODE",
+    "quota",
+    "events",
+    "top",
+    "ls --watch",
+    "wait JOB",
+    "show -w JOB",
+)
 """What a control plane has to be there for."""
 
 
