@@ -15,6 +15,7 @@
         ├── StoreAway         the store of the log does not answer; it is tried again
         ├── NotLeading        another control plane leads, and is the one to ask
         ├── StoreDamaged      the log, or a checkpoint, does not read back as it was written
+        ├── StoreNewer        the log was written by a newer Poise
         ├── CallLost          a call was lost with its workers
         ├── GangBroken        the workers of a gang did not find each other, or one has gone
         ├── MemoryShort       no micro-batch is small enough for the memory that there is
@@ -206,6 +207,18 @@ class StoreFull(Fault):
 
 class StoreDamaged(Fault):
     default_code = "E203"
+
+
+class StoreNewer(Fault):
+    """The log was written by a newer Poise; nothing is wrong with it."""
+
+    default_code = "E206"
+
+
+def newer(message: str, writer: str) -> StoreNewer:
+    """The error for a log that the version `writer` wrote, or an unknown one."""
+    hint = f"use Poise {writer} or newer, which wrote this log" if writer else "use the Poise that wrote this log"
+    return StoreNewer(message, need=writer, hint=hint)
 
 
 class StoreAway(Fault):

@@ -15,7 +15,7 @@ from poise.drivers.devices import probe_node
 from poise.drivers.logfile import has_log, read_home
 from poise.drivers.security import ensure_home
 from poise.drivers.series import Series
-from poise.engine.host import load_ledger
+from poise.engine.host import ledger_at, load_ledger
 from poise.errors import Conflict, NotFound
 from poise.kernel.explain import job_report, node_report, question, status_report
 from poise.kernel.find import find, find_node, found_report, listed
@@ -144,7 +144,7 @@ def report(home: Home, names: Sequence[str]) -> RunReport:
     with closing(read_home(home, decode_event)) as reader:
         pruned = reader.first_revision() > 1
         checkpoint = reader.latest_checkpoint() if pruned else None
-        history = History(Ledger.decode(checkpoint.state) if checkpoint else Ledger())
+        history = History(ledger_at(checkpoint, reader.written_by))
         for _, event in reader.read(history.ledger.revision):
             history.add(event)
     if pruned:
