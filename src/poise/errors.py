@@ -73,6 +73,19 @@ CODES = {
 }
 
 
+DISTRIBUTION = "poise-scheduler"
+"""The name to install Poise by; the index has something else under `poise`."""
+
+
+def extra(name: str) -> str:
+    """The command that installs an optional part, for a hint.
+
+    >>> extra("ray")
+    "pip install 'poise-scheduler[ray]'"
+    """
+    return f"pip install '{DISTRIBUTION}[{name}]'"
+
+
 class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An error as it travels: in HTTP answers, in `--json`, in logs. `at` is the place in a file (`train.yaml:3:7`:
     line and column), where one is known; `others` are the other errors of the same document.

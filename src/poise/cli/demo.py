@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from poise.cli.output import check_page, write_page
-from poise.cli.render import print_json
-from poise.errors import InputError
+from poise.cli.render import print_json, say
+from poise.errors import DISTRIBUTION, InputError, extra
 
 if TYPE_CHECKING:
     from poise.demo.compared import Standing
@@ -46,7 +47,13 @@ STYLES = {"service": "blue", "training": "cyan", "urgent": "magenta", "kill": "r
     metavar="FILE",
     help="Write the page here.",
 )
-def demo(as_json: bool, keep: bool, report: Path) -> int:
+@click.option(
+    "--examples",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Copy the example files to FOLDER, and run nothing.",
+)
+def demo(as_json: bool, keep: bool, report: Path, examples: Path | None) -> int:
     """Show what Poise does: live on four declared devices, then on a week of a real cluster in the twin.
 
     Live, a service answers a steady load, elastic training uses every idle device and gives way to an urgent job with a
@@ -54,8 +61,13 @@ def demo(as_json: bool, keep: bool, report: Path) -> int:
     speeds emulated; no GPU is needed. The twin runs the trace under poise, fifo, static and round-robin. Exits with 2
     if a promise of the live part was not kept.
     """
+    if examples is not None:
+        copied = _copy_examples(examples)
+        if as_json:
+            print_json({"examples": str(examples), "files": copied})
+        return 0
     if importlib.util.find_spec("sklearn") is None:
-        raise InputError("the demo's work needs scikit-learn", hint="pip install 'poise[demo]'")
+        raise InputError("the demo's work needs scikit-learn", hint=extra("demo"))
     check_page(report, "--report")
     from poise.demo import compared, live
     from poise.demo.page import render
@@ -126,6 +138,22 @@ def _shown(console: Console) -> "Iterator[Callable[[Scene], None]]":
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------
+
+
+def _copy_examples(to: Path) -> list[str]:
+    """Copy the examples of the installed package, or of the clone; returns their names. Raises `InputError`."""
+    clone = Path(__file__).resolve().parents[3] / "examples"
+    found = next((one for one in (Path(sys.prefix) / "share" / "poise" / "examples", clone) if one.is_dir()), None)
+    if found is None:
+        raise InputError("the examples are not installed", hint=f"pip install --force-reinstall {DISTRIBUTION}")
+    try:
+        shutil.copytree(found, to)
+    except FileExistsError:
+        raise InputError("there is such a folder already", field="--examples", have=str(to), hint="another") from None
+    except (OSError, shutil.Error) as error:
+        raise InputError(f"the examples cannot be copied: {error}", field="--examples", have=str(to)) from None
+    say(f"poise: copied the examples to {to}; try `poise submit {to / 'hello.yaml'}`")
+    return sorted(str(path.relative_to(to)) for path in to.rglob("*") if path.is_file())
 
 
 def live_parts(told: "Live", *, story: bool) -> list[Any]:

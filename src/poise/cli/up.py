@@ -23,7 +23,7 @@ from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
 from poise.drivers.whole import write_whole
-from poise.errors import Conflict, Fault, InputError, StoreAway, Unreachable
+from poise.errors import Conflict, Fault, InputError, StoreAway, Unreachable, extra
 from poise.model.reports import PhaseTimes, StatusReport
 from poise.model.times import Times
 from poise.units import MILLISECOND
@@ -369,7 +369,7 @@ def _settle_ray(home: Home, on: str | None, listen: str | None, *, gone: bool) -
         if engine != "ray":
             raise InputError("this is no cluster that Poise knows", field="--on", need="ray[:ADDRESS]", have=on)
         if find_spec("ray") is None:
-            raise InputError("Ray is not installed here", field="--on", have=on, hint="pip install 'poise[ray]'")
+            raise InputError("Ray is not installed here", field="--on", have=on, hint=extra("ray"))
         there = f"{'0.0.0.0' if address else '127.0.0.1'}:{LISTEN_PORT}"  # noqa: S104 — with TLS, and tokens
         wanted = OnRay(address=address, listen=listen or (kept.listen if kept and kept.address == address else there))
     if wanted == kept:

@@ -25,6 +25,7 @@ from poise.drivers.probes import Answer
 from poise.drivers.security import read_token
 from poise.drivers.system import probe_cgroups
 from poise.errors import PoiseError
+from poise.errors import extra as install
 from poise.model.figures import sources_of
 from poise.model.reports import Check
 from poise.model.resources import Node
@@ -224,7 +225,7 @@ def extras() -> Iterator[Check]:
     for module, extra, gives in EXTRAS:
         there = importlib.util.find_spec(module) is not None
         text = f"`{extra}` is {'' if there else 'not '}installed; it {gives}"
-        yield Check("extra", "ok", text, "" if there else f"pip install 'poise[{extra}]'")
+        yield Check("extra", "ok", text, "" if there else install(extra))
 
 
 def file_system_of(path: Path, mountinfo: str) -> str:
