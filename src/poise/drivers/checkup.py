@@ -46,11 +46,14 @@ REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "
 """File systems that other machines can write to: a lock, and what was synced, may not be what they are elsewhere."""
 
 EXTRAS = (
+    ("aiohttp", "serve", "serves models over HTTP"),
+    ("cryptography", "listen", "lets other machines in, by TLS"),
     ("pynvml", "nvidia", "finds NVIDIA devices"),
     ("sklearn", "demo", "runs `poise demo`"),
     ("highspy", "lp", "solves what the policies `max-min`, `finish-time-fair` and `min-makespan` ask"),
     ("redis", "redis", "shares kept answers between gateways"),
     ("asyncpg", "postgres", "keeps the log in a database that several control planes share"),
+    ("aiohttp", "etcd", "keeps the log in etcd"),
     ("ray", "ray", "takes the machines of a Ray cluster as nodes"),
 )
 """Module, extra, and what it gives."""
