@@ -6,7 +6,8 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := $(VENV)/.ready
 SERVERS := prometheus-node-exporter etcd-server redis-server redis-tools libatomic1 libjemalloc2 liblzf1 \
   postgresql-15 libpq5 libicu72 libxml2 libldap-2.5-0 libsasl2-2 \
-  libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libkeyutils1 libfaketime
+  libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libkeyutils1 libfaketime \
+  openssh-server libwrap0
 # packages that only PyTorch brings, of which each of its builds has its own
 OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
   nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \

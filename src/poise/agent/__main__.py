@@ -318,6 +318,8 @@ class Agent:
                 serial, message = _to_agent.decode(frame if isinstance(frame, bytes) else frame.encode())
                 if not frames.hears(serial):
                     continue
+                if not self._answered:
+                    _log.info("connected to %s", self._door)  # `poise join` waits for it
                 self._answered, self._told_lack = True, ""
                 if isinstance(message, Met):
                     self._meetings.take(message)

@@ -15,6 +15,7 @@ COMMANDS = {
     "run": ("poise.cli.run", "Run a command here, now or when there is room, and stream what it writes"),
     "up": ("poise.cli.up", "Start the control plane and the agent of this machine"),
     "down": ("poise.cli.up", "Stop them"),
+    "join": ("poise.cli.join", "Add this machine as a node of a control plane on another machine"),
     "status": ("poise.cli.up", "Tell what runs here: which policy decides, on which fleet, how much there is to do"),
     "submit": ("poise.cli.submit", "Submit a job or a graph from a file, or a command, and return"),
     "serve": (
@@ -65,7 +66,7 @@ COMMANDS = {
 GROUPS = {
     "First steps": ("run", "submit", "ls", "show", "logs", "wait", "cancel", "explain", "up", "down"),
     "Forecasts": ("plan", "eta", "what-if"),
-    "Fleet": ("status", "top", "nodes", "profile", "drain", "doctor", "bench-devices", "catalogue"),
+    "Fleet": ("status", "top", "nodes", "join", "profile", "drain", "doctor", "bench-devices", "catalogue"),
     "Services": ("serve", "rehearse"),
     "Users": ("token", "whoami", "quota", "audit"),
     "Log": ("events", "report", "replay"),

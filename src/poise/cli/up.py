@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,6 +108,14 @@ def own_home() -> Home:
     help="Keep the log in PostgreSQL (postgresql://…) or etcd (etcd://HOST:PORT,…/PREFIX), which other control planes "
     "share: one leads, the others stand by. Kept for this home; `home` goes back to its own log.",
 )
+@click.option(
+    "--ssh",
+    "machines",
+    multiple=True,
+    metavar="USER@HOST",
+    help="Add a machine as a node: install the same version of Poise there by ssh, and start its agent. Repeatable; "
+    "needs --listen.",
+)
 @click.option("--no-agent", is_flag=True, help="Run nothing on this machine: it only decides, or stands by to.")
 @click.option(
     "--reset",
@@ -127,6 +136,7 @@ def up(
     on: str | None,
     no_fleet: bool,
     store: str | None,
+    machines: tuple[str, ...],
     no_agent: bool,
     reset: bool,
     foreground: bool,
@@ -140,6 +150,8 @@ def up(
     """
     if sum(map(bool, (fleet_file, on, no_fleet))) > 1:
         raise click.UsageError("`--fleet`, `--on` and `--no-fleet` exclude each other")
+    if foreground and machines:
+        raise click.UsageError("`--ssh` and `--foreground` exclude each other")
     from poise.drivers.devices import declared_devices
 
     home = own_home()
@@ -186,6 +198,8 @@ def up(
     if late:
         counts = "counts" if len(late) == 1 else "count"
         say(f"poise: it was up already; {typed(flags, *late)} {counts} from the next start: `poise down --leave` first")
+    if machines:
+        _add_machines(client, home, machines)
     if as_json:
         print_json(status)
     else:
@@ -196,6 +210,16 @@ def up(
         if address := address_of(home):
             say(f"other machines: export POISE_ADDRESS={address}, and a token in POISE_TOKEN_FILE (`poise token add`)")
     return 0
+
+
+def _add_machines(client: Client, home: Home, machines: Sequence[str]) -> None:
+    from poise.cli.join import add_machines
+
+    address = address_of(home)
+    if not address:
+        hint = "`poise down --leave`, then `poise up --listen 0.0.0.0:7718 --ssh …`"
+        raise InputError("other machines are not listened to", field="--ssh", need="--listen", hint=hint)
+    add_machines(client, address, machines)
 
 
 def _given_flags(policy: str | None, share: Path | None) -> dict[str, str]:
