@@ -149,6 +149,12 @@ class InputError(PoiseError):
     default_code = "E102"
 
 
+def client_only() -> InputError:
+    """The error where more is needed than the light client has."""
+    hint = f"`pip install {DISTRIBUTION}` on Linux, or POISE_ADDRESS for a control plane on another machine"
+    return InputError("this needs all of Poise, and only its client is installed here", hint=hint)
+
+
 class SpecError(InputError):
     status = 422
 

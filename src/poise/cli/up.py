@@ -18,7 +18,7 @@ from poise.cli.render import LOGGED, print_json, say
 from poise.client import Client, answer_of_ray, current_home, failure_of
 from poise.config import DEFAULT_POLICY, LISTEN_PORT, Endpoint, Home, OnRay, parse_place
 from poise.control.kept import KEPT, LATE, kept_policy, options_of, read_flags, typed, write_flags
-from poise.control.start import START_SECONDS, await_end, ensure_up, may_be_asked, running_here, supervised
+from poise.control.start import START_SECONDS, SUPERVISOR, await_end, ensure_up, may_be_asked, running_here, supervised
 from poise.decoding import json_decoder
 from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
@@ -179,8 +179,7 @@ def up(
         say(f"poise: kept from the last start: {typed(flags, *kept)}; `poise up --reset` forgets them")
     if foreground:
         write_flags(home, flags)
-        program = str(Path(__file__).parent.parent / "control" / "supervisor.py")
-        os.execv(sys.executable, [sys.executable, "-S", program, str(home.root), *options])  # noqa: S606 — our own program
+        os.execv(sys.executable, [sys.executable, "-S", str(SUPERVISOR), str(home.root), *options])  # noqa: S606 — our own program
     if already and policy is not None:
         _check_policy(Client(home).status().policy, label, policy)
     if not already:

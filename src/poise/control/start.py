@@ -18,7 +18,7 @@ from poise.control.kept import options_of, read_flags
 from poise.drivers.lock import is_ending, is_held
 from poise.drivers.reach import reach
 from poise.drivers.security import ensure_token
-from poise.errors import Fault, PoiseError, Unreachable
+from poise.errors import Fault, PoiseError, Unreachable, client_only
 
 START_SECONDS = 60.0
 
@@ -33,6 +33,8 @@ SUBMIT_ATTEMPTS = 3
 """Submissions to try while control planes leave because they are idle."""
 
 UNTIL_IDLE = "--until-idle"
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 KEPT = ("PATH", "HOME", "VIRTUAL_ENV", "LANG")
 """Variables that work keeps which is run for somebody who waits; and those of conda."""
@@ -112,6 +114,8 @@ def ensure_up(home: Home, *options: str) -> Client:
     """
     if home.elsewhere is not None:
         return Client(home)
+    if not SUPERVISOR.exists():
+        raise client_only()
     ensure_token(home)
     for _ in range(3):
         await_end(home)
@@ -177,10 +181,9 @@ def lasting(home: Home, *options: str) -> Callable[[], Client]:
 
 def _start(home: Home, options: Sequence[str]) -> None:
     home.failure.unlink(missing_ok=True)
-    program = Path(__file__).with_name("supervisor.py")
     with home.messages.open("ab") as messages:
         supervisor = subprocess.Popen(  # noqa: S603 — our own program
-            [sys.executable, "-S", str(program), str(home.root), *options],
+            [sys.executable, "-S", str(SUPERVISOR), str(home.root), *options],
             stdin=subprocess.DEVNULL,
             stdout=messages,
             stderr=messages,
