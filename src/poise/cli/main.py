@@ -200,10 +200,12 @@ def _unexpected(error: Exception) -> "PoiseError":
 
     if os.environ.get("POISE_DEBUG"):
         traceback.print_exception(error)
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("poise."):
+    if isinstance(error, ImportError) and (error.name or "").startswith("poise."):
+        from poise.control.start import SUPERVISOR
         from poise.errors import client_only
 
-        return client_only()
+        if not SUPERVISOR.exists():
+            return client_only()
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         return Fault("the disk is full: what there is to print cannot be written", hint="`df -h`")
     return Fault(f"an internal error: {type(error).__name__}: {error}", hint="POISE_DEBUG=1 shows where")

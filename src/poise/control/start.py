@@ -48,7 +48,7 @@ def user_name() -> str:
     """Who asks, for people; empty where the system has no name for them."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):
+    except (ImportError, KeyError, OSError):  # the first on Windows
         return ""
 
 
