@@ -20,7 +20,7 @@ PACKAGES = ROOT / "src"
 
 CLIENT = (
     *(f"poise.cli.{name}" for name in ("main", "group", "complete", "completion", "schema", "directives")),
-    *(f"poise.cli.{name}" for name in ("submit", "jobs", "logs", "nodes", "explain", "tokens", "events")),
+    *(f"poise.cli.{name}" for name in ("submit", "jobs", "logs", "nodes", "explain", "tokens", "events", "change")),
     *(f"poise.{name}" for name in ("client", "sdk", "model.spec", "drivers.screen", "drivers.heartbeat")),
 )
 """Commands of the light client, what they import when they need it, and the public names of `poise`."""
