@@ -602,6 +602,11 @@ def test_what_was_up_and_was_killed_is_brought_back_with_its_flags_by_any_comman
     assert living.poise("run", "--", "true").code == 0
     assert "policy  poise" in living.poise("status").text, "after `poise down` nothing is to stay up"
     assert "`--listen 127.0.0.1:0`" in living.poise("up").err, "they count from the next start"
+    for what in ("supervisor", "control", "agent"):
+        os.kill(living.pid(what), signal.SIGKILL)
+    assert living.poise("down", "--json").value == {"stopped": False}
+    assert living.poise("run", "--", "true").code == 0
+    assert "policy  poise" in living.poise("status").text
 
 
 def test_up_while_an_earlier_one_is_ending_starts_another(living: Living) -> None:

@@ -492,8 +492,9 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
         cannot_start = failure_of(home) is not None and not home.others
         if not leave and not cannot_start:  # else nobody can tell, and nothing is to be lost by stopping
             _see_to_work(home, cancel_jobs)
+    home.stay.unlink(missing_ok=True)  # also where all were killed: nothing is to come back by itself
+    if was_up:
         seconds = RAY_STOP_SECONDS if (home.ray / "lock").exists() else STOP_SECONDS
-        home.stay.unlink(missing_ok=True)
         _stop(home.supervisor, home.lock, home.ray / "lock", *nodes, seconds=seconds)
     if as_json:
         print_json({"stopped": was_up})
