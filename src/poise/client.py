@@ -9,7 +9,7 @@ import contextlib
 import http.client
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -35,7 +35,10 @@ from poise.model.chances import DeadlineForecast
 from poise.model.reports import (
     Changed,
     Drained,
+    ExecEnd,
+    ExecLine,
     Explanation,
+    InputReport,
     JobReport,
     JobStatus,
     LogEnd,
@@ -56,6 +59,7 @@ from poise.model.usage import NodeProfile
 if TYPE_CHECKING:
     import socket
 
+    from poise.drivers.giving import Source
     from poise.drivers.sending import Sending
 
 T = TypeVar("T")
@@ -379,6 +383,94 @@ class Client:
                         yield msgspec.structs.replace(piece, data=piece.data[repeated:])
             self.status()  # wait for the control plane to be back, or raise
 
+    def give(
+        self,
+        name: str,
+        data: bytes = b"",
+        *,
+        task: str = "",
+        epoch: int = 0,
+        at: int = 0,
+        end: bool = False,
+        size: str = "",
+        hold: float = 0.0,
+        hang_up: bool = False,
+    ) -> InputReport:
+        """Give a task a piece of its standard input, from byte `at` on of the attempt `epoch`, and perhaps the `end` of
+        it; answers with how much of it that attempt has taken. Without data it only tells. `size` is that of a
+        terminal, `ROWSxCOLUMNS`, which hangs up now with `hang_up`, or when it gets nothing for `hold` seconds.
+        """
+        piece = {"task": task, "epoch": epoch, "at": at, "data": data, "end": end}
+        piece |= {"size": size, "hold": hold, "hang_up": hang_up}
+        return self._call("POST", f"/v1/jobs/{_part(name)}/input", InputReport, piece, timeout=THOUGHT)
+
+    def feed(self, name: str, source: "Source | bytes", *, task: str = "", joins: bool = False) -> None:
+        """Give a task its whole standard input, until the task is over; one that is started again is given all of it
+        again. With `joins` what others have given stays, and nothing is given again.
+        """
+        self._feed(f"/v1/jobs/{_part(name)}/input", source, {"task": task}, joins=joins)
+
+    def exec(
+        self,
+        name: str,
+        run: Sequence[str],
+        *,
+        task: str = "",
+        rank: int | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bool = False,
+        tty: str = "",
+    ) -> Generator[ExecLine]:
+        """Run a command beside a running task, in its folder, with its environment, devices and memory limit, and yield
+        what it writes, then how it has ended. It ends with the task, and when it is not read any more. `task` or `rank`
+        tell which where several run. With `stdin` it waits for input: see `feed_exec`; `tty` is the size of a terminal.
+        """
+        body = {"run": [*run], "task": task, "rank": rank, "env": dict(env or {}), "stdin": stdin, "tty": tty}
+        decode = json_decoder(ExecLine).decode
+        self._find_leader()
+        self.status()  # that there is one to ask
+        try:
+            with self._stream(f"/v1/jobs/{_part(name)}/exec", body=body) as response:
+                for line in response:
+                    if line != b"\n":
+                        yield (told := decode(line))
+                        if isinstance(told, ExecEnd):
+                            return
+        except (OSError, http.client.HTTPException) as error:
+            raise _unreachable(self.home, error) from None
+        raise Unreachable("the control plane has gone, and with it the command", hint=f"`poise show {name}`")
+
+    def feed_exec(self, name: str, source: "Source | bytes") -> None:
+        """Give a command beside a task its whole standard input; it goes by the name that `exec` yields first."""
+        with contextlib.suppress(NotFound):  # it has ended
+            self._feed(f"/v1/exec/{_part(name)}/input", source, {}, joins=False)
+
+    def _feed(self, path: str, source: "Source | bytes", of: Mapping[str, str], *, joins: bool) -> None:
+        from poise.drivers.giving import Bytes  # here, since most commands give nothing
+
+        given = Bytes(source) if isinstance(source, bytes) else source
+        epoch = at = before = 0  # `before` is what others have given
+        report = InputReport(wanted=False)
+        while not report.over:
+            data, end = b"", False
+            if report.wanted:
+                data, end = given.next(at)
+            elif epoch:
+                given.rest()
+            piece = {**of, "epoch": epoch, "at": before + at, "data": data, "end": end}
+            piece |= {"size": given.size, "hold": given.hold}
+            report = self._call("POST", path, InputReport, piece, timeout=THOUGHT)
+            if report.taken < 0:
+                report = InputReport(epoch=report.epoch, wanted=report.epoch == epoch > 0, over=report.over)
+                continue
+            sent = at + len(data)
+            if report.epoch != epoch:
+                epoch, before = report.epoch, report.taken - at if joins else 0
+                given.begun()
+            at = report.taken - before
+            if joins and at > sent:
+                at, before = sent, report.taken - sent
+
     def _find_leader(self) -> None:
         """Turn to the one of several that leads, if one does before patience ends."""
         deadline = time.monotonic() + self._patience
@@ -553,12 +645,16 @@ class Client:
 
     @contextlib.contextmanager
     def _stream(
-        self, path: str, turn: int | None = None, timeout: float | None = None
+        self, path: str, turn: int | None = None, timeout: float | None = None, body: Any = None
     ) -> Iterator[http.client.HTTPResponse]:
         timeout = HUSH[self._several] if timeout is None else timeout
         connection = _Connection(self.home, timeout, self._turn if turn is None else turn)
         try:
-            connection.request("GET", path, headers={"Authorization": f"Bearer {self._bearer()}"})
+            headers = {"Authorization": f"Bearer {self._bearer()}"}
+            if body is None:
+                connection.request("GET", path, headers=headers)
+            else:
+                connection.request("POST", path, _encoded(body), headers | {"Content-Type": "application/json"})
             response = connection.getresponse()
             if response.status >= 400:
                 raise _error_of(response)

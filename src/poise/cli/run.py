@@ -16,10 +16,12 @@ import click
 from poise.cli.asking import asked, asking, is_script, merged, note_units, note_unused, told_as_flags
 from poise.cli.deadlines import forecast_of, has_deadline
 from poise.cli.render import NOT_FOUND, over_memory, print_json, say, tell
+from poise.cli.terminal import Detached, Feeding, HungUpError
 from poise.client import Client, current_home
 from poise.config import Home
 from poise.control.start import kept_environment, submit, user_name
-from poise.errors import PoiseError, Unreachable, placed
+from poise.drivers.giving import Source
+from poise.errors import PoiseError, SpecError, Unreachable, placed
 from poise.model.reports import LogEnd, LogPiece
 
 SAY_WHY_AFTER = 1.5
@@ -38,14 +40,17 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
     Nothing needs to be started first. The command runs in this folder and keeps PATH, HOME, VIRTUAL_ENV, CONDA_* and
     LANG; pass on more with --env NAME. Ctrl-C cancels it. 125 means that Poise itself failed. A script (.sh, .bash,
     .py) says what it needs in `#POISE` lines at its head.
+
+    A file or a pipe on standard input is passed on. -it gives the command this terminal; Ctrl-P Ctrl-Q detaches.
     """
     environ = dict(os.environ)
     spec, place = _asked_for(command, asked(flags, environ), environ)
     note_units(spec)
     spec["folder"] = str(Path.cwd())
     spec["env"] = kept_environment() | spec.get("env", {})
+    source = _input(spec, as_json)
     home = current_home()
-    with _Interrupts(home) as interrupts:
+    with _Interrupts(home, hangs_up=bool(spec.get("tty"))) as interrupts:
         try:
             with told_as_flags(flags):
                 client, job = submit(home, spec, user=user_name(), say=tell)
@@ -59,8 +64,17 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
         if has_deadline(spec) and not (quiet or as_json):
             threading.Thread(target=_say_chance, args=(home, job, over), daemon=True).start()
         try:
-            code = _stream(client, job, sys.stderr.buffer if as_json else sys.stdout.buffer)
+            with _feeding(home, job, source) if source is not None else contextlib.nullcontext():
+                code = _stream(client, job, sys.stderr.buffer if as_json else sys.stdout.buffer, source)
             report = client.job(job)
+        except Detached:
+            Client(home).give(job)
+            say(f"poise: detached from {job}, which runs on: `poise attach {job}`")
+            return 0
+        except HungUpError:
+            with contextlib.suppress(PoiseError):
+                Client(home).give(job, hang_up=True)
+            return 128 + signal.SIGHUP
         except Unreachable as error:
             raise Unreachable(
                 f"the control plane has gone; {job} goes on without it",
@@ -87,6 +101,38 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
     return code
 
 
+def _input(spec: dict[str, Any], as_json: bool) -> Source | None:
+    """What the command is given, which changes what it asks for; None: nothing. Raises `SpecError`."""
+    if spec.get("tty"):
+        from poise.cli.terminal import Terminal, terminal_size, terminal_variables
+
+        if as_json:
+            raise SpecError(
+                "a terminal shows what is written, and not JSON", field="--tty", hint="`--json` without `-t`"
+            )
+        spec["tty"] = terminal_size()
+        spec["env"] = terminal_variables() | spec["env"]
+        return Terminal(holds=True)
+    from poise.drivers.giving import Giving, comes_in
+
+    if not spec.get("stdin") and not comes_in(0):
+        return None
+    if not spec.get("stdin") and (spec.get("parts") or spec.get("sweep") or ".." in str(spec.get("workers", ""))):
+        say("poise: input is not passed on: it would be for one command, and there are several")
+        return None
+    spec["stdin"] = True
+    return Giving(0)
+
+
+def _feeding(home: Home, job: str, source: Source) -> Feeding:
+    def failed(error: Exception) -> None:
+        say(f"poise: {error}; cancelling {job}")
+        with contextlib.suppress(PoiseError):
+            Client(home).cancel(job)
+
+    return Feeding(lambda: Client(home).feed(job, source), source, failed)
+
+
 def _asked_for(
     command: tuple[str, ...], own: dict[str, Any], environ: dict[str, str]
 ) -> tuple[dict[str, Any], Callable[[str], str]]:
@@ -101,11 +147,13 @@ def _asked_for(
     return merged(script.spec, own) | {"run": [*script.command, *command[1:]]}, script.place
 
 
-def _stream(client: Client, job: str, out: Any) -> int:
+def _stream(client: Client, job: str, out: Any, source: Source | None) -> int:
     """Copies what the job writes, and says where another attempt begins. Returns the exit code."""
     attempts: dict[str, int] = {}
     for piece in client.logs(job, follow=True):
         if isinstance(piece, LogPiece):
+            if source is not None:
+                source.begun()  # what is typed at a prompt is the command's, however soon
             if piece.epoch > attempts.get(piece.task, piece.epoch):
                 say(f"poise: {piece.task} starts again, attempt {piece.epoch}")
             attempts[piece.task] = max(piece.epoch, attempts.get(piece.task, 0))
@@ -118,16 +166,21 @@ def _stream(client: Client, job: str, out: Any) -> int:
 
 
 class _Interrupts:
-    """Ctrl-C and SIGTERM cancel the job, once there is one; the second time this command just ends."""
+    """Ctrl-C and SIGTERM cancel the job, once there is one; the second time this command just ends. With a terminal
+    SIGHUP is passed on.
+    """
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, *, hangs_up: bool) -> None:
         self._home = home
+        self._hangs_up = hangs_up
         self._job = ""
         self._wanted = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "_Interrupts":
         self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        if self._hangs_up:
+            self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._on_hangup)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -138,6 +191,10 @@ class _Interrupts:
         self._job = job
         if self._wanted:
             self._cancel()
+
+    def _on_hangup(self, *_: Any) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        raise HungUpError
 
     def _on_signal(self, number: int, _: Any) -> None:
         signal.signal(number, signal.SIG_DFL)

@@ -12,8 +12,9 @@ from poise.model.messages import Attempt
 from poise.model.reports import LogEnd, LogLine, LogPiece
 
 PIECE = 256 * 1024
-SOON = 0.03
-LATER = 0.25
+SOON, LATER = 0.03, 0.25
+AT_ONCE = 0.008
+"""How often a terminal is looked at: somebody waits to see what was typed."""
 
 
 async def follow_job(
@@ -50,6 +51,8 @@ async def follow_job(
             yield LogEnd(exit_code(job) if job is not None else None)
             return
         pause = SOON if found else min(LATER, pause * 1.2)
+        if job is not None and any(unit.spec.tty and not unit.over for unit in job.units):
+            pause = AT_ONCE
         await asyncio.sleep(pause)
 
 

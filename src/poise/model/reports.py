@@ -476,6 +476,40 @@ class LogEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
 LogLine = LogPiece | LogEnd
 
 
+class InputReport(msgspec.Struct, frozen=True):
+    """How much of its input the attempt `epoch` of a task has `taken`, in bytes, and whether it takes more. `epoch` is
+    0 while the task does not run, `taken` -1 while its node says nothing. `over`: it will not run any more.
+    """
+
+    epoch: int = 0
+    taken: int = -1
+    wanted: bool = True
+    over: bool = False
+
+
+class ExecStarted(msgspec.Struct, frozen=True, tag="started", tag_field="kind"):
+    """A command is being started beside a task; `name` is what it goes by where it is given input."""
+
+    name: str
+
+
+class ExecOutput(msgspec.Struct, frozen=True, tag="output", tag_field="kind"):
+    """Bytes that it wrote to one of its streams, `out` or `err`."""
+
+    stream: str
+    data: bytes
+
+
+class ExecEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
+    """It has ended with this exit code; `note` is why, where that is not its own doing."""
+
+    exit_code: int
+    note: str = ""
+
+
+ExecLine = ExecStarted | ExecOutput | ExecEnd
+
+
 # --- explanations: durations are nanoseconds from now, `revision` is that of the view on which was decided ---------
 
 

@@ -1,0 +1,157 @@
+"""The terminal of the caller, which is that of a command on a node for a while."""
+
+import contextlib
+import os
+import select
+import signal
+import termios
+import threading
+import tty
+from collections.abc import Callable
+from typing import Any
+
+from poise.drivers.giving import Source
+from poise.errors import SpecError, Unreachable
+
+HOLD_SECONDS, BEAT_SECONDS = 15.0, 4.0
+"""The command's terminal hangs up when nothing is heard of this one for so long; and how often it is heard."""
+
+AT_ONCE = 64 * 1024
+DETACH = b"\x10\x11"
+"""Ctrl-P Ctrl-Q."""
+
+
+class Detached(Exception):
+    """The keys that leave the command to itself were pressed."""
+
+
+class HungUpError(Exception):
+    """The caller's terminal is gone."""
+
+
+class Terminal:
+    """What is typed, byte by byte, once the command runs; until then the terminal is as it was."""
+
+    def __init__(self, fd: int = 0, *, holds: bool) -> None:
+        """With `holds` the command's terminal hangs up soon after this one is gone."""
+        self.hold = HOLD_SECONDS if holds else 0.0
+        self._fd = fd
+        self._before = termios.tcgetattr(fd)
+        self._raw = False
+        self._kept = b""
+        self._first = 0  # the place of the first byte that is kept
+        self._pressed = b""  # the first of the keys that detach
+        self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._resized = signal.signal(signal.SIGWINCH, self._on_resize)
+
+    @property
+    def size(self) -> str:
+        columns, rows = os.get_terminal_size(self._fd)
+        return f"{rows}x{columns}"
+
+    def begun(self) -> None:
+        if not self._raw:
+            self._raw = True
+            tty.setraw(self._fd, termios.TCSADRAIN)
+
+    def next(self, at: int) -> tuple[bytes, bool]:
+        """Raises `Detached`."""
+        self._kept, self._first = self._kept[max(0, at - self._first) :], at
+        if not self._kept:
+            self._wait()
+        return self._kept[:AT_ONCE], False
+
+    def rest(self) -> None:
+        self._wait()
+
+    def _wait(self) -> None:
+        ready, _, _ = select.select([self._fd, self._woken], [], [], BEAT_SECONDS)
+        if self._woken in ready:
+            os.read(self._woken, 64)
+        if self._fd in ready:
+            self._take(os.read(self._fd, AT_ONCE))
+
+    def _take(self, typed: bytes) -> None:
+        if not typed:
+            raise Detached
+        typed = self._pressed + typed
+        if DETACH in typed:
+            raise Detached
+        self._pressed = typed[-1:] if typed.endswith(DETACH[:1]) else b""
+        self._kept += typed[: len(typed) - len(self._pressed)]
+
+    def _on_resize(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._waker, b"!")
+
+    def close(self) -> None:
+        """As it was before."""
+        if self._raw:
+            self._raw = False
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        signal.signal(signal.SIGWINCH, self._resized)
+
+
+def terminal_variables() -> dict[str, str]:
+    """What the programs in a terminal go by."""
+    return {name: os.environ[name] for name in ("TERM", "COLORTERM") if os.environ.get(name)}
+
+
+def terminal_size() -> str:
+    """That of the caller's terminal; raises `SpecError` where there is none."""
+    if not (os.isatty(0) and os.isatty(1)):
+        raise SpecError(
+            "there is no terminal here to pass on",
+            field="--tty",
+            have="standard input" if not os.isatty(0) else "standard output",
+            need="a terminal",
+            hint="without `-t`; `-i` alone passes input on",
+        )
+    columns, rows = os.get_terminal_size(0)
+    return f"{rows}x{columns}"
+
+
+class Feeding:
+    """Feeds a command what a source gives, from a thread, beside what the caller does. Keys that detach are raised in
+    the caller as `Detached`; in the end the terminal is as it was.
+    """
+
+    def __init__(self, feed: Callable[[], None], source: Source, failed: Callable[[Exception], None]) -> None:
+        """`feed` does it until the command is over; `failed` is told why it cannot be done."""
+        self._feed = feed
+        self._source = source
+        self._failed = failed
+        self._before: Any = None
+        self._over = False
+
+    def __enter__(self) -> "Feeding":
+        self._before = signal.signal(signal.SIGUSR1, self._on_detached)
+        threading.Thread(target=self._work, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        signal.signal(signal.SIGUSR1, self._before)
+        if isinstance(self._source, Terminal):
+            self._source.close()
+
+    def _on_detached(self, *_: object) -> None:
+        if not self._over:
+            raise Detached
+
+    def _work(self) -> None:
+        try:
+            self._feed()
+        except Detached:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        except Unreachable:
+            pass  # whoever reads what the command writes finds that out, too
+        except Exception as error:
+            self._failed(error)
