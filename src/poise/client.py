@@ -350,15 +350,19 @@ class Client:
     def shutdown(self) -> None:
         self._call("POST", "/v1/shutdown", dict[str, bool])
 
-    def logs(self, name: str, *, task: str = "", follow: bool = False, tail: int = -1) -> Iterator[LogLine]:
+    def logs(
+        self, name: str, *, task: str = "", follow: bool = False, tail: int = -1, since: float = 0.0, rank: int = -1
+    ) -> Iterator[LogLine]:
         """Yield pieces of output, and an end. With `tail`, the output so far is cut to that many last lines of each
-        stream of each task's latest attempt. A restart of the control plane repeats no output. With several control
-        planes, it asks the leader first; unless it is to `follow`, it then asks the others for what the leader lacks.
+        stream of each task's latest attempt; with `since`, to what was written from that time on, in seconds since
+        1970. `rank` is one of a gang. A restart of the control plane repeats no output. With several control planes, it
+        asks the leader first; unless it is to `follow`, it then asks the others for what the leader lacks.
         """
         given: dict[tuple[str, int, str], int] = {}
-        path = f"/v1/jobs/{_part(name)}/logs?follow={str(follow).lower()}&task={_quoted(task)}"
+        path = f"/v1/jobs/{_part(name)}/logs?follow={str(follow).lower()}&task={_quoted(task)}&rank={rank}"
         decode = json_decoder(LogLine).decode
-        last = f"&tail={tail}" if tail >= 0 else ""
+        cut = f"&tail={tail}&since={since!r}" if tail >= 0 or since else ""
+        last = cut
         while True:
             seen: dict[tuple[str, int, str], int] = {}
             self._find_leader()
@@ -370,8 +374,7 @@ class Client:
                     piece = decode(line)
                     if isinstance(piece, LogEnd):
                         if not follow:
-                            tailed = f"&tail={tail}" if tail >= 0 else ""
-                            yield from self._kept_elsewhere(path + tailed, given)
+                            yield from self._kept_elsewhere(path + cut, given)
                         yield piece
                         return
                     stream = (piece.task, piece.epoch, piece.stream)
@@ -847,11 +850,13 @@ class AsyncClient:
     async def status(self) -> StatusReport:
         return await self._ask(lambda client: client.status())
 
-    async def logs(self, name: str, *, task: str = "", follow: bool = False, tail: int = -1) -> AsyncIterator[LogLine]:
-        """Pieces of output, and an end."""
+    async def logs(
+        self, name: str, *, task: str = "", follow: bool = False, tail: int = -1, since: float = 0.0, rank: int = -1
+    ) -> AsyncIterator[LogLine]:
+        """As `Client.logs`."""
         import asyncio
 
         client = Client(self.home, patience=self._patience)
-        pieces = client.logs(name, task=task, follow=follow, tail=tail)
+        pieces = client.logs(name, task=task, follow=follow, tail=tail, since=since, rank=rank)
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             yield piece

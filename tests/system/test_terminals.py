@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -355,3 +356,20 @@ def test_a_signal_ends_a_command_beside(shared: Living, job: str) -> None:
     beside.send_signal(signal.SIGINT)
     assert ended(beside).code == 130
     until(lambda: not alive(pid), "it has ended")
+
+
+# --- logs ------------------------------------------------------------------------------------------------------------
+
+
+def test_logs_since_a_time_with_times_and_ranks(shared: Living) -> None:
+    job = shared.client().submit({"run": "echo $POISE_RANK", "workers": 2, "resources": {"cpu": 0.1}})
+    assert shared.client().wait(job).exit_code == 0
+    assert sorted(shared.poise("logs", job).text.splitlines()) == ["[rank 0] 0", "[rank 1] 1"]
+    assert sorted(shared.poise("logs", "--no-label", job).text.splitlines()) == ["0", "1"]
+    assert shared.poise("logs", "--rank", "1", job).text == "1\n"
+    timed = shared.poise("logs", "--rank", "1", "--timestamps", job).text
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z 1\n", timed)
+    assert shared.poise("logs", "--rank", "1", "--since", "1h", job).text == "1\n"
+    assert shared.poise("logs", "--since", "2100-01-01T00:00:00Z", job).text == ""
+    assert shared.poise("logs", "--json", "--since", "yesterday", job).error["field"] == "--since"
+    assert shared.poise("logs", "--json", "--since", "2100-01-01", job).error["field"] == "--since"

@@ -30,7 +30,7 @@ from poise.control.openapi import SCHEMA, LoggedEvent, document
 from poise.control.plane import Plane
 from poise.control.routes import Content, Request, Routes, Stream
 from poise.control.shares import Turns
-from poise.drivers.joblogs import follow_job
+from poise.drivers.joblogs import Wanted, follow_job
 from poise.drivers.security import caller_key, worker_key
 from poise.drivers.series import Series
 from poise.errors import NotFound, NotLeading, SpecError, StoreFull
@@ -46,7 +46,7 @@ from poise.kernel.explain import (
     token_report,
     who_report,
 )
-from poise.kernel.find import FEW, Found, find, find_node, found_report, listed, quota_note
+from poise.kernel.find import FEW, Found, find, find_node, found_report, listed, of_rank, quota_note
 from poise.kernel.find import names as find_names
 from poise.kernel.ledger import Ledger, UnitState, attempt_of
 from poise.kernel.overview import overview
@@ -470,7 +470,8 @@ def make_app(
 
     @routes.get(
         "/v1/jobs/{name}/logs",
-        summary="What a job wrote, as lines of JSON; `follow` until it is over, from the last `tail` lines on",
+        summary="What a job wrote, and when, as lines of JSON; `follow` until it ends, from the last `tail` lines on, "
+        "or from a time on (`since`, in seconds since 1970); of a gang all, or one `rank`",
         role=VIEWER,
     )
     async def logs(
@@ -479,9 +480,12 @@ def make_app(
         follow: bool = False,
         task: str = "",
         tail: Annotated[int, msgspec.Meta(ge=-1, le=MAX_LISTED)] = -1,
+        since: Annotated[float, msgspec.Meta(ge=0, le=MAX_REVISION)] = 0.0,
+        rank: Annotated[int, msgspec.Meta(ge=-1, le=MAX_REVISION)] = -1,
     ) -> Stream:
         _, found = await settled_job(bearer, name, task)
-        pieces = follow_job(home.logs, lambda: plane.ledger, found.job.id, found.tasks, follow=follow, tail=tail)
+        tasks, wanted = of_rank(found, rank), Wanted(tail, since)
+        pieces = follow_job(home.logs, lambda: plane.ledger, found.job.id, tasks, follow=follow, wanted=wanted)
         return Stream(_lines(pieces, lambda: gate.stands(bearer)), "application/x-ndjson")
 
     @routes.post(

@@ -18,6 +18,10 @@ Rules it keeps
     * No work is lost to a broken connection or a full disk: endings are kept until the agent says `forget`.
     * A command that runs beside another ends with it, and with the connection of the agent that asked for it.
 
+Beside a log that grew more than once while it was looked at is an index, `LOG.times`: records of 16 bytes, little-
+endian, of a size of the log and when it had that size, in nanoseconds since 1970. What came after the last of them was
+written when the log was changed last.
+
 Files in DIR: `NAME.sock` the socket, `NAME.lock` locked for as long as the keeper lives, `NAME.journal`, and
 `NAME.trouble` if the keeper itself met an error that it did not expect.
 
@@ -121,6 +125,9 @@ LEFT_EVERY = 20 * MILLISECOND  # whether what a shell left behind has ended as i
 LOOK_EVERY = 1 * SECOND  # at most, whether a command gets on; a tenth of `hang` where that is less
 
 LOG_BOUND = 64 << 20
+TIMES = ".times"  # the index of a log
+MOMENT = 16  # bytes of one record there
+TIMES_LIMIT = 1 << 20
 RESULT_LIMIT = 64 << 10
 ENDING_LIMIT = 4 * RESULT_LIMIT  # of an ending in the journal: quoted, a result takes up to three times its bytes
 JOURNAL_LIMIT = 256 << 10  # rewritten when it is larger than this and mostly forgotten
@@ -367,11 +374,12 @@ class Log:
         self._named = False
         self._punched = 0
         self._size = 0
+        self._changed = 0  # when it had that size
 
     def begin(self, path: str) -> None:
         self._path = path
         self._named = False
-        self._punched = self._size = 0
+        self._punched = self._size = self._changed = 0
         if not self._open_now:
             self._open()
 
@@ -386,8 +394,13 @@ class Log:
 
     def bound(self, most: int) -> bool:
         """Frees the older part of a log that has grown beyond `most`. Whether it has grown at all."""
-        size = os.lseek(self.fd, 0, os.SEEK_END)
-        grown, self._size = size != self._size, size
+        state = os.fstat(self.fd)
+        size, grown = state.st_size, state.st_size != self._size
+        if grown:
+            if self._size and self._named:
+                with contextlib.suppress(OSError):  # the disk is full: times are lost, and nothing else
+                    note_time(self._path, self._size, self._changed)
+            self._size, self._changed = size, state.st_mtime_ns
         if size < self._punched:
             self._punched = 0
         if most and size - self._punched > most:
@@ -444,6 +457,36 @@ class Log:
         os.close(null)
         self._open_now = False
         self.note = ""
+
+
+def note_time(path: str, size: int, at: int) -> None:
+    """Adds to the index of a log when it had this size. A long index gets longer only where the log had not grown for a
+    while, and never longer than `TIMES_LIMIT`. Raises OSError.
+    """
+    fd = os.open(path + TIMES, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        end = os.lseek(fd, 0, os.SEEK_END) // MOMENT * MOMENT
+        if end >= TIMES_LIMIT:
+            text = os.pread(fd, end, 0)
+            text = b"".join([text[place : place + MOMENT] for place in range(MOMENT, end, 2 * MOMENT)])
+            os.pwrite(fd, text, 0)
+            os.ftruncate(fd, len(text))
+            end = len(text)
+        if end and moment_at(fd, end - MOMENT)[0] >= size:
+            return
+        if end >= TIMES_LIMIT // 2:
+            span, gap = at - moment_at(fd, 0)[1], at - moment_at(fd, end - 2 * MOMENT)[1]
+            if gap * (TIMES_LIMIT // 2 // MOMENT) < span:
+                end -= MOMENT  # in place of the last one
+        os.pwrite(fd, struct.pack("<QQ", size, at), end)
+    finally:
+        os.close(fd)
+
+
+def moment_at(fd: int, place: int) -> tuple[int, int]:
+    """A record of the index of a log: a size, and when it had it."""
+    size, at = struct.unpack("<QQ", os.pread(fd, MOMENT, place))
+    return size, at
 
 
 def punch(fd: int, start: int, length: int) -> bool:

@@ -170,13 +170,14 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True, omit_defaults=
 
 class Output(msgspec.Struct, frozen=True, tag="output", kw_only=True):
     """What an attempt wrote on a machine whose files the control plane does not see: the bytes of its standard output
-    or error from `start` on.
+    or error from `start` on, and when it wrote them, in nanoseconds since 1970 (0: not known).
     """
 
     attempt: Attempt
     err: bool
     start: Annotated[int, msgspec.Meta(ge=0, le=2**40)]
     data: Annotated[bytes, msgspec.Meta(max_length=2**20)]
+    at: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
 
 
 class Met(msgspec.Struct, frozen=True, tag="met", kw_only=True):

@@ -456,8 +456,9 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogPiece(msgspec.Struct, frozen=True, tag="piece", tag_field="kind"):
-    """Bytes that one attempt of a task wrote to one of its streams, `out` or `err`, from `offset` on (-1: not told).
-    One without data says where the last lines begin that were asked for.
+    """Bytes that one attempt of a task wrote to one of its streams, `out` or `err`, from `offset` on (-1: not told), at
+    the time `at`, in seconds since 1970 (0: not known). `rank` is that of a member of a gang of which several are shown
+    (-1: it is none). One without data says where the output begins that was asked for.
     """
 
     task: str
@@ -465,6 +466,8 @@ class LogPiece(msgspec.Struct, frozen=True, tag="piece", tag_field="kind"):
     stream: str
     data: bytes
     offset: int = -1
+    at: float = 0.0
+    rank: int = -1
 
 
 class LogEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
