@@ -43,6 +43,7 @@ from poise.model.reports import (
     JobStatus,
     LogEnd,
     LogLine,
+    LogPiece,
     NodeReport,
     Overview,
     PlanReport,
@@ -351,12 +352,21 @@ class Client:
         self._call("POST", "/v1/shutdown", dict[str, bool])
 
     def logs(
-        self, name: str, *, task: str = "", follow: bool = False, tail: int = -1, since: float = 0.0, rank: int = -1
+        self,
+        name: str,
+        *,
+        task: str = "",
+        follow: bool = False,
+        tail: int = -1,
+        since: float = 0.0,
+        rank: int = -1,
+        begun: Callable[[], None] = lambda: None,
     ) -> Iterator[LogLine]:
         """Yield pieces of output, and an end. With `tail`, the output so far is cut to that many last lines of each
         stream of each task's latest attempt; with `since`, to what was written from that time on, in seconds since
-        1970. `rank` is one of a gang. A restart of the control plane repeats no output. With several control planes, it
-        asks the leader first; unless it is to `follow`, it then asks the others for what the leader lacks.
+        1970; `begun` is called once that is cut, before anything later comes. `rank` is one of a gang. A restart of the
+        control plane repeats no output. With several control planes, it asks the leader first; unless it is to
+        `follow`, it then asks the others for what the leader lacks.
         """
         given: dict[tuple[str, int, str], int] = {}
         path = f"/v1/jobs/{_part(name)}/logs?follow={str(follow).lower()}&task={_quoted(task)}&rank={rank}"
@@ -372,6 +382,9 @@ class Client:
                     if line == b"\n":
                         continue  # it is quiet, but there is somebody
                     piece = decode(line)
+                    if isinstance(piece, LogPiece) and not piece.task:
+                        begun()
+                        continue
                     if isinstance(piece, LogEnd):
                         if not follow:
                             yield from self._kept_elsewhere(path + cut, given)

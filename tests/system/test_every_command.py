@@ -37,6 +37,7 @@ WORKS = {
     "plan": "plan --json -- true",
     "unblock": "unblock --json JOB",
     "logs": "logs --json JOB",
+    "attach": "attach --json JOB",
     "exec": "exec --json RUNS -- true",
     "top": "top --json",
     "wait": "wait --json JOB",

@@ -263,6 +263,52 @@ def test_without_a_terminal_none_is_passed_on(shared: Living) -> None:
     assert given(shared, b"data", "exec", "--json", "-t", "nothing", "--", "cat").error["field"] == "--tty"
 
 
+# --- attached --------------------------------------------------------------------------------------------------------
+
+
+def test_who_attaches_gives_input_and_has_the_exit_code(shared: Living) -> None:
+    script = "while read x; do echo got $x; done; exit 5"
+    job = shared.poise("submit", "-i", "--", "sh", "-c", script).text.strip()
+    client = shared.client()
+    until(lambda: client.job(job).status == "running", "it runs")
+    first = piped(shared, "attach", job)
+    say(first, b"one\n")
+    assert line(first) == b"got one\n"
+    first.send_signal(signal.SIGINT)
+    assert first.wait(PATIENCE) == 130
+    first.communicate()
+    assert client.job(job).status == "running"
+    second = given(shared, b"two\nthree\n", "attach", "--tail", "1", job)
+    assert second == (5, b"got one\ngot two\ngot three\n", "")
+
+
+def test_who_attaches_sees_what_is_written(shared: Living) -> None:
+    os.mkfifo(shared.work / "gate")
+    job = shared.client().submit({"run": "read x < gate; echo now", "folder": str(shared.work)})
+    until(lambda: shared.client().job(job).status == "running", "it runs")
+    attached = shared.start("attach", "--tail", "1", "--json", job)
+    (shared.work / "gate").write_text("go\n")
+    done = ended(attached)
+    assert (done.code, done.err, done.value["status"]) == (0, "now\n", "done")
+
+
+def test_a_shell_is_attached_to_again(shared: Living, screens: list[Screen]) -> None:
+    first = shell(shared, screens, "run", "-it", "--name", "again")
+    first.type(b"x=$((6 * 7))\r")
+    first.until(b"ready> ")
+    first.type(b"\x10\x11")
+    assert first.code() == 0
+    second = Screen(shared, "attach", "again")
+    screens.append(second)
+    second.resize(20, 50)
+    second.type(b"\r")
+    second.until(b"ready> ")
+    second.type(b"echo still $x; stty size\r")
+    second.until(b"still 42\r\n20 50")
+    second.type(b"exit 6\r")
+    assert second.code() == 6
+
+
 # --- beside ----------------------------------------------------------------------------------------------------------
 
 

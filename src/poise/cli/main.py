@@ -1,8 +1,8 @@
 """`poise`: finds the command, runs it, and turns errors into text, JSON and exit codes.
 
 Commands are imported when they are used: `poise --help` costs little more than starting Python.
-Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 your input, 2 our fault; `run`, `exec` and `wait` give the
-command's own code, or 125 when Poise itself fails.
+Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 your input, 2 our fault; `run`, `attach`, `exec`
+and `wait` give the command's own code, or 125 when Poise itself fails.
 """
 
 import sys
@@ -32,6 +32,7 @@ COMMANDS = {
     "unblock": ("poise.cli.explain", "Find the smallest change that lets a waiting job start now"),
     "top": ("poise.cli.top", "Show the fleet, what runs, and what waits and why, live"),
     "logs": ("poise.cli.logs", "Print what a job wrote"),
+    "attach": ("poise.cli.attach", "Follow a running job, and give it input"),
     "exec": ("poise.cli.exec", "Run a command beside a running task: in its folder, on its devices"),
     "wait": ("poise.cli.jobs", "Wait until jobs are over"),
     "cancel": ("poise.cli.jobs", "Cancel jobs"),
@@ -84,7 +85,7 @@ COMPLETE = "__complete"
 """What shells call when Tab is pressed; not for people, and so not among the commands."""
 
 OWN_FAILURE = 125
-GIVES_CHILD_CODE = frozenset({"run", "wait", "exec"})
+GIVES_CHILD_CODE = frozenset({"run", "wait", "exec", "attach"})
 
 
 def help_text() -> str:

@@ -16,13 +16,12 @@ import click
 from poise.cli.asking import asked, asking, is_script, merged, note_units, note_unused, told_as_flags
 from poise.cli.deadlines import forecast_of, has_deadline
 from poise.cli.render import NOT_FOUND, over_memory, print_json, say, tell
-from poise.cli.terminal import Detached, Feeding, HungUpError
+from poise.cli.terminal import Detached, Feeding, HungUpError, Terminal, copied, terminal_size, terminal_variables
 from poise.client import Client, current_home
 from poise.config import Home
 from poise.control.start import kept_environment, submit, user_name
-from poise.drivers.giving import Source
+from poise.drivers.giving import Giving, Source, comes_in
 from poise.errors import PoiseError, SpecError, Unreachable, placed
-from poise.model.reports import LogEnd, LogPiece
 
 SAY_WHY_AFTER = 1.5
 
@@ -65,7 +64,8 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
             threading.Thread(target=_say_chance, args=(home, job, over), daemon=True).start()
         try:
             with _feeding(home, job, source) if source is not None else contextlib.nullcontext():
-                code = _stream(client, job, sys.stderr.buffer if as_json else sys.stdout.buffer, source)
+                lines = client.logs(job, follow=True)
+                code = copied(lines, sys.stderr.buffer if as_json else sys.stdout.buffer, source)
             report = client.job(job)
         except Detached:
             Client(home).give(job)
@@ -104,8 +104,6 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
 def _input(spec: dict[str, Any], as_json: bool) -> Source | None:
     """What the command is given, which changes what it asks for; None: nothing. Raises `SpecError`."""
     if spec.get("tty"):
-        from poise.cli.terminal import Terminal, terminal_size, terminal_variables
-
         if as_json:
             raise SpecError(
                 "a terminal shows what is written, and not JSON", field="--tty", hint="`--json` without `-t`"
@@ -113,8 +111,6 @@ def _input(spec: dict[str, Any], as_json: bool) -> Source | None:
         spec["tty"] = terminal_size()
         spec["env"] = terminal_variables() | spec["env"]
         return Terminal(holds=True)
-    from poise.drivers.giving import Giving, comes_in
-
     if not spec.get("stdin") and not comes_in(0):
         return None
     if not spec.get("stdin") and (spec.get("parts") or spec.get("sweep") or ".." in str(spec.get("workers", ""))):
@@ -147,22 +143,6 @@ def _asked_for(
     return merged(script.spec, own) | {"run": [*script.command, *command[1:]]}, script.place
 
 
-def _stream(client: Client, job: str, out: Any, source: Source | None) -> int:
-    """Copies what the job writes, and says where another attempt begins. Returns the exit code."""
-    attempts: dict[str, int] = {}
-    for piece in client.logs(job, follow=True):
-        if isinstance(piece, LogPiece):
-            if source is not None:
-                source.begun()  # what is typed at a prompt is the command's, however soon
-            if piece.epoch > attempts.get(piece.task, piece.epoch):
-                say(f"poise: {piece.task} starts again, attempt {piece.epoch}")
-            attempts[piece.task] = max(piece.epoch, attempts.get(piece.task, 0))
-            target = out if piece.stream == "out" else sys.stderr.buffer
-            target.write(piece.data)
-            target.flush()
-        elif isinstance(piece, LogEnd):
-            return 125 if piece.exit_code is None else piece.exit_code
-    return 125
 
 
 class _Interrupts:

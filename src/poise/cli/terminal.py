@@ -4,14 +4,17 @@ import contextlib
 import os
 import select
 import signal
+import sys
 import termios
 import threading
 import tty
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, BinaryIO
 
+from poise.cli.render import say
 from poise.drivers.giving import Source
 from poise.errors import SpecError, Unreachable
+from poise.model.reports import LogEnd, LogLine, LogPiece
 
 HOLD_SECONDS, BEAT_SECONDS = 15.0, 4.0
 """The command's terminal hangs up when nothing is heard of this one for so long; and how often it is heard."""
@@ -116,6 +119,24 @@ def terminal_size() -> str:
         )
     columns, rows = os.get_terminal_size(0)
     return f"{rows}x{columns}"
+
+
+def copied(lines: Iterable[LogLine], out: BinaryIO, source: Source | None) -> int:
+    """Copies what the job writes, and says where another attempt begins. Returns the exit code."""
+    attempts: dict[str, int] = {}
+    for piece in lines:
+        if isinstance(piece, LogPiece):
+            if source is not None:
+                source.begun()  # what is typed at a prompt is the command's, however soon
+            if piece.epoch > attempts.get(piece.task, piece.epoch):
+                say(f"poise: {piece.task} starts again, attempt {piece.epoch}")
+            attempts[piece.task] = max(piece.epoch, attempts.get(piece.task, 0))
+            target = out if piece.stream == "out" else sys.stderr.buffer
+            target.write(piece.data)
+            target.flush()
+        elif isinstance(piece, LogEnd):
+            return 125 if piece.exit_code is None else piece.exit_code
+    return 125
 
 
 class Feeding:

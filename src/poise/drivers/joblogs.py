@@ -89,6 +89,7 @@ async def follow_job(
         for stream in first:
             await asyncio.to_thread(stream.begin, wanted, latest[stream.attempt.task] == stream.attempt)
             yield stream.piece(b"", stream.offset)
+        yield LogPiece("", 0, "out", b"")
     pause = SOON
     while True:
         job = ledger().jobs.get(job_id)

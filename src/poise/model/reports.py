@@ -46,7 +46,8 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     """One task: what ran where and when, and why it was placed there or still waits. `artifact` is the one of several
     that was started, `sweep` what it tries of a sweep, `pid` its process, if it has one now. `time_limit` is how long
-    an attempt may run, in nanoseconds (0: without limit), `retries` says what is retried, and how often.
+    an attempt may run, in nanoseconds (0: without limit), `retries` says what is retried, and how often, `input` what
+    it takes input from (empty: it takes none).
     """
 
     task: str
@@ -81,6 +82,7 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     result: Any
     time_limit: int = 0
     retries: str = ""
+    input: Literal["", "pipe", "terminal"] = ""
 
 
 class CallsReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -458,7 +460,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 class LogPiece(msgspec.Struct, frozen=True, tag="piece", tag_field="kind"):
     """Bytes that one attempt of a task wrote to one of its streams, `out` or `err`, from `offset` on (-1: not told), at
     the time `at`, in seconds since 1970 (0: not known). `rank` is that of a member of a gang of which several are shown
-    (-1: it is none). One without data says where the output begins that was asked for.
+    (-1: it is none). One without data says where the output begins that was asked for; one without a task, that this is
+    known of all.
     """
 
     task: str
