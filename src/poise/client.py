@@ -360,7 +360,7 @@ class Client:
         tail: int = -1,
         since: float = 0.0,
         rank: int = -1,
-        begun: Callable[[], None] = lambda: None,
+        begun: Callable[[], None] | None = None,
     ) -> Iterator[LogLine]:
         """Yield pieces of output, and an end. With `tail`, the output so far is cut to that many last lines of each
         stream of each task's latest attempt; with `since`, to what was written from that time on, in seconds since
@@ -383,7 +383,8 @@ class Client:
                         continue  # it is quiet, but there is somebody
                     piece = decode(line)
                     if isinstance(piece, LogPiece) and not piece.task:
-                        begun()
+                        if begun is not None:
+                            begun()
                         continue
                     if isinstance(piece, LogEnd):
                         if not follow:

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import os
 import signal
 import time
 from pathlib import Path
@@ -264,3 +265,46 @@ def test_no_end_is_left_open(line: Line) -> None:
         feed(line, f"x{number}", 0, b"in\r", end=True)
         said(line, f"x{number}")
     assert len(list(Path(f"/proc/{line.pid}/fd").iterdir())) == open_before
+
+
+# --- a file of the user's --------------------------------------------------------------------------------------------
+
+
+def test_a_file_gets_a_copy_of_what_is_written(connect: Open) -> None:
+    line = connect()
+    path = line.folder / "new" / "copy"
+    line.shell("main", "echo out; echo err >&2; read x; echo last", stdin=True, output=str(path))
+    line.until("started")
+    wait_until(lambda: path.exists() and sorted(path.read_bytes().split()) == [b"err", b"out"])
+    feed(line, "main", 0, b"go\n")
+    assert line.ending()["outcome"] == "done"
+    assert path.read_bytes().endswith(b"last\n")
+    assert written(line, "main") == b"out\nlast\n"
+    line.shell("next", "echo again", output=str(path), append=True)
+    assert line.ending()["outcome"] == "done"
+    assert path.read_bytes().endswith(b"last\nagain\n")
+    line.shell("anew", "echo anew", output=str(path))
+    assert line.ending()["outcome"] == "done"
+    assert path.read_bytes() == b"anew\n"
+
+
+def test_a_file_has_all_of_what_the_log_has_lost(connect: Open) -> None:
+    line = connect()
+    path = line.folder / "copy"
+    line.shell(
+        "main", "for n in 1 2 3 4 5; do head -c 1000000 /dev/zero; sleep 0.3; done", output=str(path), bound=2**20
+    )
+    assert line.ending()["outcome"] == "done"
+    assert path.stat().st_size == 5_000_000
+    assert (line.logs / "main.out").stat().st_blocks * 512 <= 2**20 + 2**16
+
+
+@pytest.mark.parametrize("name", ["", "fifo", "/dev/null", "/proc/none/file"])
+def test_where_no_file_can_be_written_the_command_runs_all_the_same(connect: Open, name: str) -> None:
+    line = connect()
+    os.mkfifo(line.folder / "fifo")
+    line.shell("main", "echo out", output=str(line.folder / name))
+    ending = line.ending()
+    assert ending["outcome"] == "done"
+    assert "is not written" in ending["note"]
+    assert written(line, "main") == b"out\n"

@@ -411,7 +411,7 @@ def test_logs_since_a_time_with_times_and_ranks(shared: Living) -> None:
     job = shared.client().submit({"run": "echo $POISE_RANK", "workers": 2, "resources": {"cpu": 0.1}})
     assert shared.client().wait(job).exit_code == 0
     assert sorted(shared.poise("logs", job).text.splitlines()) == ["[rank 0] 0", "[rank 1] 1"]
-    assert sorted(shared.poise("logs", "--no-label", job).text.splitlines()) == ["0", "1"]
+    assert sorted(shared.poise("logs", "--no-prefix", job).text.splitlines()) == ["0", "1"]
     assert shared.poise("logs", "--rank", "1", job).text == "1\n"
     timed = shared.poise("logs", "--rank", "1", "--timestamps", job).text
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z 1\n", timed)
@@ -419,3 +419,15 @@ def test_logs_since_a_time_with_times_and_ranks(shared: Living) -> None:
     assert shared.poise("logs", "--since", "2100-01-01T00:00:00Z", job).text == ""
     assert shared.poise("logs", "--json", "--since", "yesterday", job).error["field"] == "--since"
     assert shared.poise("logs", "--json", "--since", "2100-01-01", job).error["field"] == "--since"
+
+
+def test_a_file_for_output(shared: Living) -> None:
+    script = "echo out $POISE_EPOCH; echo err >&2; test $POISE_EPOCH = 2"
+    done = shared.poise("run", "--output", "logs/%j.%r.txt", "--retries", "1", "--", "sh", "-c", script)
+    assert (done.code, done.text) == (0, "out 1\nout 2\n")
+    job = shared.client().jobs(latest=1)[0].id
+    text = (shared.work / "logs" / f"{job}.0.txt").read_text()
+    assert sorted(text.splitlines()) == ["err", "err", "out 1", "out 2"]
+    assert shared.poise("logs", job).text == "out 1\nout 2\n"
+    refused = shared.poise("run", "--json", "--output", "all", "--workers", "2", "--", "true")
+    assert (refused.error["field"], refused.error["hint"]) == ("--output", "--output all.%r")

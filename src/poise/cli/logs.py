@@ -31,7 +31,7 @@ LONGEST = 64 * 1024
 @click.option("-t", "--timestamps", is_flag=True, help="Begin each line with the time when it was written.")
 @click.option("--rank", type=WholeRange(min=0), metavar="N", help="Only this member of a gang.")
 @click.option(
-    "--label/--no-label",
+    "--prefix/--no-prefix",
     default=None,
     help="Begin each line with its rank in the gang, or its task. [default: of a gang, unless it is one rank]",
 )
@@ -45,7 +45,7 @@ def logs(
     since: str | None,
     timestamps: bool,
     rank: int | None,
-    label: bool | None,
+    prefix: bool | None,
     task: str,
     as_json: bool,
 ) -> int:
@@ -71,7 +71,7 @@ def logs(
             ]
         )
         return 0
-    printer = Printer(timestamps=timestamps, label=label)
+    printer = Printer(timestamps=timestamps, label=prefix)
     for piece in pieces:
         printer.print(piece)
     printer.close()

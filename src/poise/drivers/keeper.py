@@ -52,7 +52,8 @@ Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", 
     * `["said", NAME, STREAM, DATA]`: what a command beside wrote to `out` or `err`, in base64.
     * `["left", NAME, CODE, NOTE]`: a command beside has ended, with this exit code.
     ORDER: argv, env, folder, cpus, memory, grace (ns), out, err, bound (bytes per log), result, until, hang (ns),
-    progress, time_limit (ns), stdin, tty (rows << 16 | columns of a terminal; 0: none); only argv is needed. UNTIL and
+    progress, time_limit (ns), stdin, tty (rows << 16 | columns of a terminal; 0: none), output (a file that gets a copy
+    of both logs), append (to what is in it); only argv is needed. UNTIL and
     until: an instant on CLOCK_BOOTTIME in nanoseconds. Then the command is killed, whatever has become of the agent,
     and the attempt is `lost`. ENDING: outcome, code, signal, run, cpu, peak, limit, note, result; zeros and empty texts
     are absent.
@@ -141,6 +142,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 TICK = SECOND // os.sysconf("SC_CLK_TCK")  # nanoseconds
 
 CREDIT = 256 << 10  # bytes of output of a command beside another that may be on their way to who reads it
+COPIED = 1 << 20  # bytes of a log that are copied at once
 MOST_BESIDE = 16
 MOST_DRAINED = 64  # reads from one end
 LEAVE_WITHIN = 5 * SECOND  # between SIGHUP and SIGKILL of a command beside
@@ -459,6 +461,48 @@ class Log:
         self.note = ""
 
 
+class Copy:
+    """A file that the user has named, with a copy of both logs. It is read as the logs grow, so that what a log loses
+    to its bound is there already.
+    """
+
+    def __init__(self, path: str, logs: tuple[Log, Log], *, append: bool) -> None:
+        """Raises OSError; only a file will do, since to write to it may not take long."""
+        self._logs = logs
+        self._fd = -1
+        self._sources: list[int] = []
+        self._places = [0, 0]
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
+            self._fd = os.open(path, flags, 0o644)
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                raise OSError(errno.EINVAL, "it is not a file")
+            if not append:
+                os.ftruncate(self._fd, 0)
+            self._sources = [os.open(log.spare, os.O_RDONLY | os.O_CLOEXEC) for log in logs]
+        except OSError:
+            self.close()
+            raise
+
+    def take(self) -> str:
+        """Copies what is new; why that could not be done, or nothing."""
+        try:
+            for number, source in enumerate(self._sources):
+                if os.fstat(source).st_size < self._places[number]:  # it was cut short, and begins again
+                    self._places[number] = 0
+                while data := os.pread(source, COPIED, self._places[number]):
+                    self._places[number] += os.write(self._fd, data)
+        except OSError as error:
+            return error.strerror or "?"
+        return ""
+
+    def close(self) -> None:
+        for fd in (self._fd, *self._sources):
+            if fd >= 0:
+                os.close(fd)
+
+
 def note_time(path: str, size: int, at: int) -> None:
     """Adds to the index of a log when it had this size. A long index gets longer only where the log had not grown for a
     while, and never longer than `TIMES_LIMIT`. Raises OSError.
@@ -595,6 +639,7 @@ class Command:
     seen: tuple[int, ...] = ()  # the progress file as it was last
     cpu_then = 0  # when it was first seen silent; -1: it has not been
     ends: Ends | None = None  # of the command that is given input, or a terminal
+    copy: Copy | None = None
     hang_up_at = 0  # when its terminal hangs up, unless more is heard; 0: never
 
     def __init__(self, key: bytes, line: bytes, order: dict[str, Any]) -> None:
@@ -1264,6 +1309,11 @@ class Keeper:
         program = self._find(argv, env, folder)
         self._out.begin(order.get("out", ""))
         self._err.begin(order.get("err", ""))
+        if output := order.get("output", ""):
+            try:
+                command.copy = Copy(output, (self._out, self._err), append=order.get("append", False))
+            except OSError as error:
+                command.note = f"`{output}` is not written: {error.strerror}"
         if command.limit and self._cgroup:
             command.cgroup = self._make_cgroup(command, self._cgroup)
         try:
@@ -1271,6 +1321,8 @@ class Keeper:
                 command.ends = console().Ends(stdin=True, tty=order.get("tty", 0))
             command.pid = self._spawn(program, argv, env, command.cgroup, command.ends)
         except OSError as error:
+            if command.copy is not None:
+                command.copy.close()
             if command.ends is not None:
                 command.ends.close()
             if command.cgroup is not None:
@@ -1418,6 +1470,8 @@ class Keeper:
         return b'["started",%b,%d,%d]' % (command.key, command.pid, command.ticks)
 
     def _watch(self, command: Command, moment: int) -> None:
+        if command.copy is not None:
+            command.copy.take()  # before a log loses what it has too much
         grown = self._out.bound(command.bound)
         grown = self._err.bound(command.bound) or grown
         interval = WATCH_EVERY if grown else WATCH_QUIET
@@ -1585,6 +1639,10 @@ class Keeper:
             outcome = b"stopped"
         elif number:
             outcome = b"killed" if number == signal.SIGKILL else b"signal"
+        if command.copy is not None:
+            if why := command.copy.take():
+                notes.append(f"not all of its output is in the file that was named: {why}")
+            command.copy.close()
         for log in (self._out, self._err):
             if log.note:
                 notes.append(log.note)

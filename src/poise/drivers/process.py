@@ -79,6 +79,7 @@ class Order(Limits, frozen=True, kw_only=True, omit_defaults=True):
     result: str
     progress: str = ""
     until: int = 0
+    append: bool = False
 
 
 class _Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
@@ -492,7 +493,8 @@ class Keepers:
             result=result,
             progress=_progress(result) if launch.hang else "",
             until=self.until.get(attempt, 0),
-            **limits_of(launch) | ({"stdin": False, "tty": 0} if launch.rank else {}),
+            append=attempt.epoch > 1 and "%a" not in launch.output.replace("%%", ""),
+            **limits_of(launch) | {"output": output_path(launch)} | ({"stdin": False, "tty": 0} if launch.rank else {}),
         )
         return _encode(_Run(attempt, order, launch)) + b"\n"
 
@@ -1120,6 +1122,16 @@ def _lost(left: Sequence[int]) -> Ending:
     """`left` are processes that would not end."""
     note = f"; left-over processes could not be killed: {left}" if left else ""
     return Ending(outcome="lost", note="its keeper was killed" + note)
+
+
+def output_path(launch: Launch) -> str:
+    """The file that a user has named for the output of an attempt; empty where there is none."""
+    if not launch.output:
+        return ""
+    job, _, task = launch.attempt.task.partition(".")
+    number = launch.rank if launch.gang else launch.part
+    stands = {"%%": "%", "%j": job, "%t": task, "%r": str(number), "%a": str(launch.attempt.epoch)}
+    return str(Path(launch.folder or "/") / re.sub("%.", lambda sign: stands.get(sign[0], sign[0]), launch.output))
 
 
 def orders_path(result: str) -> str:

@@ -215,7 +215,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     until it is ended: the text says for which service, and why it was asked for. What trains may ask for less in some
     of its `phases`. `if_late` says what becomes of it when its deadline cannot be met. An attempt of a task may run for
     `time_limit` nanoseconds (0: for any time). Its first task has `stdin` kept open for whoever gives it input, or a
-    terminal of the size `tty`, as `terminal_size` makes it (0: none).
+    terminal of the size `tty`, as `terminal_size` makes it (0: none). What its tasks write is copied to the file
+    `output`, where `%j` and others stand for what tells them apart (empty: nowhere).
     """
 
     name: str
@@ -246,6 +247,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     time_limit: int = 0
     stdin: bool = False
     tty: int = 0
+    output: str = ""
 
     @property
     def declared(self) -> int:
@@ -280,7 +282,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     """What a node holds a running command to; each field is one of `Unit` too. `grace` nanoseconds pass between SIGTERM
     and SIGKILL. A command has hung when it has been silent for `hang` nanoseconds (0: it is not watched). It is stopped
     when it has run for `time_limit` nanoseconds (0: it may run for any time). `stdin` and `tty` are what the first task
-    of a unit reads from.
+    of a unit reads from, `output` the file that gets a copy of what each writes.
     """
 
     grace: int = 0
@@ -288,6 +290,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     time_limit: int = 0
     stdin: bool = False
     tty: int = 0
+    output: str = ""
 
 
 def terminal_size(rows: int, columns: int) -> int:

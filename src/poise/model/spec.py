@@ -581,6 +581,7 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         serves=spec.serves,
         phases=_phases(spec, f"{field}phases", shape, found),
         if_late=due.if_late,
+        output=found.get("", _output, spec.output, f"{field}output", several=parts > 0 or most > 1),
         **_read(spec, field, found),
     )
     if parts:
@@ -634,6 +635,19 @@ def _artifacts(spec: TaskSpec, field: str, found: Findings) -> tuple[str, tuple[
         argv = found.get((), command_of, artifact.run, f"{at}.run")
         made.append(Variant(name=name, argv=argv, shape=_shape(resources, asked, found)))
     return made[0].name, made[0].argv, made[0].shape, tuple(made[1:])
+
+
+def _output(pattern: str, field: str, *, several: bool) -> str:
+    """Checked: nothing in it is unknown, and no two tasks write to one file."""
+    check_text(pattern, field)
+    signs = re.findall("%(.?)", pattern)
+    if unknown := [sign for sign in signs if sign not in tuple("jtra%")]:
+        need = "%j, %t, %r, %a or %%"
+        raise SpecError("the name has an unknown sign", field=field, need=need, have=f"%{unknown[0]}", hint="%j.log")
+    if several and pattern and not {"t", "r"} & {*signs}:
+        hint = f"{field}: {pattern}.%r"
+        raise SpecError("several tasks would write to one file", field=field, need="%r in the name", hint=hint)
+    return pattern
 
 
 def _grace(spec: TaskSpec, field: str, found: Findings) -> int:
@@ -750,6 +764,7 @@ def _parts(base: Unit, spec: TaskSpec, size: _Size, merge: tuple[str, ...]) -> l
                 checkpoint=0,
                 restore=0,
                 hang=0,
+                output="",
             )
         )
     return units
