@@ -298,7 +298,7 @@ def test_flags_reach_the_job(shared: Living) -> None:
     assert shared.poise("wait", first, job).code == 0
     shown = shared.poise("show", job, "--json").value
     assert [task["priority"] for task in shown["tasks"]] == ["high", "high"]
-    assert sorted(shared.poise("logs", job).text.splitlines()) == ["0 of 2", "1 of 2"]
+    assert sorted(shared.poise("logs", job).text.splitlines()) == ["[rank 0] 0 of 2", "[rank 1] 1 of 2"]
     before = shared.poise("show", first, "--json").value
     assert min(task["started"] for task in shown["tasks"]) >= before["tasks"][0]["ended"] - 0.01
 

@@ -7,7 +7,7 @@ import click
 
 from poise.cli.numbers import WholeRange
 from poise.cli.render import print_json, say
-from poise.cli.terminal import Detached, Feeding, Terminal, copied
+from poise.cli.terminal import PATIENCE, Detached, Feeding, Terminal, copied
 from poise.client import Client, current_home
 from poise.control.start import connected
 from poise.drivers.giving import Giving, Source, comes_in
@@ -34,7 +34,7 @@ def attach(job: str, no_stdin: bool, tail: int, as_json: bool) -> int:
 
             def feed() -> None:
                 if task is not None and source is not None:
-                    stack.enter_context(_feeding(Client(home), task.task, source))
+                    stack.enter_context(_feeding(Client(home, patience=PATIENCE), task.task, source))
 
             lines = client.logs(job, follow=True, tail=tail, begun=feed)
             code = copied(lines, sys.stderr.buffer if as_json else sys.stdout.buffer, source)

@@ -16,7 +16,16 @@ import click
 from poise.cli.asking import asked, asking, is_script, merged, note_units, note_unused, told_as_flags
 from poise.cli.deadlines import forecast_of, has_deadline
 from poise.cli.render import NOT_FOUND, over_memory, print_json, say, tell
-from poise.cli.terminal import Detached, Feeding, HungUpError, Terminal, copied, terminal_size, terminal_variables
+from poise.cli.terminal import (
+    PATIENCE,
+    Detached,
+    Feeding,
+    HungUpError,
+    Terminal,
+    copied,
+    terminal_size,
+    terminal_variables,
+)
 from poise.client import Client, current_home
 from poise.config import Home
 from poise.control.start import kept_environment, submit, user_name
@@ -126,7 +135,7 @@ def _feeding(home: Home, job: str, source: Source) -> Feeding:
         with contextlib.suppress(PoiseError):
             Client(home).cancel(job)
 
-    return Feeding(lambda: Client(home).feed(job, source), source, failed)
+    return Feeding(lambda: Client(home, patience=PATIENCE).feed(job, source), source, failed)
 
 
 def _asked_for(
@@ -141,8 +150,6 @@ def _asked_for(
 
     script = read_script(Path(command[0]), environ, own)
     return merged(script.spec, own) | {"run": [*script.command, *command[1:]]}, script.place
-
-
 
 
 class _Interrupts:

@@ -19,6 +19,9 @@ from poise.model.reports import LogEnd, LogLine, LogPiece
 HOLD_SECONDS, BEAT_SECONDS = 15.0, 4.0
 """The command's terminal hangs up when nothing is heard of this one for so long; and how often it is heard."""
 
+PATIENCE = 86_400.0
+"""Seconds that input waits for a control plane that is being started again; who reads the output gives up sooner."""
+
 AT_ONCE = 64 * 1024
 DETACH = b"\x10\x11"
 """Ctrl-P Ctrl-Q."""

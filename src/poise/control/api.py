@@ -5,6 +5,7 @@ Each route says which role it needs (`opt`), and answers with what the bearer of
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from functools import cache, partial
 from itertools import islice
@@ -117,6 +118,8 @@ WHOLE = b": whole\n\n"
 
 DECISIONS = Placed | Held | Preempted | Resized | DeadlinesMissed | NodeLevelled | Triggered | PolicyFailed
 """What was decided, and what made it be: events of a stream of decisions."""
+
+_log = logging.getLogger("poise.control")
 
 VIEWER, SUBMITTER, OPERATOR, ADMIN = Role.VIEWER, Role.SUBMITTER, Role.OPERATOR, Role.ADMIN
 """The role that a route needs."""
@@ -528,6 +531,7 @@ def make_app(
         argv = command_of(list(data.run), "run")
         env = {variable: variable_of(variable, value, f"env.{variable}") for variable, value in data.env.items()}
         node, attempt = unit.tasks[index].node, attempt_of(unit, index)
+        _log.info("%s of %s runs `%s` beside %s", bearer.name or "somebody", bearer.tenant, argv[0], attempt)
         pieces = consoles.run(node, attempt, bearer, argv, env, stdin=data.stdin, tty=tty)
         return Stream(_lines(pieces, lambda: gate.stands(bearer)), "application/x-ndjson")
 
