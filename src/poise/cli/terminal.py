@@ -43,7 +43,8 @@ class Terminal:
         self.hold = HOLD_SECONDS if holds else 0.0
         self._fd = fd
         self._before = termios.tcgetattr(fd)
-        self._raw = False
+        self._raw = self._closed = False
+        self._turn = threading.Lock()
         self._kept = b""
         self._first = 0  # the place of the first byte that is kept
         self._pressed = b""  # the first of the keys that detach
@@ -52,16 +53,22 @@ class Terminal:
 
     @property
     def size(self) -> str:
-        columns, rows = os.get_terminal_size(self._fd)
+        """Empty where it is gone."""
+        try:
+            columns, rows = os.get_terminal_size(self._fd)
+        except OSError:
+            return ""
         return f"{rows}x{columns}"
 
     def begun(self) -> None:
-        if not self._raw:
-            self._raw = True
-            tty.setraw(self._fd, termios.TCSADRAIN)
+        with self._turn:
+            if not self._raw and not self._closed:
+                self._raw = True
+                with contextlib.suppress(termios.error):  # it is gone, which is found when it is read
+                    tty.setraw(self._fd, termios.TCSADRAIN)
 
     def next(self, at: int) -> tuple[bytes, bool]:
-        """Raises `Detached`."""
+        """Raises `Detached`, and `HungUpError`."""
         self._kept, self._first = self._kept[max(0, at - self._first) :], at
         if not self._kept:
             self._wait()
@@ -75,11 +82,15 @@ class Terminal:
         if self._woken in ready:
             os.read(self._woken, 64)
         if self._fd in ready:
-            self._take(os.read(self._fd, AT_ONCE))
+            try:
+                typed = os.read(self._fd, AT_ONCE)
+            except OSError:
+                typed = b""
+            if not typed:
+                raise HungUpError
+            self._take(typed)
 
     def _take(self, typed: bytes) -> None:
-        if not typed:
-            raise Detached
         typed = self._pressed + typed
         if DETACH in typed:
             raise Detached
@@ -91,17 +102,12 @@ class Terminal:
             os.write(self._waker, b"!")
 
     def close(self) -> None:
-        """As it was before."""
-        if self._raw:
-            self._raw = False
-            with contextlib.suppress(termios.error):
-                termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
-
-    def __enter__(self) -> "Terminal":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        """As it was before, for good: whoever feeds the command may still be at it."""
+        with self._turn:
+            self._closed = True
+            if self._raw:
+                with contextlib.suppress(termios.error):
+                    termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
         signal.signal(signal.SIGWINCH, self._resized)
 
 
@@ -144,7 +150,7 @@ def copied(lines: Iterable[LogLine], out: BinaryIO, source: Source | None) -> in
 
 class Feeding:
     """Feeds a command what a source gives, from a thread, beside what the caller does. Keys that detach are raised in
-    the caller as `Detached`; in the end the terminal is as it was.
+    the caller as `Detached`, and it gets SIGHUP if its terminal is gone; in the end the terminal is as it was.
     """
 
     def __init__(self, feed: Callable[[], None], source: Source, failed: Callable[[Exception], None]) -> None:
@@ -154,6 +160,7 @@ class Feeding:
         self._failed = failed
         self._before: Any = None
         self._over = False
+        self._ending = threading.Lock()
 
     def __enter__(self) -> "Feeding":
         self._before = signal.signal(signal.SIGUSR1, self._on_detached)
@@ -161,7 +168,8 @@ class Feeding:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over = True
+        with self._ending:
+            self._over = True
         signal.signal(signal.SIGUSR1, self._before)
         if isinstance(self._source, Terminal):
             self._source.close()
@@ -174,8 +182,16 @@ class Feeding:
         try:
             self._feed()
         except Detached:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            self._signal(signal.SIGUSR1)
+        except HungUpError:
+            self._signal(signal.SIGHUP)
         except Unreachable:
             pass  # whoever reads what the command writes finds that out, too
         except Exception as error:
             self._failed(error)
+
+    def _signal(self, number: int) -> None:
+        """To the caller, unless it is past that."""
+        with self._ending:
+            if not self._over:
+                signal.pthread_kill(threading.main_thread().ident or 0, number)

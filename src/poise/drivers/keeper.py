@@ -53,10 +53,9 @@ Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", 
     * `["left", NAME, CODE, NOTE]`: a command beside has ended, with this exit code.
     ORDER: argv, env, folder, cpus, memory, grace (ns), out, err, bound (bytes per log), result, until, hang (ns),
     progress, time_limit (ns), stdin, tty (rows << 16 | columns of a terminal; 0: none), output (a file that gets a copy
-    of both logs), append (to what is in it); only argv is needed. UNTIL and
-    until: an instant on CLOCK_BOOTTIME in nanoseconds. Then the command is killed, whatever has become of the agent,
-    and the attempt is `lost`. ENDING: outcome, code, signal, run, cpu, peak, limit, note, result; zeros and empty texts
-    are absent.
+    of both logs), append (to what is in it); only argv is needed. UNTIL and until: an instant on CLOCK_BOOTTIME in
+    nanoseconds. Then the command is killed, whatever has become of the agent, and the attempt is `lost`. ENDING:
+    outcome, code, signal, run, cpu, peak, limit, note, result; zeros and empty texts are absent.
 
 The journal holds the same arrays behind a CRC-32 in hex: `["keeper", ...]`, `["starting", ATTEMPT]`,
 `["started", ...]`, `["ended", ...]`, `["forget", [ATTEMPT, ...]]`.
@@ -394,8 +393,8 @@ class Log:
         except OSError as error:
             self.note = f"no log: {error.strerror}"
 
-    def bound(self, most: int) -> bool:
-        """Frees the older part of a log that has grown beyond `most`. Whether it has grown at all."""
+    def bound(self, most: int, upto: int | None = None) -> bool:
+        """Frees the older part of a log that has grown beyond `most`, of what is before `upto`. Whether it has grown."""
         state = os.fstat(self.fd)
         size, grown = state.st_size, state.st_size != self._size
         if grown:
@@ -405,8 +404,8 @@ class Log:
             self._size, self._changed = size, state.st_mtime_ns
         if size < self._punched:
             self._punched = 0
-        if most and size - self._punched > most:
-            upto = (size - most // 2) // BLOCK * BLOCK
+        if most and size - self._punched > most and (upto is None or upto > self._punched):
+            upto = min(size - most // 2, size if upto is None else upto) // BLOCK * BLOCK
             if not punch(self.fd, self._punched, upto - self._punched):
                 with contextlib.suppress(OSError):
                     os.ftruncate(self.fd, 0)
@@ -468,10 +467,9 @@ class Copy:
 
     def __init__(self, path: str, logs: tuple[Log, Log], *, append: bool) -> None:
         """Raises OSError; only a file will do, since to write to it may not take long."""
-        self._logs = logs
+        self.places = [0, 0]  # up to where each log is copied
         self._fd = -1
         self._sources: list[int] = []
-        self._places = [0, 0]
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
@@ -486,13 +484,14 @@ class Copy:
             raise
 
     def take(self) -> str:
-        """Copies what is new; why that could not be done, or nothing."""
+        """Copies what there is by now; why that could not be done, or nothing."""
         try:
             for number, source in enumerate(self._sources):
-                if os.fstat(source).st_size < self._places[number]:  # it was cut short, and begins again
-                    self._places[number] = 0
-                while data := os.pread(source, COPIED, self._places[number]):
-                    self._places[number] += os.write(self._fd, data)
+                size = os.fstat(source).st_size
+                if size < self.places[number]:  # it was cut short, and begins again
+                    self.places[number] = 0
+                while (place := self.places[number]) < size:
+                    self.places[number] += os.write(self._fd, os.pread(source, min(COPIED, size - place), place))
         except OSError as error:
             return error.strerror or "?"
         return ""
@@ -655,6 +654,10 @@ class Command:
         self.until: int = order.get("until", 0)
         self.folder: str = order.get("folder") or "/"
         self.env: dict[str, str] = order.get("env") or {}
+
+    def noted(self, note: str) -> None:
+        """One more thing that is to be known of it."""
+        self.note = f"{self.note}; {note}" if self.note else note
 
     def plan(self) -> None:
         """Sets `wake` to the first instant at which there is something to do about this command."""
@@ -1169,7 +1172,7 @@ class Keeper:
         command.hang_up_at = 0
         if command.ends is not None:
             self._drain(command)
-            command.note = HUNG_UP
+            command.noted(HUNG_UP)
             self._close_ends(command)
             for number in (signal.SIGHUP, signal.SIGCONT):
                 with contextlib.suppress(OSError):
@@ -1309,13 +1312,13 @@ class Keeper:
         program = self._find(argv, env, folder)
         self._out.begin(order.get("out", ""))
         self._err.begin(order.get("err", ""))
+        if command.limit and self._cgroup:
+            command.cgroup = self._make_cgroup(command, self._cgroup)
         if output := order.get("output", ""):
             try:
                 command.copy = Copy(output, (self._out, self._err), append=order.get("append", False))
             except OSError as error:
-                command.note = f"`{output}` is not written: {error.strerror}"
-        if command.limit and self._cgroup:
-            command.cgroup = self._make_cgroup(command, self._cgroup)
+                command.noted(f"`{output}` is not written: {error.strerror}")
         try:
             if order.get("stdin") or order.get("tty"):
                 command.ends = console().Ends(stdin=True, tty=order.get("tty", 0))
@@ -1337,6 +1340,8 @@ class Keeper:
         except OSError as error:
             os.kill(command.pid, signal.SIGKILL)
             os.waitpid(command.pid, 0)
+            if command.copy is not None:
+                command.copy.close()
             if command.ends is not None:
                 command.ends.close()
             raise Unstartable(126, f"`{argv[0]}`: cannot be watched: {error.strerror}") from None
@@ -1470,10 +1475,12 @@ class Keeper:
         return b'["started",%b,%d,%d]' % (command.key, command.pid, command.ticks)
 
     def _watch(self, command: Command, moment: int) -> None:
+        places: list[int | None] = [None, None]
         if command.copy is not None:
             command.copy.take()  # before a log loses what it has too much
-        grown = self._out.bound(command.bound)
-        grown = self._err.bound(command.bound) or grown
+            places[:] = command.copy.places
+        grown = self._out.bound(command.bound, places[0])
+        grown = self._err.bound(command.bound, places[1]) or grown
         interval = WATCH_EVERY if grown else WATCH_QUIET
         self._reap(command.pid)
         for beside in self._beside.values():
@@ -1539,9 +1546,9 @@ class Keeper:
 
     def _collect(self, pid: int) -> None:
         with contextlib.suppress(ChildProcessError):
-            _, status, usage = os.wait4(pid, os.WNOHANG)
+            ended, status, usage = os.wait4(pid, os.WNOHANG)
             for beside in self._beside.values():
-                if beside.pid == pid:
+                if beside.pid == ended:
                     beside.code = os.waitstatus_to_exitcode(status)
             if self._command is not None:
                 self._command.cpu += round((usage.ru_utime + usage.ru_stime) * SECOND)
