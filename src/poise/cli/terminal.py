@@ -65,7 +65,7 @@ class Terminal:
             if not self._raw and not self._closed:
                 self._raw = True
                 with contextlib.suppress(termios.error):  # it is gone, which is found when it is read
-                    tty.setraw(self._fd, termios.TCSADRAIN)
+                    tty.setraw(self._fd, termios.TCSANOW)  # to wait here would be to wait with the lock
 
     def next(self, at: int) -> tuple[bytes, bool]:
         """Raises `Detached`, and `HungUpError`."""

@@ -394,7 +394,7 @@ class Log:
             self.note = f"no log: {error.strerror}"
 
     def bound(self, most: int, upto: int | None = None) -> bool:
-        """Frees the older part of a log that has grown beyond `most`, of what is before `upto`. Whether it has grown."""
+        """Frees older parts of a log that has grown beyond `most`, of what is before `upto`. Whether it has grown."""
         state = os.fstat(self.fd)
         size, grown = state.st_size, state.st_size != self._size
         if grown:

@@ -103,7 +103,6 @@ def _weight(weight: float, field: str) -> int:
     return round(weight * 1000)
 
 
-MOST_ROWS = 9999
 _SIZE = re.compile(r"\s*([0-9]{1,4})\s*x\s*([0-9]{1,4})\s*")
 
 
