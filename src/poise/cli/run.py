@@ -82,7 +82,8 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
             return 0
         except HungUpError:
             with contextlib.suppress(PoiseError):
-                Client(home).give(job, hang_up=True)
+                if not client.give(job, hang_up=True).epoch:  # it does not run yet: nobody would be there when it does
+                    client.cancel(job)
             return 128 + signal.SIGHUP
         except Unreachable as error:
             raise Unreachable(
@@ -181,7 +182,9 @@ class _Interrupts:
 
     def _on_hangup(self, *_: Any) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        raise HungUpError
+        self._wanted = True
+        if self._job:
+            raise HungUpError
 
     def _on_signal(self, number: int, _: Any) -> None:
         signal.signal(number, signal.SIG_DFL)
