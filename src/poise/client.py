@@ -822,6 +822,29 @@ class AsyncClient:
         """Wait until a job is over, or the time is up; the report says which."""
         return await self._ask(lambda client: client.wait(name, timeout))
 
+    async def feed(self, name: str, source: "Source | bytes", *, task: str = "") -> None:
+        """As `Client.feed`."""
+        await self._ask(lambda client: client.feed(name, source, task=task))
+
+    async def exec(
+        self,
+        name: str,
+        run: Sequence[str],
+        *,
+        task: str = "",
+        rank: int | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[ExecLine]:
+        """As `Client.exec`, without input."""
+        import asyncio
+
+        lines = Client(self.home, patience=self._patience).exec(name, run, task=task, rank=rank, env=env)
+        try:
+            while (line := await asyncio.to_thread(next, lines, None)) is not None:
+                yield line
+        finally:
+            await asyncio.to_thread(lines.close)
+
     async def cancel(self, name: str) -> str:
         return await self._ask(lambda client: client.cancel(name))
 

@@ -1,5 +1,6 @@
 """What people type and pipe: input, terminals, and commands beside those of jobs, as they are used."""
 
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -15,6 +16,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from poise.client import AsyncClient
+from poise.model.reports import ExecEnd, ExecLine, ExecOutput, ExecStarted
 from system.living import PATIENCE, POISE, Done, Living, alive, ended, kill, until
 
 ROWS, COLUMNS = 33, 111
@@ -332,6 +335,21 @@ def test_a_command_beside_a_job(shared: Living, job: str) -> None:
     )
     missing = shared.poise("exec", job, "--", "no-such-command")
     assert (missing.code, missing.err) == (127, "poise: `no-such-command`: command not found\n")
+
+
+def test_input_and_a_command_beside_from_a_program_with_an_event_loop(shared: Living) -> None:
+    async def program() -> tuple[list[ExecLine], int | None]:
+        client = AsyncClient(shared.home)
+        job = await client.submit({"run": ["cat"], "stdin": True})
+        await asyncio.to_thread(until, lambda: shared.client().job(job).status == "running", "it runs")
+        lines = [line async for line in client.exec(job, ["sh", "-c", "echo $POISE_JOB; exit 2"])]
+        await client.feed(job, b"hello")
+        return lines, (await client.wait(job)).exit_code
+
+    (first, *others), code = asyncio.run(program())
+    assert isinstance(first, ExecStarted)
+    job = shared.client().jobs(latest=1)[0].id
+    assert (others, code) == ([ExecOutput("out", f"{job}\n".encode()), ExecEnd(2)], 0)
 
 
 def test_input_of_a_command_beside_a_job(shared: Living, job: str) -> None:
