@@ -843,7 +843,8 @@ class AsyncClient:
             while (line := await asyncio.to_thread(next, lines, None)) is not None:
                 yield line
         finally:
-            await asyncio.to_thread(lines.close)
+            with contextlib.suppress(ValueError):  # it is being read, by a thread that is no longer waited for
+                await asyncio.to_thread(lines.close)
 
     async def cancel(self, name: str) -> str:
         return await self._ask(lambda client: client.cancel(name))
