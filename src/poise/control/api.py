@@ -503,13 +503,13 @@ def make_app(
         unit, index = the_one_that_takes_input(found)
         until = asyncio.get_running_loop().time() + INPUT_SECONDS
         while unit.tasks[index].status != "running":
-            if ledger.is_over(unit.id):
+            if ledger.jobs.is_over(unit.id):
                 return InputReport(epoch=unit.epoch_of(index), wanted=False, over=True)
             if asyncio.get_running_loop().time() > until:
                 return InputReport()
             await asyncio.sleep(INPUT_POLL)
             ledger = await plane.settled()
-            unit = ledger.unit(unit.id) or unit
+            unit = ledger.jobs.unit(unit.id) or unit
         attempt = attempt_of(unit, index)
         fed = await consoles.feed(unit.tasks[index].node, attempt, data.piece(attempt.epoch))
         if fed is None:

@@ -135,7 +135,7 @@ def takes_input(found: Found) -> list[tuple[UnitState, int]]:
 
 def running_tasks(found: Found, ledger: Ledger) -> list[tuple[UnitState, int]]:
     """The tasks that run now, of those that are meant."""
-    units = (ledger.unit(unit.id) or unit for unit in found.units)
+    units = (ledger.jobs.unit(unit.id) or unit for unit in found.units)
     return [
         (unit, index)
         for unit in units
