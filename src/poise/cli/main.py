@@ -67,7 +67,7 @@ COMMANDS = {
 
 GROUPS = {
     "First steps": ("run", "submit", "ls", "show", "logs", "wait", "cancel", "explain", "up", "down"),
-    "Jobs": ("hold", "release", "set", "retry"),
+    "Jobs": ("exec", "attach", "hold", "release", "set", "retry"),
     "Forecasts": ("plan", "eta", "what-if"),
     "Fleet": ("status", "top", "nodes", "join", "profile", "drain", "doctor", "bench-devices", "catalogue"),
     "Services": ("serve", "rehearse"),
