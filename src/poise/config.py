@@ -132,7 +132,7 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def endpoint(self) -> Path:
-        """Written when the control plane is ready: its process id, port and version."""
+        """Written before the control plane answers: its process id, port and version."""
         return self.root / "control.json"
 
     @property

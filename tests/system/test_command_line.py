@@ -604,6 +604,7 @@ def test_what_was_up_and_was_killed_is_brought_back_with_its_flags_by_any_comman
     assert "`--listen 127.0.0.1:0`" in living.poise("up").err, "they count from the next start"
     for what in ("supervisor", "control", "agent"):
         os.kill(living.pid(what), signal.SIGKILL)
+    until(lambda: not any(map(living.pid, ("supervisor", "control", "agent"))), "all are gone")
     assert living.poise("down", "--json").value == {"stopped": False}
     assert living.poise("run", "--", "true").code == 0
     assert "policy  poise" in living.poise("status").text

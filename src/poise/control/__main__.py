@@ -186,10 +186,10 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     doors = [Entrance(app, [listen(home.socket), tcp, *([share(options.share)] if options.share else [])])]
     if beyond is not None:
         doors.append(Entrance(app, [beyond.listening], beyond.context))
+    _write_endpoint(home, port, beyond.address.text if beyond else "")  # before anybody is answered who looks there
     serving = asyncio.gather(*(door.open(partial(_close, doors, plane)) for door in doors))
     while not all(door.started for door in doors) and not serving.done():  # noqa: ASYNC110 — they say it no other way
         await asyncio.sleep(0.005)
-    _write_endpoint(home, port, beyond.address.text if beyond else "")
     _log.info(
         "ready: process %d, port %d, revision %d, term %d", os.getpid(), port, ledger.revision, ledger.leader.term
     )
