@@ -38,13 +38,24 @@ CANNOT_START = 3
 NO_AGENT = "--no-agent"
 UNTIL_IDLE = "--until-idle"
 BOOT = "/proc/sys/kernel/random/boot_id"
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""NumPy starts a thread for each core when it is imported. The control plane multiplies no matrices: they would idle."""
 
 
 class Child:
-    """One process to keep alive. `lock` is the file that it holds while it lives."""
+    """One process to keep alive. `lock` is the file that it holds while it lives; `defaults` are variables that it gets
+    where the environment does not set them.
+    """
 
-    def __init__(self, arguments: list[str], lock: str, stop_seconds: float = STOP_SECONDS) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        lock: str,
+        stop_seconds: float = STOP_SECONDS,
+        defaults: dict[str, str] | None = None,
+    ) -> None:
         self.arguments = arguments
+        self.defaults = defaults or {}
         self.lock = lock
         self.stop_seconds = stop_seconds
         self.process: subprocess.Popen[bytes] | None = None
@@ -55,7 +66,9 @@ class Child:
     def start_if_due(self) -> None:
         now = time.monotonic()
         if self.process is None and now >= self.not_before and not held_by_other(self.lock):
-            self.process = subprocess.Popen(self.arguments, stdin=subprocess.DEVNULL)  # noqa: S603 — our own program
+            self.process = subprocess.Popen(  # noqa: S603 — our own program
+                self.arguments, stdin=subprocess.DEVNULL, env=self.defaults | os.environ
+            )
             self.started = now
 
     def ended(self) -> int | None:
@@ -214,6 +227,7 @@ def run(home: str, options: list[str]) -> int:
     control = Child(
         [sys.executable, "-m", "poise.control", home, *(of for of in options if of != NO_AGENT)],
         os.path.join(home, "lock"),
+        defaults=ONE_THREAD,
     )
     nodes, retiring = ([], []) if NO_AGENT in options else agents(home)
     serving: dict[str, Gateway] = {}
