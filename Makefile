@@ -13,9 +13,9 @@ OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cubla
   nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
   nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink nvidia-nvshmem-cu13 nvidia-nvtx
 SIMULATED := tests/faults tests/golden tests/unit
-BESIDE := --dist loadfile --no-loadscope-reorder
-# real processes on a machine whose cores others take for seconds: what failed beside others has to pass by itself
-AGAIN = { test $$? = 1 && echo "what failed, once more by itself:" && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
+# the longest files first, so that no worker is left with one of them at the end
+FIRST := tests/docs tests/system tests/train
+REAL := $(FIRST) $(filter-out $(FIRST) $(SIMULATED) %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 
 .PHONY: help setup lock servers demo demo-serve test test-slow faults chaos fuzz schemathesis style lint format bench quality gpu-check peers docs site wheel release clean
 
@@ -50,11 +50,14 @@ servers: setup   ## Debian's packages of the servers that tests talk to, unpacke
 	  || echo "$$package could not be fetched: the tests that need it are skipped" >&2; \
 	done
 
-# types take two minutes of CPU on a fresh clone, and so run beside the tests in memory: what fails of either fails both
-test: setup style servers  ## style, layers, types; all tests: in memory, then with real processes; then those that time something
-	$(BIN)/mypy & types=$$!; $(BIN)/python -m pytest --numprocesses 2 $(BESIDE) $(SIMULATED); tests=$$?; wait $$types && exit $$tests
-	$(BIN)/python -m pytest --numprocesses 3 $(BESIDE) -m "not timed and not slow" $(SIMULATED:%=--ignore %) || $(AGAIN)
-	$(BIN)/python -m pytest -m timed tests/drivers tests/gateway tests/system || $(AGAIN)
+# types and the tests in memory need nothing but processor time, and take what the real processes beside them leave
+test: setup style servers  ## style, layers, types; all tests: in memory beside real processes; then those that time something
+	@mkdir -p build; \
+	setsid nice sh -c '$(BIN)/mypy; types=$$?; $(BIN)/python -m pytest -p no:cacheprovider $(SIMULATED) && exit $$types' > build/in-memory.txt 2>&1 & memory=$$!; \
+	trap "kill -- -$$memory" INT TERM; \
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not timed and not slow" $(REAL); real=$$?; \
+	wait $$memory; memory=$$?; cat build/in-memory.txt; test $$real = 0 && exit $$memory
+	$(BIN)/python -m pytest -m timed tests/drivers tests/gateway tests/system
 
 test-slow: setup servers  ## the longest tests with real processes, which `make test` leaves out
 	$(BIN)/python -m pytest -m slow tests/docs tests/system tests/train

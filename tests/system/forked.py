@@ -52,10 +52,18 @@ class Forks:
         return _read_first(environment) == self._first
 
     def run(
-        self, program: str, arguments: Sequence[Word], environment: Mapping[str, str], cwd: Path, within: float
+        self,
+        program: str,
+        arguments: Sequence[Word],
+        environment: Mapping[str, str],
+        cwd: Path,
+        within: float,
+        *,
+        in_one: bool = False,
     ) -> Ended:
-        """One command, waited for."""
-        asked, out, err = (os.memfd_create(name) for name in ("asked", "out", "err"))
+        """One command, waited for; with `in_one` both of its streams are one, as in a terminal."""
+        asked, out = (os.memfd_create(name) for name in ("asked", "out"))
+        err = os.dup(out) if in_one else os.memfd_create("err")
         told, tell = os.pipe()
         try:
             os.write(asked, pickle.dumps(([program, *map(os.fsdecode, arguments)], dict(environment), str(cwd))))
