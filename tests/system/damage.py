@@ -63,10 +63,10 @@ def fill(living: Living) -> PoiseError:
 
 
 def history(living: Living) -> list[str]:
-    """A few hundred events, all in the main file, and nobody running. Returns the jobs, all of them done."""
+    """Two hundred events, all in the main file, and nobody running. Returns the jobs, all of them done."""
     living.up()
     client = living.client()
-    specs = [{"run": ["true"], "resources": {"cpu": 0.1}} for _ in range(60)]
+    specs = [{"run": ["true"], "resources": {"cpu": 0.1}} for _ in range(30)]
     jobs = [receipt.job for receipt in client.submit_stream(specs)]
     for job in jobs:
         assert client.wait(job, 60).status == "done"

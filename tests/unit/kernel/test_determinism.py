@@ -12,7 +12,8 @@ import pytest
 from poise.policy.suites import POLICIES
 from poise.testing import World, node
 
-SEEDS = ("0", "1", "4242")
+SEEDS = ("0", "4242")
+"""Of other processes; this one has a seed of its own."""
 
 
 def story(policy: str) -> str:

@@ -632,7 +632,7 @@ def digest() -> str:
 
 
 def test_hash_seeds_change_no_verdict() -> None:
-    """Same view, same verdict, whatever seeds the hashes of texts."""
+    """Same view, same verdict, whatever seeds the hashes of texts: those of two other processes, and of this one."""
     ask = "from unit.policy.test_properties import digest; print(digest())"
     told = [
         subprocess.run(
@@ -642,6 +642,6 @@ def test_hash_seeds_change_no_verdict() -> None:
             text=True,
             check=True,
         ).stdout
-        for seed in ("0", "1", "4242")
+        for seed in ("0", "4242")
     ]
     assert set(told) == {digest() + "\n"}
