@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := $(VENV)/.ready
+unexport PYTHONDONTWRITEBYTECODE  # or each process compiles all that it imports
 SERVERS := prometheus-node-exporter etcd-server redis-server redis-tools libatomic1 libjemalloc2 liblzf1 \
   postgresql-15 libpq5 libicu72 libxml2 libldap-2.5-0 libsasl2-2 \
   libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libkeyutils1 libfaketime \

@@ -39,7 +39,7 @@ NO_AGENT = "--no-agent"
 UNTIL_IDLE = "--until-idle"
 BOOT = "/proc/sys/kernel/random/boot_id"
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""NumPy starts a thread for each core when it is imported. The control plane multiplies no matrices: they would idle."""
+"""NumPy starts a thread for each core when it is imported. The control plane multiplies no matrices: they idle."""
 
 
 class Child:
