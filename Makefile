@@ -17,6 +17,9 @@ SIMULATED := tests/faults tests/golden tests/unit
 # the longest files first, so that no worker is left with one of them at the end
 FIRST := tests/docs tests/system tests/train
 REAL := $(FIRST) $(filter-out $(FIRST) $(SIMULATED) %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
+TIMED := $(shell grep --recursive --files-with-matches --include 'test_*.py' 'pytest.mark.timed' tests)
+# what takes seconds by itself, most of them spent waiting: its limits are of seconds too, and it may run beside its like
+CHAOS := tests/system/test_chaos.py
 
 .PHONY: help setup lock servers demo demo-serve test test-slow faults chaos fuzz schemathesis style lint format bench quality gpu-check peers docs site wheel release clean
 
@@ -58,7 +61,8 @@ test: setup style servers  ## style, layers, types; all tests: in memory beside 
 	trap "kill -- -$$memory" INT TERM; \
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not timed and not slow" $(REAL); real=$$?; \
 	wait $$memory; memory=$$?; cat build/in-memory.txt; test $$real = 0 && exit $$memory
-	$(BIN)/python -m pytest -m timed tests/drivers tests/gateway tests/system
+	$(BIN)/python -m pytest -m timed --numprocesses 4 --dist load $(CHAOS)
+	$(BIN)/python -m pytest -m timed $(filter-out $(CHAOS),$(TIMED))
 
 test-slow: setup servers  ## the longest tests with real processes, which `make test` leaves out
 	$(BIN)/python -m pytest -m slow tests/docs tests/system tests/train
