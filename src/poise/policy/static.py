@@ -4,6 +4,8 @@ With several nodes a partition is a node; on a single node it is one CPU. A unit
 takes the ones that follow as well, and one that its partition could never hold moves on to the next that could.
 """
 
+from collections import Counter
+
 from poise.model.decisions import Decision, Hold, Place, Plan, Reason, Why
 from poise.model.fleet import CPU, Ints, Resident
 from poise.model.resources import Shape
@@ -96,14 +98,16 @@ class Static:
         rows: list[int] = []
         room = draft.capacity(shape).copy()
         place = first - 1
+        alone = _is_one_node(partitions)
         for index in range(needed):
-            place = _next_partition(place + 1, partitions, able, rows)
+            place = first if alone else _next_partition(place + 1, partitions, able, rows)
             row, size = partitions[place]
             refused: list[Reason] = []
             if room[row] <= 0:  # taken before, or by the members of this gang
                 gang = Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(index))
                 refused = draft.reasons_on(row, shape) or [gang]
-            if not _take_partitions(taken, partitions, place, shape.cpu):
+            cpu = shape.cpu if not alone else 0 if index else shape.cpu * needed  # on one node all take theirs at once
+            if not _take_partitions(taken, partitions, place, cpu):
                 need, have = format_cpu(shape.cpu), format_cpu(max(0, size - used[place]))
                 subject = fleet.names[row]
                 refused = [
@@ -142,7 +146,8 @@ def _partitions(view: Snapshot) -> Partitions:
     opened = [row for row in range(len(fleet)) if not fleet.closed[row]]
     if len(opened) == 1:
         row = opened[0]
-        return [(row, 1000)] * max(1, int(fleet.total[CPU, row]) // 1000)
+        cpus, rest = divmod(int(fleet.total[CPU, row]), 1000)
+        return [*[(row, 1000)] * (cpus - 1), (row, 1000 * min(cpus, 1) + rest)]
     return [(row, int(fleet.total[CPU, row])) for row in opened]
 
 
@@ -150,14 +155,18 @@ def _partition_use(view: Snapshot, partitions: Partitions) -> list[int]:
     """What is taken of each partition: of nodes, where it is; of a single node's CPUs, those of the unit's number."""
     used = [0] * len(partitions)
     rows = {row: place for place, (row, _) in enumerate(partitions)}
-    alone = len(rows) == 1
-    seen: dict[str, int] = {}
+    alone = _is_one_node(partitions)
+    taken: Counter[int] = Counter()  # by the first partition
     for row, residents in enumerate(view.fleet.residents):
         for resident in residents if row in rows else ():
-            index = seen[resident.unit] = seen.get(resident.unit, -1) + 1
-            first = resident.ordinal + index if alone else rows[row]
-            _take_partitions(used, partitions, first, resident.shape.cpu, force=True)
+            taken[resident.ordinal if alone else rows[row]] += resident.shape.cpu
+    for first, cpu in taken.items():
+        _take_partitions(used, partitions, first, cpu, force=True)
     return used
+
+
+def _is_one_node(partitions: Partitions) -> bool:
+    return len({row for row, _ in partitions}) == 1
 
 
 def _take_partitions(used: list[int], partitions: Partitions, first: int, cpu: int, *, force: bool = False) -> bool:

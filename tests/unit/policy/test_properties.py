@@ -415,6 +415,17 @@ def test_the_tasks_of_a_gang_pass_over_partitions_that_could_never_hold_them() -
     assert sorted(world.where("gang")) == ["n1", "n2"]
 
 
+def test_the_tasks_of_a_gang_share_the_cpus_of_one_node() -> None:
+    """Found above: a second task takes the CPUs after those of the first, and what is left of a CPU is used too."""
+    world = World("static").nodes(1, cpu=4).job("gang", workers=2, cpu=2).round().start("gang.main[0]", "gang.main[1]")
+    assert world.where("gang") == ["n1", "n1"]
+    world.job("next", workers=2, cpu=2).round().finish("gang.main[0]", "gang.main[1]").round()
+    assert world.where("next") == ["n1", "n1"]
+    for cpu, tasks in ((3.5, 2), (3.5, 1), (0.5, 1)):
+        world = World("static").nodes(1, cpu=cpu).job("gang", workers=tasks, cpu=cpu / tasks).round()
+        assert world.where("gang") == ["n1"] * tasks
+
+
 # --- no starvation while work keeps coming ---------------------------------------------------------------------------
 def waited_under_a_stream(
     nodes: int,
