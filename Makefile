@@ -4,9 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := $(VENV)/.ready
+# Chromium, in which the site of the documentation is tested: 90 MB to fetch, 275 MB unpacked
+BROWSER := chromium-headless-shell chromium-common libxnvctrl0 libdouble-conversion3 libogg0 libflac12 libharfbuzz-subset0 \
+  libminizip1 libopenh264-7 libopus0 libasyncns0 libmp3lame0 libmpg123-0 libvorbis0a libvorbisenc2 libsndfile1 libpulse0
 SERVERS := prometheus-node-exporter etcd-server redis-server redis-tools libatomic1 libjemalloc2 liblzf1 \
   postgresql-15 libpq5 libicu72 libxml2 libldap-2.5-0 libsasl2-2 \
-  libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libkeyutils1 libfaketime
+  libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libkeyutils1 libfaketime $(BROWSER)
 # packages that only PyTorch brings, of which each of its builds has its own
 OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
   nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
@@ -43,7 +46,7 @@ lock:            ## pin what `make setup` installs anew, with hashes, in require
 	  $(addprefix --extra ,demo dev docs nvidia ray) --constraint constraints.txt \
 	  $(addprefix --no-emit-package ,$(OF_TORCH)) pyproject.toml --output-file requirements.lock
 
-servers: setup   ## Debian's packages of the servers that tests talk to, unpacked into .venv; tests skip what is missing
+servers: setup   ## Debian's packages of the servers and the browser that tests use, unpacked into .venv; tests skip what is missing
 	@mkdir -p $(VENV)/debian && cd $(VENV)/debian && for package in $(SERVERS); do \
 	  test -e .$$package || { apt-get download -qq -o APT::Sandbox::User=$$(id -un) $$package && dpkg -x $${package}_*.deb . && rm -f *.deb && touch .$$package; } \
 	  || echo "$$package could not be fetched: the tests that need it are skipped" >&2; \
