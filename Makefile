@@ -91,7 +91,7 @@ format: setup    ## put the code in the one format
 peers: setup     ## install the peers that `make bench` compares with, each in an environment of its own
 	$(BIN)/python benchmarks/peers.py install
 
-bench: setup     ## every figure in docs/numbers.md, interleaved with the peers that are installed
+bench: setup     ## every figure in docs/numbers/bench.md, interleaved with the peers that are installed
 	$(BIN)/python benchmarks/run_all.py
 
 quality: setup   ## 200 live jobs under every policy in turn: over half an hour
