@@ -36,10 +36,10 @@ GOES_ON = "; it serves until it is ended"
 @forms("table", "wide", "json")
 @click.argument("job")
 def explain(job: str, everything: bool, form: str) -> int:
-    """Tell all there is to say of JOB (id, name, or JOB.TASK).
+    """Explain the state of JOB (id, name, or JOB.TASK).
 
-    Of what waits: every reason by name, which nodes refuse and why, what has to end for it, who is served before it,
-    and when it is expected to start. Of what runs: why there, and what is left. Of what is over: what happened.
+    For waiting tasks: every reason, the nodes that refuse and why, the work that must end first, the work that has
+    precedence, and the expected start. For running tasks: why there, and the remaining time. For ended jobs: the story.
     """
     home = current_home()
     everything = everything or form == "wide"
@@ -61,9 +61,9 @@ def explain(job: str, everything: bool, form: str) -> int:
 @click.argument("job")
 @click.argument("node")
 def why_not(job: str, node: str, form: str) -> int:
-    """Tell every reason against NODE for JOB (id, name, or JOB.TASK).
+    """Show every reason why NODE does not run JOB (id, name, or JOB.TASK).
 
-    Where it would fit: how the node scores beside the chosen one.
+    If the job would fit, show the node's score beside that of the chosen one.
     """
     home = current_home()
     if _is_up(home):
@@ -85,10 +85,10 @@ def why_not(job: str, node: str, form: str) -> int:
 @forms("table", "wide", "json")
 @click.argument("source", nargs=-1, required=True, metavar="FILE.yaml | SCRIPT | -- COMMAND...")
 def plan(source: tuple[str, ...], everything: bool, form: str, **flags: Any) -> int:
-    """Tell what would happen if FILE.yaml, a SCRIPT, or a command after `--`, were submitted now.
+    """Show what would happen if FILE.yaml, a SCRIPT, or a command after `--`, were submitted now.
 
-    The scheduler itself decides, and nothing changes: what goes where and why, who would be asked to yield, what would
-    wait and for what. `poise submit --if-revision N` then submits it only if nothing has happened meanwhile.
+    The scheduler itself decides, and nothing changes: placements with their reasons, preempted work, and waiting work
+    with its reasons. `poise submit --if-revision N` then submits it only if nothing has happened meanwhile.
     """
     spec, place = asked_for(source, flags)
     home = current_home()

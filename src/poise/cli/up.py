@@ -71,7 +71,7 @@ def own_home() -> Home:
     default=DEFAULT_POLICY,
     show_default=True,
     metavar="NAME|FILE",
-    help="Who runs where and when: a policy that ships with Poise, one of an installed package, or a file.",
+    help="Scheduling policy: one that ships with Poise, one of an installed package, or a file.",
 )
 @click.option(
     "--decide-within",
@@ -145,8 +145,8 @@ def up(
     """Start the control plane and the agent of this machine, or of a declared fleet's nodes, and keep them alive.
 
     A fleet is kept for this home until another is given, or --no-fleet; a policy decides until `poise down`. While
-    Poise is up, another fleet or policy is refused with exit code 1: `poise down --leave` first, and running work goes
-    on.
+    Poise is up, another fleet or policy is refused with exit code 1: `poise down --leave` first, and running work keeps
+    running.
     """
     if sum(map(bool, (fleet_file, on, no_fleet))) > 1:
         raise click.UsageError("`--fleet`, `--on` and `--no-fleet` exclude each other")
@@ -291,14 +291,14 @@ def _check_policy(current: str, label: str, given: str) -> None:
             field="--policy",
             need=label,
             have=current,
-            hint=f"`poise down --leave`, then `poise up --policy {given}`; running work goes on",
+            hint=f"`poise down --leave`, then `poise up --policy {given}`; running work keeps running",
         )
 
 
 @click.command()
 @forms(*TEXT)
 def status(form: str) -> int:
-    """Tell what runs here: whether Poise is up, which policy decides, on which fleet, and how much there is to do."""
+    """Show control-plane status: whether it is up, its policy, its fleet, and the amount of work."""
     import msgspec
 
     home = current_home()
@@ -399,13 +399,13 @@ def _settle_ray(home: Home, on: str | None, listen: str | None, *, gone: bool) -
                 field="--listen",
                 need=wanted.listen,
                 have=kept.listen,
-                hint=f"`poise down --leave`, then `poise up --listen {wanted.listen}`; running work goes on",
+                hint=f"`poise down --leave`, then `poise up --listen {wanted.listen}`; running work keeps running",
             )
         raise Conflict(
             "it is up with other nodes",
             field="--on",
             have=f"ray:{kept.address}" if kept else "no Ray cluster",
-            hint="`poise down --leave`, then again; work of nodes that are gone starts anew on others",
+            hint="`poise down --leave`, then again; work of removed nodes starts again on others",
         )
     if wanted is None:
         file.unlink()
@@ -434,7 +434,7 @@ def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFle
             field="--fleet" if file else "--no-fleet",
             have=f"fleet {kept.name}" if kept else "this machine",
             hint=f"`poise down --leave`, then `poise up {f'--fleet {file}' if file else '--no-fleet'}`; "
-            "work of nodes that are gone starts anew on others",
+            "work of removed nodes starts again on others",
         )
     _stop(home.node / "lock", *sorted(home.nodes.glob("*/lock")))  # agents whose supervisor was killed
     if wanted is None:
@@ -456,7 +456,7 @@ def _settle_store(home: Home, store: str | None) -> None:
             "it is up with another log",
             field="--store",
             have="its own" if kept == "home" else "a shared one",
-            hint="`poise down --leave`, then `poise up --store …`; running work goes on",
+            hint="`poise down --leave`, then `poise up --store …`; running work keeps running",
         )
     if store == "home":
         home.store.unlink()
@@ -476,7 +476,7 @@ def _settle_store(home: Home, store: str | None) -> None:
 
 @click.command()
 @click.option("--cancel", "cancel_jobs", is_flag=True, help="Cancel unfinished jobs first.")
-@click.option("--leave", is_flag=True, help="Let running commands go on; the next `poise up` takes them over.")
+@click.option("--leave", is_flag=True, help="Let running commands continue; the next `poise up` takes them over.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     """Stop the control plane and the agents. Refuses while jobs are unfinished, unless told what to do with them."""
@@ -515,7 +515,7 @@ def _see_to_work(home: Home, cancel_jobs: bool) -> None:
                 raise Conflict(
                     "one job is unfinished" if unfinished == 1 else f"{unfinished} jobs are unfinished",
                     have=", ".join(_unfinished(client)[:8]),
-                    hint="`poise down --cancel` ends them, `poise down --leave` lets running commands go on",
+                    hint="`poise down --cancel` ends them, `poise down --leave` lets running commands continue",
                 )
             _cancel_all(client)
         elif unfinished and cancel_jobs:
@@ -528,9 +528,9 @@ def _see_to_work(home: Home, cancel_jobs: bool) -> None:
             )
         elif unfinished and (busy := _busy(client, home)):
             raise Conflict(
-                "work runs on this machine, which would begin anew elsewhere",
+                "running work on this machine would start again elsewhere",
                 field=", ".join(busy[:8]),
-                hint=f"`poise down --leave` lets it go on, `poise drain {busy[0]} --move` moves it first",
+                hint=f"`poise down --leave` lets it continue, `poise drain {busy[0]} --move` moves it first",
             )
 
 

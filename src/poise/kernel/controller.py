@@ -1092,7 +1092,7 @@ class Controller:
     def _drain_device(self, node: str, place: str, message: Drain, now: int) -> str:
         if message.on and message.moves:
             raise InputError(
-                "what runs on one device of a node is not moved, only what runs on all of it",
+                "work on one device of a node cannot be moved, only the work of the whole node",
                 field="moves",
                 have=message.node,
                 hint=f"`poise drain --move {node}`",
