@@ -80,8 +80,9 @@ style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python docs/plain.py
 
-lint: style      ## style, types, layers
+lint: style      ## style, plain English, types, layers
 	$(BIN)/mypy
 
 format: setup    ## put the code in the one format

@@ -4,8 +4,8 @@
     python docs/plain.py PATH …   only of these pages
 
 It reads the prose of Markdown pages (not code, not generated pages, which come from the code), the help of every
-command and option, the descriptions of the fields of files, and the messages and hints of errors. A rule is here only
-if nearly all of its findings are worth a better sentence; `EXCEPT` names the sentences that are not.
+command and option, the descriptions of the fields of files, the reasons why work waits, and the messages and hints of
+errors. A rule is here only if nearly all of its findings are worth a better sentence.
 """
 
 import ast
@@ -21,6 +21,7 @@ from poise import errors
 from poise.cli.group import poise
 from poise.cli.main import COMMANDS
 from poise.drivers.schemas import FILES, schema_of
+from poise.model.decisions import REASONS
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "src" / "poise"
@@ -55,8 +56,8 @@ VERBS = (
 )
 """What the help of a command begins with."""
 
-EXCEPT: frozenset[str] = frozenset()
-"""Beginnings of sentences that a rule finds and that are right."""
+
+ERRORS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.PoiseError)}
 
 
 class Finding(NamedTuple):
@@ -77,8 +78,6 @@ def main() -> int:
 
 def check(place: str, sentence: str) -> Iterator[Finding]:
     """Whatever the rules find in one sentence."""
-    if any(sentence.startswith(start) for start in EXCEPT):
-        return
     if HEADLESS.match(sentence):
         yield Finding(place, "begin with the subject", sentence)
     for word, better in WORDS.items():
@@ -112,7 +111,7 @@ def prose(text: str) -> Iterator[tuple[int, str]]:
     )
     start, lines = 1, list[str]()
     for number, line in enumerate([*text.splitlines(), ""], start=1):
-        begins = not line.strip() or re.match(r"\s*(?:[*#>|-]|\d+\.) ?|    ", line)
+        begins = not line.strip() or re.match(r"\s*(?:[*>-]|\d+\.) |[#|]|    ", line)
         if begins and lines:
             yield start, " ".join(lines)
             lines = []
@@ -200,19 +199,26 @@ def descriptions(schema: Any, place: str) -> Iterator[tuple[str, str]]:
 
 
 def of_errors() -> Iterator[Finding]:
-    """The meanings of codes, and the messages and hints in the code that raises errors."""
-    for code, text in errors.CODES.items():
-        yield from check(code, text)
-    kinds = {
-        name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.PoiseError)
-    }
+    """The meanings of codes and of reasons, and the messages and hints in the code that raises errors."""
+    for code, text in {**errors.CODES, **REASONS}.items():
+        yield from check(code, capitalized(text))
     for path in sorted(SOURCES.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in kinds:
-                texts = [*node.args[:1], *(word.value for word in node.keywords if word.arg == "hint")]
-                for text in filter(None, map(literal, texts)):
-                    for sentence in sentences(text):
-                        yield from check(f"{path.relative_to(ROOT)}:{node.lineno}", sentence[:1].upper() + sentence[1:])
+        for line, text in texts_of_errors(path.read_text(encoding="utf-8")):
+            for sentence in sentences(text):
+                yield from check(f"{path.relative_to(ROOT)}:{line}", capitalized(sentence))
+
+
+def texts_of_errors(code: str) -> Iterator[tuple[int, str]]:
+    """What is given to the exceptions of `errors` as a message or a hint, with its line."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in ERRORS:
+            for text in [*node.args[:1], *(word.value for word in node.keywords if word.arg == "hint")]:
+                if found := literal(text):
+                    yield node.lineno, found
+
+
+def capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def literal(node: ast.AST) -> str:

@@ -57,7 +57,7 @@ def own_home() -> Home:
     home = current_home()
     if home.elsewhere is not None:
         raise Conflict(
-            "the control plane of somebody else is theirs to start and stop",
+            "cannot start or stop the control plane of another user",
             field=home.elsewhere_by,
             have=str(home.elsewhere),
             hint=f"`unset {home.elsewhere_by}` for one of your own",
