@@ -64,6 +64,13 @@ def test_guides_are_grouped(site: Path) -> None:
     assert re.search(r'<a href="use-gpus.html" aria-current="page">', page)
 
 
+def test_the_chinese_page_has_a_chinese_sidebar(site: Path) -> None:
+    page = (site / "README.zh-CN.html").read_text(encoding="utf-8")
+    titles = re.findall(r"<summary>([^<]+)</summary>", page)
+    assert titles
+    assert [title for title in titles if title.isascii()] == []
+
+
 QUESTIONS = {
     "GPU": "use-a-gpu",
     "sweep": "sweep",
