@@ -97,10 +97,19 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 def _pages(text: str) -> list[Any]:
-    """The pages that a part of docs/index.md links to, from the root."""
-    return [
-        {name: (ROOT / "docs" / target).resolve().relative_to(ROOT).as_posix()} for name, target in PAGE.findall(text)
-    ]
+    """The pages that a part of docs/index.md links to, from the root, by their titles."""
+    return [{_title(name): _place(target)} for name, target in PAGE.findall(text)]
+
+
+def _title(name: str) -> str:
+    """The text of a link, which may stand in a sentence, as an entry of the sidebar."""
+    plain = name.replace("`", "")
+    return plain[:1].upper() + plain[1:]
+
+
+def _place(target: str) -> str:
+    """A link of docs/index.md, from the root."""
+    return (ROOT / "docs" / target).resolve().relative_to(ROOT).as_posix()
 
 
 def _weight(place: str) -> float:

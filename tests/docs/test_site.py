@@ -62,6 +62,8 @@ def test_guides_are_grouped(site: Path) -> None:
     groups = re.findall(r'data-group="([^"]+)"', page)
     assert groups[groups.index("Guides") + 1 :][:5] == ["Use", "Train", "Serve", "Operate", "Simulate"]
     assert re.search(r'<a href="use-gpus.html" aria-current="page">', page)
+    titles = re.findall(r'<a href="[^"]+\.html"[^>]*>([^<]+)</a>', page.partition("<main")[0])
+    assert [title for title in titles if title[0].islower() or "`" in title] == []
 
 
 def test_the_chinese_page_has_a_chinese_sidebar(site: Path) -> None:
