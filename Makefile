@@ -9,7 +9,8 @@ BROWSER := chromium-headless-shell chromium-common libxnvctrl0 libdouble-convers
   libminizip1 libopenh264-7 libopus0 libasyncns0 libmp3lame0 libmpg123-0 libvorbis0a libvorbisenc2 libsndfile1 libpulse0
 SERVERS := prometheus-node-exporter etcd-server redis-server redis-tools libatomic1 libjemalloc2 liblzf1 \
   postgresql-15 libpq5 libicu72 libxml2 libldap-2.5-0 libsasl2-2 \
-  libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libkeyutils1 libfaketime $(BROWSER)
+  libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libkeyutils1 libfaketime \
+  openssh-server libwrap0 $(BROWSER)
 # packages that only PyTorch brings, of which each of its builds has its own
 OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
   nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
@@ -19,7 +20,7 @@ BESIDE := --dist loadfile --no-loadscope-reorder
 # real processes on a machine whose cores others take for seconds: what failed beside others has to pass by itself
 AGAIN = { test $$? = 1 && echo "what failed, once more by itself:" && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
-.PHONY: help setup lock servers demo demo-serve test test-slow faults chaos fuzz schemathesis style lint format bench quality gpu-check peers docs site clean
+.PHONY: help setup lock servers demo demo-serve test test-slow faults chaos fuzz schemathesis style lint format bench quality gpu-check peers docs site wheel release clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -107,6 +108,21 @@ docs: setup      ## the generated reference, then the site
 
 site: setup      ## the documentation as pages that need no network: build/site/index.html
 	$(BIN)/python -m mkdocs build --strict --quiet
+
+wheel: setup     ## the wheel and the source archive, in dist/
+	$(BIN)/python release/build.py
+
+release: setup   ## a version: CHANGELOG from the news, wheel, check in a fresh environment, commit and tag (VERSION=0.2.0 NEXT=0.3.0)
+	@test -n "$(VERSION)" -a -n "$(NEXT)" || { echo "make release VERSION=0.2.0 NEXT=0.3.0" >&2; exit 1; }
+	git diff --quiet HEAD
+	$(BIN)/python release/changelog.py $(VERSION)
+	$(BIN)/python release/build.py
+	$(BIN)/python release/check.py
+	git add --all CHANGELOG.md docs/news src/poise/__init__.py
+	git commit --quiet --message "Release $(VERSION)"
+	git tag --annotate --message "Poise $(VERSION)" v$(VERSION)
+	$(BIN)/python release/changelog.py $(NEXT).dev0
+	git commit --quiet --all --message "Begin $(NEXT)"
 
 clean:           ## forget what was built
 	rm -rf $(VENV) .bench .faults .peers build dist

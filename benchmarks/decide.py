@@ -29,8 +29,7 @@ from harness import Figure
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import settle_memory
 from poise.kernel.explain import question
-from poise.kernel.ledger import Ledger
-from poise.kernel.ledger import queues as ledgers
+from poise.kernel.ledger import Ledger, queues
 from poise.kernel.verify import verify_place, verify_preempt, verify_resize
 from poise.kernel.whatif import explain
 from poise.model.decisions import Hold, Place, Plan, Preempt, Resize, Spot, Why
@@ -90,12 +89,12 @@ class World:
         """What the policy is shown: as the control plane shows it, or about `shown` units in all."""
         if shown is None:
             return self.ledger.snapshot(self.now)
-        bounds = ledgers.HEAD, ledgers.SHOWN
-        ledgers.HEAD = ledgers.SHOWN = shown
+        bounds = queues.HEAD, queues.SHOWN
+        queues.HEAD = queues.SHOWN = shown
         try:
             return self.ledger.snapshot(self.now)
         finally:
-            ledgers.HEAD, ledgers.SHOWN = bounds
+            queues.HEAD, queues.SHOWN = bounds
 
     def carry_out(self, plan: Plan) -> list[Event]:
         """Verify and apply, as the controller does; the events to append."""

@@ -29,7 +29,7 @@ import poise as poise_package
 from poise import errors
 from poise.cli.complete import FLAGS
 from poise.cli.group import poise
-from poise.cli.main import COMMANDS, GIVES_CHILD_CODE, OWN_FAILURE
+from poise.cli.main import ALIASES, COMMANDS, GIVES_CHILD_CODE, GROUPS, OWN_FAILURE
 from poise.config import Home
 from poise.control.api import make_app
 from poise.control.guard import PUBLIC
@@ -140,12 +140,12 @@ def commands() -> str:
         "With `--json` a command prints exactly one JSON value, in [these units](api.md#units). See also",
         "[exit codes](exit-codes.md).",
         "",
-        *_table(
-            ("command", "does"), [(f"[`poise {name}`](#poise-{name})", text) for name, (_, text) in COMMANDS.items()]
-        ),
     ]
+    for title, names in (*GROUPS.items(), ("Other names", tuple(ALIASES))):
+        does = [(f"[`poise {name}`](#poise-{name})", COMMANDS[name][1]) for name in names]
+        lines += ["", f"**{title}**", "", *_table(("command", "does"), does)]
     root = click.Context(poise, info_name="poise")
-    for name in COMMANDS:
+    for name in (name for names in (*GROUPS.values(), ALIASES) for name in names):
         command = cast(click.Command, poise.get_command(root, name))
         lines += _command(command, click.Context(command, info_name=name, parent=root), "##")
     return HEADER + "\n".join(lines) + "\n"

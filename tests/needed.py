@@ -8,4 +8,4 @@ import pytest
 def needs(package: str, extra: str) -> None:
     """Skip the whole file where a package is not installed; `extra` is what of Poise brings it."""
     if find_spec(package) is None:
-        pytest.skip(f"needs poise[{extra}]", allow_module_level=True)
+        pytest.skip(f"needs poise-scheduler[{extra}]", allow_module_level=True)

@@ -9,7 +9,7 @@ import contextlib
 import http.client
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -35,11 +35,15 @@ from poise.model.chances import DeadlineForecast
 from poise.model.reports import (
     Changed,
     Drained,
+    ExecEnd,
+    ExecLine,
     Explanation,
+    InputReport,
     JobReport,
     JobStatus,
     LogEnd,
     LogLine,
+    LogPiece,
     NodeReport,
     Overview,
     PlanReport,
@@ -56,6 +60,7 @@ from poise.model.usage import NodeProfile
 if TYPE_CHECKING:
     import socket
 
+    from poise.drivers.giving import Source
     from poise.drivers.sending import Sending
 
 T = TypeVar("T")
@@ -346,15 +351,28 @@ class Client:
     def shutdown(self) -> None:
         self._call("POST", "/v1/shutdown", dict[str, bool])
 
-    def logs(self, name: str, *, task: str = "", follow: bool = False, tail: int = -1) -> Iterator[LogLine]:
+    def logs(
+        self,
+        name: str,
+        *,
+        task: str = "",
+        follow: bool = False,
+        tail: int = -1,
+        since: float = 0.0,
+        rank: int = -1,
+        begun: Callable[[], None] | None = None,
+    ) -> Iterator[LogLine]:
         """Yield pieces of output, and an end. With `tail`, the output so far is cut to that many last lines of each
-        stream of each task's latest attempt. A restart of the control plane repeats no output. With several control
-        planes, it asks the leader first; unless it is to `follow`, it then asks the others for what the leader lacks.
+        stream of each task's latest attempt; with `since`, to what was written from that time on, in seconds since
+        1970; `begun` is called once that is cut, before anything later comes. `rank` is one of a gang. A restart of the
+        control plane repeats no output. With several control planes, it asks the leader first; unless it is to
+        `follow`, it then asks the others for what the leader lacks.
         """
         given: dict[tuple[str, int, str], int] = {}
-        path = f"/v1/jobs/{_part(name)}/logs?follow={str(follow).lower()}&task={_quoted(task)}"
+        path = f"/v1/jobs/{_part(name)}/logs?follow={str(follow).lower()}&task={_quoted(task)}&rank={rank}"
         decode = json_decoder(LogLine).decode
-        last = f"&tail={tail}" if tail >= 0 else ""
+        cut = f"&tail={tail}&since={since!r}" if tail >= 0 or since else ""
+        last = cut
         while True:
             seen: dict[tuple[str, int, str], int] = {}
             self._find_leader()
@@ -364,10 +382,13 @@ class Client:
                     if line == b"\n":
                         continue  # it is quiet, but there is somebody
                     piece = decode(line)
+                    if isinstance(piece, LogPiece) and not piece.task:
+                        if begun is not None:
+                            begun()
+                        continue
                     if isinstance(piece, LogEnd):
                         if not follow:
-                            tailed = f"&tail={tail}" if tail >= 0 else ""
-                            yield from self._kept_elsewhere(path + tailed, given)
+                            yield from self._kept_elsewhere(path + cut, given)
                         yield piece
                         return
                     stream = (piece.task, piece.epoch, piece.stream)
@@ -378,6 +399,94 @@ class Client:
                     if repeated < len(piece.data):
                         yield msgspec.structs.replace(piece, data=piece.data[repeated:])
             self.status()  # wait for the control plane to be back, or raise
+
+    def give(
+        self,
+        name: str,
+        data: bytes = b"",
+        *,
+        task: str = "",
+        epoch: int = 0,
+        at: int = 0,
+        end: bool = False,
+        size: str = "",
+        hold: float = 0.0,
+        hang_up: bool = False,
+    ) -> InputReport:
+        """Give a task a piece of its standard input, from byte `at` on of the attempt `epoch`, and perhaps the `end` of
+        it; answers with how much of it that attempt has taken. Without data it only tells. `size` is that of a
+        terminal, `ROWSxCOLUMNS`, which hangs up now with `hang_up`, or when it gets nothing for `hold` seconds.
+        """
+        piece = {"task": task, "epoch": epoch, "at": at, "data": data, "end": end}
+        piece |= {"size": size, "hold": hold, "hang_up": hang_up}
+        return self._call("POST", f"/v1/jobs/{_part(name)}/input", InputReport, piece, timeout=THOUGHT)
+
+    def feed(self, name: str, source: "Source | bytes", *, task: str = "", joins: bool = False) -> None:
+        """Give a task its whole standard input, until the task is over; one that is started again is given all of it
+        again. With `joins` what others have given stays, and nothing is given again.
+        """
+        self._feed(f"/v1/jobs/{_part(name)}/input", source, {"task": task}, joins=joins)
+
+    def exec(
+        self,
+        name: str,
+        run: Sequence[str],
+        *,
+        task: str = "",
+        rank: int | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bool = False,
+        tty: str = "",
+    ) -> Generator[ExecLine]:
+        """Run a command beside a running task, in its folder, with its environment, devices and memory limit, and yield
+        what it writes, then how it has ended. It ends with the task, and when it is not read any more. `task` or `rank`
+        tell which where several run. With `stdin` it waits for input: see `feed_exec`; `tty` is the size of a terminal.
+        """
+        body = {"run": [*run], "task": task, "rank": rank, "env": dict(env or {}), "stdin": stdin, "tty": tty}
+        decode = json_decoder(ExecLine).decode
+        self._find_leader()
+        self.status()  # that there is one to ask
+        try:
+            with self._stream(f"/v1/jobs/{_part(name)}/exec", body=body) as response:
+                for line in response:
+                    if line != b"\n":
+                        yield (told := decode(line))
+                        if isinstance(told, ExecEnd):
+                            return
+        except (OSError, http.client.HTTPException) as error:
+            raise _unreachable(self.home, error) from None
+        raise Unreachable("the control plane has gone, and with it the command", hint=f"`poise show {name}`")
+
+    def feed_exec(self, name: str, source: "Source | bytes") -> None:
+        """Give a command beside a task its whole standard input; it goes by the name that `exec` yields first."""
+        with contextlib.suppress(NotFound):  # it has ended
+            self._feed(f"/v1/exec/{_part(name)}/input", source, {}, joins=False)
+
+    def _feed(self, path: str, source: "Source | bytes", of: Mapping[str, str], *, joins: bool) -> None:
+        from poise.drivers.giving import Bytes  # here, since most commands give nothing
+
+        given = Bytes(source) if isinstance(source, bytes) else source
+        epoch = at = before = 0  # `before` is what others have given
+        report = InputReport(wanted=False)
+        while not report.over:
+            data, end = b"", False
+            if report.wanted:
+                data, end = given.next(at)
+            elif epoch:
+                given.rest()
+            piece = {**of, "epoch": epoch, "at": before + at, "data": data, "end": end}
+            piece |= {"size": given.size, "hold": given.hold}
+            report = self._call("POST", path, InputReport, piece, timeout=THOUGHT)
+            if report.taken < 0:
+                report = InputReport(epoch=report.epoch, wanted=report.epoch == epoch > 0, over=report.over)
+                continue
+            sent = at + len(data)
+            if report.epoch != epoch:
+                epoch, before = report.epoch, report.taken - at if joins else 0
+                given.begun()
+            at = report.taken - before
+            if joins and at > sent:
+                at, before = sent, report.taken - sent
 
     def _find_leader(self) -> None:
         """Turn to the one of several that leads, if one does before patience ends."""
@@ -553,12 +662,16 @@ class Client:
 
     @contextlib.contextmanager
     def _stream(
-        self, path: str, turn: int | None = None, timeout: float | None = None
+        self, path: str, turn: int | None = None, timeout: float | None = None, body: Any = None
     ) -> Iterator[http.client.HTTPResponse]:
         timeout = HUSH[self._several] if timeout is None else timeout
         connection = _Connection(self.home, timeout, self._turn if turn is None else turn)
         try:
-            connection.request("GET", path, headers={"Authorization": f"Bearer {self._bearer()}"})
+            headers = {"Authorization": f"Bearer {self._bearer()}"}
+            if body is None:
+                connection.request("GET", path, headers=headers)
+            else:
+                connection.request("POST", path, _encoded(body), headers | {"Content-Type": "application/json"})
             response = connection.getresponse()
             if response.status >= 400:
                 raise _error_of(response)
@@ -709,6 +822,30 @@ class AsyncClient:
         """Wait until a job is over, or the time is up; the report says which."""
         return await self._ask(lambda client: client.wait(name, timeout))
 
+    async def feed(self, name: str, source: "Source | bytes", *, task: str = "") -> None:
+        """As `Client.feed`."""
+        await self._ask(lambda client: client.feed(name, source, task=task))
+
+    async def exec(
+        self,
+        name: str,
+        run: Sequence[str],
+        *,
+        task: str = "",
+        rank: int | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[ExecLine]:
+        """As `Client.exec`, without input."""
+        import asyncio
+
+        lines = Client(self.home, patience=self._patience).exec(name, run, task=task, rank=rank, env=env)
+        try:
+            while (line := await asyncio.to_thread(next, lines, None)) is not None:
+                yield line
+        finally:
+            with contextlib.suppress(ValueError):  # it is being read, by a thread that is no longer waited for
+                await asyncio.to_thread(lines.close)
+
     async def cancel(self, name: str) -> str:
         return await self._ask(lambda client: client.cancel(name))
 
@@ -751,11 +888,13 @@ class AsyncClient:
     async def status(self) -> StatusReport:
         return await self._ask(lambda client: client.status())
 
-    async def logs(self, name: str, *, task: str = "", follow: bool = False, tail: int = -1) -> AsyncIterator[LogLine]:
-        """Pieces of output, and an end."""
+    async def logs(
+        self, name: str, *, task: str = "", follow: bool = False, tail: int = -1, since: float = 0.0, rank: int = -1
+    ) -> AsyncIterator[LogLine]:
+        """As `Client.logs`."""
         import asyncio
 
         client = Client(self.home, patience=self._patience)
-        pieces = client.logs(name, task=task, follow=follow, tail=tail)
+        pieces = client.logs(name, task=task, follow=follow, tail=tail, since=since, rank=rank)
         while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
             yield piece

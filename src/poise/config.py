@@ -127,7 +127,7 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def options(self) -> Path:
-        """What `poise up` was given last that is not kept: the next one tells what it lacks of it."""
+        """The flags of `poise up` that later starts use too."""
         return self.root / "options.json"
 
     @property
@@ -147,7 +147,7 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def stay(self) -> Path:
-        """There when a control plane that was started for as long as there is a job has been asked to stay."""
+        """There from `poise up` to `poise down`: a control plane is to stay up without jobs, with the kept flags."""
         return self.root / "stay"
 
     @property
@@ -261,5 +261,6 @@ PAGE = 1000
 MAX_BODY = 4 * 2**20
 """Bytes of one request or file; anything larger is refused before it is buffered."""
 
+DEFAULT_POLICY = "poise"
 DEFAULT_PORT = 7717
 LISTEN_PORT = 7718

@@ -15,6 +15,7 @@
         ├── StoreAway         the store of the log does not answer; it is tried again
         ├── NotLeading        another control plane leads, and is the one to ask
         ├── StoreDamaged      the log, or a checkpoint, does not read back as it was written
+        ├── StoreNewer        the log was written by a newer Poise
         ├── CallLost          a call was lost with its workers
         ├── GangBroken        the workers of a gang did not find each other, or one has gone
         ├── MemoryShort       no micro-batch is small enough for the memory that there is
@@ -70,6 +71,19 @@ CODES = {
     "E219": "the last checkpoint of training could not be written",
     "E299": "an internal error",
 }
+
+
+DISTRIBUTION = "poise-scheduler"
+"""The name to install Poise by; the index has something else under `poise`."""
+
+
+def extra(name: str) -> str:
+    """The command that installs an optional part, for a hint.
+
+    >>> extra("ray")
+    "pip install 'poise-scheduler[ray]'"
+    """
+    return f"pip install '{DISTRIBUTION}[{name}]'"
 
 
 class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -133,6 +147,12 @@ class InputError(PoiseError):
     exit_code = 1
     status = 400
     default_code = "E102"
+
+
+def client_only() -> InputError:
+    """The error where more is needed than the light client has."""
+    hint = f"`pip install {DISTRIBUTION}` on Linux, or POISE_ADDRESS for a control plane on another machine"
+    return InputError("this needs all of Poise, and only its client is installed here", hint=hint)
 
 
 class SpecError(InputError):
@@ -206,6 +226,18 @@ class StoreFull(Fault):
 
 class StoreDamaged(Fault):
     default_code = "E203"
+
+
+class StoreNewer(Fault):
+    """The log was written by a newer Poise; nothing is wrong with it."""
+
+    default_code = "E206"
+
+
+def newer(message: str, writer: str) -> StoreNewer:
+    """The error for a log that the version `writer` wrote, or an unknown one."""
+    hint = f"use Poise {writer} or newer, which wrote this log" if writer else "use the Poise that wrote this log"
+    return StoreNewer(message, need=writer, hint=hint)
 
 
 class StoreAway(Fault):

@@ -40,6 +40,7 @@ from poise.config import Home
 from poise.control.start import ensure_up, kept_environment, user_name
 from poise.decoding import msgpack_decoder
 from poise.drivers import functions, tidy, values
+from poise.drivers.screen import Progress, Screen
 from poise.errors import CallFailed, CallLost, Conflict
 from poise.model.calls import MAX_NEEDS, Result
 from poise.model.fields import declared
@@ -440,19 +441,16 @@ class _Bar:
     """Progress on stderr: a bar in a terminal, nothing elsewhere."""
 
     def __init__(self, name: str, total: int | None) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=False)
-        self._row = self._progress.add_task(name, total=total)
-        self._progress.start()
+        self._progress = Progress(Screen(sys.stderr), [name]) if sys.stderr.isatty() else None
+        self._total = total
 
     def at(self, done: int) -> None:
-        self._progress.update(self._row, completed=done)
+        if self._progress is not None:
+            self._progress.at(0, done, self._total)
 
     def close(self) -> None:
-        self._progress.stop()
+        if self._progress is not None:
+            self._progress.draw()
 
 
 # --- gangs -----------------------------------------------------------------------------------------------------------

@@ -17,10 +17,10 @@ from poise.control.decider import InlineDecider
 from poise.control.plane import Plane
 from poise.drivers.beside import beside
 from poise.drivers.plugins import build, choose
-from poise.drivers.sqlite import SqliteStore
+from poise.drivers.sqlite import LogReader, SqliteStore
 from poise.drivers.system import SystemClock
 from poise.engine.host import AT_ONCE, Host, load_ledger
-from poise.errors import StoreFull
+from poise.errors import StoreFull, StoreNewer
 from poise.kernel.controller import AddToken, Controller, Settings, Submit
 from poise.kernel.ledger import Ledger
 from poise.model.decisions import Plan
@@ -385,3 +385,17 @@ def test_the_copy_of_the_process_lets_go_of_its_files_whatever_the_kernel_offers
 def files() -> str:
     """The numbers of the open files of this process, and of the folder that lists them."""
     return " ".join(entry.name for entry in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.parametrize("state", [b"\x28\xb5\x2f\xfd of another compression", b"\x81\xa4jobs\x01"])
+def test_a_whole_checkpoint_that_cannot_be_read_is_that_of_a_newer_version(tmp_path: Path, state: bytes) -> None:
+    store = SqliteStore[Event](tmp_path / "log.db", encode_event, decode_event, written_by="9.1.0")
+    with contextlib.closing(store):
+        store.append([NodeLost(at=1, name="n1")], expected=0)
+        store.checkpoint(1, state)
+    with (
+        contextlib.closing(LogReader(tmp_path / "log.db", decode_event)) as reader,
+        pytest.raises(StoreNewer, match="the checkpoint at revision 1") as raised,
+    ):
+        load_ledger(reader)
+    assert raised.value.record.code == "E206" and "9.1.0" in raised.value.record.hint

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from poise.drivers import keeper
+from poise.drivers.logs import Moments
 from poise.drivers.system import Cgroups, probe_cgroups
 
 PROGRAM = keeper.__file__
@@ -725,3 +726,17 @@ def test_a_long_folder_is_no_obstacle(tmp_path: Path) -> None:
     assert line.ending()["outcome"] == "done"
     os.kill(line.pid, signal.SIGKILL)
     line.close()
+
+
+def test_it_is_noted_when_a_command_wrote(connect: Open) -> None:
+    line = connect()
+    before = time.time_ns()
+    line.shell("talks", "for n in 1 2 3; do echo $n; sleep 0.5; done", env={"PATH": PATH})
+    assert line.ending()["outcome"] == "done"
+    moments = Moments(line.logs / "talks.out")
+    times = [moments.at(offset)[0] for offset in (0, 2, 4)]
+    assert times == sorted(set(times))
+    assert before - SECOND < times[0] < times[2] <= time.time_ns()
+    line.shell("brief", "echo once")
+    assert line.ending()["outcome"] == "done"
+    assert not (line.logs / "brief.out.times").exists(), "the file itself tells"

@@ -4,8 +4,11 @@ import asyncio
 import os
 from pathlib import Path
 
-from poise.drivers.keeper import punch
-from poise.drivers.logs import Piece, follow, last_lines, prune, read
+import pytest
+
+from poise.drivers import keeper
+from poise.drivers.keeper import note_time, punch
+from poise.drivers.logs import Moments, Piece, follow, last_lines, line_at, prune, read
 
 
 def test_a_log_is_read_in_parts(tmp_path: Path) -> None:
@@ -17,6 +20,58 @@ def test_a_log_is_read_in_parts(tmp_path: Path) -> None:
     assert read(path, -100) == b"0123456789"
     assert read(path, 10) == b""
     assert read(tmp_path / "none") == b""
+
+
+def test_it_is_known_when_a_byte_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "x.out"
+    moments = Moments(path)
+    assert (moments.at(0)[0], moments.since(5)) == (0, 0)
+    path.write_bytes(b"one\ntwo\nthree\n")
+    os.utime(path, ns=(9_000, 9_000))
+    assert moments.at(3)[0] == 9_000
+    note_time(str(path), 4, 1_000)
+    note_time(str(path), 8, 2_000)
+    note_time(str(path), 8, 3_000)  # said again
+    assert [moments.at(offset) for offset in (0, 3, 4, 7)] == [(1_000, 4)] * 2 + [(2_000, 8)] * 2
+    assert moments.at(8)[0] == 9_000
+    assert [moments.since(time) for time in (1, 1_000, 1_001, 2_000, 2_001, 9_000, 9_001)] == [0, 0, 4, 4, 8, 8, 14]
+
+
+def test_the_index_of_a_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "TIMES_LIMIT", 1600)
+    path = tmp_path / "x.out"
+    path.write_bytes(bytes(1000))
+    for size in range(1, 1001):
+        note_time(str(path), size, 10 * size)
+    index = Path(f"{path}{keeper.TIMES}")
+    assert 0 < index.stat().st_size <= 1600
+    moments = Moments(path)
+    times = [moments.at(offset)[0] for offset in range(1000)]
+    assert times == sorted(times)
+    assert all(10 * (offset + 1) <= time <= 10 * (offset + 1 + 60) for offset, time in enumerate(times[:-60]))
+    with index.open("ab") as file:
+        file.write(b"torn")
+    note_time(str(path), 1001, 10_010)
+    assert Moments(path).at(1000)[0] == 10_010
+
+
+def test_a_line_is_found_by_a_place_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "x.out"
+    path.write_bytes(b"one\ntwo\nthree")
+    assert [line_at(path, offset) for offset in (0, 3, 4, 6, 7, 8, 13)] == [0, 0, 4, 4, 4, 8, 8]
+    path.write_bytes(b"x" * 200_000)
+    assert line_at(path, 150_000) == 150_000
+
+
+def test_the_index_goes_with_its_log(tmp_path: Path) -> None:
+    for job in ("j1", "j2"):
+        path = tmp_path / job / "main.1.out"
+        path.parent.mkdir()
+        path.write_bytes(b"some")
+        note_time(str(path), 2, 1)
+        os.utime(path, (int(job[1:]), int(job[1:])))
+    assert prune(tmp_path, 2**30, 1).left_files == 1
+    assert sorted(path.name for path in tmp_path.glob("*/*")) == ["main.1.out", "main.1.out.times"]
 
 
 def test_the_last_lines_are_found(tmp_path: Path) -> None:

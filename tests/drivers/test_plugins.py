@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from poise.drivers.plugins import Choice, build, choose, choose_document, code_of, policy_of, sample_view, tried
-from poise.errors import Fault, SpecError
+from poise.errors import Fault, SpecError, extra
 from poise.model.events import Began
 from poise.policy.suites import POLICIES
 from poise.testing import World
@@ -281,7 +281,7 @@ def test_a_policy_whose_package_is_missing_says_what_to_install(monkeypatch: pyt
             f"the policy `{name}` needs a package that is not installed",
             "--policy",
         )
-        assert record.hint == "`pip install 'poise[lp]'`, or a policy that needs none, such as `--policy fifo`"
+        assert record.hint == f"`{extra('lp')}`, or a policy that needs none, such as `--policy fifo`"
         assert "`pip install" not in str(policy_of(began(choose("fifo"))))
         assert "needs a package" in str(policy_of(began(choose(name))))
     for name in sorted({*POLICIES} - {*solving}):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from poise.drivers.logs import Moments
 from poise.drivers.process import log_paths
 from poise.drivers.shipping import keep
 from poise.model.messages import Attempt, Output
@@ -22,3 +23,12 @@ def test_a_command_that_writes_on_and_on_elsewhere_does_not_fill_the_disk_here(t
         for number in range(MANY - MOST // 2 // PART, MANY):
             file.seek(number * PART)
             assert file.read(PART) == bytes([number + 1]) * PART
+
+
+def test_when_it_was_written_there_is_known_here(tmp_path: Path) -> None:
+    attempt = Attempt("j1.main", 1)
+    moments = Moments(log_paths(tmp_path, attempt)[0])
+    for start, at in ((0, 1_000), (4, 2_000), (0, 1_000), (8, 3_000)):  # one part comes twice
+        keep(tmp_path, Output(attempt=attempt, err=False, start=start, data=b"abc\n", at=at))
+    assert [moments.at(offset)[0] for offset in (0, 4, 8)] == [1_000, 2_000, 3_000]
+    assert moments.since(3_001) == 12

@@ -22,8 +22,7 @@ from poise.drivers.logfile import has_log, read_home
 from poise.drivers.sqlite import LogReader, SqliteStore
 from poise.drivers.sqlite.mark import Mark, mark_path
 from poise.drivers.sqlite.tables import PAGE_BYTES, WAL_PAGES
-from poise.drivers.verified import StoreNewer
-from poise.errors import Conflict, PoiseError, StoreDamaged, StoreFull
+from poise.errors import Conflict, PoiseError, StoreDamaged, StoreFull, StoreNewer
 
 
 def open_store(path: Path, **options: object) -> SqliteStore[Note]:

@@ -16,10 +16,10 @@ from drivers.postgres_server import PostgresServer
 from poise.drivers.etcd.words import end_of
 from poise.drivers.led import LedStore, log_at, store_at
 from poise.drivers.sqlite import LogReader, SqliteStore
-from poise.drivers.verified import READ_ROWS, StoreNewer, VerifiedLog
-from poise.errors import Busy, Conflict, StoreDamaged
+from poise.drivers.verified import READ_ROWS, VerifiedLog
+from poise.errors import Busy, Conflict, StoreDamaged, StoreNewer
 from poise.model.events import NodeLost, decode_event, encode_event
-from poise.model.record import checksum, is_whole
+from poise.model.record import FORMAT, checksum, is_whole
 from poise.ports import Store
 
 
@@ -49,8 +49,11 @@ class Place(ABC):
     def empty_checkpoint(self, revision: int) -> None: ...
 
     @abstractmethod
-    def be_newer(self) -> None:
-        """What lies there is of a later version."""
+    def be_of(self, format: int) -> None:
+        """What lies there says that it has this format."""
+
+    @abstractmethod
+    def format(self) -> int: ...
 
 
 class InTables(Place):
@@ -90,8 +93,11 @@ class InFile(InTables):
             connection.commit()
             return rows
 
-    def be_newer(self) -> None:
-        self.ask("PRAGMA user_version = 2")
+    def be_of(self, format: int) -> None:
+        self.ask(f"PRAGMA user_version = {format}")
+
+    def format(self) -> int:
+        return int(self.ask("PRAGMA user_version")[0][0])
 
 
 class Shared(Place):
@@ -124,8 +130,11 @@ class InPostgres(Shared, InTables):
             statement = statement.replace(f" {table}", f" poise.{table}", 1)
         return [tuple(row) for row in self._server.run(statement, self._url, *values)]
 
-    def be_newer(self) -> None:
-        self.ask("UPDATE about SET value = '2' WHERE name = 'format'")
+    def be_of(self, format: int) -> None:
+        self.ask("UPDATE about SET value = ? WHERE name = 'format'", str(format))
+
+    def format(self) -> int:
+        return int(self.ask("SELECT value FROM about WHERE name = 'format'")[0][0])
 
 
 class InEtcd(Shared):
@@ -150,8 +159,11 @@ class InEtcd(Shared):
     def empty_checkpoint(self, revision: int) -> None:
         self._server.put(self._keys.checkpoint(revision), b"")
 
-    def be_newer(self) -> None:
-        self._server.put(self._keys.format, b"2")
+    def be_of(self, format: int) -> None:
+        self._server.put(self._keys.format, b"%d" % format)
+
+    def format(self) -> int:
+        return int(next(iter(self._server.get(self._keys.format).values())))
 
 
 @pytest.fixture(params=["sqlite", "postgres", "etcd"])
@@ -314,13 +326,11 @@ def test_a_record_that_moved_is_found(place: Place) -> None:
 def test_an_unknown_record_format_is_refused_naming_the_version(place: Place) -> None:
     with contextlib.closing(place.open(written_by="9.1.0")) as store:
         store.append([note(1)], expected=0)
-    body = b"\x02" + encode(note(2))
-    record = body + checksum(2, body).to_bytes(4, "little")
-    place.add(2, record)
+    place.add(2, record_of(FORMAT + 1, 2))
     with contextlib.closing(place.open()) as store:
         reading = store.read()
         assert next(reading) == (1, note(1))
-        with pytest.raises(StoreNewer, match="format 2") as raised:
+        with pytest.raises(StoreNewer, match=f"format {FORMAT + 1}") as raised:
             next(reading)
     assert raised.value.record.code == "E206"
     assert raised.value.record.need == "9.1.0"
@@ -335,11 +345,31 @@ def test_an_unknown_event_is_refused(place: Place) -> None:
     assert raised.value.record.code == "E206"
 
 
-def test_an_unknown_log_format_is_refused(place: Place) -> None:
-    write(place, 3)
-    place.be_newer()
-    with pytest.raises(StoreNewer):
-        place.open()
+def record_of(format: int, revision: int) -> bytes:
+    body = bytes([format]) + encode(note(revision))
+    return body + checksum(revision, body).to_bytes(4, "little")
+
+
+def test_a_log_of_a_later_format_is_refused_by_every_reader_naming_the_version(place: Place) -> None:
+    with contextlib.closing(place.open(written_by="9.1.0")) as store:
+        store.append([note(1)], expected=0)
+    place.be_of(FORMAT + 1)
+    for opens in (place.open, place.reader):
+        with pytest.raises(StoreNewer, match=f"format {FORMAT + 1}; this version reads {FORMAT}") as raised:
+            opens()
+        assert raised.value.record.code == "E206" and "9.1.0" in raised.value.record.hint
+
+
+def test_a_log_of_an_earlier_format_is_read_and_becomes_one_of_this_format_once_it_is_written_to(place: Place) -> None:
+    write(place, 2)
+    for revision in (1, 2):
+        place.change(revision, record_of(1, revision))
+    place.be_of(1)
+    assert [revision for revision, _ in everything(place)] == [1, 2] and place.format() == 1
+    with contextlib.closing(place.open(written_by="9.1.0")) as store:
+        store.append([note(3)], expected=2)
+    assert everything(place) == [(revision, note(revision)) for revision in (1, 2, 3)]
+    assert place.format() == FORMAT and [record[0] for record in place.records().values()] == [1, 1, FORMAT]
 
 
 def test_two_checkpoints_are_kept(place: Place) -> None:

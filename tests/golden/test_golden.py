@@ -9,8 +9,7 @@ import pytest
 
 from golden.make import state_of
 from poise.drivers.logfile import LogFile, open_log, write_log
-from poise.drivers.verified import StoreNewer
-from poise.errors import InputError, StoreDamaged
+from poise.errors import InputError, StoreDamaged, StoreNewer
 from poise.kernel.ledger import Ledger
 from poise.kernel.replay import replay
 from poise.model.events import Began, Event, decode_event, encode_event

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs poise[torch]")
+torch = pytest.importorskip("torch", reason="needs poise-scheduler[torch]")
 
 from torch import nn  # noqa: E402
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx", reason="needs poise[onnx]")
-pytest.importorskip("onnxruntime", reason="needs poise[onnx]")
+onnx = pytest.importorskip("onnx", reason="needs poise-scheduler[onnx]")
+pytest.importorskip("onnxruntime", reason="needs poise-scheduler[onnx]")
 
 from poise.errors import InputError  # noqa: E402
 from poise.precision import Way, smaller  # noqa: E402

@@ -29,11 +29,12 @@ from poise.drivers import sockets
 from poise.drivers.authority import ensure_authority, server_context
 from poise.drivers.lock import holder
 from poise.drivers.logs import KEEP_FILES
-from poise.drivers.reach import trusting
+from poise.drivers.reach import home_elsewhere, trusting
 from poise.drivers.security import ensure_home
 from poise.errors import Unreachable
 from poise.kernel.frames import Frames
 from poise.model.messages import Attempt, Hello, Met, Output
+from poise.model.reports import ExecEnd, ExecOutput, ExecStarted
 from poise.model.resources import Node
 from system.living import PATIENCE, Diary, Done, Living, free_port, kill, until
 
@@ -119,6 +120,30 @@ def test_somebody_elsewhere_works_on_a_machine_elsewhere(beyond: Beyond) -> None
     assert (report["tenant"], report["tasks"][0]["node"]) == ("ann", "far")
     assert not (beyond.living.work / "ann").exists(), "nothing is written on her machine"
     assert beyond.ann("up").code == 1
+
+
+def test_input_and_a_command_beside_reach_a_machine_elsewhere(beyond: Beyond) -> None:
+    address, token = beyond.address.text, beyond.submitter.read_text().strip()
+    there = Client(home_elsewhere(beyond.living.work / "ann", address), token=token)
+    job = there.submit({"run": ["sh", "-c", "cat; sleep 600"], "stdin": True, "env": {"COLOUR": "red"}})
+    until(lambda: there.job(job).status == "running", "it runs")
+    assert there.job(job).tasks[0].node == "far"
+    much = os.urandom(1_000_000)
+    sent = 0
+    while sent < len(much):
+        told = there.give(job, much[sent : sent + 200_000], epoch=1, at=sent)
+        sent = max(sent, told.taken)
+    beside = there.exec(job, ["sh", "-c", "echo $COLOUR; cat; exit 4"], stdin=True)
+    started = next(beside)
+    assert isinstance(started, ExecStarted)
+    there.feed_exec(started.name, b"hello")
+    lines = [*beside]
+    assert b"".join(line.data for line in lines if isinstance(line, ExecOutput)) == b"red\nhello"
+    assert lines[-1] == ExecEnd(4)
+    assert there.give(job, epoch=1, at=sent, end=True).taken == len(much)
+    until(lambda: beyond.ann("logs", job).out == much, "all of it has come back")
+    there.cancel(job)
+    there.wait(job)
 
 
 def test_a_role_is_for_what_it_is_for(beyond: Beyond) -> None:

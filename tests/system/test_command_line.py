@@ -9,9 +9,11 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
+from poise.drivers.lock import is_ending
 from system.living import PATIENCE, POISE, Diary, Living, ended, until
 
 EVERY_BYTE = bytes(range(256)) * 300
@@ -296,7 +298,7 @@ def test_flags_reach_the_job(shared: Living) -> None:
     assert shared.poise("wait", first, job).code == 0
     shown = shared.poise("show", job, "--json").value
     assert [task["priority"] for task in shown["tasks"]] == ["high", "high"]
-    assert sorted(shared.poise("logs", job).text.splitlines()) == ["0 of 2", "1 of 2"]
+    assert sorted(shared.poise("logs", job).text.splitlines()) == ["[rank 0] 0 of 2", "[rank 1] 1 of 2"]
     before = shared.poise("show", first, "--json").value
     assert min(task["started"] for task in shown["tasks"]) >= before["tasks"][0]["ended"] - 0.01
 
@@ -485,14 +487,36 @@ def test_much_works_without_a_control_plane(living: Living) -> None:
     assert living.poise("logs", job).out == b"hello\n"
     assert living.poise("logs", "j99").code == 1
     assert living.poise("nodes", "--json").value[0]["cpu"] > 0
-    for command in (("submit", "--", "true"), ("cancel", job), ("drain", "n"), ("events",)):
+    for command in (("submit", "--if-revision", "1", "--", "true"), ("cancel", job), ("drain", "n"), ("events",)):
         done = living.poise(*command)
         assert done.code == 2
         assert "hint: `poise up`" in done.err
-    assert living.poise("wait", job).code == 125
+    assert living.poise("wait", job).code == 0
+    assert living.poise("wait", job, "j99").code == 125
     assert living.poise("down", "--json").value == {"stopped": False}
     assert living.poise("status", "--json").value["up"] is False
     assert "not up" in living.poise("status").text
+
+
+def test_submit_checks_a_file_before_it_starts_a_control_plane_for_it(living: Living) -> None:
+    living.file("wrong.yaml", "kind: graph\nname: -x\ntasks:\n  a: {run: x, cpus: 2}\n  b: {run: x, needs: [c]}\n")
+    refused = living.poise("submit", "--json", "wrong.yaml")
+    assert refused.code == 1
+    error: Any = refused.error
+    errors = [error, *error["others"]]
+    assert sorted(error["at"] for error in errors) == ["wrong.yaml:2:1", "wrong.yaml:4:15", "wrong.yaml:5:23"]
+    refused = living.poise("run", "--json", "--cpu", "-1", "--memory", "much", "--", "true")
+    error = refused.error
+    assert refused.code == 125 and [error["field"], error["others"][0]["field"]] == ["--cpu", "--memory"]
+    assert not living.home.log.exists() and not living.processes(), "nothing was started"
+
+    living.file("right.yaml", "kind: graph\ntasks:\n  a: {run: echo one}\n  b: {run: echo two, needs: [a]}\n")
+    job = living.poise("submit", "right.yaml").text.strip()
+    assert living.poise("wait", job).code == 0
+    failing = living.poise("submit", "--", "sh", "-c", "exit 7").text.strip()
+    until(lambda: not living.processes(), "it has left", living.processes, seconds=20)
+    assert living.poise("wait", job).code == 0, "also when no control plane is left to ask"
+    assert living.poise("wait", failing, job).code == 7
 
 
 HOLD = "import fcntl, os, signal, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); \
@@ -538,13 +562,63 @@ def test_down_refuses_leaves_or_cancels(living: Living) -> None:
     assert living.poise("show", another, "--json").value["exit_code"] == 130
 
 
-def test_up_tells_what_it_was_up_with_before_and_is_not_now(living: Living) -> None:
-    living.up("--no-agent", "--listen", "127.0.0.1:0")
+def test_up_keeps_the_flags_of_the_last_start(living: Living) -> None:
+    living.up("--no-agent", "--listen", "127.0.0.1:0", "--policy", "fifo")
     assert living.poise("down").code == 0
-    said = living.poise("up", "--port", "0", "--no-agent").err
-    assert "`--listen 127.0.0.1:0` before" in said and "--no-agent" not in said
+    said = living.poise("up").err
+    for flag in ("`--no-agent`", "`--listen 127.0.0.1:0`", "`--policy fifo`", "`--port 0`"):
+        assert flag in said.partition("kept from the last start: ")[2]
+    assert "policy fifo" in said and "POISE_ADDRESS=" in said and not living.pid("agent")
+    assert "kept" not in living.poise("up").err, "it is up already"
+    later = living.poise("up", "--decide-within", "2s").err
+    assert "`--decide-within 2s` counts from the next start" in later
     assert living.poise("down").code == 0
-    assert "before" not in living.poise("up", "--port", "0", "--no-agent").err  # it is told once
+    other = living.poise("up", "--policy", "poise").err
+    assert "policy poise" in other and "POISE_ADDRESS=" in other and "`--decide-within 2s`" in other
+    assert living.poise("down").code == 0
+    alone = living.poise("up", "--reset", "--port", "0").err
+    assert "kept" not in alone and "POISE_ADDRESS" not in alone and living.pid("agent")
+
+
+def test_a_policy_file_is_kept_as_it_was(living: Living) -> None:
+    policy = living.file("mine.yaml", "kind: policy\nname: mine\nextends: fifo\n")
+    living.up("--policy", "mine.yaml")
+    label = living.poise("status", "--json").value["policy"]
+    assert label.startswith("mine@") and living.poise("down").code == 0
+    policy.unlink()
+    assert f"`--policy {policy}`" in living.poise("up").err
+    assert living.poise("status", "--json").value["policy"] == label
+
+
+def test_what_was_up_and_was_killed_is_brought_back_with_its_flags_by_any_command(living: Living) -> None:
+    living.up("--policy", "fifo", "--listen", "127.0.0.1:0")
+    for what in ("supervisor", "control", "agent"):
+        os.kill(living.pid(what), signal.SIGKILL)
+    assert living.poise("run", "--", "true").code == 0
+    status = living.poise("status")
+    assert "policy  fifo" in status.text and "address" in status.text
+    assert "kept" not in living.poise("up", "--policy", "fifo").err
+    assert living.poise("down").code == 0
+    assert living.poise("run", "--", "true").code == 0
+    assert "policy  poise" in living.poise("status").text, "after `poise down` nothing is to stay up"
+    assert "`--listen 127.0.0.1:0`" in living.poise("up").err, "they count from the next start"
+    for what in ("supervisor", "control", "agent"):
+        os.kill(living.pid(what), signal.SIGKILL)
+    assert living.poise("down", "--json").value == {"stopped": False}
+    assert living.poise("run", "--", "true").code == 0
+    assert "policy  poise" in living.poise("status").text
+
+
+def test_up_while_an_earlier_one_is_ending_starts_another(living: Living) -> None:
+    living.up()
+    agent = living.pid("agent")
+    os.kill(agent, signal.SIGSTOP)  # its supervisor gives it five seconds, and then kills it
+    ending = living.start("down")
+    until(lambda: is_ending(living.home.supervisor), "the supervisor is ending", seconds=5)
+    done = living.poise("up", "--no-agent")
+    assert done.code == 0 and "poise is up: " in done.err, done.err
+    assert ended(ending).code == 0 and not living.pid("agent")
+    assert living.poise("status", "--json").value["up"] is True
 
 
 def test_what_was_asked_for_wrongly_ends_with_1_also_where_the_control_plane_finds_out(living: Living) -> None:

@@ -72,7 +72,7 @@ def test_an_elastic_gang_takes_what_there_is_up_to_its_most(lab: Living) -> None
     members = [task for task in report["tasks"] if task["started"]]
     assert len(members) == 4
     assert len({task["node"] for task in members}) == 1, "one node has room for all of them"
-    assert sorted(lab.poise("logs", job).text.splitlines())[0].startswith("member 0 of 4, on GPU ")
+    assert sorted(lab.poise("logs", job).text.splitlines())[0].startswith("[rank 0] member 0 of 4, on GPU ")
 
 
 def test_a_share_of_a_device_leaves_room_for_others(lab: Living) -> None:

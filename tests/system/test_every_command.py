@@ -9,12 +9,13 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from poise.cli.main import COMMANDS, GIVES_CHILD_CODE, OWN_FAILURE, main
-from system.living import POISE, Diary, Done, Living, ended
+from system.living import POISE, Diary, Done, Living, ended, until
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = (
@@ -36,6 +37,8 @@ WORKS = {
     "plan": "plan --json -- true",
     "unblock": "unblock --json JOB",
     "logs": "logs --json JOB",
+    "attach": "attach --json JOB",
+    "exec": "exec --json RUNS -- true",
     "top": "top --json",
     "wait": "wait --json JOB",
     "cancel": "cancel --json WAITS",
@@ -58,23 +61,37 @@ WORKS = {
     "rehearse": f"rehearse --json {REHEARSED}-service.yaml poisson:requests=50 --world {REHEARSED}-replicas.yaml",
     "compare": f"compare --json --policies fifo --jobs 5 {TRACE}",
 }
-LONG = {"demo", "bench-devices", "serve"}
+LONG = {"demo", "bench-devices", "serve", "join"}
 """Take long, or go on until they are told to end, and have tests of their own."""
 
-ASKS = ("submit -- true", "cancel JOB", "drain NODE", "quota", "events", "top", "ls --watch", "wait JOB", "show -w JOB")
+ASKS = (
+    "submit --if-revision 1 -- true",
+    "cancel JOB",
+    "drain NODE",
+    "quota",
+    "events",
+    "top",
+    "ls --watch",
+    "wait JOB",
+    "show -w JOB",
+)
 """What a control plane has to be there for."""
 
 
 @pytest.fixture(scope="module")
-def names(shared: Living) -> dict[str, str]:
-    """A job that is over, one that waits, and the node."""
+def names(shared: Living) -> Iterator[dict[str, str]]:
+    """A job that is over, one that waits, one that runs, and the node."""
     job = shared.poise("run", "--json", "--name", "over", "--", "true").value["id"]
     node = shared.poise("nodes", "-o", "name").text.strip()
     shared.poise("drain", node)
     waits = shared.poise("submit", "--", "true").text.strip()
     shared.poise("drain", "--undo", node, "--json")
+    runs = shared.poise("submit", "--cpu", "10m", "--", "sleep", "600").text.strip()
+    until(lambda: shared.client().job(runs).status == "running", "it runs")
     shared.poise("quota", "ann", "--cpu", "1")
-    return {"JOB": job, "WAITS": waits, "NODE": node}
+    yield {"JOB": job, "WAITS": waits, "RUNS": runs, "NODE": node}
+    if shared.pid("control"):
+        shared.client().cancel(runs)
 
 
 class Here:

@@ -1,4 +1,4 @@
-"""`poise explain`, `why-not`, `plan`, `unblock` and `submit --if-revision` as typed, on a living fleet of two nodes."""
+"""`poise explain`, `plan` and `submit --if-revision` as typed, on a living fleet of two nodes."""
 
 import json
 from collections.abc import Iterator
@@ -81,9 +81,10 @@ def test_a_running_job_tells_why_there_and_what_is_left(pair: Living) -> None:
 def test_a_task_may_be_named_where_a_job_is(pair: Living) -> None:
     [task], [job] = (pair.client().explain(name).waiting for name in ("late.main", "late"))
     assert (task.named, task.reasons) == (job.named, job.reasons)
-    assert pair.poise("why-not", "late.main", "left").text == pair.poise("why-not", "late", "left").text
+    of_task = pair.poise("explain", "late.main", "--node", "left").text
+    assert of_task == pair.poise("explain", "late", "--node", "left").text
     assert pair.client().unblock("late.main").unit.endswith(".main")
-    assert pair.poise("unblock", "late.nope", "--json").error["code"] == "E120"
+    assert pair.poise("explain", "--unblock", "late.nope", "--json").error["code"] == "E120"
 
 
 def test_when_it_starts_is_foreseen_in_many_futures(pair: Living) -> None:
@@ -135,13 +136,13 @@ def test_a_finished_job_is_a_story(pair: Living) -> None:
 
 
 def test_why_not_names_every_reason_of_a_node(pair: Living) -> None:
-    done = pair.poise("why-not", "late", "left")
+    done = pair.poise("explain", "late", "--node", "left")
     assert done.code == 0, done.err
     assert "fitting devices free: 0, needed: 1" in done.text
-    assert pair.poise("why-not", "--json", "late", "left").value["reasons"][0]["code"] == "GPU_BUSY"
+    assert pair.poise("explain", "--json", "late", "--node", "left").value["reasons"][0]["code"] == "GPU_BUSY"
     there = pair.client().explain("first").running[0].nodes[0]
-    assert "it is there" in pair.poise("why-not", "first", there).text
-    done = pair.poise("why-not", "--json", "late", "middle")
+    assert "it is there" in pair.poise("explain", "first", "--node", there).text
+    done = pair.poise("explain", "--json", "late", "--node", "middle")
     assert (done.code, done.error["code"], done.error["have"]) == (1, "E120", "left, right")
 
 
@@ -185,12 +186,22 @@ def test_a_submission_is_refused_once_the_world_has_moved(pair: Living) -> None:
         pair.client().submit({"run": "true"}, if_revision=revision)
 
 
+def test_the_old_names_are_the_same_commands(pair: Living) -> None:
+    for old, new in (
+        (("why-not", "late", "left"), ("explain", "late", "--node", "left")),
+        (("unblock", "late"), ("explain", "late", "--unblock")),
+    ):
+        assert pair.poise(*old).text == pair.poise(*new).text
+        as_before, now = (pair.poise(*typed, "--json").value for typed in (old, new))
+        assert as_before.keys() == now.keys()
+
+
 def test_what_unblocks_it_unblocks_it(pair: Living) -> None:
     job = pair.poise("submit", "--json", "--cpu", "4", "--name", "large", "--", "true").value["job"]
     until(lambda: pair.client().job(job).tasks[0].reasons, "it waits", pair.messages)
-    done = pair.poise("unblock", "large")
+    done = pair.poise("explain", "large", "--unblock")
     assert "`--cpu 3`" in done.text, done.text
-    suggestions = pair.poise("unblock", "--json", job).value["suggestions"]
+    suggestions = pair.poise("explain", "--unblock", "--json", job).value["suggestions"]
     cpu = next(suggestion for suggestion in suggestions if suggestion["kind"] == "cpu")
     smaller = pair.poise("submit", "--json", *cpu["command"].split(), "--", "sleep", "600").value["job"]
     until(lambda: pair.client().job(smaller).tasks[0].node, "it is placed", pair.messages)
@@ -209,7 +220,7 @@ def test_decisions_of_every_kind_are_in_the_stream(pair: Living) -> None:
 
 
 def test_unknown_jobs_are_told(pair: Living) -> None:
-    for command in (("explain", "nobody"), ("why-not", "nobody", "left"), ("unblock", "nobody")):
+    for command in (("explain", "nobody"), ("explain", "nobody", "--node", "left"), ("explain", "nobody", "--unblock")):
         done = pair.poise(*command, "--json")
         assert (done.code, done.error["code"]) == (1, "E120"), done
 

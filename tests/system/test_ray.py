@@ -93,7 +93,7 @@ def test_a_gang_meets_on_two_machines(on_ray: OnRay) -> None:
     done = on_ray.living.poise("wait", job)
     assert done.code == 0, on_ray.messages()
     assert sorted(on_ray.where(job)) == [*NODES]
-    logs = on_ray.living.poise("logs", job)
+    logs = on_ray.living.poise("logs", "--no-prefix", job)
     assert logs.text.split() == ["0", "1"] * 2
     assert len({*logs.err.split()}) == 2, "folders of their own"
 

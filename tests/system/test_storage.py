@@ -3,16 +3,18 @@
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
 from poise.errors import PoiseError
+from poise.model.record import FORMAT
 from system.calls import Caller
 from system.damage import NotHere, cut, fill, filled, flip, history, small_disk, tear
 from system.living import PATIENCE, Living, alive, until
@@ -236,3 +238,18 @@ def test_a_log_cut_before_what_was_acknowledged_is_refused(living: Living) -> No
     done = living.poise("up", "--json")
     assert (done.code, done.error["code"]) == (2, "E203")
     assert done.error["hint"]
+
+
+def test_a_log_of_a_future_version_is_refused_by_every_command_with_what_to_do(living: Living) -> None:
+    assert living.poise("run", "--", "true").code == 0
+    assert living.poise("down").code == 0
+    with closing(sqlite3.connect(living.home.log)) as log, log:
+        log.execute(f"PRAGMA user_version = {FORMAT + 1}")
+        log.execute("UPDATE about SET value = '9.1.0' WHERE name = 'written_by'")
+    before = living.home.log.read_bytes()
+    for command in ("ls", "show j1", "explain j1", "report", "replay", "eta", "status", "submit -- true", "up"):
+        done = living.poise(*command.split()[:1], "--json", *command.split()[1:])
+        error = done.error
+        assert (done.code, error["code"], error["need"]) == (2, "E206", "9.1.0"), (command, done)
+        assert error["hint"] == "use Poise 9.1.0 or newer, which wrote this log"
+    assert living.home.log.read_bytes() == before, "and nothing is changed"

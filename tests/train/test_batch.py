@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs poise[torch]")
+torch = pytest.importorskip("torch", reason="needs poise-scheduler[torch]")
 
 from safetensors.torch import load_file  # noqa: E402
 from torch import nn  # noqa: E402

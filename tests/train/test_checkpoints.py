@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="needs poise[torch]")
+pytest.importorskip("torch", reason="needs poise-scheduler[torch]")
 
 import torch
 from hypothesis import given, settings

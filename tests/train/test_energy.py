@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs poise[torch]")
+torch = pytest.importorskip("torch", reason="needs poise-scheduler[torch]")
 
 from poise.drivers.energy import Nvml, Rapl, cpu_seconds  # noqa: E402
 from poise.model.power import POWER  # noqa: E402

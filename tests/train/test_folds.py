@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="needs poise[torch]")
+pytest.importorskip("torch", reason="needs poise-scheduler[torch]")
 
 from poise.train.restoring import listed
 from train import gangs

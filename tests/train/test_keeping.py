@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="needs poise[torch]")
-pytest.importorskip("sklearn", reason="needs poise[demo]")
+pytest.importorskip("torch", reason="needs poise-scheduler[torch]")
+pytest.importorskip("sklearn", reason="needs poise-scheduler[demo]")
 
 
 import torch

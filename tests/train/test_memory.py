@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs poise[torch]")
+torch = pytest.importorskip("torch", reason="needs poise-scheduler[torch]")
 
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402

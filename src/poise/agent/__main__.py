@@ -67,7 +67,19 @@ from poise.kernel.frames import Broken, Frames
 from poise.kernel.node import NodeMachine
 from poise.model.fleetfile import DeclaredFleet
 from poise.model.load import Load, Pace
-from poise.model.messages import Attempt, Ended, FromAgent, Kept, Launch, Met, Output, Running, ToAgent
+from poise.model.messages import (
+    Attempt,
+    Ended,
+    FromAgent,
+    FromConsole,
+    Kept,
+    Launch,
+    Met,
+    Output,
+    Running,
+    ToAgent,
+    ToConsole,
+)
 from poise.model.resources import WHOLE, Node, check_node_name
 from poise.model.times import Times
 from poise.model.usage import UNKNOWN, Collecting
@@ -108,7 +120,9 @@ MAX_SHIPPED = 16
 """Parts of output, or files that gangs meet by, that wait to be sent: beats come after them."""
 
 _log = logging.getLogger("poise.agent")
-_to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent | Kept | Met]] = msgpack_decoder(tuple[int, ToAgent | Kept | Met])
+_to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent | Kept | Met | ToConsole]] = msgpack_decoder(
+    tuple[int, ToAgent | Kept | Met | ToConsole]
+)
 _encode = msgspec.msgpack.Encoder().encode
 _refused = json_decoder(dict[str, ErrorRecord])
 
@@ -188,7 +202,7 @@ class Agent:
         self._node = node
         self._clock = SystemClock.of_the_boot()
         self._times = Times()
-        self._unsent: deque[FromAgent | Output | Met] = deque()
+        self._unsent: deque[FromAgent | Output | Met | FromConsole] = deque()
         self._news = asyncio.Event()
         self._sock: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -212,6 +226,7 @@ class Agent:
         self._unfit = asyncio.Event()
         keepers.on_change = self._on_change
         keepers.on_fitness = self._on_fitness
+        keepers.on_console = self._on_console
 
     def adopt(self, held: Iterable[Held], ended: Iterable[Ended]) -> None:
         """Measure what an earlier agent's keepers hold."""
@@ -247,6 +262,7 @@ class Agent:
             finally:
                 self._sock = None
                 self._feed(machine.Disconnected())
+                self._keepers.leave_all()
                 self._unsent.clear()
                 # A connection is a cycle, with 50 KiB of compression where it leads to another machine: a collector
                 # that waits for 50,000 objects would keep thousands. What lives long is frozen: this takes 1 ms.
@@ -318,8 +334,12 @@ class Agent:
                 serial, message = _to_agent.decode(frame if isinstance(frame, bytes) else frame.encode())
                 if not frames.hears(serial):
                     continue
+                if not self._answered:
+                    _log.info("connected to %s", self._door)  # `poise join` waits for it
                 self._answered, self._told_lack = True, ""
-                if isinstance(message, Met):
+                if isinstance(message, ToConsole):
+                    self._keepers.console(message)
+                elif isinstance(message, Met):
                     self._meetings.take(message)
                 elif not isinstance(message, Kept):
                     self._feed(message)
@@ -416,6 +436,12 @@ class Agent:
                 still = [attempt for attempt in self._node.standing_still() if attempt in self._running]
                 used = {attempt: cpu_used([self._running[attempt]]) for attempt in still}
                 self._feed(machine.Telling(tuple(told), used))
+
+    def _on_console(self, message: FromConsole) -> None:
+        """Said at once where somebody is there to hear it: nobody asks for it later."""
+        if self._sock is not None:
+            self._unsent.append(message)
+            self._news.set()
 
     def _on_fitness(self, why: str) -> None:
         if why and not self._unfit.is_set():

@@ -31,7 +31,7 @@ from poise.decoding import json_decoder
 from poise.drivers.lock import take_lock
 from poise.drivers.reach import home_at
 from poise.drivers.whole import write_whole
-from poise.errors import ErrorRecord, Fault, InputError, NotFound, PoiseError, Unreachable
+from poise.errors import ErrorRecord, Fault, InputError, NotFound, PoiseError, Unreachable, extra
 
 if TYPE_CHECKING:
     from poise.drivers.ray import Cluster
@@ -244,7 +244,7 @@ def _own_cluster(home: Home) -> str:
                 env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
             )
     except OSError as error:
-        raise InputError(f"Ray cannot be started: {error}", hint="pip install 'poise[ray]'") from None
+        raise InputError(f"Ray cannot be started: {error}", hint=extra("ray")) from None
     kept.write_bytes(msgspec.json.encode(Started(head.pid, folder)))
     try:
         return _address_in(Path(folder))

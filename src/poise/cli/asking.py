@@ -56,8 +56,11 @@ def changing(function: Function) -> Function:
 
 
 def _with(those: dict[str, tuple[str, Flag]], function: Function) -> Function:
+    """But for those that mean something else to the command: `plan --output` says how to print it."""
+    own = {name for option in getattr(function, "__click_params__", ()) for name in option.opts}
     for _, flag in reversed(those.values()):
-        function = _option(flag)(function)
+        if flag.name not in own:
+            function = _option(flag)(function)
     return function
 
 
@@ -82,7 +85,7 @@ def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
 def _said(those: Mapping[str, tuple[str, Flag]], flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
     spec: dict[str, Any] = {}
     for name, (path, flag) in those.items():
-        given = flags[name]
+        given = flags.get(name)
         if given is None or given is False or given == ():
             continue
         outer, _, inner = path.rpartition(".")

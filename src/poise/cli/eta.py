@@ -211,7 +211,7 @@ def _check(home: Home, log: Path | None, futures: int | None, seconds: float | N
     from poise.cli.offline import refuse_guest
     from poise.drivers.logfile import has_log, open_log
     from poise.drivers.plugins import policy_of
-    from poise.kernel.ledger import Ledger
+    from poise.engine.host import ledger_at
     from poise.model.events import decode_event
     from poise.twin.forecast import BUDGET, FOLLOWED, Bounds, check
 
@@ -222,7 +222,7 @@ def _check(home: Home, log: Path | None, futures: int | None, seconds: float | N
             raise NotFound("there is nothing to look back at: no log", field=str(home.root), hint=hint)
         log = home.root
     with open_log(log, decode_event) as recording:
-        start = Ledger.decode(recording.start.state) if recording.start is not None else Ledger()
+        start = ledger_at(recording.start, lambda: recording.written_by)
         told = check(
             recording.events,
             start,

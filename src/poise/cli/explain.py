@@ -1,4 +1,4 @@
-"""`poise explain`, `why-not`, `plan` and `unblock`: why things are as they are, and what would change them."""
+"""`poise explain` (also `why-not` and `unblock`) and `plan`: why things are as they are, what would change them."""
 
 import time
 from collections.abc import Sequence
@@ -32,15 +32,26 @@ GOES_ON = "; it serves until it is ended"
 
 
 @click.command()
+@click.option("--node", metavar="NODE", help="List every reason against NODE; if there is none, its score there.")
+@click.option("--unblock", "unblocks", is_flag=True, help="Find the smallest changes that let it start now.")
 @click.option("--all", "everything", is_flag=True, help="Name every node, unit and event, as `-o wide` does.")
 @forms("table", "wide", "json")
 @click.argument("job")
-def explain(job: str, everything: bool, form: str) -> int:
+def explain(job: str, node: str | None, unblocks: bool, everything: bool, form: str) -> int:
     """Explain the state of JOB (id, name, or JOB.TASK).
 
-    For waiting tasks: every reason, the nodes that refuse and why, the work that must end first, the work that has
-    precedence, and the expected start. For running tasks: why there, and the remaining time. For ended jobs: the story.
+    If it waits: every reason, the nodes that refuse it and why, what must end first, what is ahead of it, and its
+    expected start. If it runs: why on that node, and the time left. If it is over: what happened.
+
+    With --node: every reason against that node. With --unblock: the smallest change of each kind that lets it start
+    now, each tried on the scheduler itself; smaller requests come first, then preemption, then more hardware.
     """
+    if sum((node is not None, unblocks, everything or form == "wide")) > 1:
+        raise click.UsageError("`--node`, `--unblock` and `--all` exclude each other")
+    if node is not None:
+        return _why_not(job, node, form)
+    if unblocks:
+        return _unblock(job, form)
     home = current_home()
     everything = everything or form == "wide"
     if _is_up(home):
@@ -61,10 +72,11 @@ def explain(job: str, everything: bool, form: str) -> int:
 @click.argument("job")
 @click.argument("node")
 def why_not(job: str, node: str, form: str) -> int:
-    """Show every reason why NODE does not run JOB (id, name, or JOB.TASK).
+    """List every reason against NODE for JOB: the same as `poise explain JOB --node NODE`."""
+    return _why_not(job, node, form)
 
-    If the job would fit, show the node's score beside that of the chosen one.
-    """
+
+def _why_not(job: str, node: str, form: str) -> int:
     home = current_home()
     if _is_up(home):
         told = connected(home).why_not(job, node)
@@ -114,10 +126,11 @@ def plan(source: tuple[str, ...], everything: bool, form: str, **flags: Any) -> 
 @forms(*TEXT)
 @click.argument("job")
 def unblock(job: str, form: str) -> int:
-    """Find the smallest change of each kind that lets JOB (id, name, or JOB.TASK) start now.
+    """Find the smallest changes that let JOB start now: the same as `poise explain JOB --unblock`."""
+    return _unblock(job, form)
 
-    Each is tried on the scheduler itself. Smaller requests come first, then what it costs others, then more hardware.
-    """
+
+def _unblock(job: str, form: str) -> int:
     home = current_home()
     if _is_up(home):
         told = connected(home).unblock(job)

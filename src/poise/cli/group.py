@@ -1,5 +1,6 @@
 """The group of all commands: each is imported when it is used."""
 
+import contextlib
 import difflib
 import importlib
 import re
@@ -87,8 +88,26 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
         from poise import __version__
 
-        click.echo(f"poise {__version__}")
+        commit = _commit()
+        click.echo(f"poise {__version__}{f' (commit {commit})' if commit else ''}")
         ctx.exit()
+
+
+def _commit() -> str:
+    """The commit that a development version was built from, or that the clone is at; empty for a release."""
+    import subprocess
+    from pathlib import Path
+
+    package = Path(__file__).resolve().parent.parent
+    with contextlib.suppress(FileNotFoundError):
+        return (package / "commit").read_text().strip()
+    clone = package.parent.parent
+    if not (clone / ".git").exists():
+        return ""
+    with contextlib.suppress(OSError):
+        command = ["git", "-C", str(clone), "describe", "--always", "--dirty", "--abbrev=8", "--exclude", "*"]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603
+    return ""
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

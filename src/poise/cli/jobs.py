@@ -13,8 +13,9 @@ from poise.cli.numbers import WholeRange
 from poise.cli.output import Column, Shown
 from poise.cli.render import LOGGED, NOT_FOUND, ago, counts_text, over_memory, print_json, say, shorten, status_text
 from poise.client import current_home
+from poise.config import Home
 from poise.control.start import connected, may_be_asked
-from poise.errors import SpecError
+from poise.errors import SpecError, Unreachable
 from poise.model.reports import JobReport, JobStatus, TaskReport
 from poise.model.tenants import DEFAULT
 from poise.units import SECOND, format_bytes, format_duration, parse_duration
@@ -227,9 +228,15 @@ def wait(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
         raise SpecError(
             "the time cannot be read", code="E103", field="--timeout", need=str(error), hint="--timeout 90s"
         ) from None
-    client = connected(current_home())
-    end = None if seconds is None else time.monotonic() + seconds
-    reports = [client.wait(job, None if end is None else max(0.0, end - time.monotonic())) for job in jobs]
+    home = current_home()
+    try:
+        client = connected(home)
+        end = None if seconds is None else time.monotonic() + seconds
+        reports = [client.wait(job, None if end is None else max(0.0, end - time.monotonic())) for job in jobs]
+    except Unreachable:
+        reports = _over(home, jobs)
+        if not reports:
+            raise
     codes = [125 if report.exit_code is None else report.exit_code for report in reports]
     if as_json:
         print_json(reports)
@@ -239,6 +246,17 @@ def wait(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
             name = report.name if asked in (report.id, report.name) else asked
             say(f"{report.id}{f' {name}' if name else ''} {state}")
     return next((code for code in codes if code), 0)
+
+
+def _over(home: Home, jobs: Sequence[str]) -> list[JobReport]:
+    """The jobs from the log if all are over, since a control plane may leave when no job is left; else none."""
+    from poise.cli import offline  # dear, as is a reader of logs
+    from poise.drivers.logfile import has_log
+
+    if home.elsewhere is not None or not has_log(home):
+        return []
+    reports = [offline.job(home, job) for job in jobs]
+    return reports if all(report.exit_code is not None for report in reports) else []
 
 
 @click.command()

@@ -1,6 +1,9 @@
 """`poise logs`."""
 
+import re
 import sys
+import time
+from datetime import UTC, datetime
 
 import click
 
@@ -9,6 +12,10 @@ from poise.cli.render import print_json
 from poise.client import current_home
 from poise.control.start import connected, may_be_asked
 from poise.model.reports import LogPiece
+from poise.units import SECOND
+
+LONGEST = 64 * 1024
+"""Bytes of a line that are held back until it ends."""
 
 
 @click.command()
@@ -20,34 +27,112 @@ from poise.model.reports import LogPiece
     metavar="N",
     help="Print only the last N lines of each stream, of the latest attempt of each task.",
 )
+@click.option("--since", metavar="TIME", help="Print only what was written since: 5m ago, or 2026-12-01T12:00:00Z.")
+@click.option("-t", "--timestamps", is_flag=True, help="Begin each line with the time when it was written.")
+@click.option("--rank", type=WholeRange(min=0), metavar="N", help="Only this member of a gang.")
+@click.option(
+    "--prefix/--no-prefix",
+    default=None,
+    help="Begin each line with its rank in the gang, or its task. [default: of a gang, unless it is one rank]",
+)
 @click.option("--task", default="", metavar="NAME", help="Only this task of the job, as JOB.NAME does.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value: what each attempt wrote, by stream.")
 @click.argument("job")
-def logs(job: str, follow: bool, tail: int | None, task: str, as_json: bool) -> int:
+def logs(
+    job: str,
+    follow: bool,
+    tail: int | None,
+    since: str | None,
+    timestamps: bool,
+    rank: int | None,
+    prefix: bool | None,
+    task: str,
+    as_json: bool,
+) -> int:
     """Print what JOB (id, name, or JOB.TASK) wrote: its standard output to stdout, its standard error to stderr."""
-    home, last = current_home(), -1 if tail is None else tail
+    home = current_home()
+    last, moment, which = -1 if tail is None else tail, _moment(since) if since else 0.0, -1 if rank is None else rank
     if may_be_asked(home):
-        lines = connected(home).logs(job, task=task, follow=follow, tail=last)
+        lines = connected(home).logs(job, task=task, follow=follow, tail=last, since=moment, rank=which)
     else:
         from poise.cli import offline
 
-        lines = offline.logs(home, job, task, last)
-    written: dict[tuple[str, int, str], bytes] = {}
-    for line in lines:
-        if not isinstance(line, LogPiece) or not line.data:
-            continue
-        if as_json:
-            key = (line.task, line.epoch, line.stream)
-            written[key] = written.get(key, b"") + line.data
-        else:
-            target = sys.stdout.buffer if line.stream == "out" else sys.stderr.buffer
-            target.write(line.data)
-            target.flush()
+        lines = offline.logs(home, job, task, tail=last, since=moment, rank=which)
+    pieces = (line for line in lines if isinstance(line, LogPiece) and line.data)
     if as_json:
+        written: dict[tuple[str, int, str], bytes] = {}
+        for piece in pieces:
+            key = (piece.task, piece.epoch, piece.stream)
+            written[key] = written.get(key, b"") + piece.data
         print_json(
             [
                 {"task": name, "epoch": epoch, "stream": stream, "text": data.decode("utf-8", "replace")}
                 for (name, epoch, stream), data in written.items()
             ]
         )
+        return 0
+    printer = Printer(timestamps=timestamps, label=prefix)
+    for piece in pieces:
+        printer.print(piece)
+    printer.close()
     return 0
+
+
+class Printer:
+    """Prints pieces as they are, or line by line with what each line begins with."""
+
+    def __init__(self, *, timestamps: bool, label: bool | None) -> None:
+        """`label` None: where the pieces are of several ranks."""
+        self._timestamps = timestamps
+        self._label = label
+        self._begun: dict[tuple[str, int, str], tuple[bytes, bytes]] = {}  # lines that have not ended, and their heads
+
+    def print(self, piece: LogPiece) -> None:
+        label = piece.rank >= 0 if self._label is None else self._label
+        if not label and not self._timestamps:
+            _write(piece.stream, piece.data)
+            return
+        key = (piece.task, piece.epoch, piece.stream)
+        head, rest = self._begun.pop(key, (b"", b""))
+        lines = (rest + piece.data).split(b"\n")
+        heads = [head or self._head(piece, label), *[self._head(piece, label)] * (len(lines) - 1)]
+        whole = [first + line + b"\n" for first, line in zip(heads[:-1], lines[:-1], strict=True)]
+        if len(lines[-1]) > LONGEST:
+            whole.append(heads[-1] + lines[-1] + b"\n")
+        elif lines[-1]:
+            self._begun[key] = (heads[-1], lines[-1])
+        _write(piece.stream, b"".join(whole))
+
+    def close(self) -> None:
+        """No more comes: what has no end is printed, too."""
+        for (_, _, stream), (head, rest) in self._begun.items():
+            _write(stream, head + rest + b"\n")
+
+    def _head(self, piece: LogPiece, label: bool) -> bytes:
+        time_of = f"{_written(piece.at)} " if self._timestamps else ""
+        name = piece.task.partition(".")[2] if piece.rank < 0 else f"rank {piece.rank}"
+        return (time_of + (f"[{name}] " if label else "")).encode()
+
+
+def _write(stream: str, data: bytes) -> None:
+    if data:
+        target = sys.stdout.buffer if stream == "out" else sys.stderr.buffer
+        target.write(data)
+        target.flush()
+
+
+def _written(at: float) -> str:
+    """With milliseconds, in UTC."""
+    if not at:
+        return "-".ljust(24)
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _moment(since: str) -> float:
+    """In seconds since 1970. Raises `SpecError`."""
+    from poise.model.fields import duration
+    from poise.model.spec import read_moment
+
+    if re.match(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", since):
+        return max(0.0, read_moment(since, "--since").timestamp())
+    return time.time() - duration(since, "--since") / SECOND

@@ -1,8 +1,8 @@
 """`poise`: finds the command, runs it, and turns errors into text, JSON and exit codes.
 
 Commands are imported when they are used: `poise --help` costs little more than starting Python.
-Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 your input, 2 our fault; `run` and `wait` give the command's
-own code, or 125 when Poise itself fails.
+Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 your input, 2 our fault; `run`, `attach`, `exec`
+and `wait` give the command's own code, or 125 when Poise itself fails.
 """
 
 import sys
@@ -15,6 +15,7 @@ COMMANDS = {
     "run": ("poise.cli.run", "Run a command, now or when there is room, and stream its output"),
     "up": ("poise.cli.up", "Start the control plane and the agent of this machine"),
     "down": ("poise.cli.up", "Stop them"),
+    "join": ("poise.cli.join", "Add this machine as a node of a control plane on another machine"),
     "status": ("poise.cli.up", "Show control-plane status"),
     "submit": ("poise.cli.submit", "Submit a job or a graph from a file, or a command, and return"),
     "serve": (
@@ -23,7 +24,7 @@ COMMANDS = {
     ),
     "ls": ("poise.cli.jobs", "List jobs"),
     "show": ("poise.cli.jobs", "Show a job and its tasks"),
-    "explain": ("poise.cli.explain", "Show why a job waits, or why it runs where it does"),
+    "explain": ("poise.cli.explain", "Explain why a job waits or runs where it does, and find what would start it now"),
     "why-not": ("poise.cli.explain", "Show every reason why a node does not run a job"),
     "eta": ("poise.cli.eta", "Forecast when jobs start and end"),
     "what-if": ("poise.cli.what_if", "Compare the forecast with a what-if scenario"),
@@ -31,6 +32,8 @@ COMMANDS = {
     "unblock": ("poise.cli.explain", "Find the smallest change that lets a waiting job start now"),
     "top": ("poise.cli.top", "Show the fleet and its jobs, live"),
     "logs": ("poise.cli.logs", "Print the output of a job"),
+    "attach": ("poise.cli.attach", "Follow a running job, and give it input"),
+    "exec": ("poise.cli.exec", "Run a command beside a running task: in its folder, on its devices"),
     "wait": ("poise.cli.jobs", "Wait until jobs have ended"),
     "cancel": ("poise.cli.jobs", "Cancel jobs"),
     "hold": ("poise.cli.change", "Hold jobs: they do not start until they are released"),
@@ -62,11 +65,27 @@ COMMANDS = {
     "demo": ("poise.cli.demo", "Run a demo of one minute, live and simulated"),
 }
 
+GROUPS = {
+    "First steps": ("run", "submit", "ls", "show", "logs", "wait", "cancel", "explain", "up", "down"),
+    "Jobs": ("exec", "attach", "hold", "release", "set", "retry"),
+    "Forecasts": ("plan", "eta", "what-if"),
+    "Fleet": ("status", "top", "nodes", "join", "profile", "drain", "doctor", "bench-devices", "catalogue"),
+    "Services": ("serve", "rehearse"),
+    "Users": ("token", "whoami", "quota", "audit"),
+    "Log": ("events", "report", "replay"),
+    "Simulation": ("simulate", "compare", "faults", "demo"),
+    "Files and shells": ("schema", "completion"),
+}
+"""The commands as `poise --help` lists them; those that a beginner needs come first."""
+
+ALIASES = {"why-not": "explain JOB --node NODE", "unblock": "explain JOB --unblock"}
+"""Commands that are in no group, and the usage for which each is another name."""
+
 COMPLETE = "__complete"
 """What shells call when Tab is pressed; not for people, and so not among the commands."""
 
 OWN_FAILURE = 125
-GIVES_CHILD_CODE = frozenset({"run", "wait"})
+GIVES_CHILD_CODE = frozenset({"run", "wait", "exec", "attach"})
 
 
 def help_text() -> str:
@@ -80,12 +99,17 @@ def help_text() -> str:
             "",
             "  Start with `poise run -- COMMAND`; nothing needs to be started first.",
             "",
-            "Commands:",
-            *(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()),
+            *(line for group, names in GROUPS.items() for line in (f"{group}:", *_listed(names, width), "")),
+            "Other names:",
+            *(f"  {name:<{width}}  `poise {usage}`" for name, usage in ALIASES.items()),
             "",
             "`poise COMMAND --help` tells the flags of each. POISE_HOME (~/.poise) is where everything lies.",
         ]
     )
+
+
+def _listed(names: tuple[str, ...], width: int) -> list[str]:
+    return [f"  {name:<{width}}  {COMMANDS[name][1]}" for name in names]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -179,6 +203,12 @@ def _unexpected(error: Exception) -> "PoiseError":
 
     if os.environ.get("POISE_DEBUG"):
         traceback.print_exception(error)
+    if isinstance(error, ImportError) and (error.name or "").startswith("poise."):
+        from poise.control.start import SUPERVISOR
+        from poise.errors import client_only
+
+        if not SUPERVISOR.exists():
+            return client_only()
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         return Fault("the disk is full: what there is to print cannot be written", hint="`df -h`")
     return Fault(f"an internal error: {type(error).__name__}: {error}", hint="POISE_DEBUG=1 shows where")

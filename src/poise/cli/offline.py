@@ -15,10 +15,10 @@ from poise.drivers.devices import probe_node
 from poise.drivers.logfile import has_log, read_home
 from poise.drivers.security import ensure_home
 from poise.drivers.series import Series
-from poise.engine.host import load_ledger
+from poise.engine.host import ledger_at, load_ledger
 from poise.errors import Conflict, NotFound
 from poise.kernel.explain import job_report, node_report, question, status_report
-from poise.kernel.find import find, find_node, found_report, listed
+from poise.kernel.find import find, find_node, found_report, listed, of_rank
 from poise.kernel.ledger import Ledger, NodeState
 from poise.model.events import NodeJoined, decode_event
 from poise.model.history import RunReport
@@ -144,7 +144,7 @@ def report(home: Home, names: Sequence[str]) -> RunReport:
     with closing(read_home(home, decode_event)) as reader:
         pruned = reader.first_revision() > 1
         checkpoint = reader.latest_checkpoint() if pruned else None
-        history = History(Ledger.decode(checkpoint.state) if checkpoint else Ledger())
+        history = History(ledger_at(checkpoint, reader.written_by))
         for _, event in reader.read(history.ledger.revision):
             history.add(event)
     if pruned:
@@ -173,17 +173,18 @@ def _asked(controller: "Controller", name: str, *, everything: bool = False) -> 
     return view, question(ledger, found.job, view, units=found.units, everything=everything)
 
 
-def logs(home: Home, name: str, task: str, tail: int) -> Iterator[LogLine]:
+def logs(home: Home, name: str, task: str, *, tail: int, since: float, rank: int) -> Iterator[LogLine]:
     """What a job had written when the control plane stopped."""
     import asyncio
 
-    from poise.drivers.joblogs import follow_job
+    from poise.drivers.joblogs import Wanted, follow_job
 
     ledger = load(home)
     found = find(ledger, name, task)
+    tasks, wanted = of_rank(found, rank), Wanted(tail, since)
 
     async def gather() -> list[LogLine]:
-        pieces = follow_job(home.logs, lambda: ledger, found.job.id, found.tasks, follow=False, tail=tail)
+        pieces = follow_job(home.logs, lambda: ledger, found.job.id, tasks, follow=False, wanted=wanted)
         return [line async for line in pieces]
 
     yield from asyncio.run(gather())

@@ -123,15 +123,13 @@ def _lines(shown: Shown, columns: Sequence[Column]) -> list[str]:
 
 
 def _redraw(ask: Callable[[], Shown], form: str) -> None:
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
+    from poise.drivers.screen import drawing
 
-    with Live(console=Console(), auto_refresh=False, vertical_overflow="crop") as live:
+    with drawing(sys.stdout) as screen:
         while True:
             shown = ask()
             lines = _lines(shown, _chosen(shown, form)) if shown.names else [*shown.head, shown.nothing]
-            live.update(Text.from_ansi("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
+            screen.draw(lines)
             if shown.over:
                 return
             time.sleep(EVERY)

@@ -100,10 +100,10 @@ def _policy(name: str) -> "ClusterPolicy":
 
 def _replay(recording: Recording[Event], first: int, instead: "ClusterPolicy | None", *, anyway: bool) -> "Replayed":
     from poise.drivers.plugins import policy_of
-    from poise.kernel.ledger import Ledger
+    from poise.engine.host import ledger_at
     from poise.kernel.replay import replay
 
-    ledger = Ledger.decode(recording.start.state) if recording.start is not None else Ledger()
+    ledger = ledger_at(recording.start, lambda: recording.written_by)
     return replay(
         recording.events,
         ledger=ledger,

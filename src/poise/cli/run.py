@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import secrets
 import shlex
 import signal
 import sys
@@ -17,14 +16,23 @@ import click
 from poise.cli.asking import asked, asking, is_script, merged, note_units, note_unused, told_as_flags
 from poise.cli.deadlines import forecast_of, has_deadline
 from poise.cli.render import NOT_FOUND, over_memory, print_json, say, tell
+from poise.cli.terminal import (
+    PATIENCE,
+    Detached,
+    Feeding,
+    HungUpError,
+    Terminal,
+    copied,
+    terminal_size,
+    terminal_variables,
+)
 from poise.client import Client, current_home
 from poise.config import Home
-from poise.control.start import ensure_up, kept_environment, user_name
-from poise.errors import PoiseError, Unreachable, placed
-from poise.model.reports import LogEnd, LogPiece
+from poise.control.start import kept_environment, submit, user_name
+from poise.drivers.giving import Giving, Source, comes_in
+from poise.errors import PoiseError, SpecError, Unreachable, placed
 
 SAY_WHY_AFTER = 1.5
-SUBMIT_ATTEMPTS = 3
 
 _SHELL = re.compile(r"[\s|&;<>$`*?]")
 
@@ -40,17 +48,20 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
     Nothing needs to be started first. The command runs in this folder and keeps PATH, HOME, VIRTUAL_ENV, CONDA_* and
     LANG; pass on more with --env NAME. Ctrl-C cancels it. 125 means that Poise itself failed. A script (.sh, .bash,
     .py) says what it needs in `#POISE` lines at its head.
+
+    A file or a pipe on standard input is passed on. -it gives the command this terminal; Ctrl-P Ctrl-Q detaches.
     """
     environ = dict(os.environ)
     spec, place = _asked_for(command, asked(flags, environ), environ)
     note_units(spec)
     spec["folder"] = str(Path.cwd())
     spec["env"] = kept_environment() | spec.get("env", {})
+    source = _input(spec, as_json)
     home = current_home()
-    with _Interrupts(home) as interrupts:
+    with _Interrupts(home, hangs_up=bool(spec.get("tty"))) as interrupts:
         try:
             with told_as_flags(flags):
-                client, job = _submit(home, spec, user_name())
+                client, job = submit(home, spec, user=user_name(), say=tell)
         except PoiseError as error:
             error.record = placed(error.record, place)
             raise
@@ -61,8 +72,19 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
         if has_deadline(spec) and not (quiet or as_json):
             threading.Thread(target=_say_chance, args=(home, job, over), daemon=True).start()
         try:
-            code = _stream(client, job, sys.stderr.buffer if as_json else sys.stdout.buffer)
+            with _feeding(home, job, source) if source is not None else contextlib.nullcontext():
+                lines = client.logs(job, follow=True)
+                code = copied(lines, sys.stderr.buffer if as_json else sys.stdout.buffer, source)
             report = client.job(job)
+        except Detached:
+            Client(home).give(job)
+            say(f"poise: detached from {job}, which runs on: `poise attach {job}`")
+            return 0
+        except HungUpError:
+            with contextlib.suppress(PoiseError):
+                if not client.give(job, hang_up=True).epoch:  # it does not run yet: nobody would be there when it does
+                    client.cancel(job)
+            return 128 + signal.SIGHUP
         except Unreachable as error:
             raise Unreachable(
                 f"the control plane has ended; {job} keeps running",
@@ -89,6 +111,34 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
     return code
 
 
+def _input(spec: dict[str, Any], as_json: bool) -> Source | None:
+    """What the command is given, which changes what it asks for; None: nothing. Raises `SpecError`."""
+    if spec.get("tty"):
+        if as_json:
+            raise SpecError(
+                "a terminal shows what is written, and not JSON", field="--tty", hint="`--json` without `-t`"
+            )
+        spec["tty"] = terminal_size()
+        spec["env"] = terminal_variables() | spec["env"]
+        return Terminal(holds=True)
+    if not spec.get("stdin") and not comes_in(0):
+        return None
+    if not spec.get("stdin") and (spec.get("parts") or spec.get("sweep") or ".." in str(spec.get("workers", ""))):
+        say("poise: input is not passed on: it would be for one command, and there are several")
+        return None
+    spec["stdin"] = True
+    return Giving(0)
+
+
+def _feeding(home: Home, job: str, source: Source) -> Feeding:
+    def failed(error: Exception) -> None:
+        say(f"poise: {error}; cancelling {job}")
+        with contextlib.suppress(PoiseError):
+            Client(home).cancel(job)
+
+    return Feeding(lambda: Client(home, patience=PATIENCE).feed(job, source), source, failed)
+
+
 def _asked_for(
     command: tuple[str, ...], own: dict[str, Any], environ: dict[str, str]
 ) -> tuple[dict[str, Any], Callable[[str], str]]:
@@ -103,46 +153,22 @@ def _asked_for(
     return merged(script.spec, own) | {"run": [*script.command, *command[1:]]}, script.place
 
 
-def _submit(home: Home, spec: dict[str, Any], user: str) -> tuple[Client, str]:
-    """Submitted once, however often it takes: a control plane that was about to leave is started again."""
-    key = secrets.token_hex(8)
-    for left in range(SUBMIT_ATTEMPTS, 0, -1):
-        client = ensure_up(home, "--until-idle")
-        try:
-            return client, client.submit(spec, key=key, user=user, say=tell)
-        except Unreachable:
-            if left == 1:
-                raise
-    raise AssertionError("unreachable")
-
-
-def _stream(client: Client, job: str, out: Any) -> int:
-    """Copies what the job writes, and says where another attempt begins. Returns the exit code."""
-    attempts: dict[str, int] = {}
-    for piece in client.logs(job, follow=True):
-        if isinstance(piece, LogPiece):
-            if piece.epoch > attempts.get(piece.task, piece.epoch):
-                say(f"poise: {piece.task} starts again, attempt {piece.epoch}")
-            attempts[piece.task] = max(piece.epoch, attempts.get(piece.task, 0))
-            target = out if piece.stream == "out" else sys.stderr.buffer
-            target.write(piece.data)
-            target.flush()
-        elif isinstance(piece, LogEnd):
-            return 125 if piece.exit_code is None else piece.exit_code
-    return 125
-
-
 class _Interrupts:
-    """Ctrl-C and SIGTERM cancel the job, once there is one; the second time this command just ends."""
+    """Ctrl-C and SIGTERM cancel the job, once there is one; the second time this command just ends. With a terminal
+    SIGHUP is passed on.
+    """
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, *, hangs_up: bool) -> None:
         self._home = home
+        self._hangs_up = hangs_up
         self._job = ""
         self._wanted = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "_Interrupts":
         self._before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        if self._hangs_up:
+            self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._on_hangup)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -153,6 +179,12 @@ class _Interrupts:
         self._job = job
         if self._wanted:
             self._cancel()
+
+    def _on_hangup(self, *_: Any) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self._wanted = True
+        if self._job:
+            raise HungUpError
 
     def _on_signal(self, number: int, _: Any) -> None:
         signal.signal(number, signal.SIG_DFL)

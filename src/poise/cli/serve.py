@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from poise.config import Home
 from poise.control.start import kept_environment, lasting, user_name
 from poise.drivers.security import ensure_home
 from poise.drivers.yamlfile import is_kind, load_kind, located, place_in_file
-from poise.errors import InputError, SpecError
+from poise.errors import InputError, SpecError, extra
 from poise.model.keys import compile_keys
 from poise.model.servicefile import DeclaredService, compile_service
 from poise.model.serving_upstreams import Front, compile_upstreams
@@ -81,6 +82,8 @@ def serve(
         raise InputError("two services have one name", field="--name", have=", ".join(versions), hint="name: another")
     if len(fronts) > 1:
         raise InputError("one file of upstreams at a time", have=str(len(fronts)), hint="list all in one `upstreams:`")
+    if find_spec("aiohttp") is None:
+        raise InputError("serving needs aiohttp, which is not installed", hint=extra("serve"))
     import uvloop
 
     from poise.gateway.beyond import beyond_of

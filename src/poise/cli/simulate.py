@@ -191,15 +191,11 @@ def _progress(policies: Sequence[str]) -> "Iterator[Watch]":
     if not sys.stderr.isatty():
         yield lambda number, far: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from poise.drivers.screen import Progress, drawing
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[at]}"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bars:
-        rows = [bars.add_task(name, total=None, at="") for name in policies]
-        yield lambda number, far: bars.update(
-            rows[number], completed=far.over, total=far.jobs or None, at=format_duration(int(far.seconds * 1e9))
-        )
+    with drawing(sys.stderr, transient=True) as screen:
+        bars = Progress(screen, policies)
+        yield lambda number, far: bars.at(number, far.over, far.jobs or None, format_duration(int(far.seconds * 1e9)))
 
 
 def _one(told: "Comparison") -> Shown:

@@ -95,6 +95,14 @@ def _nodes(field: str, text: str) -> str:
     return " ".join(f"{field}={name}" for name in text.split(","))
 
 
+def _output(text: str) -> str:
+    """Patterns that mean the same here; others are not told."""
+    named = re.sub("%[0-9]*[AaJjt]", lambda sign: {"t": "%r", "a": "%r"}.get(sign[0][-1], "%j"), text)
+    if re.search("%[0-9]*[^jr%]", named):
+        raise ValueError(text)
+    return f"output={shlex.quote(named)}"
+
+
 _OF_SLURM: dict[str, Callable[[str], str]] = {
     "gpus": _gpus,
     "gpus-per-task": _gpus,
@@ -110,6 +118,7 @@ _OF_SLURM: dict[str, Callable[[str], str]] = {
     "deadline": _deadline,
     "nodelist": lambda text: _nodes("node", text),
     "exclude": lambda text: _nodes("exclude_node", text),
+    "output": _output,
 }
 """What it takes to say the same here."""
 
@@ -122,4 +131,5 @@ _SHORT = {
     "G": "gpus",
     "w": "nodelist",
     "x": "exclude",
+    "o": "output",
 }

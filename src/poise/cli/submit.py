@@ -12,7 +12,8 @@ from poise.cli.deadlines import forecast_of, has_deadline
 from poise.cli.numbers import WholeRange
 from poise.cli.render import print_json, say, tell
 from poise.client import current_home
-from poise.control.start import connected, user_name
+from poise.control import start
+from poise.control.start import user_name
 from poise.drivers.yamlfile import Place, load_kind, located, place_in_file
 from poise.errors import SpecError
 from poise.model.document import above
@@ -36,13 +37,15 @@ def submit(source: tuple[str, ...], if_revision: int | None, quiet: bool, as_jso
     """Submit a job or graph from FILE.yaml, a SCRIPT (.sh, .bash, .py), or a command after `--`, print its id, and
     return.
 
+    Without a control plane, the file is checked first and then one is started, which stays until no job is left.
     Only what is declared reaches the command: an environment variable with the value `null` is taken from here. Paths
     are relative to the file's folder. A script says what it needs in `#POISE` lines at its head. Flags override both.
     """
     spec, place = asked_for(source, flags)
-    client = connected(current_home())
     with told_as_flags(flags), located(place):
-        job = client.submit(spec, user=user_name(), say=None if quiet else tell, if_revision=if_revision)
+        client, job = start.submit(
+            current_home(), spec, user=user_name(), say=None if quiet else tell, if_revision=if_revision
+        )
     looks = has_deadline(spec) and not quiet
     if as_json:
         print_json({"job": job} | ({"deadline": forecast_of(client, job)} if looks else {}))

@@ -94,18 +94,16 @@ def top(once: bool, form: str) -> int:
 
 
 def _live(client: Client) -> None:
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
+    from poise.drivers.screen import drawing
 
-    console, meter = Console(), Meter()
+    meter = Meter()
     told, note, scroll = client.overview(), "", 0
     use = meter.look(told.running)
     asked = time.monotonic()
-    with _keys() as fd, Live(console=console, screen=True, auto_refresh=False) as live:
+    with _keys() as fd, drawing(sys.stdout, whole=True) as screen:
         while True:
-            lines = frame(told, use, console.width, console.height, scroll, note)
-            live.update(Text.from_ansi("\n".join(lines), no_wrap=True, overflow="crop"), refresh=True)
+            columns, lines = screen.size
+            screen.draw(frame(told, use, columns, lines - 1, scroll, note))
             key = _pressed(fd, asked + EVERY - time.monotonic())
             if key == END:
                 return

@@ -1,6 +1,5 @@
 """`poise up` and `poise down`."""
 
-import contextlib
 import os
 import signal
 import sys
@@ -17,18 +16,18 @@ from poise.cli.numbers import Whole
 from poise.cli.output import TEXT, forms
 from poise.cli.render import LOGGED, print_json, say
 from poise.client import Client, answer_of_ray, current_home, failure_of
-from poise.config import LISTEN_PORT, Endpoint, Home, OnRay, parse_place
-from poise.control.start import START_SECONDS, ensure_up, may_be_asked, running_here, supervised
+from poise.config import DEFAULT_POLICY, LISTEN_PORT, Endpoint, Home, OnRay, parse_place
+from poise.control.kept import KEPT, LATE, kept_policy, options_of, read_flags, typed, write_flags
+from poise.control.start import START_SECONDS, SUPERVISOR, await_end, ensure_up, may_be_asked, running_here, supervised
 from poise.decoding import json_decoder
 from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
 from poise.drivers.whole import write_whole
-from poise.errors import Conflict, Fault, InputError, StoreAway, Unreachable
-from poise.model.fields import parse_or_raise
+from poise.errors import Conflict, Fault, InputError, StoreAway, Unreachable, extra
 from poise.model.reports import PhaseTimes, StatusReport
 from poise.model.times import Times
-from poise.units import DAY, MILLISECOND, MINUTE, parse_duration
+from poise.units import MILLISECOND
 
 if TYPE_CHECKING:
     from poise.model.fleetfile import DeclaredFleet
@@ -38,18 +37,6 @@ RAY_STOP_SECONDS = 75.0
 
 LED_SECONDS = 2.0
 """Within which one that stands by leads, once another has left in order."""
-
-DEFAULT_POLICY = "poise"
-
-LONGEST = 1 * MINUTE
-"""Time that a policy may be given for a round: while it thinks, nothing is placed."""
-
-
-LATE = ("port", "decide_within", "outage_hold", "outage_settle", "share", "listen", "no_agent")
-"""Options that count when it starts."""
-
-ONCE = ("policy", *LATE)
-"""Options that are not kept for the next start."""
 
 
 def own_home() -> Home:
@@ -68,10 +55,8 @@ def own_home() -> Home:
 @click.command()
 @click.option(
     "--policy",
-    default=DEFAULT_POLICY,
-    show_default=True,
     metavar="NAME|FILE",
-    help="Scheduling policy: one that ships with Poise, one of an installed package, or a file.",
+    help="Scheduling policy: one that ships with Poise, one of an installed package, or a file. [default: poise]",
 )
 @click.option(
     "--decide-within",
@@ -123,11 +108,24 @@ def own_home() -> Home:
     help="Keep the log in PostgreSQL (postgresql://…) or etcd (etcd://HOST:PORT,…/PREFIX), which other control planes "
     "share: one leads, the others stand by. Kept for this home; `home` goes back to its own log.",
 )
+@click.option(
+    "--ssh",
+    "machines",
+    multiple=True,
+    metavar="USER@HOST",
+    help="Add a machine as a node: install the same version of Poise there by ssh, and start its agent. Repeatable; "
+    "needs --listen.",
+)
 @click.option("--no-agent", is_flag=True, help="Run nothing on this machine: it only decides, or stands by to.")
+@click.option(
+    "--reset",
+    is_flag=True,
+    help="Forget the flags kept from earlier starts, except --fleet, --on and --store.",
+)
 @click.option("--foreground", is_flag=True, help="Stay in this terminal, as a service manager wants it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def up(
-    policy: str,
+    policy: str | None,
     decide_within: str | None,
     outage_hold: str | None,
     outage_settle: str | None,
@@ -138,70 +136,69 @@ def up(
     on: str | None,
     no_fleet: bool,
     store: str | None,
+    machines: tuple[str, ...],
     no_agent: bool,
+    reset: bool,
     foreground: bool,
     as_json: bool,
 ) -> int:
     """Start the control plane and the agent of this machine, or of a declared fleet's nodes, and keep them alive.
 
-    A fleet is kept for this home until another is given, or --no-fleet; a policy decides until `poise down`. While
-    Poise is up, another fleet or policy is refused with exit code 1: `poise down --leave` first, and running work keeps
-    running.
+    All flags are kept for this home: a later `poise up` starts with them too, unless it is given others, --no-fleet or
+    --reset. While Poise is up, another fleet or policy is refused with exit code 1: `poise down --leave` first; running
+    work continues.
     """
     if sum(map(bool, (fleet_file, on, no_fleet))) > 1:
         raise click.UsageError("`--fleet`, `--on` and `--no-fleet` exclude each other")
+    if foreground and machines:
+        raise click.UsageError("`--ssh` and `--foreground` exclude each other")
     from poise.drivers.devices import declared_devices
 
     home = own_home()
+    await_end(home)
     declared_devices(home)  # the agent would leave a bad file out; here its mistakes are seen
-    name, label = _settle_policy(home, policy)
+    before = {} if reset else read_flags(home)
+    flags = before | _given_flags(policy, share)
+    already = running_here(home) or supervised(home)
+    label = "" if already and policy is None else _settle_policy(home, policy or kept_policy(home, before))
     cluster = _settle_ray(home, on, listen, gone=no_fleet or fleet_file is not None)
     fleet = _settle_fleet(home, fleet_file, no_fleet or on is not None)
     _settle_store(home, store)
+    if cluster is not None:  # it is kept with the cluster
+        flags["listen"] = cluster.listen
+    if "share" in flags:
+        check_shareable(Path(flags["share"]))
+    if "listen" in flags:
+        parse_place(flags["listen"], "--listen")
+    options = options_of(home, flags)
     if cluster is not None:
-        listen = cluster.listen
-    once = [option for option in ONCE if cluster is None or option != "listen"]
-    options = ["--policy", name]
-    if no_agent:
-        options.append("--no-agent")
-    for option, text, most in (
-        ("--decide-within", decide_within, LONGEST),
-        ("--outage-hold", outage_hold, DAY),
-        ("--outage-settle", outage_settle, DAY),
-    ):
-        if text is not None:
-            options += [option, str(parse_or_raise(parse_duration, text, option, most))]
-    if port is not None:
-        options += ["--port", str(port)]
-    if share is not None:
-        check_shareable(share.absolute())
-        options += ["--share", str(share.absolute())]
-    if listen is not None:
-        parse_place(listen, "--listen")
-        options += ["--listen", listen]
+        del flags["listen"]
+    if foreground and already:
+        raise Conflict("Poise is up already", code="E204", field=str(home.root), hint="`poise down`")
+    if not already and (kept := [name for name in KEPT if name in flags and not _was_given(name)]):
+        say(f"poise: kept from the last start: {typed(flags, *kept)}; `poise up --reset` forgets them")
     if foreground:
-        if supervised(home) or running_here(home):
-            raise Conflict("Poise is up already", code="E204", field=str(home.root), hint="`poise down`")
-        _note_last_options(home, once)
-        program = str(Path(__file__).parent.parent / "control" / "supervisor.py")
-        os.execv(sys.executable, [sys.executable, "-S", program, str(home.root), *options])  # noqa: S606 — our own program
-    already = running_here(home) or supervised(home)
-    if not already:
-        _note_last_options(home, once)
-    if already and _was_given("policy"):
+        write_flags(home, flags)
+        os.execv(sys.executable, [sys.executable, "-S", str(SUPERVISOR), str(home.root), *options])  # noqa: S606 — our own program
+    if already and policy is not None:
         _check_policy(Client(home).status().policy, label, policy)
     if not already:
         home.ray_answer.unlink(missing_ok=True)
+    late = [name for name in KEPT if name in flags and _counts_later(home, name)] if already else []
     client = ensure_up(home, *options)
+    write_flags(home, flags)
     client.stay()
+    no_agent = "no_agent" in flags
     if fleet and not no_agent:
         _wait_for_nodes(client, fleet)
     status = _when_led(client)
     if cluster is not None and not no_agent:
         _wait_for_ray(home, 0.0 if already else START_SECONDS)
-    if already and (late := [of for of in LATE if _was_given(of)]):
-        names = " and ".join(f"`--{of.replace('_', '-')}`" for of in late)
-        say(f"poise: it was up already; {names} {'counts' if len(late) == 1 else 'count'} when it starts")
+    if late:
+        counts = "counts" if len(late) == 1 else "count"
+        say(f"poise: it was up already; {typed(flags, *late)} {counts} from the next start: `poise down --leave` first")
+    if machines:
+        _add_machines(client, home, machines)
     if as_json:
         print_json(status)
     else:
@@ -214,25 +211,33 @@ def up(
     return 0
 
 
-def _note_last_options(home: Home, once: Sequence[str]) -> None:
-    """These options count for one start: tell which of the last one are not given now, and note those that are."""
-    import msgspec
+def _add_machines(client: Client, home: Home, machines: Sequence[str]) -> None:
+    from poise.cli.join import add_machines
 
-    context, last = click.get_current_context(), dict[str, str]()
-    with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):  # it only serves to tell
-        last = json_decoder(dict[str, str]).decode(home.options.read_bytes())
-    given = {name: str(context.params[name]) for name in once if _was_given(name)}
-    gone = [_typed(name, text) for name, text in last.items() if name not in given]
-    if gone:
-        say(f"poise: it was up with {', '.join(gone)} before; without that, it is not now")
-    ensure_home(home)
-    with contextlib.suppress(OSError):  # a full disk does not keep it from starting
-        write_whole(home.options, msgspec.json.encode(given))
+    address = address_of(home)
+    if not address:
+        hint = "`poise down --leave`, then `poise up --listen 0.0.0.0:7718 --ssh …`"
+        raise InputError("other machines are not listened to", field="--ssh", need="--listen", hint=hint)
+    add_machines(client, address, machines)
 
 
-def _typed(name: str, text: str) -> str:
-    option = f"--{name.replace('_', '-')}"
-    return f"`{option}`" if text == "True" else f"`{option} {text}`"
+def _given_flags(policy: str | None, share: Path | None) -> dict[str, str]:
+    """The flags to keep that were typed, as text."""
+    parameters = click.get_current_context().params
+    given = {name: str(parameters[name]) for name in KEPT if _was_given(name)}
+    if policy is not None and policy != DEFAULT_POLICY:
+        from poise.drivers.plugins import is_file  # dear
+
+        if is_file(policy):
+            given["policy"] = str(Path(policy).absolute())
+    if share is not None:
+        given["share"] = str(share.absolute())
+    return given
+
+
+def _counts_later(home: Home, name: str) -> bool:
+    """Whether a control plane that is up goes on without this flag: one that `poise run` started has no kept ones."""
+    return name in LATE if _was_given(name) else not home.stay.exists()
 
 
 def _when_led(client: Client) -> StatusReport:
@@ -348,10 +353,12 @@ def _undeclared(home: Home) -> str:
     return "the machines of a Ray cluster" if on_ray else "this machine"
 
 
-def _settle_policy(home: Home, policy: str) -> tuple[str, str]:
-    """What the control plane is told, and what it will call it. A user's code is tried here, where errors are seen."""
+def _settle_policy(home: Home, policy: str) -> str:
+    """The name that the control plane gives the policy. A file is copied into the home; a user's code is tried here,
+    where its errors are seen.
+    """
     if policy == DEFAULT_POLICY:  # it ships with Poise: nothing to read or to try, and policies are dear to import
-        return policy, policy
+        return policy
     import msgspec
 
     from poise.drivers.plugins import check_needs, choose, choose_document, is_file
@@ -365,12 +372,10 @@ def _settle_policy(home: Home, policy: str) -> tuple[str, str]:
         from poise.control.decider import try_out
 
         try_out(choice, Times())
-    if not is_file(policy):
-        return policy, choice.label
-    if not (running_here(home) or supervised(home)):
+    if document is not None and not (running_here(home) or supervised(home)):
         ensure_home(home)
         write_whole(home.policy, msgspec.json.encode(document))
-    return str(home.policy), choice.label
+    return choice.label
 
 
 def _settle_ray(home: Home, on: str | None, listen: str | None, *, gone: bool) -> OnRay | None:
@@ -387,7 +392,7 @@ def _settle_ray(home: Home, on: str | None, listen: str | None, *, gone: bool) -
         if engine != "ray":
             raise InputError("this is no cluster that Poise knows", field="--on", need="ray[:ADDRESS]", have=on)
         if find_spec("ray") is None:
-            raise InputError("Ray is not installed here", field="--on", have=on, hint="pip install 'poise[ray]'")
+            raise InputError("Ray is not installed here", field="--on", have=on, hint=extra("ray"))
         there = f"{'0.0.0.0' if address else '127.0.0.1'}:{LISTEN_PORT}"  # noqa: S104 — with TLS, and tokens
         wanted = OnRay(address=address, listen=listen or (kept.listen if kept and kept.address == address else there))
     if wanted == kept:
@@ -487,6 +492,8 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
         cannot_start = failure_of(home) is not None and not home.others
         if not leave and not cannot_start:  # else nobody can tell, and nothing is to be lost by stopping
             _see_to_work(home, cancel_jobs)
+    home.stay.unlink(missing_ok=True)  # also where all were killed: nothing is to come back by itself
+    if was_up:
         seconds = RAY_STOP_SECONDS if (home.ray / "lock").exists() else STOP_SECONDS
         _stop(home.supervisor, home.lock, home.ray / "lock", *nodes, seconds=seconds)
     if as_json:
@@ -593,11 +600,13 @@ def _unfinished(client: Client) -> list[str]:
 
 
 def _stop(*locks: Path, seconds: float = STOP_SECONDS) -> None:
-    """End whoever holds these locks, the supervisor first so that nothing is started again."""
+    """End those who hold these locks now, the supervisor first so that nothing is started again; who takes one of them
+    later was started by somebody else.
+    """
     deadline = time.monotonic() + seconds
-    for lock in locks:
+    for lock, pid in [(lock, holder(lock)) for lock in locks]:
         asked = False
-        while (pid := holder(lock)) != 0:
+        while pid and holder(lock) == pid:
             if not asked:
                 try:
                     os.kill(pid, signal.SIGTERM)

@@ -5,6 +5,7 @@ Each route says which role it needs (`opt`), and answers with what the bearer of
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from functools import cache, partial
 from itertools import islice
@@ -15,6 +16,7 @@ import msgspec
 from poise import __version__
 from poise.config import PAGE, Home
 from poise.control.chances import Chances
+from poise.control.consoles import Consoles, running_tasks, takes_input
 from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import PUBLIC, App, Guard, Scope
 from poise.control.hot import (
@@ -29,7 +31,7 @@ from poise.control.openapi import SCHEMA, LoggedEvent, document
 from poise.control.plane import Plane
 from poise.control.routes import Content, Request, Routes, Stream
 from poise.control.shares import Turns
-from poise.drivers.joblogs import follow_job
+from poise.drivers.joblogs import Wanted, follow_job
 from poise.drivers.security import caller_key, worker_key
 from poise.drivers.series import Series
 from poise.errors import NotFound, NotLeading, SpecError, StoreFull
@@ -45,13 +47,14 @@ from poise.kernel.explain import (
     token_report,
     who_report,
 )
-from poise.kernel.find import Found, find, find_node, found_report, listed, quota_note
+from poise.kernel.find import FEW, Found, find, find_node, found_report, listed, of_rank, quota_note
 from poise.kernel.find import names as find_names
-from poise.kernel.ledger import Ledger
+from poise.kernel.ledger import Ledger, UnitState, attempt_of
 from poise.kernel.overview import overview
 from poise.kernel.visible import Sight
 from poise.model.chances import DeadlineForecast
 from poise.model.changing import as_job, fields_in
+from poise.model.document import some
 from poise.model.events import (
     AUDITED,
     DeadlinesMissed,
@@ -65,12 +68,14 @@ from poise.model.events import (
     Triggered,
 )
 from poise.model.fields import MAX_DURATION, Quantity, parse_or_raise
-from poise.model.messages import Attempt
+from poise.model.job_fields import terminal
+from poise.model.messages import Attempt, Piece
 from poise.model.reports import (
     AuditReport,
     Changed,
     Drained,
     Explanation,
+    InputReport,
     JobReport,
     JobStatus,
     NodeReport,
@@ -84,12 +89,12 @@ from poise.model.reports import (
     WhoReport,
     WhyNot,
 )
-from poise.model.spec import QuotaSpec, check_name, compile_quota, compile_spec
+from poise.model.spec import QuotaSpec, check_name, command_of, compile_quota, compile_spec, variable_of
 from poise.model.tenants import Bearer, Role, Token
 from poise.model.usage import PROFILED, NodeProfile
 from poise.model.views import Snapshot
 from poise.policy.suites import ClusterPolicy
-from poise.units import parse_duration
+from poise.units import SECOND, parse_duration
 
 MAX_WAIT = 60.0
 """Seconds that one request may wait for a job; clients ask again."""
@@ -114,8 +119,13 @@ WHOLE = b": whole\n\n"
 DECISIONS = Placed | Held | Preempted | Resized | DeadlinesMissed | NodeLevelled | Triggered | PolicyFailed
 """What was decided, and what made it be: events of a stream of decisions."""
 
+_log = logging.getLogger("poise.control")
+
 VIEWER, SUBMITTER, OPERATOR, ADMIN = Role.VIEWER, Role.SUBMITTER, Role.OPERATOR, Role.ADMIN
 """The role that a route needs."""
+
+INPUT_SECONDS, INPUT_POLL = 10.0, 0.03
+"""How long input waits for its task to run, and how often that is looked for."""
 
 EVENT_PAGE = 1000
 KEEP_ALIVE = 15.0
@@ -157,6 +167,47 @@ class NamedNodes(msgspec.Struct, frozen=True):
     nodes: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=100_000)]
 
 
+Place = Annotated[int, msgspec.Meta(ge=0, le=MAX_REVISION)]
+
+
+class InputRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A piece of standard input: `data`, in base64, from byte `at` on of the attempt `epoch`, and whether that is its
+    `end`. Of another attempt than the one that runs nothing is taken; the answer names the one that does. `task` is
+    needed where several take input. `size` is that of the terminal, `ROWSxCOLUMNS`. With `hold` the terminal hangs up
+    when it gets no other piece for so many seconds, with `hang_up` now.
+    """
+
+    task: str = ""
+    epoch: Place = 0
+    at: Place = 0
+    data: Annotated[bytes, msgspec.Meta(max_length=2**20)] = b""
+    end: bool = False
+    size: str = ""
+    hold: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+    hang_up: bool = False
+
+    def piece(self, epoch: int) -> Piece:
+        """What of it concerns the attempt of this epoch."""
+        size, hold = terminal(self.size, "size") if self.size else 0, round(self.hold * SECOND)
+        if self.epoch != epoch:
+            return Piece(size=size, hold=hold, hang_up=self.hang_up)
+        return Piece(at=self.at, data=self.data, end=self.end, size=size, hold=hold, hang_up=self.hang_up)
+
+
+class ExecRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A command to run beside a task. `task` is needed where several run, or of a gang the `rank` (by default 0); `env`
+    adds to the task's environment. With `stdin` it is given input; `tty` is the size of a terminal for it,
+    `ROWSxCOLUMNS`.
+    """
+
+    run: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=10_000)]
+    task: str = ""
+    rank: Annotated[int, msgspec.Meta(ge=0, le=MAX_REVISION)] | None = None
+    env: dict[str, str] = {}
+    stdin: bool = False
+    tty: str = ""
+
+
 class TokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A token for somebody of a tenant. Its secret is made by who asks and told nobody: `hash` is its SHA-256, in
     hexadecimal digits. `expires` is a duration from now; without it the token is good until it is revoked.
@@ -185,7 +236,7 @@ def make_app(
     `chances` answers questions about deadlines.
     """
 
-    gate = Gatekeeper(plane, token)
+    gate, consoles = Gatekeeper(plane, token), Consoles(plane)
     series = Series(home.series)
     chances = chances or Chances(plane, home)
 
@@ -422,7 +473,8 @@ def make_app(
 
     @routes.get(
         "/v1/jobs/{name}/logs",
-        summary="What a job wrote, as lines of JSON; `follow` until it is over, from the last `tail` lines on",
+        summary="What a job wrote, and when, as lines of JSON; `follow` until it ends, from the last `tail` lines on, "
+        "or from a time on (`since`, in seconds since 1970); of a gang all, or one `rank`",
         role=VIEWER,
     )
     async def logs(
@@ -431,10 +483,70 @@ def make_app(
         follow: bool = False,
         task: str = "",
         tail: Annotated[int, msgspec.Meta(ge=-1, le=MAX_LISTED)] = -1,
+        since: Annotated[float, msgspec.Meta(ge=0, le=MAX_REVISION)] = 0.0,
+        rank: Annotated[int, msgspec.Meta(ge=-1, le=MAX_REVISION)] = -1,
     ) -> Stream:
         _, found = await settled_job(bearer, name, task)
-        pieces = follow_job(home.logs, lambda: plane.ledger, found.job.id, found.tasks, follow=follow, tail=tail)
+        tasks, wanted = of_rank(found, rank), Wanted(tail, since)
+        pieces = follow_job(home.logs, lambda: plane.ledger, found.job.id, tasks, follow=follow, wanted=wanted)
         return Stream(_lines(pieces, lambda: gate.stands(bearer)), "application/x-ndjson")
+
+    @routes.post(
+        "/v1/jobs/{name}/input",
+        summary="Give a task a piece of its standard input, and tell how much of it was taken",
+        status=200,
+        role=SUBMITTER,
+    )
+    async def give_input(bearer: Bearer, name: str, data: InputRequest) -> InputReport:
+        plane.check_leading()
+        ledger, found = await settled_job(bearer, name, data.task)
+        unit, index = the_one_that_takes_input(found)
+        until = asyncio.get_running_loop().time() + INPUT_SECONDS
+        while unit.tasks[index].status != "running":
+            if ledger.jobs.is_over(unit.id):
+                return InputReport(epoch=unit.epoch_of(index), wanted=False, over=True)
+            if asyncio.get_running_loop().time() > until:
+                return InputReport()
+            await asyncio.sleep(INPUT_POLL)
+            ledger = await plane.settled()
+            unit = ledger.jobs.unit(unit.id) or unit
+        attempt = attempt_of(unit, index)
+        fed = await consoles.feed(unit.tasks[index].node, attempt, data.piece(attempt.epoch))
+        if fed is None:
+            return InputReport(epoch=attempt.epoch)
+        return InputReport(epoch=attempt.epoch, taken=fed.taken, wanted=fed.wanted)
+
+    @routes.post(
+        "/v1/jobs/{name}/exec",
+        summary="Run a command beside a running task, and stream what it writes, as lines of JSON; it ends with the "
+        "request",
+        status=200,
+        role=SUBMITTER,
+    )
+    async def execute(bearer: Bearer, name: str, data: ExecRequest) -> Stream:
+        plane.check_leading()
+        ledger, found = await settled_job(bearer, name, data.task)
+        unit, index = the_one_that_runs(found, ledger, data.rank)
+        tty = terminal(data.tty, "tty") if data.tty else 0
+        argv = command_of(list(data.run), "run")
+        env = {variable: variable_of(variable, value, f"env.{variable}") for variable, value in data.env.items()}
+        node, attempt = unit.tasks[index].node, attempt_of(unit, index)
+        _log.info("%s of %s runs `%s` beside %s", bearer.name or "somebody", bearer.tenant, argv[0], attempt)
+        pieces = consoles.run(node, attempt, bearer, argv, env, stdin=data.stdin, tty=tty)
+        return Stream(_lines(pieces, lambda: gate.stands(bearer)), "application/x-ndjson")
+
+    @routes.post(
+        "/v1/exec/{name}/input",
+        summary="Give a command that runs beside a task a piece of its standard input",
+        status=200,
+        role=SUBMITTER,
+    )
+    async def give_exec_input(bearer: Bearer, name: str, data: InputRequest) -> InputReport:
+        running = consoles.known(name, bearer)
+        if running is None:
+            raise NotFound(f"no command `{name}` runs beside a task", field="exec", have=name)
+        fed = await consoles.feed(running.node, name, data.piece(data.epoch))
+        return InputReport(epoch=1) if fed is None else InputReport(epoch=1, taken=fed.taken, wanted=fed.wanted)
 
     @routes.get(
         "/v1/nodes",
@@ -593,7 +705,7 @@ def make_app(
     async def shutdown(bearer: Bearer) -> dict[str, bool]:
         with contextlib.suppress(StoreFull, NotLeading):  # it cannot be recorded then, and is done all the same
             await plane.request(lambda request: machine.AskToStop(request, bearer))
-        asyncio.get_running_loop().call_later(0.05, lifetime.end)
+        asyncio.get_running_loop().call_later(0.05, lifetime.shut_down)
         return {"stopping": True}
 
     @routes.post(
@@ -623,11 +735,49 @@ def make_app(
 
     hot: dict[str, tuple[Role | None, App]] = {
         "submissions": (Role.SUBMITTER, Submissions(plane, gate, chances, caller_key_of)),
-        "channel": (Role.NODE, NodeChannel(plane, gate, series, home, key_of)),
+        "channel": (Role.NODE, NodeChannel(plane, gate, series, home, key_of, consoles)),
         "calls": (Role.SUBMITTER, CallerChannel(plane, gate, caller_key_of)),
         "workers": (None, WorkerChannel(plane, gate, key_of)),
     }
     return Guard(gate, routes, hot, lifetime.request, known_as)
+
+
+def the_one_that_takes_input(found: Found) -> tuple[UnitState, int]:
+    """Of what is meant, the only task that takes input, and its number in its unit. Raises `SpecError`."""
+    tasks = takes_input(found)
+    if not tasks:
+        hint = "`poise run -i`, `poise submit -i`, or `stdin: true` in the file"
+        raise SpecError(f"{found.name} takes no input", field="job", have=found.name, hint=hint)
+    return _only_one(found, tasks, "take input")
+
+
+def the_one_that_runs(found: Found, ledger: Ledger, rank: int | None) -> tuple[UnitState, int]:
+    """Of what is meant, the only task that runs and has this rank, or the first of the only gang, and its number in its
+    unit. Raises `SpecError`.
+    """
+    tasks = running_tasks(found, ledger)
+    if rank is not None:
+        tasks = [(unit, index) for unit, index in tasks if unit.spec.tasks[index].rank == rank]
+    if not tasks:
+        which = "nothing" if rank is None else f"no rank {rank}"
+        hint = f"`poise show {found.job.id}` tells what it does"
+        raise SpecError(f"{which} of {found.name} runs now", field="job", have=found.name, hint=hint)
+    if len({unit.id for unit, _ in tasks}) == 1:
+        return tasks[0]
+    return _only_one(found, tasks, "run")
+
+
+def _only_one(found: Found, tasks: list[tuple[UnitState, int]], what: str) -> tuple[UnitState, int]:
+    if len(tasks) > 1:
+        names = [f"{found.job.id}.{unit.spec.tasks[index].name}" for unit, index in tasks]
+        raise SpecError(
+            f"{len(tasks)} tasks of {found.name} {what}",
+            field="job",
+            need="one of them",
+            have=some(names, FEW),
+            hint=f"name one: `{names[0]}`",
+        )
+    return tasks[0]
 
 
 def _in_order(token: Token) -> tuple[int, str]:

@@ -16,6 +16,7 @@ import msgspec
 from poise.config import MAX_BODY, Home
 from poise.control.admission import Admission
 from poise.control.chances import Chances
+from poise.control.consoles import Consoles
 from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import Receive, Scope, Send, hang_up, refuse, secret_of, text_headers
 from poise.control.plane import Plane
@@ -31,7 +32,19 @@ from poise.kernel import controller as machine
 from poise.kernel.dispatch import not_served
 from poise.kernel.frames import Broken, Frames
 from poise.model.calls import ATTEMPT, FromCaller, FromWorker, Over, Ready, Resume, ToCaller, ToWorker
-from poise.model.messages import Attempt, Beat, Desired, FromAgent, Hello, Kept, Met, Output, ToAgent
+from poise.model.messages import (
+    Attempt,
+    Beat,
+    Desired,
+    FromAgent,
+    FromConsole,
+    Hello,
+    Kept,
+    Met,
+    Output,
+    ToAgent,
+    ToConsole,
+)
 from poise.model.resources import Node, check_node_name, is_larger
 from poise.model.tenants import Bearer, Role
 from poise.model.usage import Window
@@ -47,8 +60,8 @@ LINES_AT_ONCE = 32
 """Lines of a stream that are taken in before others have their turn: some 5 ms."""
 
 _log = logging.getLogger("poise.control")
-_from_agent: msgspec.msgpack.Decoder[tuple[int, FromAgent | Output | Met]] = msgpack_decoder(
-    tuple[int, FromAgent | Output | Met]
+_from_agent: msgspec.msgpack.Decoder[tuple[int, FromAgent | Output | Met | FromConsole]] = msgpack_decoder(
+    tuple[int, FromAgent | Output | Met | FromConsole]
 )
 _from_caller: msgspec.msgpack.Decoder[FromCaller] = msgpack_decoder(FromCaller)
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgpack_decoder(FromWorker)
@@ -207,7 +220,13 @@ class NodeChannel:
     """
 
     def __init__(
-        self, plane: Plane, gate: Gatekeeper, series: Series, home: Home, key_of: Callable[[Attempt], str]
+        self,
+        plane: Plane,
+        gate: Gatekeeper,
+        series: Series,
+        home: Home,
+        key_of: Callable[[Attempt], str],
+        consoles: Consoles,
     ) -> None:
         """`key_of` tells the key of an attempt that serves calls, which nodes of other homes cannot make."""
         self._plane = plane
@@ -215,6 +234,7 @@ class NodeChannel:
         self._series = series
         self._home = home
         self._key_of = key_of
+        self._consoles = consoles
         self._admission = Admission()
         self._told_crowded = 0
 
@@ -271,6 +291,10 @@ class NodeChannel:
                     if node:
                         self._pass_on(node, channel, message)
                     continue
+                if isinstance(message, FromConsole):
+                    if node:
+                        self._consoles.hear(node, message)
+                    continue
                 if isinstance(message, Hello):
                     check_node_name(message.node.name, "name")
                     if not self._plane.connect(message.node, number, channel, by):
@@ -290,6 +314,7 @@ class NodeChannel:
         finally:
             channel.close()
             if node:
+                self._consoles.gone(node)
                 self._plane.disconnect(node, channel)
 
     def _compare(self, node: Node) -> None:
@@ -472,7 +497,7 @@ class Channel:
         self.closed = False
         self._task = asyncio.create_task(self._write())
 
-    def send(self, message: ToAgent | Kept | Met | ToCaller | ToWorker) -> None:
+    def send(self, message: ToAgent | Kept | Met | ToConsole | ToCaller | ToWorker) -> None:
         """Who does not read is hung up on with its next word; when it comes back it is told everything anew."""
         if len(self._queue) >= MAX_UNSENT or self._waiting >= MAX_UNSENT_BYTES:
             self.close()

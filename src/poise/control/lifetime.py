@@ -29,11 +29,16 @@ class Lifetime:
     def end(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
+    def shut_down(self) -> None:
+        """End because somebody asked for it: nothing stays up after this."""
+        self._home.stay.unlink(missing_ok=True)
+        self.end()
+
     def stay(self) -> None:
         """Stay up from now on, jobs or not."""
-        if self._until_idle:
+        with contextlib.suppress(OSError):  # a full disk keeps nobody up or down
             self._home.stay.touch(mode=0o600)
-            self._until_idle = False
+        self._until_idle = False
 
     @property
     def wanted_again(self) -> bool:

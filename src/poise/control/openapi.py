@@ -16,7 +16,7 @@ from poise.control.hot import Accepted
 from poise.control.routes import Content, Route, Stream
 from poise.model.events import Event
 from poise.model.job_fields import JobSpec
-from poise.model.reports import AuditReport, LogLine
+from poise.model.reports import AuditReport, ExecLine, LogLine
 
 SCHEMA = "/v1/schema/openapi.json"
 """Where the document is."""
@@ -52,7 +52,7 @@ class LoggedEvent(msgspec.Struct, frozen=True):
 def document(routes: Iterable[Route]) -> dict[str, Any]:
     """All of it, but for the route of the document itself."""
     told = [route for route in routes if route.path != SCHEMA]
-    known = [ErrorBody, Accepted, LoggedEvent, AuditReport, LogLine, JobSpec]
+    known = [ErrorBody, Accepted, LoggedEvent, AuditReport, LogLine, ExecLine, JobSpec]
     kinds = [*known, *dict.fromkeys(kind for route in told for kind in _kinds(route))]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(kinds, schemas, strict=True))
@@ -121,6 +121,9 @@ def _good(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
         case "/v1/jobs/{name}/logs":
             about = "Lines, the last of kind `end`; empty ones say that nothing has happened for a while"
             return _answer(about, schema_of[LogLine], LINES)
+        case "/v1/jobs/{name}/exec":
+            about = "Lines: `started`, with a name for its input, what it writes, and its `end`; some are empty"
+            return _answer(about, schema_of[ExecLine], LINES)
         case "/v1/events":
             about = "Server-sent events: `id` is the revision, `data` the record"
             return _answer(about, _sent(schema_of[LoggedEvent]), "text/event-stream")

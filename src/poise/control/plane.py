@@ -20,7 +20,7 @@ from poise.kernel.controller import Controller
 from poise.kernel.ledger import Ledger
 from poise.kernel.overview import Rates, rates
 from poise.model.events import Event
-from poise.model.messages import Met
+from poise.model.messages import Met, ToConsole
 from poise.model.observed import Happened
 from poise.model.spec import Compiled
 from poise.ports import Clock, Decider, Store
@@ -196,11 +196,12 @@ class Plane(Host):
         async with self._compiling.of(tenant):
             return await asyncio.to_thread(controller.preparing(document, wall, now, tenant))
 
-    def tell(self, node: str, met: Met) -> None:
-        """What members of a gang have left for each other, if the node is connected; else it asks when it is."""
+    def tell(self, node: str, message: Met | ToConsole) -> bool:
+        """Say what concerns nobody else to a node; whether it is connected."""
         channel = self._channels.get(node)
         if channel is not None:
-            channel.send(met)
+            channel.send(message)
+        return channel is not None
 
     async def settled(self) -> Ledger:
         """The ledger, once all that it holds now is durable: readers see nothing that a crash could take back."""

@@ -2,26 +2,39 @@
 
 import getpass
 import os
+import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from poise.client import Client, failure_of
 from poise.config import Home
-from poise.drivers.lock import is_held
+from poise.control.kept import options_of, read_flags
+from poise.drivers.lock import is_ending, is_held
 from poise.drivers.reach import reach
 from poise.drivers.security import ensure_token
-from poise.errors import Fault, PoiseError, Unreachable
+from poise.errors import Fault, PoiseError, Unreachable, client_only
 
 START_SECONDS = 60.0
+
+END_SECONDS = 75.0
+"""A supervisor that is ending has ended by then, also one that gives the machines of a Ray cluster back."""
 
 RESTART_SECONDS = 1.0
 """In which one that was killed is there again."""
 
+
+SUBMIT_ATTEMPTS = 3
+"""Submissions to try while control planes leave because they are idle."""
+
+UNTIL_IDLE = "--until-idle"
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 KEPT = ("PATH", "HOME", "VIRTUAL_ENV", "LANG")
 """Variables that work keeps which is run for somebody who waits; and those of conda."""
@@ -35,7 +48,7 @@ def user_name() -> str:
     """Who asks, for people; empty where the system has no name for them."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):
+    except (ImportError, KeyError, OSError):  # the first on Windows
         return ""
 
 
@@ -86,22 +99,67 @@ def connected(home: Home) -> Client:
     return Client(home)
 
 
+def await_end(home: Home) -> None:
+    """Wait until a supervisor that is ending has ended."""
+    deadline = time.monotonic() + END_SECONDS
+    while is_ending(home.supervisor) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def ensure_up(home: Home, *options: str) -> Client:
     """A client of this home's control plane, started now if none runs. `options` go to a control plane started here.
 
-    A control plane that nobody keeps alive (its supervisor was killed) gets a supervisor, which leaves it as it is.
+    A control plane that nobody keeps alive (its supervisor was killed) gets a supervisor, which leaves it as it is. One
+    that was to stay (`poise up`) and was killed is started with the flags that it had.
     """
     if home.elsewhere is not None:
         return Client(home)
+    if not SUPERVISOR.exists():
+        raise client_only()
     ensure_token(home)
     for _ in range(3):
+        await_end(home)
         if not supervised(home):
-            _start(home, options)
+            _start(
+                home, options_of(home, read_flags(home)) if home.stay.exists() and UNTIL_IDLE in options else options
+            )
         try:
             return _when_ready(home)
         except Unreachable:
             continue  # one that was about to leave has left
     raise Fault("the control plane does not come up", field=str(home.messages), hint=f"tail {home.messages}")
+
+
+def submit(
+    home: Home,
+    spec: dict[str, Any],
+    *,
+    user: str,
+    say: Callable[[str], None] | None = None,
+    if_revision: int | None = None,
+) -> tuple[Client, str]:
+    """Submit a job exactly once; returns a client of the control plane that accepted it, and the job's id.
+
+    Without a control plane, the job is checked here first, which raises SpecError with all its errors. Then a control
+    plane is started, which stays until it is idle. With `if_revision` none is started: starting one changes the
+    revision. `say` gets the note that comes with the id, such as that the job may be late.
+    """
+    if if_revision is not None or home.elsewhere is not None or (home.others and may_be_asked(home)):
+        client = connected(home)
+        return client, client.submit(spec, user=user, say=say, if_revision=if_revision)
+    if not running_here(home) and not supervised(home):
+        from poise.model.spec import compile_spec  # not needed where a control plane does it
+
+        compile_spec(spec, wall=time.time())
+    key = secrets.token_hex(8)
+    for left in range(SUBMIT_ATTEMPTS, 0, -1):
+        client = ensure_up(home, UNTIL_IDLE)
+        try:
+            return client, client.submit(spec, key=key, user=user, say=say)
+        except Unreachable:
+            if left == 1:
+                raise
+    raise AssertionError("unreachable")
 
 
 def lasting(home: Home, *options: str) -> Callable[[], Client]:
@@ -121,12 +179,11 @@ def lasting(home: Home, *options: str) -> Callable[[], Client]:
     return connect
 
 
-def _start(home: Home, options: tuple[str, ...]) -> None:
+def _start(home: Home, options: Sequence[str]) -> None:
     home.failure.unlink(missing_ok=True)
-    program = Path(__file__).with_name("supervisor.py")
     with home.messages.open("ab") as messages:
         supervisor = subprocess.Popen(  # noqa: S603 — our own program
-            [sys.executable, "-S", str(program), str(home.root), *options],
+            [sys.executable, "-S", str(SUPERVISOR), str(home.root), *options],
             stdin=subprocess.DEVNULL,
             stdout=messages,
             stderr=messages,

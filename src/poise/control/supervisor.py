@@ -168,6 +168,12 @@ def take(path: str) -> bool:
     return False
 
 
+def say_ending(lock: str) -> None:
+    """Write into our lock that we are ending: who wants to start another waits for that. (`poise.drivers.lock`)"""
+    with contextlib.suppress(OSError), open(lock, "ab") as file:
+        file.write(b"ending\n")
+
+
 def agents(home: str) -> tuple[list[Child], list[Child]]:
     """The agents to keep, of the declared fleet's nodes or of this machine; and those that retire other nodes."""
     program = [sys.executable, "-m", "poise.agent", home]
@@ -238,6 +244,7 @@ def run(home: str, options: list[str]) -> int:
         for one in (*nodes, *serving.values()):
             one.ended()
         retiring = [node for node in retiring if node.ended() != 0]
+    say_ending(os.path.join(home, "supervisor"))
     stop_all([control])  # first, so that the nodes' end is no loss to it
     stop_all([*nodes, *retiring])
     return 0
@@ -266,9 +273,6 @@ def main() -> int:
     os.makedirs(home, mode=0o700, exist_ok=True)
     if not take(os.path.join(home, "supervisor")):
         return 0  # somebody keeps this home already
-    if not held_by_other(os.path.join(home, "lock")):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(home, "stay"))  # the wish was for the run before this one
     return run(home, options)
 
 

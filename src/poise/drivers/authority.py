@@ -16,13 +16,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from poise.config import Home
-from poise.errors import InputError
+from poise.errors import InputError, extra
+
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ModuleNotFoundError:
+    raise InputError("other machines are let in by TLS, which needs a library", hint=extra("listen")) from None
 
 LASTS = datetime.timedelta(days=3650)
 """The fingerprint is known on other machines: the authority lasts, and a control plane may run for as long."""

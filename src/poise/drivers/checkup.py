@@ -25,6 +25,7 @@ from poise.drivers.probes import Answer
 from poise.drivers.security import read_token
 from poise.drivers.system import probe_cgroups
 from poise.errors import PoiseError
+from poise.errors import extra as install
 from poise.model.figures import sources_of
 from poise.model.reports import Check
 from poise.model.resources import Node
@@ -45,11 +46,14 @@ REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "
 """File systems that other machines can write to: a lock, and what was synced, may not be what they are elsewhere."""
 
 EXTRAS = (
+    ("aiohttp", "serve", "serves models over HTTP"),
+    ("cryptography", "listen", "lets other machines in, by TLS"),
     ("pynvml", "nvidia", "finds NVIDIA devices"),
     ("sklearn", "demo", "runs `poise demo`"),
     ("highspy", "lp", "solves what the policies `max-min`, `finish-time-fair` and `min-makespan` ask"),
     ("redis", "redis", "shares kept answers between gateways"),
     ("asyncpg", "postgres", "keeps the log in a database that several control planes share"),
+    ("aiohttp", "etcd", "keeps the log in etcd"),
     ("ray", "ray", "takes the machines of a Ray cluster as nodes"),
 )
 """Module, extra, and what it gives."""
@@ -224,7 +228,7 @@ def extras() -> Iterator[Check]:
     for module, extra, gives in EXTRAS:
         there = importlib.util.find_spec(module) is not None
         text = f"`{extra}` is {'' if there else 'not '}installed; it {gives}"
-        yield Check("extra", "ok", text, "" if there else f"pip install 'poise[{extra}]'")
+        yield Check("extra", "ok", text, "" if there else install(extra))
 
 
 def file_system_of(path: Path, mountinfo: str) -> str:

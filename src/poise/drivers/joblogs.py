@@ -3,63 +3,119 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
+from typing import NamedTuple
 
-from poise.drivers.logs import last_lines, piece
+from poise.drivers.logs import Moments, last_lines, line_at, piece
 from poise.drivers.process import log_paths
 from poise.kernel.explain import exit_code
 from poise.kernel.ledger import JobState, Ledger
 from poise.model.messages import Attempt
 from poise.model.reports import LogEnd, LogLine, LogPiece
+from poise.units import SECOND
 
 PIECE = 256 * 1024
-SOON = 0.03
-LATER = 0.25
+SOON, LATER = 0.03, 0.25
+AT_ONCE = 0.008
+"""How often a terminal is looked at: somebody waits to see what was typed."""
+
+
+class Wanted(NamedTuple):
+    """What of the output there is by now is asked for: the last `tail` lines of each stream of each task's latest
+    attempt (-1: all), and what was written at the time `since` or later, in seconds since 1970 (0: whenever).
+    """
+
+    tail: int = -1
+    since: float = 0.0
+
+
+EVERYTHING = Wanted()
+
+
+class _Stream:
+    """One output stream of one attempt, and up to where it was given."""
+
+    def __init__(self, logs: Path, attempt: Attempt, err: bool, rank: int) -> None:
+        self.path = log_paths(logs, attempt)[err]
+        self.attempt, self.name, self.rank = attempt, "err" if err else "out", rank
+        self.offset = 0
+        self._moments = Moments(self.path)
+
+    def begin(self, wanted: Wanted, latest: bool) -> None:
+        """Pass over what is not asked for."""
+        if wanted.tail >= 0:
+            self.offset = last_lines(self.path, wanted.tail if latest else 0)
+        if wanted.since:
+            since = line_at(self.path, self._moments.since(round(wanted.since * SECOND)))
+            self.offset = max(self.offset, since)
+
+    def next(self) -> LogPiece | None:
+        """What comes next, written at one time; None where there is nothing."""
+        start, data = piece(self.path, self.offset, PIECE)
+        if not data:
+            return None
+        at, until = self._moments.at(start)
+        data = data[: until - start]
+        self.offset = start + len(data)
+        return self.piece(data, start, at)
+
+    def piece(self, data: bytes, offset: int, at: int = 0) -> LogPiece:
+        attempt = self.attempt
+        return LogPiece(attempt.task, attempt.epoch, self.name, data, offset, at / SECOND, self.rank)
 
 
 async def follow_job(
-    logs: Path, ledger: Callable[[], Ledger], job_id: str, tasks: Collection[str], *, follow: bool, tail: int = -1
+    logs: Path,
+    ledger: Callable[[], Ledger],
+    job_id: str,
+    tasks: Collection[str],
+    *,
+    follow: bool,
+    wanted: Wanted = EVERYTHING,
 ) -> AsyncIterator[LogLine]:
-    """Pieces of what these tasks of a job write, as they are written. With a `tail`, of what there is by now only the
-    last lines of each stream of each task's latest attempt.
-    """
-    offsets: dict[tuple[Attempt, str], int] = {}
-    job = ledger().jobs.get(job_id)
-    attempts = _attempts(job, tasks) if job is not None and tail >= 0 else []
-    latest = {attempt.task: attempt for attempt in attempts}
-    for attempt in attempts:
-        for stream, path in zip(("out", "err"), log_paths(logs, attempt), strict=True):
-            lines = tail if latest[attempt.task] == attempt else 0
-            offsets[attempt, stream] = offset = await asyncio.to_thread(last_lines, path, lines)
-            yield LogPiece(attempt.task, attempt.epoch, stream, b"", offset)
+    """Pieces of what these tasks of a job write, as they are written, and of what there is by now what is `wanted`."""
+    known: dict[tuple[Attempt, bool], _Stream] = {}
+
+    def streams(job: JobState | None) -> list[_Stream]:
+        found = _attempts(job, tasks) if job is not None else []
+        for attempt, rank in found:
+            for err in (False, True):
+                if (attempt, err) not in known:
+                    known[attempt, err] = _Stream(logs, attempt, err, rank)
+        return [known[attempt, err] for attempt, _ in found for err in (False, True)]
+
+    if wanted != EVERYTHING:
+        first = streams(ledger().jobs.get(job_id))
+        latest = {stream.attempt.task: stream.attempt for stream in first}
+        for stream in first:
+            await asyncio.to_thread(stream.begin, wanted, latest[stream.attempt.task] == stream.attempt)
+            yield stream.piece(b"", stream.offset)
+        yield LogPiece("", 0, "out", b"")
     pause = SOON
     while True:
         job = ledger().jobs.get(job_id)
         over = job is None or bool(job.ended) or not follow
         found = False
-        for attempt in _attempts(job, tasks) if job is not None else ():
-            out, err = log_paths(logs, attempt)
-            for stream, path in (("out", out), ("err", err)):
-                while True:
-                    start, data = piece(path, offsets.get((attempt, stream), 0), PIECE)
-                    if not data:
-                        break
-                    offsets[attempt, stream] = start + len(data)
-                    found = True
-                    yield LogPiece(attempt.task, attempt.epoch, stream, data, start)
+        for stream in streams(job):
+            while (told := stream.next()) is not None:
+                found = True
+                yield told
         if over:
             yield LogEnd(exit_code(job) if job is not None else None)
             return
         pause = SOON if found else min(LATER, pause * 1.2)
+        if job is not None and any(unit.spec.tty and not unit.over for unit in job.units):
+            pause = AT_ONCE
         await asyncio.sleep(pause)
 
 
-def _attempts(job: JobState, tasks: Collection[str]) -> list[Attempt]:
+def _attempts(job: JobState, tasks: Collection[str]) -> list[tuple[Attempt, int]]:
+    """With the rank of each where several of a gang are asked for, or -1."""
     attempts = []
     for unit in job.units:
-        for spec, state in zip(unit.spec.tasks, unit.tasks, strict=True):
-            if spec.name in tasks:
-                name = f"{job.id}.{spec.name}"
-                attempts += [Attempt(name, past.epoch) for past in state.past]
-                if unit.epoch and (state.status != "idle"):
-                    attempts.append(Attempt(name, state.epoch or unit.epoch))
+        asked = [(spec, state) for spec, state in zip(unit.spec.tasks, unit.tasks, strict=True) if spec.name in tasks]
+        for spec, state in asked:
+            name, rank = f"{job.id}.{spec.name}", spec.rank if len(asked) > 1 else -1
+            attempts += [(Attempt(name, past.epoch), rank) for past in state.past]
+            if unit.epoch and (state.status != "idle"):
+                attempts.append((Attempt(name, state.epoch or unit.epoch), rank))
     return attempts

@@ -16,6 +16,11 @@ Rules it keeps
     * Nothing of a command survives it: its group, its session and whatever was orphaned to the keeper are killed. What
       outlives a killed keeper its agent finds by a mark that it gave the keeper (`process.mark_of`).
     * No work is lost to a broken connection or a full disk: endings are kept until the agent says `forget`.
+    * A command that runs beside another ends with it, and with the connection of the agent that asked for it.
+
+Beside a log that grew more than once while it was looked at is an index, `LOG.times`: records of 16 bytes, little-
+endian, of a size of the log and when it had that size, in nanoseconds since 1970. What came after the last of them was
+written when the log was changed last.
 
 Files in DIR: `NAME.sock` the socket, `NAME.lock` locked for as long as the keeper lives, `NAME.journal`, and
 `NAME.trouble` if the keeper itself met an error that it did not expect.
@@ -28,6 +33,13 @@ Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", 
     * `["stop", ATTEMPT, HUNG]`: SIGTERM, `grace`, SIGKILL; one that has not started is `returned`. HUNG, if it is there
       and not empty, is what was seen of one that hangs: its outcome is `hung` then.
     * `["forget", [ATTEMPT, ...]]`: these endings are durable elsewhere.
+    * `["feed", WHOSE, PIECE]`: input for the command of an ATTEMPT, or for one beside it; answered with `fed` once more
+      can come. PIECE: at, data (base64), end, size (of the terminal, as `tty`), hold (ns), hang_up; all may be absent.
+      A terminal with a `hold` hangs up when the next piece does not come within it.
+    * `["exec", NAME, ATTEMPT, {argv, env, stdin, tty}]`: a command beside that of the attempt, in its folder, with its
+      environment, cores and memory limit. Its output comes as `said`, as much as there is `credit` for.
+    * `["credit", NAME, BYTES]`: so much more of its output may come.
+    * `["leave", NAME]`: it is to end: SIGHUP, then SIGKILL.
     * `["try"]`: whether something could be started; answered with `unfit`.
     * `["quit"]`: leave as soon as there is no work.
     To the agent
@@ -36,10 +48,14 @@ Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", 
     * `["started", ATTEMPT, pid, ticks]`: only of a command that runs for longer than a report waits.
     * `["ended", ATTEMPT, ENDING]`.
     * `["unfit", WHY]`: it can start nothing for now, and has handed back what waited; empty: it can.
+    * `["fed", WHOSE, TAKEN, WANTED]`: bytes of input that were taken so far, and whether more will be.
+    * `["said", NAME, STREAM, DATA]`: what a command beside wrote to `out` or `err`, in base64.
+    * `["left", NAME, CODE, NOTE]`: a command beside has ended, with this exit code.
     ORDER: argv, env, folder, cpus, memory, grace (ns), out, err, bound (bytes per log), result, until, hang (ns),
-    progress, time_limit (ns); only argv is needed. UNTIL and until: an instant on CLOCK_BOOTTIME in nanoseconds. Then
-    the command is killed, whatever has become of the agent, and the attempt is `lost`. ENDING: outcome, code, signal,
-    run, cpu, peak, limit, note, result; zeros and empty texts are absent.
+    progress, time_limit (ns), stdin, tty (rows << 16 | columns of a terminal; 0: none), output (a file that gets a copy
+    of both logs), append (to what is in it); only argv is needed. UNTIL and until: an instant on CLOCK_BOOTTIME in
+    nanoseconds. Then the command is killed, whatever has become of the agent, and the attempt is `lost`. ENDING:
+    outcome, code, signal, run, cpu, peak, limit, note, result; zeros and empty texts are absent.
 
 The journal holds the same arrays behind a CRC-32 in hex: `["keeper", ...]`, `["starting", ATTEMPT]`,
 `["started", ...]`, `["ended", ...]`, `["forget", [ATTEMPT, ...]]`.
@@ -61,11 +77,13 @@ itself, or a machine that slept, does not count its own sleep as the command's.
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import ctypes
 import errno
 import fcntl
 import gc
+import importlib.util
 import json
 import os
 import select
@@ -81,6 +99,8 @@ TYPE_CHECKING = False  # `typing` is as large as `pathlib`
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
+
+    from poise.drivers.console import Ends
 
 START = (
     "import sys, importlib.util as of; spec = of.spec_from_file_location('keeper', sys.argv[1]); "
@@ -105,6 +125,9 @@ LEFT_EVERY = 20 * MILLISECOND  # whether what a shell left behind has ended as i
 LOOK_EVERY = 1 * SECOND  # at most, whether a command gets on; a tenth of `hang` where that is less
 
 LOG_BOUND = 64 << 20
+TIMES = ".times"  # the index of a log
+MOMENT = 16  # bytes of one record there
+TIMES_LIMIT = 1 << 20
 RESULT_LIMIT = 64 << 10
 ENDING_LIMIT = 4 * RESULT_LIMIT  # of an ending in the journal: quoted, a result takes up to three times its bytes
 JOURNAL_LIMIT = 256 << 10  # rewritten when it is larger than this and mostly forgotten
@@ -117,7 +140,14 @@ CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV)  # of file syst
 PAGE = os.sysconf("SC_PAGE_SIZE")
 TICK = SECOND // os.sysconf("SC_CLK_TCK")  # nanoseconds
 
+CREDIT = 256 << 10  # bytes of output of a command beside another that may be on their way to who reads it
+COPIED = 1 << 20  # bytes of a log that are copied at once
+MOST_BESIDE = 16
+MOST_DRAINED = 64  # reads from one end
+LEAVE_WITHIN = 5 * SECOND  # between SIGHUP and SIGKILL of a command beside
+
 LEASE_OVER = "its lease ran out"
+HUNG_UP = "its terminal was hung up: nobody was there any more"
 
 RUN = b'["run",'
 
@@ -345,11 +375,12 @@ class Log:
         self._named = False
         self._punched = 0
         self._size = 0
+        self._changed = 0  # when it had that size
 
     def begin(self, path: str) -> None:
         self._path = path
         self._named = False
-        self._punched = self._size = 0
+        self._punched = self._size = self._changed = 0
         if not self._open_now:
             self._open()
 
@@ -362,14 +393,19 @@ class Log:
         except OSError as error:
             self.note = f"no log: {error.strerror}"
 
-    def bound(self, most: int) -> bool:
-        """Frees the older part of a log that has grown beyond `most`. Whether it has grown at all."""
-        size = os.lseek(self.fd, 0, os.SEEK_END)
-        grown, self._size = size != self._size, size
+    def bound(self, most: int, upto: int | None = None) -> bool:
+        """Frees older parts of a log that has grown beyond `most`, of what is before `upto`. Whether it has grown."""
+        state = os.fstat(self.fd)
+        size, grown = state.st_size, state.st_size != self._size
+        if grown:
+            if self._size and self._named:
+                with contextlib.suppress(OSError):  # the disk is full: times are lost, and nothing else
+                    note_time(self._path, self._size, self._changed)
+            self._size, self._changed = size, state.st_mtime_ns
         if size < self._punched:
             self._punched = 0
-        if most and size - self._punched > most:
-            upto = (size - most // 2) // BLOCK * BLOCK
+        if most and size - self._punched > most and (upto is None or upto > self._punched):
+            upto = min(size - most // 2, size if upto is None else upto) // BLOCK * BLOCK
             if not punch(self.fd, self._punched, upto - self._punched):
                 with contextlib.suppress(OSError):
                     os.ftruncate(self.fd, 0)
@@ -422,6 +458,78 @@ class Log:
         os.close(null)
         self._open_now = False
         self.note = ""
+
+
+class Copy:
+    """A file that the user has named, with a copy of both logs. It is read as the logs grow, so that what a log loses
+    to its bound is there already.
+    """
+
+    def __init__(self, path: str, logs: tuple[Log, Log], *, append: bool) -> None:
+        """Raises OSError; only a file will do, since to write to it may not take long."""
+        self.places = [0, 0]  # up to where each log is copied
+        self._fd = -1
+        self._sources: list[int] = []
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
+            self._fd = os.open(path, flags, 0o644)
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                raise OSError(errno.EINVAL, "it is not a file")
+            if not append:
+                os.ftruncate(self._fd, 0)
+            self._sources = [os.open(log.spare, os.O_RDONLY | os.O_CLOEXEC) for log in logs]
+        except OSError:
+            self.close()
+            raise
+
+    def take(self) -> str:
+        """Copies what there is by now; why that could not be done, or nothing."""
+        try:
+            for number, source in enumerate(self._sources):
+                size = os.fstat(source).st_size
+                if size < self.places[number]:  # it was cut short, and begins again
+                    self.places[number] = 0
+                while (place := self.places[number]) < size:
+                    self.places[number] += os.write(self._fd, os.pread(source, min(COPIED, size - place), place))
+        except OSError as error:
+            return error.strerror or "?"
+        return ""
+
+    def close(self) -> None:
+        for fd in (self._fd, *self._sources):
+            if fd >= 0:
+                os.close(fd)
+
+
+def note_time(path: str, size: int, at: int) -> None:
+    """Adds to the index of a log when it had this size. A long index gets longer only where the log had not grown for a
+    while, and never longer than `TIMES_LIMIT`. Raises OSError.
+    """
+    fd = os.open(path + TIMES, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        end = os.lseek(fd, 0, os.SEEK_END) // MOMENT * MOMENT
+        if end >= TIMES_LIMIT:
+            text = os.pread(fd, end, 0)
+            text = b"".join([text[place : place + MOMENT] for place in range(MOMENT, end, 2 * MOMENT)])
+            os.pwrite(fd, text, 0)
+            os.ftruncate(fd, len(text))
+            end = len(text)
+        if end and moment_at(fd, end - MOMENT)[0] >= size:
+            return
+        if end >= TIMES_LIMIT // 2:
+            span, gap = at - moment_at(fd, 0)[1], at - moment_at(fd, end - 2 * MOMENT)[1]
+            if gap * (TIMES_LIMIT // 2 // MOMENT) < span:
+                end -= MOMENT  # in place of the last one
+        os.pwrite(fd, struct.pack("<QQ", size, at), end)
+    finally:
+        os.close(fd)
+
+
+def moment_at(fd: int, place: int) -> tuple[int, int]:
+    """A record of the index of a log: a size, and when it had it."""
+    size, at = struct.unpack("<QQ", os.pread(fd, MOMENT, place))
+    return size, at
 
 
 def punch(fd: int, start: int, length: int) -> bool:
@@ -529,6 +637,9 @@ class Command:
     silent = 0
     seen: tuple[int, ...] = ()  # the progress file as it was last
     cpu_then = 0  # when it was first seen silent; -1: it has not been
+    ends: Ends | None = None  # of the command that is given input, or a terminal
+    copy: Copy | None = None
+    hang_up_at = 0  # when its terminal hangs up, unless more is heard; 0: never
 
     def __init__(self, key: bytes, line: bytes, order: dict[str, Any]) -> None:
         self.key = key
@@ -541,6 +652,12 @@ class Command:
         self.progress: str = order.get("progress", "")
         self.time_limit: int = order.get("time_limit", 0)
         self.until: int = order.get("until", 0)
+        self.folder: str = order.get("folder") or "/"
+        self.env: dict[str, str] = order.get("env") or {}
+
+    def noted(self, note: str) -> None:
+        """One more thing that is to be known of it."""
+        self.note = f"{self.note}; {note}" if self.note else note
 
     def plan(self) -> None:
         """Sets `wake` to the first instant at which there is something to do about this command."""
@@ -553,8 +670,24 @@ class Command:
             self.wake = self.look_at
         if self.limit_at and self.limit_at < self.wake:
             self.wake = self.limit_at
+        if self.hang_up_at and self.hang_up_at < self.wake:
+            self.wake = self.hang_up_at
         if self.until and (over := now() + left(self.until)) < self.wake:
             self.wake = over
+
+
+class Beside:
+    """A command that runs beside that of an attempt, for somebody who reads what it writes."""
+
+    credit = CREDIT
+    code: int | None = None  # once it has ended; negative: the signal
+    kill_at = 0
+
+    def __init__(self, key: bytes, pid: int, ends: Ends) -> None:
+        self.key = key
+        self.pid = pid
+        self.ends: Ends | None = ends
+        self.pidfd = os.pidfd_open(pid)
 
 
 class Unstartable(Exception):
@@ -588,6 +721,8 @@ class Keeper:
         self._known: set[bytes] = set()
         self._endings: dict[bytes, bytes] = {}
         self._command: Command | None = None
+        self._beside: dict[bytes, Beside] = {}
+        self._ends: dict[int, Command | Beside] = {}  # whose ends are watched
         self._leaving = False
         self._stuck: set[int] = set()
         self._renewed: dict[bytes, int] = {}  # later deadlines of what has not begun
@@ -646,7 +781,9 @@ class Keeper:
                     self._send(b"")
             elif fd == self._woken:
                 os.read(fd, 64)
-            else:
+            elif fd in self._ends:
+                self._on_end(fd, what)
+            elif fd == self._listener.fileno():
                 self._on_connect()
         moment = now()
         command = self._command
@@ -736,6 +873,8 @@ class Keeper:
         self._connection, self._connected = None, -1
         self._received = self._unsent = b""
         self._idle_since = now()
+        for beside in list(self._beside.values()):
+            self._on_leave(beside)
 
     def _on_readable(self) -> bool:
         """Takes in a part of what the agent has sent. Whether there was anything."""
@@ -781,6 +920,17 @@ class Keeper:
             self._on_renew(text_of(message[1]), message[2])
         elif kind == "forget":
             self._on_forget([text_of(attempt) for attempt in message[1]])
+        elif kind == "feed":
+            self._on_feed(message[1], message[2])
+        elif kind == "exec":
+            self._on_exec(message[1], text_of(message[2]), message[3])
+        elif kind == "credit":
+            if (beside := self._beside.get(quote(message[1]))) is not None:
+                beside.credit += message[2]
+                self._after_ends(beside)
+        elif kind == "leave":
+            if (beside := self._beside.get(quote(message[1]))) is not None:
+                self._on_leave(beside)
         elif kind == "try":
             self._events.append(b'["unfit",%b]' % quote(self._why_unfit()))
             self._flush()
@@ -827,7 +977,10 @@ class Keeper:
         """SIGTERM now, SIGKILL after its grace; whether it gets on, or for how long it runs, is no longer looked at."""
         command.look_at = command.limit_at = 0
         if not command.kill_at:
-            for number in (signal.SIGTERM, signal.SIGCONT):
+            numbers = [signal.SIGTERM, signal.SIGCONT]
+            if command.ends is not None and command.ends.terminal >= 0:
+                numbers.insert(1, signal.SIGHUP)  # an interactive shell heeds nothing else
+            for number in numbers:
                 with contextlib.suppress(OSError):
                     os.killpg(command.pid, number)
             command.kill_at = now() + command.grace
@@ -926,6 +1079,180 @@ class Keeper:
             self._events.clear()
             self._send(text)
 
+    # -- what a command reads, and what runs beside it
+
+    def _watch_ends(self, of: Command | Beside) -> None:
+        """Waits for what can be done at the ends of a command's files, and for nothing else: one that is ready and
+        left alone would keep the keeper awake.
+        """
+        ends = of.ends
+        reads = ends is not None and (isinstance(of, Command) or of.credit > 0)
+        wanted = dict.fromkeys(ends.outputs, select.POLLIN) if ends is not None and reads else {}
+        if ends is not None and ends.input is not None and ends.input.waits:
+            wanted[ends.input.fd] = wanted.get(ends.input.fd, 0) | select.POLLOUT
+        if isinstance(of, Beside) and of.pidfd >= 0:
+            wanted[of.pidfd] = select.POLLIN
+        for fd in [fd for fd, owner in self._ends.items() if owner is of and fd not in wanted]:
+            self._poll.unregister(fd)
+            del self._ends[fd]
+        for fd, events in wanted.items():
+            self._poll.register(fd, events)
+            self._ends[fd] = of
+
+    def _on_end(self, fd: int, what: int) -> None:
+        """An end of a command's files is ready, or a command beside another has ended."""
+        of = self._ends[fd]
+        if isinstance(of, Beside) and fd == of.pidfd:
+            self._reap_beside(of)
+        elif of.ends is not None:
+            given = of.ends.input
+            if given is not None and fd == given.fd and given.waits:
+                given.write()
+            if fd in of.ends.outputs and what & ~select.POLLOUT:
+                self._pass_on(of, fd)
+        self._after_ends(of)
+
+    def _after_ends(self, of: Command | Beside) -> None:
+        """Something was done at the ends of a command's files: tell it, and wait for what comes next."""
+        given = of.ends.input if of.ends is not None else None
+        if given is not None and given.answers():
+            self._events.append(b'["fed",%b,%d,%b]' % (of.key, given.taken, b"true" if given.wanted else b"false"))
+        if isinstance(of, Beside) and of.code is not None and not self._drain(of):
+            self._leave(of)
+        else:
+            self._watch_ends(of)
+        self._flush()
+
+    def _pass_on(self, of: Command | Beside, fd: int) -> bool:
+        """Takes output where it belongs: into the log, or to who asked for it. Whether there was any."""
+        ends = of.ends
+        if ends is None:
+            return False
+        data = ends.read(fd, CREDIT if isinstance(of, Command) else of.credit)
+        if data is None:
+            ends.done(fd)
+        elif data and isinstance(of, Command):
+            with contextlib.suppress(OSError):  # the disk is full: a command would not get it there either
+                os.write(1, data)
+        elif data and isinstance(of, Beside):
+            of.credit -= len(data)
+            said = (of.key, quote(ends.outputs[fd]), binascii.b2a_base64(data, newline=False))
+            self._events.append(b'["said",%b,%b,"%b"]' % said)
+        return bool(data)
+
+    def _drain(self, of: Command | Beside) -> bool:
+        """Takes what is left of the output of a command that has ended; whether there may be more, and no credit."""
+        for fd in [] if of.ends is None else list(of.ends.outputs):
+            for _ in range(MOST_DRAINED):
+                if isinstance(of, Beside) and of.credit <= 0:
+                    return True
+                if not self._pass_on(of, fd):
+                    break
+        return False
+
+    def _on_feed(self, whose: Any, piece: dict[str, Any]) -> None:
+        key = quote(whose) if isinstance(whose, str) else text_of(whose)
+        of: Command | Beside | None = self._beside.get(key, self._command)
+        if of is None or of.key != key or of.ends is None or of.ends.input is None:
+            return
+        if isinstance(of, Command) and of.ends.terminal >= 0:
+            hold: int = piece.get("hold", 0)
+            of.hang_up_at = now() + hold if hold else 0
+            of.plan()
+            if piece.get("hang_up"):
+                self._hang_up(of)
+                return
+        if size := piece.get("size"):
+            of.ends.resize(size >> 16, size & 0xFFFF)
+        of.ends.input.take(piece.get("at", 0), binascii.a2b_base64(piece.get("data", "")), piece.get("end", False))
+        self._after_ends(of)
+
+    def _hang_up(self, command: Command) -> None:
+        """Takes its terminal away. The kernel would tell the first process only, and not the others of its group."""
+        command.hang_up_at = 0
+        if command.ends is not None:
+            self._drain(command)
+            command.noted(HUNG_UP)
+            self._close_ends(command)
+            for number in (signal.SIGHUP, signal.SIGCONT):
+                with contextlib.suppress(OSError):
+                    os.killpg(command.pid, number)
+
+    def _close_ends(self, of: Command | Beside) -> None:
+        ends, of.ends = of.ends, None
+        self._watch_ends(of)
+        if ends is not None:
+            ends.close()
+
+    def _on_exec(self, name: str, key: bytes, order: dict[str, Any]) -> None:
+        command, quoted = self._command, quote(name)
+        if quoted in self._beside:
+            return
+        code, note = 126, ""
+        if command is None or command.key != key:
+            note = "its task does not run here any more"
+        elif len(self._beside) >= MOST_BESIDE:
+            note = f"{MOST_BESIDE} commands run beside the task already, which is the most"
+        else:
+            env, argv = {**command.env, **order.get("env", {})}, order["argv"]
+            ends, program, pid = None, "", 0
+            try:
+                program = self._find(argv, env, command.folder)
+                ends = console().Ends(stdin=order.get("stdin", False), tty=order.get("tty", 0), piped=True)
+                pid = self._spawn(program, argv, env, command.cgroup, ends)
+                self._score.protect()
+                self._beside[quoted] = beside = Beside(quoted, pid, ends)
+                self._watch_ends(beside)
+            except Unstartable as why:
+                code, note = why.code, why.note
+            except OSError as error:
+                refused = self._refused(argv[0], program, error)
+                code, note = refused.code, refused.note
+                if ends is not None:
+                    ends.close()
+                if pid:
+                    kill_group(pid)
+        if note:
+            self._events.append(b'["left",%b,%d,%b]' % (quoted, code, quote(note)))
+            self._flush()
+
+    def _reap_beside(self, beside: Beside) -> None:
+        if beside.code is None:
+            with contextlib.suppress(ChildProcessError):
+                self._collect(beside.pid)
+        os.close(beside.pidfd)
+        self._poll.unregister(beside.pidfd)
+        del self._ends[beside.pidfd]
+        beside.pidfd = -1
+
+    def _on_leave(self, beside: Beside) -> None:
+        """Nobody reads it any more."""
+        if beside.kill_at:
+            return
+        beside.kill_at = now() + LEAVE_WITHIN
+        for number in (signal.SIGHUP, signal.SIGCONT):
+            with contextlib.suppress(OSError):
+                os.killpg(beside.pid, number)
+        self._close_ends(beside)
+
+    def _leave(self, beside: Beside, note: str = "") -> None:
+        """It has ended, and all that it wrote is on its way."""
+        del self._beside[beside.key]
+        code = 128 + signal.SIGKILL if beside.code is None else beside.code
+        code = 128 - code if code < 0 else code
+        self._close_ends(beside)
+        self._events.append(b'["left",%b,%d,%b]' % (beside.key, code, quote(note)))
+
+    def _end_ends(self, command: Command) -> None:
+        """The command has ended, and with it what ran beside."""
+        for beside in list(self._beside.values()):
+            self._drain(beside)
+            if beside.pidfd >= 0:
+                self._reap_beside(beside)
+            self._leave(beside, "its task has ended")
+        self._drain(command)
+        self._close_ends(command)
+
     # -- the command
 
     def _start_next(self) -> None:
@@ -976,8 +1303,7 @@ class Keeper:
             self._end(key, b'"outcome":"returned","note":' + quote(LEASE_OVER))
             return
         argv: list[str] = order["argv"]
-        env: dict[str, str] = order.get("env") or {}
-        folder: str = order.get("folder") or "/"
+        env, folder = command.env, command.folder
         if folder != self._folder_now:
             self._enter_folder(folder)
         cpus = order.get("cpus") or []
@@ -988,9 +1314,20 @@ class Keeper:
         self._err.begin(order.get("err", ""))
         if command.limit and self._cgroup:
             command.cgroup = self._make_cgroup(command, self._cgroup)
+        if output := order.get("output", ""):
+            try:
+                command.copy = Copy(output, (self._out, self._err), append=order.get("append", False))
+            except OSError as error:
+                command.noted(f"`{output}` is not written: {error.strerror}")
         try:
-            command.pid = self._spawn(program, argv, env, command.cgroup)
+            if order.get("stdin") or order.get("tty"):
+                command.ends = console().Ends(stdin=True, tty=order.get("tty", 0))
+            command.pid = self._spawn(program, argv, env, command.cgroup, command.ends)
         except OSError as error:
+            if command.copy is not None:
+                command.copy.close()
+            if command.ends is not None:
+                command.ends.close()
             if command.cgroup is not None:
                 command.cgroup.remove()
             self._out.finish(0)
@@ -1003,6 +1340,10 @@ class Keeper:
         except OSError as error:
             os.kill(command.pid, signal.SIGKILL)
             os.waitpid(command.pid, 0)
+            if command.copy is not None:
+                command.copy.close()
+            if command.ends is not None:
+                command.ends.close()
             raise Unstartable(126, f"`{argv[0]}`: cannot be watched: {error.strerror}") from None
         if self._pidfd != self._watched:
             if self._watched >= 0:
@@ -1016,18 +1357,25 @@ class Keeper:
             command.look_at = moment + look_every(command)
         if command.time_limit:
             command.limit_at = moment + command.time_limit
+        if command.ends is not None:
+            self._watch_ends(command)
         command.wake = min(command.announce_at, command.limit_at or command.announce_at)
         self._command = command
 
-    def _spawn(self, program: str, argv: list[str], env: dict[str, str], cgroup: Cgroup | None) -> int:
+    def _spawn(
+        self, program: str, argv: list[str], env: dict[str, str], cgroup: Cgroup | None, ends: Ends | None = None
+    ) -> int:
         self._score.restore()
-        if cgroup is None:
-            return os.posix_spawn(program, argv, env, setsid=True)
-        cgroup.enter()
+        actions = () if ends is None else ends.actions
+        if cgroup is not None:
+            cgroup.enter()
         try:
-            return os.posix_spawn(program, argv, env, setsid=True)
+            return os.posix_spawn(program, argv, env, setsid=True, file_actions=actions)
         finally:
-            cgroup.leave()
+            if cgroup is not None:
+                cgroup.leave()
+            if ends is not None:
+                ends.spawned()
 
     def _enter_folder(self, folder: str) -> None:
         try:
@@ -1101,6 +1449,8 @@ class Keeper:
         if command.left_at and moment >= command.left_at:
             self._on_exit()
             return
+        if command.hang_up_at and moment >= command.hang_up_at:
+            self._hang_up(command)
         if moment >= command.watch_at:
             self._watch(command, moment)
         if command.look_at and moment >= command.look_at:
@@ -1125,10 +1475,17 @@ class Keeper:
         return b'["started",%b,%d,%d]' % (command.key, command.pid, command.ticks)
 
     def _watch(self, command: Command, moment: int) -> None:
-        grown = self._out.bound(command.bound)
-        grown = self._err.bound(command.bound) or grown
+        places: list[int | None] = [None, None]
+        if command.copy is not None:
+            command.copy.take()  # before a log loses what it has too much
+            places[:] = command.copy.places
+        grown = self._out.bound(command.bound, places[0])
+        grown = self._err.bound(command.bound, places[1]) or grown
         interval = WATCH_EVERY if grown else WATCH_QUIET
         self._reap(command.pid)
+        for beside in self._beside.values():
+            if beside.kill_at and moment >= beside.kill_at:
+                kill_group(beside.pid)
         if command.limit and command.cgroup is None:
             self._watch_memory(command)
             interval = max(WATCH_EVERY, 20 * (now() - moment))  # at most 5 % of a core
@@ -1189,7 +1546,10 @@ class Keeper:
 
     def _collect(self, pid: int) -> None:
         with contextlib.suppress(ChildProcessError):
-            _, _, usage = os.wait4(pid, os.WNOHANG)
+            ended, status, usage = os.wait4(pid, os.WNOHANG)
+            for beside in self._beside.values():
+                if beside.pid == ended:
+                    beside.code = os.waitstatus_to_exitcode(status)
             if self._command is not None:
                 self._command.cpu += round((usage.ru_utime + usage.ru_stime) * SECOND)
 
@@ -1211,6 +1571,8 @@ class Keeper:
         # What is left of a command is a child of ours by now. (`os.waitpid` would raise, at the price of the rest.)
         if self._wait_any(-1, None, os.WNOHANG) >= 0:
             self._sweep(command)
+        if command.ends is not None or self._beside:
+            self._end_ends(command)
         self._finish(command, status, usage, run)
         self._command = None
         self._start_next()
@@ -1284,6 +1646,10 @@ class Keeper:
             outcome = b"stopped"
         elif number:
             outcome = b"killed" if number == signal.SIGKILL else b"signal"
+        if command.copy is not None:
+            if why := command.copy.take():
+                notes.append(f"not all of its output is in the file that was named: {why}")
+            command.copy.close()
         for log in (self._out, self._err):
             if log.note:
                 notes.append(log.note)
@@ -1336,6 +1702,27 @@ class Score:
         if self._covered:
             os.pwrite(self._fd, self._given, 0)
             self._covered = False
+
+
+def console() -> Any:
+    """The module beside this file, which most keepers never need."""
+    global _console
+    if _console is None:
+        path = f"{os.path.dirname(__file__)}/console.py"
+        spec = importlib.util.spec_from_file_location("console", path)
+        if spec is None or spec.loader is None:
+            raise OSError("`console.py` is not beside the keeper")
+        _console = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(_console)
+    return _console
+
+
+_console: Any = None
+
+
+def kill_group(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def look_every(command: Command) -> int:

@@ -1,13 +1,15 @@
 """A lock file held for as long as its process lives; the second to ask is refused, and told who holds it."""
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from poise.errors import Conflict, Denied
+
+with contextlib.suppress(ModuleNotFoundError):
+    import fcntl  # Windows has none, and no home of its own: there is never a lock to look at
 
 _ATTEMPTS = 50
 _PAUSE = 0.01
@@ -20,7 +22,7 @@ def take_lock(path: Path, what: str) -> Iterator[Callable[[], bool]]:
     Raises `Conflict` (E204) naming the process that has it.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         for _ in range(_ATTEMPTS):
             if _lock(handle, fcntl.LOCK_EX):
@@ -47,6 +49,11 @@ def is_held(path: Path) -> bool:
     return _look(path)[0]
 
 
+def is_ending(path: Path) -> bool:
+    """Whether a living process holds the lock and has written there, below its id, that it is ending."""
+    return is_held(path) and path.read_bytes().endswith(b"\nending\n")
+
+
 def holder(path: Path) -> int:
     """The process that holds the lock, 0 if nobody does."""
     for _ in range(_ATTEMPTS):
@@ -67,7 +74,7 @@ def _is_there(path: Path, handle: int) -> bool:
 
 def _look(path: Path) -> tuple[bool, int]:
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDWR)
     except FileNotFoundError:
         return False, 0
     except PermissionError:

@@ -22,9 +22,9 @@ from poise.config import Home
 from poise.decoding import msgpack_decoder
 from poise.drivers.sqlite import LogReader
 from poise.drivers.sqlite.mark import read_mark
-from poise.drivers.verified import StoreNewer, VerifiedLog, newer
-from poise.errors import InputError, NotFound, StoreDamaged
-from poise.model.record import FORMAT, is_whole, seal, unseal
+from poise.drivers.verified import VerifiedLog
+from poise.errors import InputError, NotFound, StoreDamaged, StoreNewer, newer
+from poise.model.record import FORMAT, is_readable, is_whole, seal, unseal
 from poise.ports import StoredCheckpoint
 
 MAGIC = b"poise log 1\n"
@@ -177,6 +177,8 @@ class LogFile(Generic[Event]):
             content = unseal(record or b"")
             head = msgpack_decoder(_Head).decode(content)
         except msgspec.MsgspecError:
+            if record and not is_readable(record):
+                raise newer(f"`{self._path}` has format {record[0]}; this version reads {FORMAT}", "") from None
             raise self._damaged("its head cannot be read") from None
         self.written_by = head.written_by
         if record is None or not is_whole(head.revision, record):
@@ -191,7 +193,7 @@ class LogFile(Generic[Event]):
         return record
 
     def _content(self, record: bytes, revision: int) -> bytes:
-        if record[0] != FORMAT:
+        if not is_readable(record):
             raise self._newer(f"revision {revision} has format {record[0]}; this version reads {FORMAT}")
         return unseal(record)
 

@@ -8,9 +8,13 @@ import asyncio
 import contextlib
 import errno
 import os
+import struct
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+from poise.drivers.keeper import MOMENT, TIMES
 
 Stream = Literal["out", "err"]
 
@@ -40,6 +44,61 @@ class Pruned(NamedTuple):
     bytes: int
     left_files: int
     left_bytes: int
+
+
+class Moments:
+    """When the bytes of a log were written, to about a fifth of a second, as its index and the file itself tell."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._size = -1
+        self._sizes: list[int] = []
+        self._times: list[int] = []
+
+    def at(self, offset: int) -> tuple[int, int]:
+        """When the byte at this place was written, in nanoseconds since 1970 (0: not known), and up to which place the
+        same holds.
+        """
+        self._look()
+        found = bisect_right(self._sizes, offset)
+        return (self._times[found], self._sizes[found]) if found < len(self._sizes) else (self._changed(), _ENDLESS)
+
+    def since(self, moment: int) -> int:
+        """The place of the first byte that was written at this time or later; the end where there is none."""
+        self._look()
+        found = next((number for number, time in enumerate(self._times) if time >= moment), len(self._times))
+        if found == len(self._times) and self._changed() < moment:
+            return self._path.stat().st_size if self._path.exists() else 0
+        return self._sizes[found - 1] if found else 0
+
+    def _changed(self) -> int:
+        try:
+            return self._path.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    def _look(self) -> None:
+        index = Path(f"{self._path}{TIMES}")
+        try:
+            size = index.stat().st_size
+            text = index.read_bytes() if size != self._size else b""
+        except OSError:
+            return
+        if text:
+            self._size = size
+            records = [*struct.iter_unpack("<QQ", text[: len(text) // MOMENT * MOMENT])]
+            self._sizes, self._times = [size for size, _ in records], [time for _, time in records]
+
+
+_ENDLESS = 2**62
+
+
+def line_at(path: Path, offset: int) -> int:
+    """Where the line begins that a place is in; of a line that is very long, the place itself."""
+    begin = max(0, offset - _PIECE)
+    start, data = piece(path, begin, offset - begin)
+    place = data.rfind(b"\n", 0, max(0, offset - start))
+    return start + place + 1 if place >= 0 else (0 if begin == start == 0 else offset)
 
 
 def read(path: Path, offset: int = 0, limit: int = _PIECE) -> bytes:
@@ -106,6 +165,8 @@ def prune(logs: Path, keep_bytes: int, keep_files: int, held: Collection[Path] =
     """Removes the oldest logs until at most so many bytes (on disk) and files are left. Those of `held` stay."""
     found: list[tuple[float, int, Path]] = []
     for path in logs.glob("*/*"):
+        if path.name.endswith(TIMES):  # goes with its log
+            continue
         with contextlib.suppress(OSError):
             status = path.stat()
             found.append((status.st_mtime, status.st_blocks * 512, path))
@@ -119,6 +180,7 @@ def prune(logs: Path, keep_bytes: int, keep_files: int, held: Collection[Path] =
             continue
         with contextlib.suppress(OSError):
             path.unlink()
+            Path(f"{path}{TIMES}").unlink(missing_ok=True)
             removed, freed = removed + 1, freed + size
     for folder in {path.parent for _, _, path in found}:
         with contextlib.suppress(OSError):  # not empty

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from poise.drivers.probes import Finding, Use
+from poise.errors import extra
 from poise.model.catalogue import device_found
 from poise.model.messages import DeviceFault
 from poise.model.resources import Device
@@ -36,7 +37,7 @@ class Nvml:
     """Devices in the order of their driver."""
 
     name = "NVML"
-    hint = "pip install 'poise[nvidia]'"
+    hint = extra("nvidia")
     rest = 0.0
 
     def __init__(self) -> None:

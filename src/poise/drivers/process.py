@@ -35,7 +35,21 @@ from poise.drivers.system import Cgroups, boot_id
 from poise.drivers.tellings import Tellings, report_path, result_path
 from poise.errors import Fault, SpecError
 from poise.model.jobs import Ending, Limits, limits_of
-from poise.model.messages import Attempt, Ended, Launch, Running
+from poise.model.messages import (
+    Attempt,
+    Credit,
+    Ended,
+    Exec,
+    Fed,
+    Feed,
+    FromConsole,
+    Launch,
+    Leave,
+    Left,
+    Running,
+    Said,
+    ToConsole,
+)
 from poise.model.resources import WHOLE, Device
 from poise.model.training import CHECKPOINTS, ORDERS, REPORT, UNIT, Orders
 from poise.ports import Held, Observation
@@ -65,6 +79,7 @@ class Order(Limits, frozen=True, kw_only=True, omit_defaults=True):
     result: str
     progress: str = ""
     until: int = 0
+    append: bool = False
 
 
 class _Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
@@ -99,6 +114,24 @@ class _Unfit(msgspec.Struct, frozen=True, array_like=True, tag="unfit"):
     why: str
 
 
+class _Fed(msgspec.Struct, frozen=True, array_like=True, tag="fed"):
+    whose: Attempt | str
+    taken: int
+    wanted: bool
+
+
+class _Said(msgspec.Struct, frozen=True, array_like=True, tag="said"):
+    name: str
+    stream: str
+    data: bytes
+
+
+class _Left(msgspec.Struct, frozen=True, array_like=True, tag="left"):
+    name: str
+    code: int
+    note: str
+
+
 class _Whole(msgspec.Struct, frozen=True, array_like=True, tag="whole"):
     pass
 
@@ -119,7 +152,7 @@ class _Header(msgspec.Struct, frozen=True, array_like=True, tag="keeper"):
 
 _TRY = b'["try"]\n'
 _encode = msgspec.json.Encoder().encode
-_messages = json_decoder(_Greeting | _Holds | _Started | _Ended | _Unfit | _Whole)
+_messages = json_decoder(_Greeting | _Holds | _Started | _Ended | _Unfit | _Fed | _Said | _Left | _Whole)
 _entries = json_decoder(_Header | _Starting | _Started | _Ended | _Forgotten)
 
 
@@ -147,6 +180,8 @@ def environment(
         env["POISE_GPU_SHARE"] = str(launch.shape.share)
         if launch.shape.gpu_memory:
             env["POISE_GPU_MEMORY"] = str(launch.shape.gpu_memory)
+    if launch.tty and not launch.rank:
+        env.setdefault("TERM", TERMINAL)
     if launch.hang:
         env["POISE_PROGRESS"] = _progress(result)
     if launch.gang:
@@ -180,6 +215,9 @@ def _as_torchrun(launch: Launch, unit: str) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": "1",
     }
 
+
+TERMINAL = "xterm-256color"
+"""The `TERM` of a terminal whose user has not told it."""
 
 PORTS = range(20_000, 30_000)
 """Of gangs, for `MASTER_PORT`: below those that the system gives to whoever asks for any (32768 on Linux)."""
@@ -225,6 +263,9 @@ class Keepers:
     """
 
     on_change: Callable[[Sequence[Running], Sequence[Ended]], None]
+    on_console: Callable[[FromConsole], None]
+    """What commands have taken of their input, and what those beside others write."""
+
     on_fitness: Callable[[str], None]
     """Why nothing can be started here, and has been handed back; empty when it was tried and could be."""
 
@@ -248,6 +289,7 @@ class Keepers:
         """
         self.on_change = lambda running, ended: None
         self.on_fitness = lambda why: None
+        self.on_console = lambda message: None
         self.folder = folder.absolute()
         self.logs = logs.absolute()
         self.devices = {device.index: device for device in devices}
@@ -270,6 +312,7 @@ class Keepers:
         self._idle_seconds = idle_seconds
         self._slots: dict[int, _Slot] = {}
         self._where: dict[Attempt, _Slot] = {}
+        self._beside: dict[str, _Slot] = {}  # where the commands of these names run
         self._gangs = Gangs(gangs or self.folder / "gangs", node, plain_name)
         self._checkpoints = checkpoints or self.folder / "checkpoints"
         self._adopted: list[Launch] = []
@@ -339,6 +382,45 @@ class Keepers:
         """Tells a member of an elastic gang who belongs to it from now on; it is there, or comes, to read it."""
         if attempt in self._where:
             self._write_orders(attempt, orders)
+
+    def console(self, message: ToConsole) -> None:
+        """Passes on what somebody says to a command. What runs nowhere here has left."""
+        match message:
+            case Exec():
+                slot = self._where.get(message.attempt)
+                if slot is None or not slot.up:
+                    self.on_console(Left(name=message.name, code=126, note="its task does not run here any more"))
+                    return
+                self._beside[message.name] = slot
+                order = {"argv": message.argv, "env": message.env, "stdin": message.stdin, "tty": message.tty}
+                slot.say("exec", message.name, message.attempt, order)
+            case Feed():
+                whose = message.whose
+                slot = self._beside.get(whose) if isinstance(whose, str) else self._where.get(whose)
+                if slot is not None:
+                    slot.say("feed", whose, message.piece)
+            case Credit():
+                if (slot := self._beside.get(message.name)) is not None:
+                    slot.say("credit", message.name, message.bytes)
+            case Leave():
+                if (slot := self._beside.get(message.name)) is not None:
+                    slot.say("leave", message.name)
+
+    def leave_all(self) -> None:
+        """Nobody waits any more for what runs beside attempts."""
+        for name in list(self._beside):
+            self.console(Leave(name=name))
+
+    def heard(self, message: FromConsole) -> None:
+        """Called by slots."""
+        if isinstance(message, Left):
+            self._beside.pop(message.name, None)
+        self.on_console(message)
+
+    def gone(self, slot: "_Slot") -> None:
+        """The connection of a slot is lost: its keeper has ended what ran beside, or will be ended itself."""
+        for name in [name for name, place in self._beside.items() if place is slot]:
+            self.heard(Left(name=name, code=137, note="its keeper has gone"))
 
     def _write_orders(self, attempt: Attempt, orders: Orders) -> None:
         """All of it or nothing. Where the disk is full the member goes on as it is, and is told again when this agent
@@ -411,7 +493,8 @@ class Keepers:
             result=result,
             progress=_progress(result) if launch.hang else "",
             until=self.until.get(attempt, 0),
-            **limits_of(launch),
+            append=attempt.epoch > 1 and "%a" not in launch.output.replace("%%", ""),
+            **limits_of(launch) | {"output": output_path(launch)} | ({"stdin": False, "tty": 0} if launch.rank else {}),
         )
         return _encode(_Run(attempt, order, launch)) + b"\n"
 
@@ -501,6 +584,11 @@ class _Slot(asyncio.Protocol):
     def renew(self, attempt: Attempt, until: int) -> None:
         if self.up and attempt in self.held:
             self._say(_encode(["renew", attempt, until]) + b"\n")
+
+    def say(self, *message: Any) -> None:
+        """For what is only now: without a connection it is not said later either."""
+        if self.up:
+            self._say(_encode(message) + b"\n")
 
     def forget(self, attempts: list[Attempt]) -> None:
         self._endings.difference_update(attempts)
@@ -596,6 +684,7 @@ class _Slot(asyncio.Protocol):
         self.up = False
         self._outbox.clear()
         self._lost.set()
+        self._keepers.gone(self)
         if self._whole is not None and not self._whole.done():
             self._whole.set_exception(ConnectionResetError("the keeper has closed the connection"))
             return  # whoever waits for the answer goes on from here
@@ -629,6 +718,12 @@ class _Slot(asyncio.Protocol):
         elif kind is _Unfit:
             self._trying = False
             self._keepers.on_fitness(message.why)
+        elif kind is _Fed:
+            self._keepers.heard(Fed(whose=message.whose, taken=message.taken, wanted=message.wanted))
+        elif kind is _Said:
+            self._keepers.heard(Said(name=message.name, stream=message.stream, data=message.data))
+        elif kind is _Left:
+            self._keepers.heard(Left(name=message.name, code=message.code, note=message.note))
         elif kind is _Whole:
             self._on_whole()
 
@@ -1027,6 +1122,16 @@ def _lost(left: Sequence[int]) -> Ending:
     """`left` are processes that would not end."""
     note = f"; left-over processes could not be killed: {left}" if left else ""
     return Ending(outcome="lost", note="its keeper was killed" + note)
+
+
+def output_path(launch: Launch) -> str:
+    """The file that a user has named for the output of an attempt; empty where there is none."""
+    if not launch.output:
+        return ""
+    job, _, task = launch.attempt.task.partition(".")
+    number = launch.rank if launch.gang else launch.part
+    stands = {"%%": "%", "%j": job, "%t": task, "%r": str(number), "%a": str(launch.attempt.epoch)}
+    return str(Path(launch.folder or "/") / re.sub("%.", lambda sign: stands.get(sign[0], sign[0]), launch.output))
 
 
 def orders_path(result: str) -> str:

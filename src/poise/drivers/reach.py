@@ -9,6 +9,7 @@ import hashlib
 import os
 import socket
 import struct
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,8 +89,10 @@ def channel_to(
 
 def _send_within(sock: socket.socket, seconds: float) -> None:
     """Who does not read what is sent for so long is gone. (With TLS it is for TCP to find out.)"""
+    if sys.platform == "win32":
+        return  # a client that is suspended there is found out by keep-alive only
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), 0))
-    if sock.family != socket.AF_UNIX:
+    if sys.platform == "linux" and sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
 

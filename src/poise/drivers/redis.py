@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import Any, Literal, NamedTuple
 
-from poise.errors import InputError
+from poise.errors import InputError, extra
 from poise.units import MILLISECOND, SECOND
 
 LINES = 4
@@ -77,7 +77,7 @@ class Redis:
             from redis.asyncio.retry import Retry
             from redis.backoff import NoBackoff
         except ImportError as error:
-            hint = "pip install 'poise[redis]'"
+            hint = extra("redis")
             raise InputError("a shared cache needs a library", field="cache.redis", need="redis", hint=hint) from error
         given = {"password": password} if password else {}
         self._pool = library.BlockingConnectionPool.from_url(

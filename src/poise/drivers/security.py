@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import sys
 from pathlib import Path
 
 from poise.config import Home
@@ -102,7 +103,7 @@ def _read(path: Path, remedy: str, missing: tuple[str, str] = NONE_YET) -> str:
         raise Denied("this is a folder, not a token", field=str(path), hint=remedy) from None
     except UnicodeDecodeError:
         raise Denied("the token is damaged", field=str(path), hint=remedy) from None
-    if mode & 0o077:
+    if sys.platform != "win32" and mode & 0o077:  # Windows has access lists, which say it otherwise
         raise Denied("others may read the token", field=str(path), hint=f"chmod 600 {path}")
     if not token:
         raise Denied("the token file is empty", field=str(path), hint=remedy)

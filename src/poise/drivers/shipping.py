@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from poise.drivers.keeper import BLOCK, LOG_BOUND, punch
-from poise.drivers.logs import piece
+from poise.drivers.keeper import BLOCK, LOG_BOUND, note_time, punch
+from poise.drivers.logs import Moments, piece
 from poise.drivers.process import log_paths
 from poise.model.messages import Attempt, Kept, Output
 
@@ -68,9 +68,13 @@ class Shipping:
         for attempt, of in list(self._followed.items()):
             ended = of.ended  # asked before reading: what was written before the end is still to come
             for err, path in enumerate(log_paths(self._logs, attempt)):
+                moments = Moments(path)
                 while self._to and (found := piece(path, of.sent[err], PART))[1]:
-                    of.sent[err] = found[0] + len(found[1])
-                    yield Output(attempt=attempt, err=bool(err), start=found[0], data=found[1])
+                    start, data = found
+                    at, until = moments.at(start)
+                    data = data[: until - start]
+                    of.sent[err] = start + len(data)
+                    yield Output(attempt=attempt, err=bool(err), start=start, data=data, at=at)
             if ended and of.sent == of.kept:
                 self._followed.pop(attempt, None)
 
@@ -87,6 +91,8 @@ def keep(logs: Path, output: Output, most: int = LOG_BOUND) -> Kept:
         if end >= most and end // half > output.start // half and not punch(file, 0, (end - half) // BLOCK * BLOCK):
             os.ftruncate(file, 0)
         os.pwrite(file, output.data, output.start)
+        if output.at:
+            note_time(str(path), end, output.at)
     finally:
         os.close(file)
     return Kept(attempt=output.attempt, err=output.err, until=end)

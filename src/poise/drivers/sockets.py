@@ -94,7 +94,8 @@ def notice_loss(sock: socket.socket, *, taken: bool = False) -> None:
     whatever either process does; with `taken`, also when nothing that was sent is taken in for `TAKEN_SECONDS`.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, GONE_SECONDS - ASKED)
+    idle = getattr(socket, "TCP_KEEPIDLE", None) or getattr(socket, "TCP_KEEPALIVE")  # noqa: B009 — macOS
+    sock.setsockopt(socket.IPPROTO_TCP, idle, GONE_SECONDS - ASKED)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, ASKED)
     if taken:

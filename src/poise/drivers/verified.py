@@ -5,8 +5,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from poise.errors import Fault, PoiseError
-from poise.model.record import FORMAT, is_whole, unseal
+from poise.errors import PoiseError, StoreNewer, newer
+from poise.model.record import FORMAT, is_readable, is_whole, unseal
 from poise.ports import StoredCheckpoint
 
 Event = TypeVar("Event")
@@ -14,17 +14,6 @@ Event = TypeVar("Event")
 READ_ROWS = 5_000  # rows per query: short read transactions let a database tidy up
 
 log = logging.getLogger("poise.drivers.log")
-
-
-class StoreNewer(Fault):
-    """The log was written by a newer Poise; nothing is wrong with it."""
-
-    default_code = "E206"
-
-
-def newer(message: str, writer: str) -> StoreNewer:
-    hint = f"use Poise {writer} or newer, which wrote this log" if writer else "use the Poise that wrote this log"
-    return StoreNewer(message, need=writer, hint=hint)
 
 
 class VerifiedLog(ABC, Generic[Event]):
@@ -116,7 +105,7 @@ class VerifiedLog(ABC, Generic[Event]):
         )
 
     def _decoded(self, revision: int, record: bytes) -> Event:
-        if record[0] != FORMAT:
+        if not is_readable(record):
             raise self._newer(f"revision {revision} of the log has format {record[0]}; this version reads {FORMAT}")
         try:
             return self._decode(unseal(record))

@@ -138,6 +138,9 @@ class SimulatedStore:
                 return StoredCheckpoint(revision, state)
         return None
 
+    def written_by(self) -> str:
+        return ""
+
     def recover(self) -> bool:
         """Who has lost the log to another gets it back by opening it again, and in no other way."""
         if isinstance(self._failure, StoreFull) and not self._disk.full:

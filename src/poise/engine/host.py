@@ -5,6 +5,7 @@ durable. The control plane runs it on asyncio's loop with the real doors, the fa
 """
 
 import contextlib
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import msgspec
 
-from poise.errors import Conflict, NotLeading, PoiseError, StoreFull
+from poise.errors import Conflict, NotLeading, PoiseError, StoreFull, newer
 from poise.kernel import controller as machine
 from poise.kernel.controller import Controller
 from poise.kernel.dispatch import served
@@ -475,12 +476,25 @@ class Log(Protocol):
 
     def latest_checkpoint(self) -> StoredCheckpoint | None: ...
     def read(self, after: int = 0, limit: int = 0) -> Iterator[tuple[int, Event]]: ...
+    def written_by(self) -> str: ...
 
 
 def load_ledger(store: Log) -> Ledger:
     """The ledger as the log has it: the latest checkpoint and every event after it."""
-    checkpoint = store.latest_checkpoint()
-    ledger = Ledger.decode(checkpoint.state) if checkpoint else Ledger()
+    ledger = ledger_at(store.latest_checkpoint(), store.written_by)
     for _, event in store.read(ledger.revision):
         ledger.apply(event)
     return ledger
+
+
+def ledger_at(checkpoint: StoredCheckpoint | None, written_by: Callable[[], str]) -> Ledger:
+    """The ledger of a checkpoint, or an empty one. Raises `StoreNewer`, which names the version that wrote it, for a
+    state that this version cannot read: the checkpoint is whole, so it was written like this.
+    """
+    if checkpoint is None:
+        return Ledger()
+    try:
+        return Ledger.decode(checkpoint.state)
+    except (msgspec.MsgspecError, zlib.error) as error:
+        message = f"the checkpoint at revision {checkpoint.revision} is unknown to this version: {error}"
+        raise newer(message, written_by()) from None

@@ -96,6 +96,9 @@ class VirtualStore:
     def latest_checkpoint(self) -> StoredCheckpoint | None:
         return None
 
+    def written_by(self) -> str:
+        return ""
+
     def recover(self) -> bool:
         return True
 

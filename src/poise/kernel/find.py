@@ -101,6 +101,19 @@ def find(ledger: Ledger, name: str, task: str = "", bearer: Bearer = HOME) -> Fo
     raise NotFound(f"there is no job `{name}`", field="job", have=name, hint=hint)
 
 
+def of_rank(found: Found, rank: int) -> frozenset[str]:
+    """The names of those of the tasks that have this rank in a gang; all of them for -1. Raises NotFound."""
+    if rank < 0:
+        return found.tasks
+    members = [task for unit in found.units for task in unit.spec.tasks if task.world > 1 and task.name in found.tasks]
+    named = frozenset(task.name for task in members if task.rank == rank)
+    if not named:
+        have = f"ranks 0 to {max(task.rank for task in members)}" if members else "no gang"
+        hint = f"`poise show {found.job.id}` lists its tasks"
+        raise NotFound(f"{found.name} has no rank {rank}", field="rank", have=have, hint=hint)
+    return named
+
+
 def find_node(known: Iterable[str], name: str) -> str:
     """The node of this name, perhaps not typed to its end. Raises NotFound, also where it could be several."""
     names = list(known)
@@ -236,4 +249,4 @@ def _narrowed(job: JobState, name: str) -> Found:
     return Found(job, tuple(units), frozenset(tasks), f"{job.id}.{name}")
 
 
-__all__ = ["Found", "find", "find_node", "found_report", "names", "only"]
+__all__ = ["Found", "find", "find_node", "found_report", "names", "of_rank", "only"]

@@ -3,6 +3,7 @@
 `model/spec.py` compiles these records into what the ledger keeps (`model/jobs.py`).
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args
@@ -33,7 +34,7 @@ from poise.model.fields import (
     declared,
     duration,
 )
-from poise.model.jobs import Lease
+from poise.model.jobs import Lease, terminal_size
 from poise.model.sweep import SweepSpec
 from poise.units import SECOND, format_duration
 
@@ -100,6 +101,26 @@ def _weight(weight: float, field: str) -> int:
     if not 0.001 <= weight <= 1000:
         raise SpecError("the weight is out of range", code="E103", field=field, need="0.001 to 1000", have=str(weight))
     return round(weight * 1000)
+
+
+_SIZE = re.compile(r"\s*([0-9]{1,4})\s*x\s*([0-9]{1,4})\s*")
+
+
+def terminal(value: bool | str, field: str) -> int:
+    """The size of a terminal as the ledger keeps it; 0: none."""
+    if isinstance(value, bool):
+        return terminal_size(24, 80) if value else 0
+    size = _SIZE.fullmatch(value)
+    if size is None or not int(size[1]) or not int(size[2]):
+        need = "true, or its size: ROWSxCOLUMNS"
+        raise SpecError(
+            "not the size of a terminal", code="E103", field=field, need=need, have=value, hint="tty: 24x80"
+        )
+    return terminal_size(int(size[1]), int(size[2]))
+
+
+def _whether(value: bool, field: str) -> bool:
+    return value
 
 
 def _not(given: bool, environ: Mapping[str, str]) -> bool:
@@ -589,6 +610,42 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
             calls=False,
         ),
     ] = msgspec.field(name="time-limit", default=0)
+    stdin: Annotated[
+        bool,
+        Field(
+            "Keep standard input open for `poise attach` and other clients that give input. Without it the command "
+            "reads nothing. In a gang it is that of rank 0.",
+            example="true",
+            flag=Flag("--interactive", "", "Keep standard input open.", short="-i"),
+            read=_whether,
+            calls=False,
+        ),
+    ] = False
+    output: Annotated[
+        str,
+        Field(
+            "A file on the node, relative to the folder of the job, that gets a copy of both output streams while the "
+            "command writes them. `%j` stands for the id of the job, `%t` for the task, `%r` for the rank or the "
+            "number of the part, `%a` for the attempt, `%%` for `%`. A retry appends, unless `%a` is in the name. "
+            "It does not hold for the `merge`. `poise logs` shows the output as well.",
+            example="out/%j.log",
+            flag=Flag("--output", "FILE", "Copy the output to a file: %j job, %t task, %r rank, %a attempt."),
+            calls=False,
+        ),
+    ] = ""
+    tty: Annotated[
+        bool | str,
+        Field(
+            "Run the command in a pseudo-terminal, which both its streams go to: `true` for 24 rows of 80 columns, or "
+            "the size, `50x120`. A task with a terminal is not preempted, and not retried unless `retry` says so: what "
+            "was typed cannot be typed again. In a gang rank 0 has the terminal.",
+            example="true",
+            form={"anyOf": [{"type": "boolean"}, {"type": "string", "pattern": _SIZE.pattern}]},
+            flag=Flag("--tty", "", "Run the command in a pseudo-terminal.", short="-t"),
+            read=terminal,
+            calls=False,
+        ),
+    ] = False
     grace: Annotated[
         Quantity | None,
         Field(

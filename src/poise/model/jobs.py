@@ -132,6 +132,9 @@ LOSSES = 3
 INTERRUPTED = Retry(losses=LOSSES)
 """What is tried again of a job that says nothing of it."""
 
+NEVER = Retry(limit=0)
+"""Started once, even if lost."""
+
 ALL = 1_000_000
 """Millionths of its work: all of it."""
 
@@ -211,7 +214,9 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     has an exclusive `lease` no two copies run at once, whatever happens to its node. What `serves` answers requests
     until it is ended: the text says for which service, and why it was asked for. What trains may ask for less in some
     of its `phases`. `if_late` says what becomes of it when its deadline cannot be met. An attempt of a task may run for
-    `time_limit` nanoseconds (0: for any time).
+    `time_limit` nanoseconds (0: for any time). Its first task has `stdin` kept open for whoever gives it input, or a
+    terminal of the size `tty`, as `terminal_size` makes it (0: none). What its tasks write is copied to the file
+    `output`, where `%j` and others stand for what tells them apart (empty: nowhere).
     """
 
     name: str
@@ -240,6 +245,9 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     phases: tuple[InPhase, ...] = ()
     if_late: IfLate = "run"
     time_limit: int = 0
+    stdin: bool = False
+    tty: int = 0
+    output: str = ""
 
     @property
     def declared(self) -> int:
@@ -273,12 +281,21 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What a node holds a running command to; each field is one of `Unit` too. `grace` nanoseconds pass between SIGTERM
     and SIGKILL. A command has hung when it has been silent for `hang` nanoseconds (0: it is not watched). It is stopped
-    when it has run for `time_limit` nanoseconds (0: it may run for any time).
+    when it has run for `time_limit` nanoseconds (0: it may run for any time). `stdin` and `tty` are what the first task
+    of a unit reads from, `output` the file that gets a copy of what each writes.
     """
 
     grace: int = 0
     hang: int = 0
     time_limit: int = 0
+    stdin: bool = False
+    tty: int = 0
+    output: str = ""
+
+
+def terminal_size(rows: int, columns: int) -> int:
+    """The size of a terminal as one number."""
+    return rows << 16 | columns
 
 
 def limits_of(held: "Unit | Limits") -> dict[str, Any]:

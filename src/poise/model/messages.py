@@ -170,13 +170,14 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True, omit_defaults=
 
 class Output(msgspec.Struct, frozen=True, tag="output", kw_only=True):
     """What an attempt wrote on a machine whose files the control plane does not see: the bytes of its standard output
-    or error from `start` on.
+    or error from `start` on, and when it wrote them, in nanoseconds since 1970 (0: not known).
     """
 
     attempt: Attempt
     err: bool
     start: Annotated[int, msgspec.Meta(ge=0, le=2**40)]
     data: Annotated[bytes, msgspec.Meta(max_length=2**20)]
+    at: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
 
 
 class Met(msgspec.Struct, frozen=True, tag="met", kw_only=True):
@@ -188,6 +189,32 @@ class Met(msgspec.Struct, frozen=True, tag="met", kw_only=True):
     founded: Annotated[int, msgspec.Meta(ge=0)]
     name: str = ""
     data: Annotated[bytes, msgspec.Meta(max_length=2**16)] = b""
+
+
+class Fed(msgspec.Struct, frozen=True, tag="fed", kw_only=True):
+    """Bytes of its input that a command has taken so far, and whether it takes more. It is that of an attempt, or the
+    one of a name that runs beside an attempt.
+    """
+
+    whose: Attempt | str
+    taken: int
+    wanted: bool
+
+
+class Said(msgspec.Struct, frozen=True, tag="said", kw_only=True):
+    """What the command of a name wrote to one of its streams, `out` or `err`, beside an attempt."""
+
+    name: str
+    stream: str
+    data: bytes
+
+
+class Left(msgspec.Struct, frozen=True, tag="left", kw_only=True, omit_defaults=True):
+    """The command of a name has ended with this exit code. `note` is why, where that is not its own doing."""
+
+    name: str
+    code: int
+    note: str = ""
 
 
 # control plane -> agent
@@ -205,6 +232,53 @@ class Desired(msgspec.Struct, frozen=True, tag="desired", kw_only=True, omit_def
     keep: tuple[Attempt, ...] = ()
     complete: bool = False
     orders: tuple[Ordered, ...] = ()
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A piece of the input of a command: `data` from `at` on, and whether that is the `end` of it. Each byte is taken
+    once. A terminal gets a `size`, as `terminal_size` makes it (0: as it is); it hangs up when it is told to, and when
+    no other piece comes within `hold` nanoseconds (0: it never does).
+    """
+
+    at: int = 0
+    data: bytes = b""
+    end: bool = False
+    size: int = 0
+    hold: int = 0
+    hang_up: bool = False
+
+
+class Feed(msgspec.Struct, frozen=True, tag="feed", kw_only=True):
+    """Input for the command of an attempt, or for the one of a name; answered with `Fed`, once more can come."""
+
+    whose: Attempt | str
+    piece: Piece
+
+
+class Exec(msgspec.Struct, frozen=True, tag="exec", kw_only=True, omit_defaults=True):
+    """Run a command beside that of an attempt, under a name, for as long as this connection lasts. What it writes comes
+    as `Said`, at most `CREDIT` bytes before a `Credit`; at its end comes `Left`. `env` adds to the attempt's.
+    """
+
+    name: str
+    attempt: Attempt
+    argv: tuple[str, ...]
+    env: dict[str, str] = {}
+    stdin: bool = False
+    tty: int = 0
+
+
+class Credit(msgspec.Struct, frozen=True, tag="credit", kw_only=True):
+    """So many more bytes of output may come of the command of this name."""
+
+    name: str
+    bytes: int
+
+
+class Leave(msgspec.Struct, frozen=True, tag="leave", kw_only=True):
+    """Nobody waits for the command of this name any more: it gets SIGHUP, and SIGKILL after 5 s."""
+
+    name: str
 
 
 class Acked(msgspec.Struct, frozen=True, tag="acked", kw_only=True):
@@ -229,3 +303,7 @@ class Kept(msgspec.Struct, frozen=True, tag="kept", kw_only=True):
 
 FromAgent = Hello | Report | Beat
 ToAgent = Desired | Acked | Heard
+
+FromConsole = Fed | Said | Left
+ToConsole = Feed | Exec | Credit | Leave
+"""What a node passes on between people and commands. It changes nothing that the ledger knows."""

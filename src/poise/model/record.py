@@ -5,8 +5,12 @@ The checksum starts from the revision: the same bytes under another revision nev
 
 from zlib import crc32
 
-FORMAT = 1
-"""The version of a record and of the tables; it goes up when an older Poise could not read what is written."""
+FORMAT = 2
+"""The version of records, checkpoints and tables. Raise it when an older Poise could not read what is written; then an
+older one refuses the log with E206. Every version up to this one is read.
+
+1: Poise 0.1. 2: compressed checkpoints, and events that 0.1 does not know.
+"""
 
 _FORMAT_BYTE = bytes([FORMAT])
 _CHECKSUM_BYTES = 4
@@ -25,6 +29,11 @@ def is_whole(revision: int, record: object) -> bool:
         and len(record) > _CHECKSUM_BYTES
         and checksum(revision, record[:-_CHECKSUM_BYTES]) == int.from_bytes(record[-_CHECKSUM_BYTES:], "little")
     )
+
+
+def is_readable(record: bytes) -> bool:
+    """Whether a whole record has a format that this version reads."""
+    return 1 <= record[0] <= FORMAT
 
 
 def unseal(record: bytes) -> bytes:

@@ -46,7 +46,8 @@ class AttemptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     """One task: what ran where and when, and why it was placed there or still waits. `artifact` is the one of several
     that was started, `sweep` what it tries of a sweep, `pid` its process, if it has one now. `time_limit` is how long
-    an attempt may run, in nanoseconds (0: without limit), `retries` says what is retried, and how often.
+    an attempt may run, in nanoseconds (0: without limit), `retries` says what is retried, and how often, `input` what
+    it takes input from (empty: it takes none).
     """
 
     task: str
@@ -81,6 +82,7 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     result: Any
     time_limit: int = 0
     retries: str = ""
+    input: Literal["", "pipe", "terminal"] = ""
 
 
 class CallsReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -456,8 +458,10 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogPiece(msgspec.Struct, frozen=True, tag="piece", tag_field="kind"):
-    """Bytes that one attempt of a task wrote to one of its streams, `out` or `err`, from `offset` on (-1: not told).
-    One without data says where the last lines begin that were asked for.
+    """Bytes that one attempt of a task wrote to one of its streams, `out` or `err`, from `offset` on (-1: not told), at
+    the time `at`, in seconds since 1970 (0: not known). `rank` is that of a member of a gang of which several are shown
+    (-1: it is none). One without data says where the output begins that was asked for; one without a task, that this is
+    known of all.
     """
 
     task: str
@@ -465,6 +469,8 @@ class LogPiece(msgspec.Struct, frozen=True, tag="piece", tag_field="kind"):
     stream: str
     data: bytes
     offset: int = -1
+    at: float = 0.0
+    rank: int = -1
 
 
 class LogEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
@@ -474,6 +480,40 @@ class LogEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
 
 
 LogLine = LogPiece | LogEnd
+
+
+class InputReport(msgspec.Struct, frozen=True):
+    """How much of its input the attempt `epoch` of a task has `taken`, in bytes, and whether it takes more. `epoch` is
+    0 while the task does not run, `taken` -1 while its node says nothing. `over`: it will not run any more.
+    """
+
+    epoch: int = 0
+    taken: int = -1
+    wanted: bool = True
+    over: bool = False
+
+
+class ExecStarted(msgspec.Struct, frozen=True, tag="started", tag_field="kind"):
+    """A command is being started beside a task; `name` is what it goes by where it is given input."""
+
+    name: str
+
+
+class ExecOutput(msgspec.Struct, frozen=True, tag="output", tag_field="kind"):
+    """Bytes that it wrote to one of its streams, `out` or `err`."""
+
+    stream: str
+    data: bytes
+
+
+class ExecEnd(msgspec.Struct, frozen=True, tag="end", tag_field="kind"):
+    """It has ended with this exit code; `note` is why, where that is not its own doing."""
+
+    exit_code: int
+    note: str = ""
+
+
+ExecLine = ExecStarted | ExecOutput | ExecEnd
 
 
 # --- explanations: durations are nanoseconds from now, `revision` is that of the view on which was decided ---------

@@ -44,7 +44,6 @@ from poise.model.job_fields import (
     JobSpec,
     PriorityName,
     ResourcesSpec,
-    RetrySpec,
     SplitSpec,
     TaskSpec,
     WorkersSpec,
@@ -57,6 +56,7 @@ from poise.model.jobs import (
     GRACE,
     INTERRUPTED,
     LOSSES,
+    NEVER,
     NO_WORK,
     InPhase,
     Job,
@@ -535,6 +535,18 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
     if parts and most > 1:
         error = SpecError("a task is a gang or cut by data, not both", field=f"{field}parts", hint="drop `workers`")
         found.add(error, f"{field}workers")
+    if parts and (spec.stdin or spec.tty):
+        given = "tty" if spec.tty else "stdin"
+        hint = f"drop `{given}`, or give the input in files"
+        what = "input is given to one command, and not to the parts of a task"
+        error = SpecError(what, field=f"{field}{given}", hint=hint)
+        found.add(error, f"{field}parts", f"{field}split", f"{field}sweep")
+    if size.least < most and (spec.stdin or spec.tty):
+        given = "tty" if spec.tty else "stdin"
+        error = SpecError(
+            "an elastic gang takes no input: its ranks change", field=f"{field}{given}", hint="workers: 2"
+        )
+        found.add(error, f"{field}workers")
     if parts and variants:
         error = SpecError("a task has artifacts or is cut by data, not both", field=f"{field}artifacts")
         found.add(error, f"{field}parts", f"{field}split", f"{field}sweep")
@@ -555,7 +567,7 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         needs=tuple(spec.needs),
         priority=Priority[(spec.priority or inherited.priority).upper()],
         deadline=due.deadline,
-        retry=INTERRUPTED if spec.retry is None else _retry(spec.retry, f"{field}retry", found),
+        retry=_retry(spec, f"{field}retry", found),
         kind=class_of_tenant(kind, inherited.tenant),
         grace=_grace(spec, field, found),
         lease=spec.lease,
@@ -565,14 +577,15 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         work=_work(spec.work, f"{field}work", found),
         checkpoint=checkpoint,
         restore=restore,
-        preemptible=spec.preemptible,
+        preemptible=spec.preemptible and not spec.tty,
         serves=spec.serves,
         phases=_phases(spec, f"{field}phases", shape, found),
         if_late=due.if_late,
+        output=found.get("", _output, spec.output, f"{field}output", several=parts > 0 or most > 1),
         **_read(spec, field, found),
     )
     if parts:
-        merge = found.get((), _command, spec.merge, f"{field}merge") if spec.merge is not None else ()
+        merge = found.get((), command_of, spec.merge, f"{field}merge") if spec.merge is not None else ()
         return _parts(base, spec, size, merge)
     if most > 1:
         gang = tuple(Task(name=f"{name}[{rank}]", argv=argv, env=env, rank=rank, world=most) for rank in range(most))
@@ -603,7 +616,7 @@ def _artifacts(spec: TaskSpec, field: str, found: Findings) -> tuple[str, tuple[
     """
     if not spec.artifacts:
         told = not spec.run and found.doubts(f"{field}artifacts")
-        argv = () if told else found.get((), _command, spec.run, f"{field}run")
+        argv = () if told else found.get((), command_of, spec.run, f"{field}run")
         return "", argv, _shape(spec.resources, f"{field}resources", found), ()
     if spec.run:
         found.add(SpecError("a task has `run` or `artifacts`, not both", field=f"{field}run", hint="drop `run`"))
@@ -619,9 +632,22 @@ def _artifacts(spec: TaskSpec, field: str, found: Findings) -> tuple[str, tuple[
             )
         if name != "cpu":
             resources = msgspec.structs.replace(resources, backend=resources.backend or name)
-        argv = found.get((), _command, artifact.run, f"{at}.run")
+        argv = found.get((), command_of, artifact.run, f"{at}.run")
         made.append(Variant(name=name, argv=argv, shape=_shape(resources, asked, found)))
     return made[0].name, made[0].argv, made[0].shape, tuple(made[1:])
+
+
+def _output(pattern: str, field: str, *, several: bool) -> str:
+    """Checked: nothing in it is unknown, and no two tasks write to one file."""
+    check_text(pattern, field)
+    signs = re.findall("%(.?)", pattern)
+    if unknown := [sign for sign in signs if sign not in tuple("jtra%")]:
+        need = "%j, %t, %r, %a or %%"
+        raise SpecError("the name has an unknown sign", field=field, need=need, have=f"%{unknown[0]}", hint="%j.log")
+    if several and pattern and not {"t", "r"} & {*signs}:
+        hint = f"{field}: {pattern}.%r"
+        raise SpecError("several tasks would write to one file", field=field, need="%r in the name", hint=hint)
+    return pattern
 
 
 def _grace(spec: TaskSpec, field: str, found: Findings) -> int:
@@ -653,7 +679,10 @@ def _work(spec: WorkSpec | None, field: str, found: Findings) -> Work:
     )
 
 
-def _retry(spec: RetrySpec, field: str, found: Findings) -> Retry:
+def _retry(task: TaskSpec, field: str, found: Findings) -> Retry:
+    spec = task.retry
+    if spec is None:
+        return NEVER if task.tty else INTERRUPTED
     backoff = found.get(0, duration, spec.backoff, f"{field}.backoff")
     named = spec.when if spec.when is not None else ("lost", *sorted(ANY_FAILURE))
     when: tuple[Outcome, ...] = tuple(dict.fromkeys(named))
@@ -735,6 +764,7 @@ def _parts(base: Unit, spec: TaskSpec, size: _Size, merge: tuple[str, ...]) -> l
                 checkpoint=0,
                 restore=0,
                 hang=0,
+                output="",
             )
         )
     return units
@@ -760,7 +790,8 @@ def check_count(value: int, least: int, field: str) -> None:
         )
 
 
-def _command(command: Command, field: str) -> tuple[str, ...]:
+def command_of(command: Command, field: str) -> tuple[str, ...]:
+    """A command as a process is given it. Raises SpecError."""
     argv = ("/bin/sh", "-c", command) if isinstance(command, str) and command.strip() else tuple(command)
     if (isinstance(command, str) and not command.strip()) or not argv or not argv[0]:
         raise SpecError("there is no command to run", code="E104", field=field, hint="run: [python, train.py]")
@@ -791,10 +822,11 @@ def _class_of(argv: tuple[str, ...], command: Command) -> str:
 
 
 def _environment(env: Mapping[str, Any], field: str, found: Findings) -> dict[str, str]:
-    return {name: found.get("", _variable, name, value, f"{field}.{name}") for name, value in env.items()}
+    return {name: found.get("", variable_of, name, value, f"{field}.{name}") for name, value in env.items()}
 
 
-def _variable(name: str, value: Any, at: str) -> str:
+def variable_of(name: str, value: Any, at: str) -> str:
+    """The value of an environment variable as a process is given it. Raises SpecError."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise SpecError("this is no name for an environment variable", code="E107", field=at)
     if value is None:

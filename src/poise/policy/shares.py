@@ -12,7 +12,7 @@ of their shares is as good, since the program is convex), so that they are one r
 are different units.
 
 HiGHS solves them (Huangfu and Hall, 2018), with a bound on its iterations and none on time, so that the same view gives
-the same shares. It is imported when a policy first needs it: `pip install 'poise[lp]'`.
+the same shares. It is imported when a policy first needs it: `pip install 'poise-scheduler[lp]'`.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from poise.errors import InputError
+from poise.errors import InputError, extra
 from poise.model.fleet import Floats
 
 ITERATIONS = 1000
@@ -140,9 +140,7 @@ def solver() -> Any:
     try:
         import highspy
     except ImportError as error:
-        raise InputError(
-            "this policy solves linear programs, and there is no solver", hint="pip install 'poise[lp]'"
-        ) from error
+        raise InputError("this policy solves linear programs, and there is no solver", hint=extra("lp")) from error
     return highspy
 
 

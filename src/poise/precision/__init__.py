@@ -14,7 +14,8 @@ stays as it is. Why, is said on stderr, so in `poise logs` of a replica, and is 
 
 What is asked for is `asked`, or else POISE_PRECISION, which the `precision` of a service sets, or else `auto`.
 
-For PyTorch it needs `poise[torch]`, for ONNX files `poise[onnx]`; importing this module imports neither.
+It needs `poise-scheduler[torch]` for PyTorch and `poise-scheduler[onnx]` for ONNX files; importing this module imports
+neither.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from poise.errors import InputError
+from poise.errors import InputError, extra
 from poise.model.precision import AS_IT_IS, AUTO, VARIABLE, Measured, PrecisionName, Report
 from poise.policy.precision import choose
 from poise.precision.agreement import Agreement, accuracy, neighbours, top1
@@ -121,7 +122,7 @@ def _extra(name: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise InputError(f"{error.name} is not installed", field="model", hint=f"pip install 'poise[{name}]'") from None
+        raise InputError(f"{error.name} is not installed", field="model", hint=extra(name)) from None
 
 
 def _ways(family: Family, candidates: Sequence[str | Way], asked: str) -> list[Way]:

@@ -1,6 +1,6 @@
 """Training in PyTorch that can be stopped, resized and gone on with; `poise.Session` is its one entrance.
 
-Importing `poise.train` imports PyTorch (`pip install 'poise[torch]'`).
+Importing `poise.train` imports PyTorch (`pip install 'poise-scheduler[torch]'`).
 """
 
 from poise.policy.checkpoints import Keep

@@ -32,7 +32,7 @@ import msgspec
 import torch
 
 from poise import __version__
-from poise.errors import Conflict, Misused
+from poise.errors import DISTRIBUTION, Conflict, Misused
 from poise.model.checkpoints import FORMAT, Kind
 from poise.model.training import Saved
 from poise.policy.checkpoints import Keep
@@ -198,7 +198,7 @@ class Checkpoints:
                     field=str(self.folder),
                     need=error.need,
                     have=f"Poise {__version__}, which reads format {FORMAT}",
-                    hint="pip install --upgrade poise",
+                    hint=f"pip install --upgrade {DISTRIBUTION}",
                 ) from None
             except (Damaged, OSError) as error:
                 wrong[step] = reason(error)

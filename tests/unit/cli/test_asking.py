@@ -71,7 +71,7 @@ def test_every_field_has_a_flag_or_a_reason() -> None:
         "--network 1Gbit --cpu 1 --memory 1GiB --priority low --begin 1h --deadline 1h --expect 1m --after j1 "
         "--hold --after-any j2 --after-failure j3 "
         "--class c --parts 2 --workers 1 --checkpoint 1m --no-preempt --weight 1 --name n --retries 1 --grace 1s "
-        "--hang 1s --time-limit 1h "
+        "--hang 1s --time-limit 1h --interactive --tty --output o "
         "--env A=1 --sweep a=1,2 --at-most 2 --lease exclusive"
     )
     told = flags_of(*examples.split())

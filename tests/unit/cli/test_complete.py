@@ -36,6 +36,7 @@ def offers(*words: str) -> list[str]:
         (["show", "train", ""], []),
         (["wait", "j1", "tr"], ["train", "train-2"]),
         (["why-not", "train", ""], ["n1"]),
+        (["explain", "train", "--node", ""], ["n1"]),
         (["drain", "--undo", ""], ["n1"]),
         (["quota", "a"], ["ann"]),
         (["quota", "--cpu", "4", "a"], ["ann"]),

@@ -10,10 +10,10 @@ import pytest
 from needed import needs
 from rich.console import Console
 
-from poise.cli.demo import live_parts, strips, twin_parts
 from poise.cli.main import main
 from poise.demo import compared, live
 from poise.demo.compared import Standing
+from poise.demo.drawing import live_parts, strips, twin_parts
 from poise.demo.live import Live, Moment, Scene, Served, Trained, Urgent
 from poise.demo.promises import promises
 from poise.model.history import RunReport, Spread, Use

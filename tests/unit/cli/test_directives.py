@@ -141,6 +141,8 @@ def test_what_the_scheduler_refuses_is_told_with_its_line(tmp_path: Path) -> Non
         ("--deadline=16:00 -n 2", "workers=2"),
         ("-w n1,n2 --exclude=n3", "node=n1 node=n2 exclude_node=n3"),
         ("--nodelist=n[1-3] -n 2", "workers=2"),
+        ("-o out/%A_%4a.log", "output=out/%j_%r.log"),
+        ("--output=%x.log -n 2", "workers=2"),
     ],
 )
 def test_slurms_lines_are_told_and_not_obeyed(line: str, same: str) -> None:

@@ -4,6 +4,7 @@ import click
 import pytest
 
 from poise.cli.group import Commands, poise
+from poise.cli.main import ALIASES, COMMANDS, GROUPS, main
 
 VERBS = {
     "stop j1": "cancel j1",
@@ -42,6 +43,30 @@ def test_another_tools_verb_suggests_ours(typed: str) -> None:
 @pytest.mark.parametrize("word", ["stop", "end", "halt", "shutdown", "quit", "dow", "downn", "own", "donw", "do", "dn"])
 def test_no_wrong_word_suggests_to_stop_everything(word: str) -> None:
     assert suggested(word) != "down"
+
+
+def test_every_command_is_in_one_group_or_is_another_name() -> None:
+    listed = [name for names in (*GROUPS.values(), ALIASES) for name in names]
+    assert sorted(listed) == sorted(COMMANDS)
+    assert len(next(iter(GROUPS.values()))) == 10, "as many as a beginner reads"
+
+
+def test_help_lists_the_first_steps_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    titles = [line.removesuffix(":") for line in lines if line.endswith(":")]
+    assert titles == [*GROUPS, "Other names"]
+    begin = lines.index("First steps:")
+    assert [line.split()[0] for line in lines[begin + 1 : begin + 11]] == list(GROUPS["First steps"])
+    assert max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize(
+    "flags", [("--node", "n1", "--unblock"), ("--unblock", "--all"), ("--node", "n1", "-o", "wide")]
+)
+def test_explain_answers_one_question(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "j1", *flags]) == 1
+    assert "exclude each other" in capsys.readouterr().err
 
 
 def test_every_suggestion_is_a_command() -> None:

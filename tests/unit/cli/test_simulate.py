@@ -85,7 +85,7 @@ def test_a_policy_whose_package_is_missing_says_what_to_install(
     monkeypatch.setitem(sys.modules, "highspy", None)
     for typed in (["simulate", *FEW, "--policy", "max-min"], ["compare", *FEW, "--policies", "fifo,finish-time-fair"]):
         assert main(typed) == 1
-        assert "hint: `pip install 'poise[lp]'`, or a policy that needs none" in capsys.readouterr().err
+        assert "hint: `pip install 'poise-scheduler[lp]'`, or a policy that needs none" in capsys.readouterr().err
 
 
 BAD = """

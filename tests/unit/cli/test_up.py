@@ -41,7 +41,7 @@ def test_a_policy_whose_package_is_missing_is_refused_before_anything_starts(
     assert main(["up", "--policy", "max-min", "--json"]) == 1
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["field"], error["have"]) == ("--policy", "no highspy")
-    assert error["hint"].startswith("`pip install 'poise[lp]'`")
+    assert error["hint"].startswith("`pip install 'poise-scheduler[lp]'`")
     assert not list(tmp_path.iterdir())
 
 

@@ -121,7 +121,7 @@ class _Lifetime:
     def request(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         self.asked.append("end")
 
     def stay(self) -> None:

@@ -34,6 +34,9 @@ NEEDS = {
     "GET /v1/jobs/{name}/why-not/{node}": Role.VIEWER,
     "GET /v1/jobs/{name}/unblock": Role.VIEWER,
     "GET /v1/jobs/{name}/logs": Role.VIEWER,
+    "POST /v1/jobs/{name}/input": Role.SUBMITTER,
+    "POST /v1/jobs/{name}/exec": Role.SUBMITTER,
+    "POST /v1/exec/{name}/input": Role.SUBMITTER,
     "POST /v1/plan": Role.VIEWER,
     "GET /v1/nodes": Role.VIEWER,
     "GET /v1/profiles": Role.VIEWER,
@@ -88,7 +91,8 @@ def walk(job: str = "j9") -> Iterator[tuple[str, str, Role]]:
 
 def ask(desk: Desk, method: str, path: str, secret: str | None) -> Any:
     kind = "application/x-ndjson" if method == "STREAM" else "application/json"
-    body = b'{"spec": {"priority": "low"}}' if path.endswith("/change") else b"{"
+    bodies = {"change": b'{"spec": {"priority": "low"}}', "input": b"{}", "exec": b'{"run": ["true"]}'}
+    body = bodies.get(path.rpartition("/")[2], b"{")
     return desk.call({"STREAM": "POST"}.get(method, method), path, body, who=secret, kind=kind)
 
 

@@ -3,12 +3,24 @@
 import base64
 import json
 from pathlib import Path
+from typing import Any
 
 from poise.config import Home
+from poise.drivers.keeper import note_time
 from poise.drivers.process import log_paths
 from poise.model.messages import Attempt
 from poise.testing import World
+from poise.units import SECOND
 from unit.control.desk import Desk
+
+
+def pieces(desk: Desk, asked: str) -> list[Any]:
+    lines = map(json.loads, desk.call("GET", f"/v1/jobs/a/logs?{asked}").body.splitlines())
+    return [line for line in lines if line["kind"] == "piece"]
+
+
+def told(desk: Desk, asked: str) -> str:
+    return b"".join(base64.b64decode(piece["data"]) for piece in pieces(desk, asked)).decode()
 
 
 def test_only_the_last_lines_of_the_latest_attempt_are_given(tmp_path: Path) -> None:
@@ -21,11 +33,43 @@ def test_only_the_last_lines_of_the_latest_attempt_are_given(tmp_path: Path) -> 
         err.write_bytes(f"error {epoch}\n".encode())
     desk = Desk(world, logs=tmp_path)
 
-    def told(asked: str) -> str:
-        lines = map(json.loads, desk.call("GET", f"/v1/jobs/a/logs?{asked}").body.splitlines())
-        return b"".join(base64.b64decode(line["data"]) for line in lines if line["kind"] == "piece").decode()
-
-    assert told("tail=2") == "two 2\nthree 2\nerror 2\n"
-    assert told("tail=0") == ""
-    assert told("").startswith("one 1\n")
+    assert told(desk, "tail=2") == "two 2\nthree 2\nerror 2\n"
+    assert told(desk, "tail=0") == ""
+    assert told(desk, "").startswith("one 1\n")
     assert desk.call("GET", "/v1/jobs/a/logs?tail=-2").status == 422
+
+
+def test_what_was_written_since_a_time_and_when(tmp_path: Path) -> None:
+    desk = Desk(World().nodes(1).job("a").round().start("a"), logs=tmp_path)
+    out, _ = log_paths(Home(tmp_path).logs, Attempt("j1.main", 1))
+    out.parent.mkdir(parents=True)
+    out.write_bytes(b"one\ntwo\nthree\n")
+    for size, at in ((4, 100), (6, 200), (14, 300)):
+        note_time(str(out), size, at * SECOND)
+    assert [told(desk, f"since={since}") for since in (100, 101, 200.5, 300.5)] == [
+        "one\ntwo\nthree\n",
+        "two\nthree\n",
+        "two\nthree\n",
+        "",
+    ]
+    assert told(desk, "since=101&tail=1") == "three\n"
+    assert [(base64.b64decode(piece["data"]), piece["at"]) for piece in pieces(desk, "")] == [
+        (b"one\n", 100.0),
+        (b"tw", 200.0),
+        (b"o\nthree\n", 300.0),
+    ]
+
+
+def test_the_ranks_of_a_gang(tmp_path: Path) -> None:
+    desk = Desk(World().nodes(1, cpu=4).job("a", workers=2).round().start("a.main[0]", "a.main[1]"), logs=tmp_path)
+    for rank in (0, 1):
+        out, _ = log_paths(Home(tmp_path).logs, Attempt(f"j1.main[{rank}]", 1))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_bytes(b"%d\n" % rank)
+    assert [(base64.b64decode(piece["data"]), piece["rank"]) for piece in pieces(desk, "")] == [
+        (b"0\n", 0),
+        (b"1\n", 1),
+    ]
+    assert [(base64.b64decode(piece["data"]), piece["rank"]) for piece in pieces(desk, "rank=1")] == [(b"1\n", -1)]
+    refused = desk.call("GET", "/v1/jobs/a/logs?rank=2")
+    assert (refused.status, refused.value["error"]["have"]) == (404, "ranks 0 to 1")

@@ -129,4 +129,4 @@ def test_without_a_solver_it_says_what_to_install(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "highspy", None)
     with pytest.raises(InputError) as raised:
         max_min(claims([(1,)], (1,)))
-    assert raised.value.record.hint == "pip install 'poise[lp]'"
+    assert raised.value.record.hint == "pip install 'poise-scheduler[lp]'"

@@ -2,8 +2,7 @@
 
 from poise.drivers.etcd.link import EtcdLink, Members
 from poise.drivers.etcd.words import end_of, is_absent, put
-from poise.drivers.verified import newer
-from poise.errors import Fault
+from poise.errors import Fault, newer
 from poise.model.record import FORMAT
 
 

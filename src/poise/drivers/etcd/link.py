@@ -7,14 +7,18 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
-import aiohttp
 import msgspec
 
 from poise.config import parse_place
 from poise.drivers.etcd import words
 from poise.drivers.etcd.words import Compare, KeyValue, Operation, Question, Range, Refusal, Told, Transaction
 from poise.drivers.led.link import WITHIN, Answer, Link, check_whole, loop, why
-from poise.errors import Fault, InputError, StoreAway, StoreFull
+from poise.errors import Fault, InputError, StoreAway, StoreFull, extra
+
+try:
+    import aiohttp
+except ModuleNotFoundError:
+    raise Fault("a log in etcd needs a library", code="E213", hint=extra("etcd")) from None
 
 PREFIX = "poise"
 

@@ -13,7 +13,7 @@ from poise.drivers.etcd.words import Compare, KeyValue, Operation, delete, end_o
 from poise.drivers.led.store import CHECKPOINTS_KEPT, LARGE, PROBE_BYTES, LedWriter, Rows, parts_of
 from poise.drivers.verified import Event, VerifiedLog
 from poise.errors import PoiseError, StoreAway, StoreDamaged
-from poise.model.record import checksum
+from poise.model.record import FORMAT, checksum
 from poise.ports import StoredCheckpoint
 
 PIECE = 256 * 2**10
@@ -90,7 +90,8 @@ class EtcdWriter(LedWriter):
         super().__init__(self._link.name, warn)
 
     def sign(self, written_by: str) -> None:
-        self._link.ask(lambda members: self._commit(members, put(self._keys.written_by, written_by.encode())))
+        said = (put(self._keys.written_by, written_by.encode()), put(self._keys.format, b"%d" % FORMAT))
+        self._link.ask(lambda members: self._commit(members, *said))
 
     def _append(self, rows: Rows) -> None:
         async def append(members: Members) -> None:

@@ -53,7 +53,7 @@ class LedWriter(Writer):
 
     @abstractmethod
     def sign(self, written_by: str) -> None:
-        """Say which version writes."""
+        """Say which version writes, and in which format from now on."""
 
     def rest(self) -> float | None:
         return None
@@ -105,7 +105,7 @@ class LedStore(GroupedStore, Generic[Event]):
         self._log = log
         self._written_by = written_by
         self._writer = self._leader = writer
-        self.read, self.first_revision = log.read, log.first_revision
+        self.read, self.first_revision, self.written_by = log.read, log.first_revision, log.written_by
         self.latest_checkpoint, self.oldest_checkpoint = log.latest_checkpoint, log.oldest_checkpoint
 
     def lead(self, term: int) -> int:

@@ -8,12 +8,12 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from poise.drivers.led.link import WITHIN, Answer, Link, check_whole, is_unclear, loop, why
-from poise.errors import Fault, PoiseError, StoreAway, StoreFull
+from poise.errors import Fault, PoiseError, StoreAway, StoreFull, extra
 
 try:
     import asyncpg
 except ModuleNotFoundError:
-    raise Fault("a log in PostgreSQL needs a library", code="E213", hint="pip install 'poise[postgres]'") from None
+    raise Fault("a log in PostgreSQL needs a library", code="E213", hint=extra("postgres")) from None
 
 CONNECTING = 2.0
 """Seconds that one server may take, so that there is time for the next one."""

@@ -11,7 +11,7 @@ from poise.drivers.postgres import tables
 from poise.drivers.postgres.link import PostgresLink
 from poise.drivers.verified import Event, VerifiedLog
 from poise.errors import PoiseError, StoreDamaged
-from poise.model.record import checksum
+from poise.model.record import FORMAT, checksum
 from poise.ports import StoredCheckpoint
 
 PRUNE_ROWS = 5_000
@@ -93,8 +93,11 @@ class PostgresWriter(LedWriter):
         super().__init__(self._link.name, warn)
 
     def sign(self, written_by: str) -> None:
-        sign = "INSERT INTO poise.about VALUES ('written_by', $1) ON CONFLICT (name) DO UPDATE SET value = $1"
-        self._link.ask(lambda connection: connection.execute(sign, written_by))
+        sign = (
+            "INSERT INTO poise.about VALUES ('written_by', $1), ('format', $2) "
+            "ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value"
+        )
+        self._link.ask(lambda connection: connection.execute(sign, written_by, str(FORMAT)))
 
     def _append(self, rows: Rows) -> None:
         for part in parts_of(rows, LARGEST):

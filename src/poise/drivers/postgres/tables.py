@@ -3,7 +3,7 @@
 from typing import Any
 
 from poise.drivers.postgres.link import PostgresLink
-from poise.drivers.verified import newer
+from poise.errors import newer
 from poise.model.record import FORMAT
 
 _SCHEMA = """

@@ -8,9 +8,8 @@ from typing import NamedTuple
 from poise.drivers.sqlite import faults, tables
 from poise.drivers.sqlite.faults import READ_ERRORS
 from poise.drivers.sqlite.mark import mark_path
-from poise.drivers.verified import newer
 from poise.errors import StoreDamaged
-from poise.model.record import FORMAT, is_whole
+from poise.model.record import is_whole
 
 
 class Found(NamedTuple):
@@ -24,7 +23,7 @@ def inspect(connection: sqlite3.Connection) -> Found:
     """The first record that is missing or damaged ends the whole part. Raises `StoreNewer` for another log format."""
     last, whole, damage = 0, 0, ""
     try:
-        _refuse_newer_format(connection)
+        tables.refuse_newer(connection)
         if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'log'").fetchall():
             return Found(last=0, whole=0, damage="", following=0)
         last = _pruned(connection)
@@ -53,13 +52,6 @@ def damaged(path: Path, found: Found) -> StoreDamaged:
     follow = f"{found.following} whole records follow" if found.following else "no whole record follows"
     message = f"the log is damaged at revision {found.last + 1} in `{path}`: {found.damage}; {follow}"
     return faults.damaged(path, message)
-
-
-def _refuse_newer_format(connection: sqlite3.Connection) -> None:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > FORMAT:
-        message = f"the log has format {version}; this version reads {FORMAT}"
-        raise newer(message, tables.read_writer(connection))
 
 
 def _pruned(connection: sqlite3.Connection) -> int:

@@ -13,7 +13,7 @@ from poise.drivers.sqlite.log import Answer, SqliteLog
 from poise.drivers.sqlite.mark import mark_path, read_mark
 from poise.drivers.sqlite.wal import has_index, wal_path
 from poise.drivers.verified import Event, log
-from poise.errors import Busy, PoiseError
+from poise.errors import Busy, PoiseError, StoreNewer
 
 _ATTEMPTS = 10
 
@@ -107,6 +107,10 @@ def open_to_read(path: Path, option: str = "") -> sqlite3.Connection:
     connection = tables.connect(f"{path.absolute().as_uri()}?mode=ro&{option}", uri=True)
     try:
         connection.execute("PRAGMA schema_version").fetchone()  # opens the files in earnest
+        tables.refuse_newer(connection)
+    except StoreNewer:
+        connection.close()
+        raise
     except faults.READ_ERRORS as error:
         if not faults.is_damage(error):  # what is damaged is told apart by the inspection
             connection.close()

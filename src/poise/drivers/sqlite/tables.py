@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from poise.drivers.sqlite.faults import READ_ERRORS, is_damage, translating
+from poise.errors import newer
 from poise.model.record import FORMAT, checksum
 from poise.ports import StoredCheckpoint
 
@@ -102,6 +103,13 @@ def first_revision(connection: sqlite3.Connection) -> int:
 def last_revision(connection: sqlite3.Connection) -> int:
     (last,) = connection.execute("SELECT max(revision) FROM log").fetchone()
     return last or 0
+
+
+def refuse_newer(connection: sqlite3.Connection) -> None:
+    """Raises `StoreNewer` for a log of a format that this version does not read."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > FORMAT:
+        raise newer(f"the log has format {version}; this version reads {FORMAT}", read_writer(connection))
 
 
 def read_writer(connection: sqlite3.Connection) -> str:

@@ -46,7 +46,8 @@ class Jobs(Room, dict[str, JobState]):
             self._index(job)
             if job.calls is not None:
                 job.calls.restore_order()
-            self._count(job, job.unfinished)
+            if job.unfinished:
+                self._count(job, job.unfinished)
 
     # --- finding -----------------------------------------------------------------------------------------------------
 

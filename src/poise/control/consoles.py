@@ -1,0 +1,144 @@
+"""Between people and commands: input that is given to a command, and commands that run beside one for who reads them.
+
+All of it is only now. Nothing is in the ledger, and a control plane that ends forgets it: input has places, so that
+whoever gives it asks the next control plane how much was taken; a command beside another ends with the connection of
+its node.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+
+from poise.control.plane import Plane
+from poise.errors import Busy
+from poise.kernel.find import Found
+from poise.kernel.ledger import Ledger, UnitState
+from poise.model.messages import Attempt, Credit, Exec, Fed, Feed, FromConsole, Leave, Left, Piece, Said
+from poise.model.reports import ExecEnd, ExecLine, ExecOutput, ExecStarted
+from poise.model.tenants import Bearer
+
+FED_SECONDS = 5.0
+"""How long a node is waited for that says how much input was taken; who gives it asks again then."""
+
+MOST = 1024
+"""Commands that run beside others at once."""
+
+MOST_UNREAD = 1 << 20
+"""Bytes that a node may send of one of them before they are read: more than it has credit for."""
+
+
+class Running:
+    """A command beside an attempt: where it runs, who asked for it, and what it says."""
+
+    def __init__(self, name: str, node: str, bearer: Bearer) -> None:
+        self.name = name
+        self.node = node
+        self.bearer = bearer
+        self.said: asyncio.Queue[Said | Left] = asyncio.Queue()
+        self.unread = 0
+
+
+class Consoles:
+    """What is under way."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self._fed: dict[tuple[str, Attempt | str], set[asyncio.Future[Fed]]] = {}
+        self._running: dict[str, Running] = {}
+
+    async def feed(self, node: str, whose: Attempt | str, piece: Piece) -> Fed | None:
+        """Give a command on this node a piece of its input; how much it has taken by the time that more can come, or
+        None where the node says nothing.
+        """
+        key = (node, whose)
+        waiting = self._fed.setdefault(key, set())
+        future: asyncio.Future[Fed] = asyncio.get_running_loop().create_future()
+        waiting.add(future)
+        try:
+            self._plane.tell(node, Feed(whose=whose, piece=piece))
+            return await asyncio.wait_for(future, FED_SECONDS)
+        except TimeoutError:
+            return None
+        finally:
+            waiting.discard(future)
+            if not waiting and self._fed.get(key) is waiting:
+                del self._fed[key]
+
+    def known(self, name: str, bearer: Bearer) -> Running | None:
+        """The command of this name that runs for the tenant of a bearer."""
+        found = self._running.get(name)
+        return found if found is not None and bearer.sees(found.bearer.tenant) else None
+
+    async def run(
+        self,
+        node: str,
+        attempt: Attempt,
+        bearer: Bearer,
+        argv: tuple[str, ...],
+        env: dict[str, str],
+        *,
+        stdin: bool,
+        tty: int,
+    ) -> AsyncIterator[ExecLine]:
+        """Run a command beside an attempt on this node, for as long as somebody reads what it writes. Raises `Busy`."""
+        if len(self._running) >= MOST:
+            raise Busy("too many commands run beside others", need=f"at most {MOST}", hint="end some of them")
+        running = Running(f"x{secrets.token_hex(12)}", node, bearer)
+        self._running[running.name] = running
+        order = Exec(name=running.name, attempt=attempt, argv=argv, env=env, stdin=stdin, tty=tty)
+        if not self._plane.tell(node, order):
+            running.said.put_nowait(Left(name=running.name, code=126, note=f"node {node} is not connected"))
+        try:
+            yield ExecStarted(running.name)
+            while True:
+                message = await running.said.get()
+                if isinstance(message, Left):
+                    yield ExecEnd(message.code, message.note)
+                    return
+                yield ExecOutput(message.stream, message.data)
+                running.unread -= len(message.data)
+                self._plane.tell(node, Credit(name=running.name, bytes=len(message.data)))
+        finally:
+            del self._running[running.name]
+            self._plane.tell(node, Leave(name=running.name))
+
+    def hear(self, node: str, message: FromConsole) -> None:
+        """A node speaks for what runs there, and for nothing else."""
+        if isinstance(message, Fed):
+            for future in self._fed.get((node, message.whose), ()):
+                if not future.done():
+                    future.set_result(message)
+            return
+        running = self._running.get(message.name)
+        if running is None or running.node != node:
+            return
+        if isinstance(message, Said):
+            running.unread += len(message.data)
+            if running.unread > MOST_UNREAD:
+                message = Left(name=running.name, code=137, note=f"node {node} sends more than it may")
+        running.said.put_nowait(message)
+
+    def gone(self, node: str) -> None:
+        """The connection of a node has ended, and with it what ran beside others there."""
+        for running in self._running.values():
+            if running.node == node:
+                running.said.put_nowait(
+                    Left(name=running.name, code=137, note=f"the connection to node {node} was lost")
+                )
+
+
+def takes_input(found: Found) -> list[tuple[UnitState, int]]:
+    """The tasks that take input, of those that are meant: the first of each unit that was asked for it."""
+    firsts = ((unit, 0) for unit in found.units if unit.spec.stdin or unit.spec.tty)
+    return [(unit, index) for unit, index in firsts if unit.spec.tasks[index].name in found.tasks]
+
+
+def running_tasks(found: Found, ledger: Ledger) -> list[tuple[UnitState, int]]:
+    """The tasks that run now, of those that are meant."""
+    units = (ledger.jobs.unit(unit.id) or unit for unit in found.units)
+    return [
+        (unit, index)
+        for unit in units
+        for index, (spec, state) in enumerate(zip(unit.spec.tasks, unit.tasks, strict=True))
+        if spec.name in found.tasks and state.status == "running"
+    ]

@@ -1,0 +1,115 @@
+"""What a command is given as its standard input, read from a file descriptor: each byte has its place.
+
+A command that is started again is given all of it again. What comes from a file is read again; of anything else the
+first `KEPT` bytes are kept for that.
+"""
+
+import os
+import select
+import stat
+import time
+from typing import Protocol
+
+from poise.errors import Fault
+
+KEPT = 64 * 2**20
+AT_ONCE = 256 * 1024
+LOOK_SECONDS = 2.0
+"""How often it is looked whether the command was started again, while there is nothing to give."""
+
+
+class Source(Protocol):
+    """Where input comes from. `size` is that of a terminal, as `ROWSxCOLUMNS`, and empty where there is none; one that
+    `hold`s hangs up the terminal of the command when it is not heard for so many seconds.
+    """
+
+    hold: float
+
+    @property
+    def size(self) -> str: ...
+
+    def begun(self) -> None:
+        """The command runs."""
+
+    def next(self, at: int) -> tuple[bytes, bool]:
+        """What there is from a place on, and whether that is the end; nothing where nothing comes for a while."""
+
+    def rest(self) -> None:
+        """Wait for a while: the command takes nothing more."""
+
+
+class Giving:
+    """A file, a pipe, or a terminal line by line."""
+
+    hold = 0.0
+    size = ""
+
+    def __init__(self, fd: int, kept: int = KEPT) -> None:
+        self._fd = fd
+        self._most = kept
+        self._kept = bytearray()
+        self._first = 0  # the place of the first byte that is kept
+        self._ended = False
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        self._begins = os.lseek(fd, 0, os.SEEK_CUR) if is_file else -1
+
+    def begun(self) -> None:
+        pass
+
+    def next(self, at: int) -> tuple[bytes, bool]:
+        """As of `Source`. Raises `Fault` where what was there is no longer kept."""
+        if self._begins >= 0:
+            data = os.pread(self._fd, AT_ONCE, self._begins + at)
+            return data, not data
+        if at < self._first:
+            raise Fault(
+                "the command was started again, and the beginning of its input is gone",
+                need=f"a file, or at most {self._most // 2**20} MiB from anything else",
+                hint="`poise run … < FILE`, or `--retries 0`",
+            )
+        end = self._first + len(self._kept)
+        if at >= end and not self._ended and select.select([self._fd], [], [], LOOK_SECONDS)[0]:
+            data = os.read(self._fd, AT_ONCE)
+            self._ended = not data
+            self._kept += data
+            self._forget(at)
+        place = at - self._first
+        data = bytes(self._kept[place : place + AT_ONCE])
+        return data, self._ended and place + len(data) == len(self._kept)
+
+    def rest(self) -> None:
+        time.sleep(LOOK_SECONDS)
+
+    def _forget(self, taken: int) -> None:
+        """More than is kept has come: what was taken goes, and from now on as soon as it was."""
+        if self._first or len(self._kept) > self._most:
+            del self._kept[: taken - self._first]
+            self._first = taken
+
+
+class Bytes:
+    """What is there as a whole."""
+
+    hold = 0.0
+    size = ""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def begun(self) -> None:
+        pass
+
+    def next(self, at: int) -> tuple[bytes, bool]:
+        return self._data[at : at + AT_ONCE], at + AT_ONCE >= len(self._data)
+
+    def rest(self) -> None:
+        time.sleep(LOOK_SECONDS)
+
+
+def comes_in(fd: int) -> bool:
+    """Whether this process is given a file, a pipe or a connection, and neither a terminal nor nothing."""
+    try:
+        mode = os.fstat(fd).st_mode
+    except OSError:
+        return False
+    return stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)

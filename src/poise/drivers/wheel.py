@@ -1,0 +1,43 @@
+"""The running Poise as a wheel, to install the same version on another machine, whatever it was installed from here."""
+
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import poise
+from poise.errors import DISTRIBUTION, Fault
+
+PYTHON = (3, 11)
+"""The oldest version of Python that runs it."""
+
+
+def pack(folder: Path) -> Path:
+    """Write the wheel into a folder; returns its path. Raises Fault where Poise is not installed as a package."""
+    try:
+        requires = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        hint = "`make setup` in the clone, or install the wheel"
+        raise Fault(f"Poise is not installed as the package {DISTRIBUTION}", hint=hint) from None
+    stem = f"{DISTRIBUTION.replace('-', '_')}-{poise.__version__}"
+    info, package = f"{stem}.dist-info", Path(poise.__file__).parent
+    about = [
+        "Metadata-Version: 2.1",
+        f"Name: {DISTRIBUTION}",
+        f"Version: {poise.__version__}",
+        f"Requires-Python: >={'.'.join(map(str, PYTHON))}",
+        *(f"Requires-Dist: {one}" for one in requires if "extra ==" not in one),
+    ]
+    files = {
+        f"poise/{path.relative_to(package).as_posix()}": path.read_bytes()
+        for path in sorted(package.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    files[f"{info}/METADATA"] = "\n".join([*about, ""]).encode()
+    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: poise\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files[f"{info}/entry_points.txt"] = b"[console_scripts]\npoise = poise.cli.main:main\n"
+    files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"]).encode()
+    wheel = folder / f"{stem}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in files.items():
+            file.writestr(name, content)
+    return wheel

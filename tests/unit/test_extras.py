@@ -1,0 +1,40 @@
+"""Libraries that are not there: the error names the extra that brings them."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from poise.cli.main import main
+from poise.errors import PoiseError
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "extra"),
+    [
+        ("poise.drivers.authority", "cryptography", "listen"),
+        ("poise.drivers.etcd.link", "aiohttp", "etcd"),
+        ("poise.drivers.postgres.link", "asyncpg", "postgres"),
+    ],
+)
+def test_what_needs_a_library_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch, module: str, library: str, extra: str
+) -> None:
+    for name in [name for name in sys.modules if name == module or name.partition(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(PoiseError) as raised:
+        importlib.import_module(module)
+    assert raised.value.record.hint == f"pip install 'poise-scheduler[{extra}]'"
+
+
+def test_serving_without_its_library_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("POISE_HOME", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    (tmp_path / "app.py").write_text("class Model: ...\n")
+    assert main(["serve", f"{tmp_path}/app.py:Model", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["error"]["hint"] == "pip install 'poise-scheduler[serve]'"
