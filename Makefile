@@ -5,10 +5,13 @@ BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE  # or each process compiles all that it imports
+# Chromium, in which the site of the documentation is tested: 90 MB to fetch, 275 MB unpacked
+BROWSER := chromium-headless-shell chromium-common libxnvctrl0 libdouble-conversion3 libogg0 libflac12 libharfbuzz-subset0 \
+  libminizip1 libopenh264-7 libopus0 libasyncns0 libmp3lame0 libmpg123-0 libvorbis0a libvorbisenc2 libsndfile1 libpulse0
 SERVERS := prometheus-node-exporter etcd-server redis-server redis-tools libatomic1 libjemalloc2 liblzf1 \
   postgresql-15 libpq5 libicu72 libxml2 libldap-2.5-0 libsasl2-2 \
   libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libkeyutils1 libfaketime \
-  openssh-server libwrap0
+  openssh-server libwrap0 $(BROWSER)
 # packages that only PyTorch brings, of which each of its builds has its own
 OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti nvidia-cuda-nvrtc \
   nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand nvidia-cusolver nvidia-cusparse \
@@ -48,7 +51,7 @@ lock:            ## pin what `make setup` installs anew, with hashes, in require
 	  $(addprefix --extra ,demo dev docs nvidia ray) --constraint constraints.txt \
 	  $(addprefix --no-emit-package ,$(OF_TORCH)) pyproject.toml --output-file requirements.lock
 
-servers: setup   ## Debian's packages of the servers that tests talk to, unpacked into .venv; tests skip what is missing
+servers: setup   ## Debian's packages of the servers and the browser that tests use, unpacked into .venv; tests skip what is missing
 	@mkdir -p $(VENV)/debian && cd $(VENV)/debian && for package in $(SERVERS); do \
 	  test -e .$$package || { apt-get download -qq -o APT::Sandbox::User=$$(id -un) $$package && dpkg -x $${package}_*.deb . && rm -f *.deb && touch .$$package; } \
 	  || echo "$$package could not be fetched: the tests that need it are skipped" >&2; \
@@ -86,8 +89,9 @@ style: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python docs/plain.py
 
-lint: style      ## style, types, layers
+lint: style      ## style, plain English, types, layers
 	$(BIN)/mypy
 
 format: setup    ## put the code in the one format
@@ -97,7 +101,7 @@ format: setup    ## put the code in the one format
 peers: setup     ## install the peers that `make bench` compares with, each in an environment of its own
 	$(BIN)/python benchmarks/peers.py install
 
-bench: setup     ## every figure in docs/numbers.md, interleaved with the peers that are installed
+bench: setup     ## every figure in docs/numbers/bench.md, interleaved with the peers that are installed
 	$(BIN)/python benchmarks/run_all.py
 
 quality: setup   ## 200 live jobs under every policy in turn: over half an hour

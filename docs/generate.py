@@ -74,6 +74,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
 RESULTS = ROOT / ".bench" / "results.json"
 NUMBERS = ROOT / "docs" / "numbers.md"
+BENCH = ROOT / "docs" / "numbers" / "bench.md"
 FAULTS = ROOT / "docs" / "explanation" / "fault-matrix.md"
 FAILURES = ROOT / "docs" / "reference" / "failures.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -743,19 +744,34 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def write_numbers() -> int:
-    """The figures of the last `make bench`, as a table between the two marks of docs/numbers.md."""
+    """Copy the figures of the last `make bench` between the two marks of the pages that show them."""
     if not RESULTS.exists():
         print(f"there is no {RESULTS.relative_to(ROOT)}; `make bench` writes it", file=sys.stderr)
         return 1
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     about = [f"* {key}: {value}" for key, value in dict(results).items() if isinstance(value, str)]
     about.append(f"* date: {datetime.fromtimestamp(RESULTS.stat().st_mtime, UTC):%Y-%m-%d}")
+    head = ("figure", "median [min-max]", "target", "met")
     rows = [_figure(figure) for figure in _figures(results)]
-    _put(NUMBERS, [*about, "", *_table(("figure", "median [min-max]", "target", "met"), rows)])
+    _put(BENCH, [*about, "", *_table(head, rows)])
     faults = list(_figures(results.get("faults", [])))
+    _put(NUMBERS, _table(head, with_targets(rows, [_figure(figure) for figure in faults])))
     _put(FAULTS, _faults(faults))
     _put(FAILURES, _how_long(faults))
     return 0
+
+
+def with_targets(rows: Sequence[tuple[str, ...]], faults: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The rows that have a target; those of faults as one, with the missed ones by name."""
+    aimed = [row for row in rows if row[2] and row not in faults]
+    tried = [row for row in faults if row[2]]
+    missed = [row for row in tried if row[3] != "yes"]
+    together = ("faults done to a live Poise, and kills of its control plane: figures",)
+    return [
+        *aimed,
+        (*together, f"{len(tried) - len(missed)} of {len(tried)}", "all", "**no**" if missed else "yes"),
+        *missed,
+    ]
 
 
 def _put(page: Path, lines: Sequence[str]) -> None:

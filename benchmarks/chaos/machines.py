@@ -91,8 +91,8 @@ def _listen(apart: Apart) -> None:
 
 PARTITIONS: dict[str, tuple[Cut, Cut]] = {
     "both ways": (_cut, _join),
-    "what it says is lost": (_silence, _hear),
-    "what it is told is lost": (_deafen, _listen),
+    "messages from it are lost": (_silence, _hear),
+    "messages to it are lost": (_deafen, _listen),
 }
 
 

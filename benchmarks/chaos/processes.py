@@ -36,7 +36,7 @@ KILL_WITHIN = 1.5
 
 
 def command_killed(living: Stage) -> Turn:
-    """It is tried again in the next epoch."""
+    """It retries in the next epoch."""
     living.up()
     observer = Observer(living)
     job, pid = running(living, {"run": SLEEP})

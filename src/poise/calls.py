@@ -289,7 +289,7 @@ class Calls:
                 raise CallFailed(
                     "a worker that loads this script would submit calls itself",
                     field=functions.loading[0],
-                    hint='what a script does belongs under `if __name__ == "__main__":`',
+                    hint='put the actions of a script under `if __name__ == "__main__":`',
                 )
             client = ensure_up(self._home, "--until-idle")
             self.job, self._key = client.serve_calls(self._spec, user=user_name())

@@ -175,7 +175,7 @@ class Client:
         if_revision: int | None = None,
     ) -> str:
         """Submit a job; its id comes back once it is durable. `say` is told what is to be known of it: that it may be
-        late, for one. With `if_revision` it is refused (`Conflict`) once the world has moved on from that revision.
+        late, for one. With `if_revision` it is refused (`Conflict`) once the state has changed since that revision.
         """
         accepted = self._submit(spec, key=key, user=user, if_revision=if_revision)
         if say is not None and accepted.note:

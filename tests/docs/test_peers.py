@@ -1,4 +1,4 @@
-"""docs/explanation/beside-the-peers.md: 28 rows; each cell of a peer has its source, each of ours what shows it."""
+"""docs/explanation/beside-the-peers.md: two tables; what is said of Poise is shown by what is there."""
 
 import re
 from pathlib import Path
@@ -11,6 +11,7 @@ from poise.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "explanation" / "beside-the-peers.md"
+FEATURES = 41
 ROWS = 28
 PEERS = ("Slurm", "Ray", "Kueue, Volcano, KAI", "SkyPilot", "HyperQueue")
 SOURCES = (
@@ -34,9 +35,21 @@ class Row(NamedTuple):
     shown_by: tuple[str, ...]
 
 
+def features() -> list[tuple[str, str, list[str], list[str]]]:
+    """Of each row of the first table its number, the verdict on Poise, those on peers, and what shows it."""
+    first, _, _ = PAGE.read_text(encoding="utf-8").partition("\n## 28 features")
+    found = []
+    for line in first.splitlines():
+        if re.match(r"\| \d+ \|", line):
+            number, _, ours, *peers, shown = (cell.strip() for cell in line.strip("|").split("|"))
+            found.append((number, ours.split("**")[1], peers, re.findall(r"`([^`]+)`", shown)))
+    return found
+
+
 def rows() -> list[Row]:
     found = []
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
+    _, _, second = PAGE.read_text(encoding="utf-8").partition("\n## 28 features")
+    for line in second.splitlines():
         if re.match(r"\| \d+ \|", line):
             number, what, *peers, ours, shown = (cell.strip() for cell in line.strip("|").split("|"))
             found.append(Row(number, what, tuple(peers), ours, tuple(re.findall(r"`([^`]+)`", shown))))
@@ -58,6 +71,23 @@ def options_of(command: str) -> set[str]:
     assert found is not None
     each = list(found.commands.values()) if isinstance(found, click.Group) else [found]
     return set.intersection(*({option for parameter in of.params for option in parameter.opts} for of in each))
+
+
+def test_every_feature_has_a_verdict_that_is_shown() -> None:
+    assert [number for number, *_ in features()] == [str(number) for number in range(1, FEATURES + 1)]
+    wrong = []
+    for number, ours, peers, shown in features():
+        assert {ours, *peers} <= {"yes", "partly", "no"}, number
+        assert len(peers) == 7, number
+        assert shown, number
+        wrong += [f"{number}: {name}" for name in shown if is_there(name) == (ours == "no")]
+    assert wrong == []
+
+
+def test_the_counts_of_features_are_right() -> None:
+    verdicts = [ours for _, ours, *_ in features()]
+    counts = "{} yes, {} partly, {} no".format(*(verdicts.count(word) for word in ("yes", "partly", "no")))
+    assert counts in PAGE.read_text(encoding="utf-8")
 
 
 def test_there_are_so_many_rows_and_every_cell_of_a_peer_has_its_source() -> None:

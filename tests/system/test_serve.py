@@ -245,7 +245,7 @@ def test_batches_are_no_larger_than_there_is_memory_for(home: Living) -> None:
     assert [one.status for one in told] == [200] * 50
     assert 4 <= served.metric("poise_batch_room") <= 12
     assert served.metric("serve_actual_batch_size_sum") / served.metric("serve_actual_batch_size_count") > 2
-    assert "is tried again" not in served.text and "another is started" not in served.text
+    assert "is retried" not in served.text and "another is started" not in served.text
     assert served.end() == 0
 
 

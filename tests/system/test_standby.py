@@ -644,7 +644,7 @@ def test_a_store_that_is_none_is_told_and_nothing_is_started(store: str, code: s
     try:
         done = living.poise("up", "--store", store, "--json")
         assert done.error["code"] == code
-        assert "tried again" not in done.error.get("hint", "")  # for the command has ended
+        assert "retries" not in done.error.get("hint", "")  # for the command has ended
         assert not living.home.store.exists()
         assert not living.processes()
     finally:

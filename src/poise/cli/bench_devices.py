@@ -30,7 +30,7 @@ WITH_TORCH = ("cuda", "rocm", "cann")
 @output.forms(*output.ROWS)
 def bench_devices(quick: bool, no_save: bool, form: str) -> int:
     """Measure the CPUs of this machine, and its accelerators where torch is installed: products of matrices by
-    precision, memory, links. What is measured is kept for this home, and counts before the catalogue's figures.
+    precision, memory, links. The results are stored in this home, and replace the catalogue's figures.
 
     Refused while commands run here, unless nothing is saved: what is measured beside other work is too low.
     """

@@ -16,9 +16,7 @@ from poise.model.changing import fields_in
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 def hold(jobs: tuple[str, ...], as_json: bool) -> int:
-    """Put every JOB (id or name) on hold: what of it has not started does not start until `poise release`. What runs
-    goes on.
-    """
+    """Hold every JOB (id or name): tasks that have not started wait until `poise release`. Running tasks continue."""
     client = connected(current_home())
     held = [client.hold(job) for job in jobs]
     if as_json:
@@ -47,8 +45,8 @@ def release(jobs: tuple[str, ...], as_json: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("job", metavar="JOB")
 def retry(job: str, quiet: bool, as_json: bool) -> int:
-    """Submit anew what of a finished JOB (id or name) was not done: what failed, was skipped or cancelled. The new job
-    has an id of its own, which is printed. It has no deadline.
+    """Submit the unfinished part of an ended JOB (id or name) again: tasks that failed, were skipped or cancelled. The
+    new job has an id of its own, which is printed. It has no deadline.
     """
     made = connected(current_home()).retry(job)
     if as_json:
@@ -83,7 +81,7 @@ def _as_flag(word: str) -> list[str]:
 def set_(job: str, preempt: bool | None, as_json: bool, **flags: Any) -> int:
     """Change a JOB (id, name, or JOB.TASK) that waits or runs, e.g. `poise set j1 priority=high deadline=2h`.
 
-    NAME=VALUE stands for `--NAME VALUE`. A deadline counts from now. What runs keeps the resources that it holds;
+    NAME=VALUE stands for `--NAME VALUE`. A deadline counts from now. Running tasks keep their resources;
     its priority, deadline and weight change at once.
     """
     spec = asked(dict.fromkeys(FLAGS) | flags, dict(os.environ))

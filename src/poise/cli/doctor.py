@@ -28,10 +28,10 @@ TAIL = 64 * 2**10
 @click.command()
 @output.forms(*output.ROWS)
 def doctor(form: str) -> int:
-    """Look whether this machine and its Poise are well: versions, home and disk, what is exposed, cgroups, limits,
-    devices and why not, extras, the control plane and its last failure. Each line says what to type.
+    """Check this installation and suggest fixes: versions, home and disk, open ports, cgroups, limits, devices, extras,
+    the control plane and its last failure. Each line says what to type.
 
-    It ends with 1 if a line says `fail`, else with 0: what is only worth knowing (`warn`) stops nothing.
+    The exit code is 1 if a line says `fail`, else 0. A `warn` is for your information.
     """
     home = current_home()
     checks = [*examine(home), *_control(home)]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the twin brings numpy
 
 @click.command()
 @click.option("--futures", type=WholeRange(2, 10_000), metavar="N", help="Follow N futures. [default: 200]")
-@click.option("--budget", metavar="TIME", help="Stop following them after so long. [default: 10s]")
+@click.option("--budget", metavar="TIME", help="Maximum time for the simulation. [default: 10s]")
 @click.option("--seed", type=WholeRange(0, 2**53), default=0, metavar="N", help="Draw other run times.")
 @click.option("--check", is_flag=True, help="Look back: how often past jobs came when it would have been foreseen.")
 @click.option("--from", "log", type=click.Path(path_type=Path), metavar="LOG", help="Look back at this log instead.")
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # the twin brings numpy
 def eta(
     jobs: tuple[str, ...], futures: int | None, budget: str | None, seed: int, check: bool, log: Path | None, form: str
 ) -> int:
-    """Foresee when each JOB (id, name, or JOB.TASK) starts and ends; without one, all that is unfinished.
+    """Forecast when each JOB (id, name, or JOB.TASK) starts and ends; without one, all unfinished jobs.
 
     The scheduler is run forward from what it knows now, in many futures, each with run times as past work took them:
     a tenth of the futures comes before the first of three times, half before the second, nine tenths before the third.

@@ -12,7 +12,7 @@ from poise.control.start import connected
 @click.command()
 @click.option("--after", type=Whole(), default=0, metavar="REVISION", help="Only what came after this revision.")
 @click.option("--decisions", is_flag=True, help="Only decisions, and what forced them.")
-@click.option("-f", "--follow", is_flag=True, help="Go on as things happen; with --json, one line each.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log; with --json, one line each.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value: a list of records.")
 def events(after: int, decisions: bool, follow: bool, as_json: bool) -> int:
     """Print the log from its start: one record a line, as JSON. With --json it is one list, fit for export."""

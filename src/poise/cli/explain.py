@@ -97,10 +97,10 @@ def _why_not(job: str, node: str, form: str) -> int:
 @forms("table", "wide", "json")
 @click.argument("source", nargs=-1, required=True, metavar="FILE.yaml | SCRIPT | -- COMMAND...")
 def plan(source: tuple[str, ...], everything: bool, form: str, **flags: Any) -> int:
-    """Tell what would happen if FILE.yaml, a SCRIPT, or a command after `--`, were submitted now.
+    """Show what would happen if FILE.yaml, a SCRIPT, or a command after `--`, were submitted now.
 
-    The scheduler itself decides, and nothing changes: what goes where and why, who would be asked to yield, what would
-    wait and for what. `poise submit --if-revision N` then submits it only if nothing has happened meanwhile.
+    The scheduler itself decides, and nothing changes: placements with their reasons, preempted work, and waiting work
+    with its reasons. `poise submit --if-revision N` then submits it only if nothing has happened meanwhile.
     """
     spec, place = asked_for(source, flags)
     home = current_home()

@@ -264,9 +264,10 @@ def _over(home: Home, jobs: Sequence[str]) -> list[JobReport]:
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 def cancel(jobs: tuple[str, ...], as_json: bool) -> int:
     """Cancel every JOB (id, name, or JOB.TASK): what waits never starts, what runs gets SIGTERM and, after its grace,
-    SIGKILL. Of several, none starts in place of another; if one of them cannot be found, none is cancelled.
+    SIGKILL. If several are cancelled, none of them starts in place of another; if one of them cannot be found, none is
+    cancelled.
 
-    Of a graph, what needs a cancelled task is skipped, and the rest goes on.
+    In a graph, tasks that need a cancelled task are skipped, and the others continue.
     """
     client = connected(current_home())
     running = {job: client.job(job).status in ("placed", "running") for job in jobs} if len(jobs) > 1 else {}

@@ -19,7 +19,7 @@ LONGEST = 64 * 1024
 
 
 @click.command()
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job is over.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the output until the job has ended.")
 @click.option(
     "-n",
     "--tail",

@@ -128,12 +128,12 @@ def _device_text(device: DeviceReport) -> str:
 
 
 @click.command()
-@click.option("--move", is_flag=True, help="What runs on the node goes on elsewhere as soon as there is room.")
+@click.option("--move", is_flag=True, help="Move the node's running work elsewhere as soon as there is room.")
 @click.option("--undo", is_flag=True, help="Open the node again.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("node")
 def drain(node: str, move: bool, undo: bool, as_json: bool) -> int:
-    """Close NODE, or a device of it (NODE:0), to new work; what runs there goes on to its end, or elsewhere.
+    """Close NODE, or a device of it (NODE:0), to new work; running work there continues to its end, or elsewhere.
 
     A device that failed is closed by itself; `--undo` opens it again.
     """

@@ -76,7 +76,7 @@ def forms(*allowed: str) -> Callable[[Function], Function]:
 def rows(function: Function) -> Function:
     """Adds the flags of a command that prints rows; it is given `form` and `watch`, to hand on to `show`."""
     watching = click.option(
-        "-w", "--watch", is_flag=True, help="Go on, every second; where it is no terminal, as rows that have changed."
+        "-w", "--watch", is_flag=True, help="Refresh every second; print only changed rows when not on a terminal."
     )
     return forms(*ROWS)(watching(function))
 

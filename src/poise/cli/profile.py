@@ -18,7 +18,7 @@ TITLES = {name: name.replace("_", " ").upper() for name in SIGNALS}
 @output.rows
 @click.argument("node", required=False)
 def profile(form: str, watch: bool, node: str | None) -> int:
-    """Tell how busy nodes have been, in which pattern, and what to do about it; of NODE, every signal.
+    """Show how busy nodes have been, in which pattern, and what to do about it; for NODE, every signal.
 
     A node with devices goes by its devices, another one by its CPUs. Patterns: idle, steady, bursty, diurnal (busy and
     quiet at the same hours each day). Advice: `reserved` where a price for long use pays, `on-demand` where it is

@@ -21,9 +21,9 @@ from poise.units import format_bytes, format_cpu
 def quota(
     cpu: str | None, memory: str | None, gpu: str | None, lifted: bool, form: str, watch: bool, tenant: str | None
 ) -> int:
-    """Bound what the work of TENANT may hold at once, on all nodes together; without TENANT, list the quotas.
+    """Set the quota of TENANT, for all its work on all nodes; without TENANT, list the quotas.
 
-    What is not named has no bound. What runs already goes on, even where it is more than that.
+    Resources that you do not name have no quota. Running work continues, even beyond the quota.
     """
     bounds = {name: text for name, text in (("cpu", cpu), ("memory", memory), ("gpu", gpu)) if text is not None}
     if tenant is None and (bounds or lifted):

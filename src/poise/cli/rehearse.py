@@ -25,14 +25,16 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="How fast replicas are, their price.",
 )
-@click.option("--routers", metavar="NAME,…", help="Of upstreams, one after the other. [default: as FILE says]")
-@click.option("--scalers", metavar="NAME,…", help="Of a service, one after the other. [default: as FILE says]")
-@click.option("--replicas", metavar="N|A..B,…", help="Of a service, one after the other. [default: as FILE says]")
+@click.option("--routers", metavar="NAME,…", help="Routers to compare, for upstreams. [default: as FILE says]")
+@click.option("--scalers", metavar="NAME,…", help="Scalers to compare, for a service. [default: as FILE says]")
+@click.option(
+    "--replicas", metavar="N|A..B,…", help="Numbers of replicas to compare, for a service. [default: as FILE says]"
+)
 @click.option("--requests", type=WholeRange(0), default=0, metavar="N", help="The first N only. [default: all]")
-@click.option("--until", metavar="TIME", help="Those of the first so long: `1d`. [default: all]")
+@click.option("--until", metavar="TIME", help="Only requests of this first period: `1d`. [default: all]")
 @click.option("--load", type=Number(), default=1.0, metavar="X", help="They come X times as fast. [default: 1]")
-@click.option("--column", default="", metavar="NAME", help="Of a file of rates: whose.")
-@click.option("--seed", type=WholeRange(0, 2**53), default=0, metavar="N", help="Of all chance. [default: 0]")
+@click.option("--column", default="", metavar="NAME", help="Column of a file of rates.")
+@click.option("--seed", type=WholeRange(0, 2**53), default=0, metavar="N", help="Random seed. [default: 0]")
 @click.option("--strict", is_flag=True, help="Refuse a trace with a row that cannot be read.")
 @output.forms("table", "wide", "json")
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE.yaml")

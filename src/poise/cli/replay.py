@@ -32,7 +32,7 @@ WIDE = 72
 @click.option("--policy", metavar="NAME|FILE", help="Ask this policy of each round instead; nothing follows from it.")
 @click.option("--from", "after", type=WholeRange(1), metavar="REVISION", help="Compare rounds from here on.")
 @click.option("--until", type=WholeRange(1), metavar="REVISION", help="Go so far and no further.")
-@click.option("--anyway", is_flag=True, help="Compare also what other code than that which is here has decided.")
+@click.option("--anyway", is_flag=True, help="Compare also decisions of other versions of Poise.")
 @click.option("--export", "file", type=click.Path(path_type=Path), metavar="FILE", help="Write the log to a file.")
 @output.forms(*output.TEXT)
 @click.argument("log", required=False, type=click.Path(path_type=Path), metavar="[LOG]")

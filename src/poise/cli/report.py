@@ -22,9 +22,8 @@ from poise.units import format_duration
 @output.forms(*output.TEXT)
 @click.argument("jobs", nargs=-1, metavar="[JOB...]")
 def report(jobs: tuple[str, ...], page: Path | None, form: str) -> int:
-    """Tell what happened, of each JOB or of all: how long jobs took and waited, how well the nodes were used, a
-    timeline of attempts, every decision with its reason, failures, who yielded to whom. Read from the log, whether a
-    control plane runs or not.
+    """Report on each JOB, or on all: run times and waits, use of the nodes, a timeline of attempts, every decision with
+    its reason, failures, preemptions. Read from the log, whether a control plane runs or not.
     """
     if form == "json" and page == Path("-"):
         raise click.UsageError("`-o json` and `--html -` both want stdout")

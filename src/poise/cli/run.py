@@ -87,7 +87,7 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
             return 128 + signal.SIGHUP
         except Unreachable as error:
             raise Unreachable(
-                f"the control plane has gone; {job} goes on without it",
+                f"the control plane has ended; {job} keeps running",
                 have=error.record.have,
                 hint=f"`poise up`, then `poise logs -f {job}`",
             ) from None

@@ -35,7 +35,7 @@ DEFAULT_PORT = 8080
 
 @click.command()
 @needing
-@click.option("--name", metavar="NAME", help="What the service is called. [default: as the file with the class]")
+@click.option("--name", metavar="NAME", help="Name of the service. [default: as the file with the class]")
 @click.option("--replicas", metavar="N|A..B", help="Processes that answer; of a range as many as pay. [default: 1]")
 @click.option("--objective", metavar="TIME", help="Latency that one answer in a hundred may exceed, e.g. 200ms.")
 @click.option("--batch", type=Whole(), metavar="N", help="Requests in one batch at most. [default: 64]")

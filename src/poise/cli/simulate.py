@@ -27,8 +27,8 @@ FLAGS = (
     click.option(
         "--fleet", required=True, type=click.Path(path_type=Path), metavar="FILE", help="The fleet it runs on."
     ),
-    click.option("--format", "kind", metavar="NAME", help="Of the trace. [default: found out]"),
-    click.option("--map", "columns", metavar="FIELD=COLUMN,…", help="What the columns of a CSV are: `submit=created`."),
+    click.option("--format", "kind", metavar="NAME", help="Format of the trace. [default: found out]"),
+    click.option("--map", "columns", metavar="FIELD=COLUMN,…", help="Names of the columns of a CSV: `submit=created`."),
     click.option(
         "--throughputs",
         type=click.Path(path_type=Path),
@@ -41,11 +41,11 @@ FLAGS = (
     click.option("--jobs", type=WholeRange(0), default=0, metavar="N", help="The first N only. [default: all]"),
     click.option("--load", type=Number(), default=1.0, metavar="X", help="Arrivals come X times as fast. [default: 1]"),
     click.option(
-        "--know", type=click.Choice(KNOW), default="estimated", help="What is known of run times. [default: estimated]"
+        "--know", type=click.Choice(KNOW), default="estimated", help="Knowledge of run times. [default: estimated]"
     ),
-    click.option("--seed", type=WholeRange(0, 2**53), default=0, metavar="N", help="Of all chance. [default: 0]"),
+    click.option("--seed", type=WholeRange(0, 2**53), default=0, metavar="N", help="Random seed. [default: 0]"),
     click.option(
-        "--world", type=click.Path(path_type=Path), metavar="FILE", help="What restarts cost, what is lost, …"
+        "--world", type=click.Path(path_type=Path), metavar="FILE", help="Cost of restarts, losses of nodes, …"
     ),
     click.option("--faults", multiple=True, metavar="NAME", help="A nemesis, by name or file. Repeatable."),
     click.option("--until", metavar="TIME", help="Stop there: `30d`. [default: when all is over]"),
@@ -67,7 +67,7 @@ def trial_flags(function: Function) -> Function:
 
 
 @click.command()
-@click.option("--policy", default="poise", metavar="NAME|FILE", help="Who decides. [default: poise]")
+@click.option("--policy", default="poise", metavar="NAME|FILE", help="Scheduling policy. [default: poise]")
 @trial_flags
 @output.forms(*output.TEXT)
 @click.argument("trace", type=click.Path(path_type=Path))
@@ -80,7 +80,7 @@ def simulate(policy: str, form: str, **flags: Any) -> int:
 
 
 @click.command()
-@click.option("--policies", required=True, metavar="NAME|FILE,…", help="Who is to be tried, one after the other.")
+@click.option("--policies", required=True, metavar="NAME|FILE,…", help="Policies to compare.")
 @trial_flags
 @output.forms("table", "wide", "json")
 @click.argument("trace", type=click.Path(path_type=Path))

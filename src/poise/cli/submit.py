@@ -52,7 +52,7 @@ def submit(source: tuple[str, ...], if_revision: int | None, quiet: bool, as_jso
         return 0
     click.echo(job)
     if not quiet:
-        say(f"poise: `poise show {job}` tells how it goes, `poise logs -f {job}` what it writes")
+        say(f"poise: status: `poise show {job}`, output: `poise logs -f {job}`")
     if looks and (told := forecast_of(client, job)) is not None:
         tell(told.sentence())
     return 0

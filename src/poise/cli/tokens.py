@@ -31,12 +31,12 @@ def token() -> None:
 
 @token.command()
 @click.option("--tenant", required=True, metavar="NAME", help="Whose work it is for.")
-@click.option("--role", required=True, type=click.Choice(ROLES), help="What it allows.")
-@click.option("--name", default="", metavar="NAME", help="Who has it, for the audit.")
+@click.option("--role", required=True, type=click.Choice(ROLES), help="Role of the token.")
+@click.option("--name", default="", metavar="NAME", help="Name of its holder, for the audit.")
 @click.option("--expires", metavar="TIME", help="How long it is good for, e.g. 30d. [default: until it is revoked]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def add(tenant: str, role: str, name: str, expires: str | None, as_json: bool) -> int:
-    """Make a token and print it, this once: what is kept is its SHA-256."""
+    """Create a token. It is shown once; Poise stores only its hash."""
     made, secret = connected(current_home()).add_token(tenant, role, name=name, expires=expires)
     if as_json:
         print_json({**msgspec.to_builtins(made), "secret": secret})
@@ -75,7 +75,7 @@ def _tokens_shown(tokens: list[TokenReport], everything: bool) -> Shown:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("tokens", nargs=-1, required=True, metavar="TOKEN...")
 def rm(tokens: tuple[str, ...], as_json: bool) -> int:
-    """Revoke every TOKEN, by its id: nobody gets in with it any more. What was submitted with it goes on."""
+    """Revoke every TOKEN, by its id: nobody gets in with it any more. Its submitted jobs keep running."""
     client = connected(current_home())
     for one in tokens:
         client.revoke_token(one)
@@ -89,7 +89,7 @@ def rm(tokens: tuple[str, ...], as_json: bool) -> int:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def whoami(as_json: bool) -> int:
-    """Tell the tenant and the role of the token that commands use here.
+    """Show the tenant and the role of the token that commands use here.
 
     It is POISE_TOKEN, else what the file POISE_TOKEN_FILE holds, else the token of the home, which is admin.
     """
@@ -107,7 +107,9 @@ def whoami(as_json: bool) -> int:
 @click.option("--refused", is_flag=True, help="Requests that were refused since the control plane started instead.")
 @output.rows
 def audit(after: int, refused: bool, form: str, watch: bool) -> int:
-    """Tell who changed what, from the log: submissions, cancellations, drained nodes, quotas, tokens, shutdowns."""
+    """List changes and who made them, from the log: submissions, cancellations, drained nodes, quotas, tokens,
+    shutdowns.
+    """
     client = connected(current_home())
     if refused:
         return output.show(lambda: _refused_shown(client.refusals()), form, watch)

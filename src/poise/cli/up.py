@@ -44,7 +44,7 @@ def own_home() -> Home:
     home = current_home()
     if home.elsewhere is not None:
         raise Conflict(
-            "the control plane of somebody else is theirs to start and stop",
+            "cannot start or stop the control plane of another user",
             field=home.elsewhere_by,
             have=str(home.elsewhere),
             hint=f"`unset {home.elsewhere_by}` for one of your own",
@@ -146,7 +146,7 @@ def up(
 
     All flags are kept for this home: a later `poise up` starts with them too, unless it is given others, --no-fleet or
     --reset. While Poise is up, another fleet or policy is refused with exit code 1: `poise down --leave` first; running
-    work goes on.
+    work continues.
     """
     if sum(map(bool, (fleet_file, on, no_fleet))) > 1:
         raise click.UsageError("`--fleet`, `--on` and `--no-fleet` exclude each other")
@@ -296,14 +296,14 @@ def _check_policy(current: str, label: str, given: str) -> None:
             field="--policy",
             need=label,
             have=current,
-            hint=f"`poise down --leave`, then `poise up --policy {given}`; running work goes on",
+            hint=f"`poise down --leave`, then `poise up --policy {given}`; running work keeps running",
         )
 
 
 @click.command()
 @forms(*TEXT)
 def status(form: str) -> int:
-    """Tell what runs here: whether Poise is up, which policy decides, on which fleet, and how much there is to do."""
+    """Show control-plane status: whether it is up, its policy, its fleet, and the amount of work."""
     import msgspec
 
     home = current_home()
@@ -404,13 +404,13 @@ def _settle_ray(home: Home, on: str | None, listen: str | None, *, gone: bool) -
                 field="--listen",
                 need=wanted.listen,
                 have=kept.listen,
-                hint=f"`poise down --leave`, then `poise up --listen {wanted.listen}`; running work goes on",
+                hint=f"`poise down --leave`, then `poise up --listen {wanted.listen}`; running work keeps running",
             )
         raise Conflict(
             "it is up with other nodes",
             field="--on",
             have=f"ray:{kept.address}" if kept else "no Ray cluster",
-            hint="`poise down --leave`, then again; work of nodes that are gone starts anew on others",
+            hint="`poise down --leave`, then again; work of removed nodes starts again on others",
         )
     if wanted is None:
         file.unlink()
@@ -439,7 +439,7 @@ def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFle
             field="--fleet" if file else "--no-fleet",
             have=f"fleet {kept.name}" if kept else "this machine",
             hint=f"`poise down --leave`, then `poise up {f'--fleet {file}' if file else '--no-fleet'}`; "
-            "work of nodes that are gone starts anew on others",
+            "work of removed nodes starts again on others",
         )
     _stop(home.node / "lock", *sorted(home.nodes.glob("*/lock")))  # agents whose supervisor was killed
     if wanted is None:
@@ -461,7 +461,7 @@ def _settle_store(home: Home, store: str | None) -> None:
             "it is up with another log",
             field="--store",
             have="its own" if kept == "home" else "a shared one",
-            hint="`poise down --leave`, then `poise up --store …`; running work goes on",
+            hint="`poise down --leave`, then `poise up --store …`; running work keeps running",
         )
     if store == "home":
         home.store.unlink()
@@ -481,7 +481,7 @@ def _settle_store(home: Home, store: str | None) -> None:
 
 @click.command()
 @click.option("--cancel", "cancel_jobs", is_flag=True, help="Cancel unfinished jobs first.")
-@click.option("--leave", is_flag=True, help="Let running commands go on; the next `poise up` takes them over.")
+@click.option("--leave", is_flag=True, help="Let running commands continue; the next `poise up` takes them over.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     """Stop the control plane and the agents. Refuses while jobs are unfinished, unless told what to do with them."""
@@ -522,7 +522,7 @@ def _see_to_work(home: Home, cancel_jobs: bool) -> None:
                 raise Conflict(
                     "one job is unfinished" if unfinished == 1 else f"{unfinished} jobs are unfinished",
                     have=", ".join(_unfinished(client)[:8]),
-                    hint="`poise down --cancel` ends them, `poise down --leave` lets running commands go on",
+                    hint="`poise down --cancel` ends them, `poise down --leave` lets running commands continue",
                 )
             _cancel_all(client)
         elif unfinished and cancel_jobs:
@@ -535,9 +535,9 @@ def _see_to_work(home: Home, cancel_jobs: bool) -> None:
             )
         elif unfinished and (busy := _busy(client, home)):
             raise Conflict(
-                "work runs on this machine, which would begin anew elsewhere",
+                "running work on this machine would start again elsewhere",
                 field=", ".join(busy[:8]),
-                hint=f"`poise down --leave` lets it go on, `poise drain {busy[0]} --move` moves it first",
+                hint=f"`poise down --leave` lets it continue, `poise drain {busy[0]} --move` moves it first",
             )
 
 

@@ -28,7 +28,7 @@ REFUSALS = {
     "401": "The request carries no token, or a wrong one",
     "403": "The Host or the Origin is not allowed",
     "404": "There is no such job, task, node or user",
-    "409": "The state does not allow it, the name is taken, or the world has moved on from the revision that was named",
+    "409": "The state does not allow it, the name is taken, or the state has changed since the named revision",
     "413": "The request is too large",
     "422": "A parameter, or a field of what was sent, is wrong: `field` names it",
     "500": "An internal error",

@@ -120,8 +120,8 @@ class Plane(Host):
             hint = "set POISE_CONTROL to the sockets and addresses of all"
             raise NotLeading("this control plane stands by", need=self.behind, hint=hint)
         if self.away:
-            raise NotLeading(f"nobody is known to lead: {self.away}", hint="try again once the store answers")
-        raise NotLeading("this control plane stands by, and nobody leads yet", hint="try again: one will lead soon")
+            raise NotLeading(f"nobody is known to lead: {self.away}", hint="retry when the store answers")
+        raise NotLeading("this control plane stands by, and nobody leads yet", hint="retry: one will lead soon")
 
     def start_from(self, ledger: Ledger) -> None:
         """Stand by with this ledger: what lies between it and what was known is no longer in the log."""

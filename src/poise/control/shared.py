@@ -112,7 +112,7 @@ class Shared(NamedTuple):
             )
         if authority and self.authority and authority != self.authority:
             raise Conflict(
-                "another authority speaks for the control plane that leads",
+                "certificate fingerprint mismatch at the control plane that leads",
                 field="authority",
                 need=f"{authority[:12]}…, of {address}",
                 have=f"{self.authority[:12]}…",

@@ -59,7 +59,7 @@ class Shares:
             raise Busy(
                 f"too many requests of tenant `{bearer.tenant}` are under way",
                 need=f"at most {AT_ONCE}",
-                hint="end what follows logs or events, and try again",
+                hint="end requests that follow logs or events, and retry",
             )
         share.at_once += 1
         try:

@@ -47,7 +47,7 @@ def load(told: Function) -> Callable[..., Any]:
         raise CallFailed(
             f"`{told.name}` cannot be loaded: importing {where} fails in the worker",
             have="".join(traceback.format_exception_only(error)).strip(),
-            hint='what a script does belongs under `if __name__ == "__main__":`',
+            hint='put the actions of a script under `if __name__ == "__main__":`',
         ) from error
     found = unwrapped(_find("__main__" if told.script else told.module, told.name))
     if found is None:

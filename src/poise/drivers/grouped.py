@@ -157,7 +157,7 @@ class GroupedStore:
         waiting = self._head - self._durable
         if waiting + count > self._queue_limit:
             need, have = f"at most {self._queue_limit}", f"{waiting} waiting, {count} more"
-            raise Busy("too many events wait for the disk", need=need, have=have, hint="try again")
+            raise Busy("too many events wait for the disk", need=need, have=have, hint="retry")
 
     # The writer's side.
 

@@ -481,7 +481,7 @@ def _knock(address: str) -> None:
 
 def _no_ray(what: str, address: str, error: Exception, hint: str) -> Fault:
     have = f"{address}: {str(error).partition(chr(10))[0][:200]}"
-    return Fault(what, code="E214", field="--on", have=have, hint=f"{hint}; it is tried again until `poise down`")
+    return Fault(what, code="E214", field="--on", have=have, hint=f"{hint}; Poise retries until `poise down`")
 
 
 def _asked_for() -> list[dict[str, float]]:

@@ -124,7 +124,7 @@ def trusting(address: Address) -> "ssl.SSLContext":
         found = "no certificate"
     if found != address.authority:
         raise Denied(
-            "another authority speaks for this address",
+            "certificate fingerprint mismatch at this address",
             code="E134",
             field="POISE_ADDRESS",
             need=address.authority,

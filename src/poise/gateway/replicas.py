@@ -266,7 +266,7 @@ class Replicas:
             what, news = "waits", f"{report.id} waits: {'; '.join(reasons)}"
         elif task is not None and task.epoch > 1:
             what = f"attempt {task.epoch}"
-            news = f"{report.id} is tried again ({what}); `poise explain {report.id}` says why"
+            news = f"{report.id} is retried ({what}); `poise explain {report.id}` says why"
         if what and self._told.get(report.id) != what:
             self._told[report.id] = what
             self._say(f"{self._declared.name}: {news}")

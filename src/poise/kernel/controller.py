@@ -902,12 +902,12 @@ class Controller:
             return existing
         if message.if_revision is not None and message.if_revision != self.ledger.revision:
             raise Conflict(
-                "the world has moved on since it was planned",
+                "state changed since the plan was made",
                 code="E122",
                 field="if_revision",
                 need=f"revision {message.if_revision}",
                 have=f"revision {self.ledger.revision}",
-                hint="`poise plan` again, and submit with the revision that it tells",
+                hint="`poise plan` again, and submit with its revision",
             )
         job = self.would_submit(message.compiled, message.user)
         undecided = self._dirty or self._deciding
@@ -1092,7 +1092,7 @@ class Controller:
     def _drain_device(self, node: str, place: str, message: Drain, now: int) -> str:
         if message.on and message.moves:
             raise InputError(
-                "what runs on one device of a node is not moved, only what runs on all of it",
+                "work on one device of a node cannot be moved, only the work of the whole node",
                 field="moves",
                 have=message.node,
                 hint=f"`poise drain --move {node}`",

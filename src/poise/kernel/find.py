@@ -132,7 +132,7 @@ def only(typed: str, known: Mapping[str, str], what: str) -> str:
     if len(begun) < 2:
         return begun[0] if begun else ""
     raise NotFound(
-        f"`{typed}` is the beginning of {len(begun)} names",
+        f"`{typed}` is ambiguous: {len(begun)} names begin with it",
         code="E123",
         field=what,
         need=f"enough of one {what}'s name",

@@ -64,7 +64,7 @@ class DeclaredFleet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessorSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """What the CPUs of a node can do together."""
+    """Compute power of all CPUs of a node."""
 
     model: str = ""
     compute_power: Quantity | None = None

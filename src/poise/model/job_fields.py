@@ -168,7 +168,7 @@ def _retries(given: str, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """What each task asks for. Memory is reserved and limited; without it, neither."""
+    """Resources of each task. Memory is reserved and limited; without it, neither."""
 
     cpu: Annotated[
         Quantity,
@@ -372,7 +372,7 @@ class SplitSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WorkSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """What one task has to do: operations, bytes of device memory it moves, bytes of its input and of its model."""
+    """Work of one task: operations, bytes of device memory that it moves, bytes of its input and of its model."""
 
     flops: Annotated[Quantity, Field("Floating-point operations: `2 PFLOP`.", example="2 PFLOP", form=FLOPS)] = 0
     bytes: Annotated[Quantity, Field("Bytes of device memory that it moves.", example="300GB", form=BYTES)] = 0
@@ -396,7 +396,7 @@ class DeadlineSpec(msgspec.Struct, forbid_unknown_fields=True):
     if_late: Annotated[
         IfLate,
         Field(
-            "What to do with work whose deadline cannot be met. `run`: it runs as work without a deadline. `cancel`: "
+            "Action for work whose deadline cannot be met. `run`: it runs as work without a deadline. `cancel`: "
             "Poise cancels it, what needs it, and what only it needs. `refuse`: Poise refuses the submission unless "
             "the deadline is likely to be met.",
             example="cancel",
@@ -410,8 +410,8 @@ class DeadlineSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PhaseSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """What a task asks for while its training is in a phase: at most so many CPUs, and that part of the device memory
-    that it asks for, or of each of its devices.
+    """Resources of a task while its training is in a phase: a maximum of CPUs, and a part of the requested device
+    memory, or of the memory of each device.
     """
 
     cpu: Annotated[
@@ -450,7 +450,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     env: Annotated[
         dict[str, Any],
         Field(
-            "Environment variables. `null` takes the value from whoever submits.",
+            "Environment variables. `null` takes the value from the submitter.",
             example="{SEED: 1}",
             form={
                 "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
@@ -493,7 +493,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     expect: Annotated[
         Quantity | None,
         Field(
-            "Estimated run time, used until finished runs of its class say more. Of an elastic gang: with its fewest "
+            "Estimated run time, used until finished runs of its class say more. For an elastic gang, with its fewest "
             "workers. It does not hold for the `merge`.",
             example="10m",
             form=DURATION,
@@ -613,8 +613,8 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     stdin: Annotated[
         bool,
         Field(
-            "Keep standard input open for `poise attach`, or whoever else gives it input. Without it the command reads "
-            "nothing. In a gang it is that of rank 0.",
+            "Keep standard input open for `poise attach` and other clients that give input. Without it the command "
+            "reads nothing. In a gang it is that of rank 0.",
             example="true",
             flag=Flag("--interactive", "", "Keep standard input open.", short="-i"),
             read=_whether,
@@ -692,7 +692,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     phases: Annotated[
         Literal["auto"] | dict[str, PhaseSpec],
         Field(
-            "What it asks for by the phase that its training reports: `initial`, `convergence` or `fine-tuning`; or "
+            "Resources by the phase that its training reports: `initial`, `convergence` or `fine-tuning`; or "
             "`auto`. See below.",
             example="{convergence: {cpu: 8, device_memory: 60%}, fine-tuning: {cpu: 4, device_memory: 30%}}",
             form={

@@ -38,7 +38,7 @@ LARGEST = 1 << 40
 
 
 class ObjectiveSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """What the service promises: the latency that one answer in a hundred may exceed."""
+    """Objective of the service: the latency that one answer in a hundred may exceed."""
 
     latency_p99: Quantity = 0
 
@@ -48,7 +48,7 @@ Followed = Literal["rate", "latency", "queue", "devices"]
 
 
 class AnnouncedSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """What is known to come: so many requests a second from a moment on, for a while."""
+    """Expected load: a number of requests per second from a moment on, for some time."""
 
     at: str = ""
     lasts: Quantity = "1h"
@@ -70,7 +70,7 @@ class ScalingSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CacheSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """Answers that are kept, so that who asks the same is told the same without asking the model."""
+    """Cache of answers: equal requests get the cached answer."""
 
     size: Quantity = "64MiB"
     ttl: Quantity = "5m"
@@ -408,7 +408,7 @@ def _replicas(given: int | str) -> tuple[int, int]:
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (-1, -1)
     if not (0 <= least <= most and 1 <= most <= MOST_REPLICAS) or (least == 0 and not (match and match[2])):
         need = f"1 to {MOST_REPLICAS}, or a range such as 1..8 or 0..4"
-        raise SpecError("replicas cannot be so many", code="E103", field="replicas", need=need, have=str(given))
+        raise SpecError("invalid number of replicas", code="E103", field="replicas", need=need, have=str(given))
     return least, most
 
 

@@ -64,7 +64,7 @@ class UpstreamSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RetriesSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """How much is tried again elsewhere."""
+    """Limits of retries on other upstreams."""
 
     share: Quantity = "20%"
     most: int = 2
@@ -237,7 +237,7 @@ def _compile(top: UpstreamsSpec, found: Findings) -> Front:
         found.add(SpecError(what, field="kind", need="upstreams", have=top.kind, hint="kind: upstreams"))
     if not 1 <= len(top.upstreams) <= MAX_UPSTREAMS:
         need, have = f"1 to {MAX_UPSTREAMS}", str(len(top.upstreams))
-        found.add(SpecError("so many upstreams cannot be", field="upstreams", need=need, have=have))
+        found.add(SpecError("invalid number of upstreams", field="upstreams", need=need, have=have))
     if top.router:
         found.get(None, check_name, top.router, "router")
 

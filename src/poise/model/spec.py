@@ -831,7 +831,7 @@ def variable_of(name: str, value: Any, at: str) -> str:
         raise SpecError("this is no name for an environment variable", code="E107", field=at)
     if value is None:
         raise SpecError(
-            "this variable was to come from the submitter's environment, where it is not set",
+            "this variable is not set in the submitter's environment",
             field=at,
             hint=f"export {name}=…, or give it a value in the file",
         )

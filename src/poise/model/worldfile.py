@@ -47,7 +47,7 @@ MOST_PRICE = 1e6
 
 
 class RestartSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """What stopping and coming back costs, for all work."""
+    """Cost of stopping and restarting, for all work."""
 
     checkpoint: Quantity | None = None
     save: Quantity | None = None
@@ -97,7 +97,7 @@ class TelemetrySpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PowerSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """What devices draw."""
+    """Power draw of devices."""
 
     idle: Quantity | None = None
     busy: Quantity | None = None
@@ -131,14 +131,14 @@ class ReplicaSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class HangUpSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """Who does not wait for the answer."""
+    """Clients that do not wait for the answer."""
 
     share: Quantity
     after: Quantity = "5s"
 
 
 class ServingSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """What answers requests."""
+    """Servers of requests."""
 
     replicas: list[ReplicaSpec] = []
     start: Quantity = 0
@@ -339,7 +339,7 @@ def _serving(spec: ServingSpec, share: Any, time: Any, found: Findings) -> Servi
     servers: dict[str, Server] = {}
     if not 1 <= sum(max(1, one.count) for one in spec.replicas) <= MOST_SERVERS:
         need = f"1 to {MOST_SERVERS} of them"
-        found.add(SpecError("there are so many replicas", code="E103", field="serving.replicas", need=need))
+        found.add(SpecError("invalid number of replicas", code="E103", field="serving.replicas", need=need))
         return Serving(servers=())
     for place, one in enumerate(spec.replicas):
         at = f"serving.replicas[{place}]"

@@ -90,7 +90,7 @@ RECIPES = (
 
 
 class PreemptSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """Who may make whom yield, as written; what is left out stays as it is in the recipe that is extended."""
+    """Rules of preemption, as written; fields that are left out have the values of the extended recipe."""
 
     by: str | msgspec.UnsetType = msgspec.UNSET
     min_run: Quantity | msgspec.UnsetType = msgspec.UNSET
@@ -99,7 +99,9 @@ class PreemptSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TriggersSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """What forces a round, as written: shares as `90%`, times as `10s`; what is left out stays as it is."""
+    """Events that force a round, as written: shares as `90%`, times as `10s`; fields that are left out keep their
+    values.
+    """
 
     failed_checks: int | msgspec.UnsetType = msgspec.UNSET
     response_above: Quantity | msgspec.UnsetType = msgspec.UNSET

@@ -443,7 +443,7 @@ class Asynchronous:
         place = whole.get("place", {})
         if place.get("order") != self._order():
             raise Misused(
-                "what was saved is of another training, or its samples came in another order",
+                "the checkpoint is of another training, or its samples came in another order",
                 field="checkpoint",
                 need=str(place.get("order", "a checkpoint of Asynchronous")),
                 have=str(self._order()),

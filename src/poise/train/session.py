@@ -872,7 +872,7 @@ class Session:
                 hint="`break` by what is the same at all workers, such as `run.steps`",
             )
         raise GangBroken(
-            "a worker of the gang has gone, and nobody says how to go on without it",
+            "a worker of the gang has gone, and there are no orders to continue without it",
             have=(lost or "no newer orders").splitlines()[0],
             hint="poise run --workers 1..4 -- python train.py",
         )

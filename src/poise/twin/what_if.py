@@ -237,9 +237,9 @@ def more_nodes(text: str, nodes: Sequence[Node], number: int) -> list[Node]:
     match = re.fullmatch(r"\s*([0-9]{1,6})\s*[x*]\s*(\S+)\s*", text)
     if match is None or not 1 <= int(match[1]) <= MOST_ADDED:
         raise SpecError(
-            "what is to be added cannot be read",
+            "the addition cannot be read",
             field="--add",
-            need=f"so many (1 to {MOST_ADDED}) of a model or of a node",
+            need=f"a number (1 to {MOST_ADDED}) of a model or of a node",
             have=text[:80],
             hint="--add 2xA100-80",
         )

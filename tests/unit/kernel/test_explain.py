@@ -30,7 +30,7 @@ def test_every_reason_a_unit_waits_for() -> None:
 def test_back_off_is_told_with_what_is_left_of_it() -> None:
     retry: dict[str, Any] = {"when": ["failed"], "backoff": "8s"}
     world = World().nodes(1).job("a", retry=retry).round().finish("a", outcome="failed").after("2s")
-    assert [reason.sentence() for reason in world.reasons("a")] == ["is tried again in 6.0 s"]
+    assert [reason.sentence() for reason in world.reasons("a")] == ["retries in 6.0 s"]
 
 
 def test_a_task_from_its_submission_to_its_end() -> None:

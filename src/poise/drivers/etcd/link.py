@@ -190,7 +190,7 @@ class Members:
         if _NO_ROOM in message:
             return StoreFull(
                 f"`{self.name}` cannot be written: {message}",
-                hint="compact it, `etcdctl defrag` each member, then `etcdctl alarm disarm`; it is tried again",
+                hint="compact it, `etcdctl defrag` each member, then `etcdctl alarm disarm`; Poise retries",
             )
         if refusal.code in _PASSING:
             return StoreAway(message)
@@ -204,4 +204,4 @@ class _TokenIsOld(Exception):
 def _away(name: str, error: Exception) -> StoreAway:
     if isinstance(error, aiohttp.ClientConnectorError) and not isinstance(error, aiohttp.ClientSSLError):
         error = error.os_error  # without words of the library's
-    return StoreAway(f"`{name}` does not answer: {why(error)}", hint="it is tried again")
+    return StoreAway(f"`{name}` does not answer: {why(error)}", hint="Poise retries")

@@ -59,7 +59,7 @@ class PostgresLink(Link[Any]):
                     return await question(self._connection)
             except _AWAY as error:
                 self._hang_up()  # it may be in the middle of something
-                raise StoreAway(f"`{self.name}` does not answer: {why(error)}", hint="it is tried again") from error
+                raise StoreAway(f"`{self.name}` does not answer: {why(error)}", hint="Poise retries") from error
             except (asyncpg.PostgresError, ValueError) as error:
                 raise _unusable(self._url, self.name, error) from error
 
@@ -97,7 +97,7 @@ def places_of(url: str) -> list[str]:
 
 def _unusable(url: str, name: str, error: Exception) -> PoiseError:
     if isinstance(error, asyncpg.InsufficientResourcesError):  # no disk, no memory
-        return StoreFull(f"`{name}` cannot be written: {error}", hint="its administrator sees why; it is tried again")
+        return StoreFull(f"`{name}` cannot be written: {error}", hint="its administrator sees why; Poise retries")
     return Fault(f"`{name}` cannot be used: {error}", code="E213", hint=_remedy(url, error))
 
 

@@ -33,7 +33,7 @@ def unusable(error: Exception, path: Path) -> PoiseError:
     if is_damage(error):
         return damaged(path, f"`{path}` cannot be read: {error}")
     if _code(error) == sqlite3.SQLITE_BUSY:
-        return Busy(f"`{path}` is in use: {error}", hint="try again")
+        return Busy(f"`{path}` is in use: {error}", hint="retry")
     if _code(error) in _DISK or isinstance(error, OSError):
         return StoreFull(f"`{path}` cannot be read or written: {error}", hint=f"`df -h {path.parent}`")
     return Fault(f"`{path}` cannot be opened, read or written: {error}", hint=f"`ls -l {path.parent}`")
@@ -82,7 +82,7 @@ def short(path: Path, mark: Path, *, last: int, promised: int, detail: str = "")
         f"the log ends at revision {last}, but revision {promised} had been made durable in `{path}`{words}",
         need=f"revision {promised}",
         have=f"revision {last}",
-        hint=f"restore a backup, or `rm {mark}` to go on from revision {last} without what is lost",
+        hint=f"restore a backup, or `rm {mark}` to continue from revision {last} without the lost events",
     )
 
 

@@ -87,7 +87,7 @@ def _columns(mapping: Mapping[str, str]) -> tuple[dict[str, str], dict[str, floa
         columns[field], scales[field] = column, UNITS[unit]
     if "submit" not in columns or not ("duration" in columns or {"start", "end"} <= columns.keys()):
         raise SpecError(
-            "a plain CSV needs to be told when its jobs were submitted and how long they ran", field="map",
+            "a plain CSV needs the submission time and the run time of its jobs", field="map",
             need="submit, and duration or start and end", have=", ".join(columns) or "nothing",
             hint="`--map submit=COLUMN,duration=COLUMN,gpus=COLUMN`",
         )  # fmt: skip
