@@ -42,6 +42,10 @@ WORKS = {
     "top": "top --json",
     "wait": "wait --json JOB",
     "cancel": "cancel --json WAITS",
+    "hold": "hold --json WAITS",
+    "release": "release --json WAITS",
+    "set": "set --json WAITS --priority high",
+    "retry": "retry --json WAITS",
     "nodes": "nodes --json",
     "profile": "profile --json",
     "drain": "drain --json --undo NODE",
@@ -117,7 +121,11 @@ def test_no_command_is_left_out() -> None:
     assert WORKS.keys() | LONG == COMMANDS.keys()
 
 
-@pytest.mark.parametrize("name", [name for name in WORKS if name not in ("down", "why-not", "cancel")])
+IN_A_ROW = ("why-not", "hold", "release", "set", "cancel", "retry", "drain")
+"""What changes a job that waits, in an order in which each can."""
+
+
+@pytest.mark.parametrize("name", [name for name in WORKS if name not in ("down", *IN_A_ROW[:-1])])
 def test_it_works_and_prints_one_value(here: Here, names: dict[str, str], name: str) -> None:
     done = here.poise(WORKS[name], names)
     assert (done.code, done.value is not None) == (0, True), done
@@ -127,7 +135,7 @@ def test_what_changes_the_world_prints_one_value(here: Here, shared: Living, nam
     """In a row, since each takes what the one before left."""
     shared.poise("drain", names["NODE"])
     waits = {**names, "WAITS": shared.poise("submit", "--", "true").text.strip()}
-    for name in ("why-not", "cancel", "drain"):
+    for name in IN_A_ROW:
         done = here.poise(WORKS[name], waits)
         assert (done.code, done.value is not None) == (0, True), done
 
