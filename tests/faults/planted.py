@@ -325,7 +325,7 @@ def need_not_waited_for() -> Any:
             unit.missing = max(0, unit.missing - 1)
         real(self, job, at)
 
-    return patch.object(Lifecycle, "_release_roots", release)
+    return patch.object(Lifecycle, "release_roots", release)
 
 
 def drained_node_given_work() -> Any:
