@@ -134,6 +134,16 @@ def test_a_bad_file_of_devices_is_told_once_and_left_out(tmp_path: Path, caplog:
     assert len(caplog.records) == 1
 
 
+def test_what_a_file_of_devices_said_holds_until_it_can_be_read_again(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    inventory = Inventory("here", home, [])
+    for text, zone in (("zone: east", "east"), ("zone: [", "east"), ("zone: west", "west")):
+        home.devices.write_text(text)
+        assert inventory.look().zone == zone
+    home.devices.unlink()
+    assert inventory.look().zone == ""
+
+
 def test_a_node_without_devices_says_why(tmp_path: Path) -> None:
     class Broken(One):
         name = "broken"

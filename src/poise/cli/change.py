@@ -7,7 +7,7 @@ import click
 
 from poise.cli.asking import FLAGS, asked, changing, note_units, told_as_flags
 from poise.cli.render import print_json, say
-from poise.client import current_home
+from poise.client import Client, current_home
 from poise.control.start import connected
 from poise.model.changing import fields_in
 
@@ -18,7 +18,7 @@ from poise.model.changing import fields_in
 def hold(jobs: tuple[str, ...], as_json: bool) -> int:
     """Hold every JOB (id or name): tasks that have not started wait until `poise release`. Running tasks continue."""
     client = connected(current_home())
-    held = [client.hold(job) for job in jobs]
+    held = [client.hold(job) for job in _all_there(client, jobs)]
     if as_json:
         print_json({"held": held})
     else:
@@ -32,12 +32,17 @@ def hold(jobs: tuple[str, ...], as_json: bool) -> int:
 def release(jobs: tuple[str, ...], as_json: bool) -> int:
     """Release every JOB (id or name) that is on hold. It waits for room from now on."""
     client = connected(current_home())
-    released = [client.release(job) for job in jobs]
+    released = [client.release(job) for job in _all_there(client, jobs)]
     if as_json:
         print_json({"released": released})
     else:
         say(f"released: {', '.join(released)}")
     return 0
+
+
+def _all_there(client: Client, jobs: tuple[str, ...]) -> list[str]:
+    """Their ids. Raises `NotFound` before anything is done if one of them is not there."""
+    return [client.job(job).id for job in jobs]
 
 
 @click.command()
@@ -54,8 +59,12 @@ def retry(job: str, quiet: bool, as_json: bool) -> int:
     else:
         click.echo(made)
         if not quiet:
-            say(f"`poise logs --follow {made}` shows its output")
+            say(f"poise: status: `poise show {made}`, output: `poise logs -f {made}`")
     return 0
+
+
+_NOTHING = {"deadline": None, "expect": None, "time-limit": 0, "checkpoint": None}
+"""Fields that `none` takes away, and what stands in a file then."""
 
 
 class _Assigned(click.Command):
@@ -69,8 +78,10 @@ def _as_flag(word: str) -> list[str]:
     name, equals, value = word.partition("=")
     if not equals or name.startswith("-"):
         return [word]
-    known = FLAGS.get(name.replace("-", "_").removesuffix("!"))
-    return [known[1].name, value] if known is not None else [f"--{name}", value]
+    if name == "preemptible":
+        return ["--preempt" if value.lower() in ("true", "yes", "1") else "--no-preempt"]
+    known = FLAGS.get("retries" if name == "retry" else name.replace("-", "_"))
+    return [known[1].name if known is not None else f"--{name}", value]
 
 
 @click.command(cls=_Assigned, name="set")
@@ -81,10 +92,11 @@ def _as_flag(word: str) -> list[str]:
 def set_(job: str, preempt: bool | None, as_json: bool, **flags: Any) -> int:
     """Change a JOB (id, name, or JOB.TASK) that waits or runs, e.g. `poise set j1 priority=high deadline=2h`.
 
-    NAME=VALUE stands for `--NAME VALUE`. A deadline counts from now. Running tasks keep their resources;
-    its priority, deadline and weight change at once.
+    NAME=VALUE stands for `--NAME VALUE`. A deadline counts from now. `deadline=none` takes a deadline away, `node=` any
+    restriction to nodes. Running tasks keep their resources; priority, deadline and weight change at once.
     """
     spec = asked(dict.fromkeys(FLAGS) | flags, dict(os.environ))
+    spec |= {name: nothing for name, nothing in _NOTHING.items() if spec.get(name) == "none"}
     if preempt is not None:
         spec["preemptible"] = preempt
     with told_as_flags(flags):
@@ -94,10 +106,7 @@ def set_(job: str, preempt: bool | None, as_json: bool, **flags: Any) -> int:
     if as_json:
         print_json(changed)
         return 0
-    if not changed.units:
-        say(f"{changed.job} has these values already")
-    else:
-        say(f"changed {changed.job}: {changed.units} unit{'s' * (changed.units != 1)}")
+    say(f"changed {changed.job}" if changed.units else f"{changed.job} has these values already")
     if changed.running:
-        say("what runs keeps what it was started with, until it is started again")
+        say("what runs keeps what it was started with; its next attempt gets the new values")
     return 0

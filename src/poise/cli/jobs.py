@@ -260,16 +260,26 @@ def _over(home: Home, jobs: Sequence[str]) -> list[JobReport]:
 
 
 @click.command()
+@click.option("--all", "everything", is_flag=True, help="Cancel every unfinished job that you may see.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
-def cancel(jobs: tuple[str, ...], as_json: bool) -> int:
+@click.argument("jobs", nargs=-1, metavar="JOB...")
+def cancel(jobs: tuple[str, ...], everything: bool, as_json: bool) -> int:
     """Cancel every JOB (id, name, or JOB.TASK): what waits never starts, what runs gets SIGTERM and, after its grace,
     SIGKILL. If several are cancelled, none of them starts in place of another; if one of them cannot be found, none is
     cancelled.
 
     In a graph, tasks that need a cancelled task are skipped, and the others continue.
     """
+    if everything == bool(jobs):
+        raise click.UsageError("name jobs, or give --all: one of them")
     client = connected(current_home())
+    if everything:
+        count = client.cancel_all()
+        if as_json:
+            print_json({"count": count})
+        else:
+            say(f"cancelling {count} job{'s' * (count != 1)}")
+        return 0
     running = {job: client.job(job).status in ("placed", "running") for job in jobs} if len(jobs) > 1 else {}
     cancelled = {job: client.cancel(job) for job in sorted(jobs, key=lambda job: running.get(job, False))}
     names = [cancelled[job] for job in jobs]

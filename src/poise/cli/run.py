@@ -98,7 +98,7 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
         print_json(report)
     else:
         for task in report.tasks:
-            if task.status == "cancelled" and task.reasons:
+            if (task.status == "cancelled" or report.status == "skipped") and task.reasons:
                 say(f"poise: {task.task} {'; '.join(task.reasons)}")
             elif task.outcome not in ("", "done", "failed") or task.note:
                 seen = "; ".join(part for part in (over_memory(task), task.note) if part)

@@ -12,6 +12,7 @@ def of_slurm(head: Iterable[str], said: Collection[str]) -> str:
     one.
     """
     told: list[str] = []
+    lost: list[str] = []  # options to which nothing here corresponds
     lines = [match[1] for line in head if (match := _LINE.fullmatch(line.strip()))]
     for line in lines:
         words = line.split("#")[0].split()
@@ -24,12 +25,37 @@ def of_slurm(head: Iterable[str], said: Collection[str]) -> str:
             translate = _OF_SLURM.get(name[2:])
             try:
                 told += translate(value).split(" ") if translate and value else []
-            except ValueError:  # an option that is written as no option is
-                continue
+                lost += [] if translate and value else [name]
+            except ValueError:  # it is written as no option is, or says what has no counterpart
+                lost.append(name)
     told = [one for one in dict.fromkeys(told) if one.partition("=")[0].replace("if-late", "deadline") not in said]
     if told:
-        return f"`#SBATCH` lines are not obeyed; the same here: `#POISE {' '.join(told)}`"
+        if any(one.startswith(("sweep=", "parts=", "workers=")) for one in told):
+            told = [_for_each(one) for one in told]
+        without = f"; without counterpart: {', '.join(dict.fromkeys(lost))}" if lost else ""
+        return f"`#SBATCH` lines are not obeyed; the same here: `#POISE {' '.join(told)}`{without}"
     return "`#SBATCH` lines are not obeyed, and nothing here is the same" if lines and not said else ""
+
+
+def _for_each(directive: str) -> str:
+    """Several tasks do not write to one file."""
+    name, _, path = directive.partition("=")
+    if name != "output" or "%r" in path:
+        return directive
+    stem, dot, ending = path.rpartition(".")
+    return f"output={stem}-%r.{ending}" if dot and "/" not in ending else f"output={path}-%r"
+
+
+def _dependency(text: str) -> str:
+    """`afterok:1:2`; conditions of which any will do (`?`) have no counterpart."""
+    told = []
+    for one in text.split(","):
+        how, *jobs = one.split(":")
+        field = {"afterok": "after", "afterany": "after_any", "afternotok": "after_failure"}.get(how)
+        if field is None or not all(_is_whole(job) for job in jobs):
+            raise ValueError(text)
+        told += [f"{field}=j{job}" for job in jobs]
+    return " ".join(told)
 
 
 def _memory(text: str) -> str:
@@ -116,6 +142,7 @@ _OF_SLURM: dict[str, Callable[[str], str]] = {
     "array": _array,
     "begin": _begin,
     "deadline": _deadline,
+    "dependency": _dependency,
     "nodelist": lambda text: _nodes("node", text),
     "exclude": lambda text: _nodes("exclude_node", text),
     "output": _output,
@@ -123,6 +150,7 @@ _OF_SLURM: dict[str, Callable[[str], str]] = {
 """What it takes to say the same here."""
 
 _SHORT = {
+    "d": "dependency",
     "c": "cpus-per-task",
     "n": "ntasks",
     "t": "time",

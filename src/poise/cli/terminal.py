@@ -127,7 +127,7 @@ def terminal_size() -> str:
             hint="without `-t`; `-i` alone passes input on",
         )
     columns, rows = os.get_terminal_size(0)
-    return f"{rows}x{columns}"
+    return f"{rows or 24}x{columns or 80}"  # one without a size, as of `script`, is as large as a terminal is by custom
 
 
 def copied(lines: Iterable[LogLine], out: BinaryIO, source: Source | None) -> int:

@@ -56,6 +56,7 @@ class Inventory:
         self._part = part
         self._accelerators = Accelerators(probes)
         self._told = ""
+        self._declared = Declared()
         self.answers: list[Answer] = []
 
     def look(self) -> Node:
@@ -73,14 +74,14 @@ class Inventory:
         if profile := load_measured(self._home.profiles, processor_key(processor_name(), cores), ""):
             node = with_processor(node, profile.figures(), "measured")
         try:
-            declared = declared_devices(self._home)
+            self._declared = declared_devices(self._home)
             self._told = ""
-        except SpecError as error:
-            declared = Declared()
+        except SpecError as error:  # what it said before holds, until it can be read again
             told = f"{error.record.message} ({error.record.field})"
             if told != self._told:
                 self._told = told
                 _log.warning("left out: %s", told)
+        declared = self._declared
         node = with_processor(node, declared.processor, "declared") if declared.processor else node
         node = declared.place.of(msgspec.structs.replace(node, devices=with_declared(devices, declared)))
         return self._part.of(node) if self._part is not None else node

@@ -48,14 +48,15 @@ def change(
     like = compiled.units[0]
     if like.deadline:  # in the ledger it counts from submission
         like = msgspec.structs.replace(like, deadline=like.deadline + now - job.submitted)
-    anew = [changed(unit.spec, like, paths, at_rest=unit.status != "active") for unit in units]
+    before = [unit.next_spec or unit.spec for unit in units]
+    anew = [changed(spec, like, paths, at_rest=True) for spec in before]
     check_all(anew, ledger.columns.room(), job.tenant, ledger.quotas.get(job.tenant))
     for spec in anew:
         shape = spec.shape
         if not shape.gpus and (shape.gpu_memory or shape.share != WHOLE or shape.wants.models):
             what, hint = f"{spec.name} asks for no device", f"poise set {found.name} gpu=1"
             raise Conflict(what, field="resources", need="gpu", hint=hint)
-    names = tuple(unit.id for unit, spec in zip(units, anew, strict=True) if unit.spec != spec)
+    names = tuple(unit.id for unit, old, new in zip(units, before, anew, strict=True) if old != new)
     later = sizes or any(path in ONCE_STARTED for path in paths)
     running = sum(unit.status == "active" for unit in units) if later else 0
     event = JobChanged(at=now, job=job.id, units=names, like=like, paths=paths, by=bearer.token)
@@ -75,8 +76,15 @@ def to_retry(ledger: Ledger, name: str, bearer: Bearer) -> tuple[Compiled, str]:
         raise Conflict(f"job {job.id} is not over", field="job", hint=f"`poise wait {job.id}`")
     if job.calls is not None:
         raise Conflict(f"{job.id} served calls, which only its caller can make again", field="job")
+    if any(unit.spec.stdin or unit.spec.tty for unit in job.units):
+        what, hint = f"job {job.id} was given input, which nobody gives again", "`poise run` it anew"
+        raise Conflict(what, field="job", hint=hint)
+    note = f"retry of {job.id}"
+    again = next((one for one in reversed(ledger.jobs.values()) if one.note == note and not one.ended), None)
+    if again is not None:
+        raise Conflict(f"{again.id} tries {job.id} again already", field="job", hint=f"`poise show {again.id}`")
     done = {unit.spec.name for unit in job.units if unit.status == "done"}
-    left = [unit.spec for unit in job.units if unit.spec.name not in done]
+    left = [unit.next_spec or unit.spec for unit in job.units if unit.spec.name not in done]
     if not left:
         raise Conflict(f"all of job {job.id} is done", field="job", hint=f"`poise show {job.id}`")
     units = tuple(
@@ -85,7 +93,7 @@ def to_retry(ledger: Ledger, name: str, bearer: Bearer) -> tuple[Compiled, str]:
         )
         for unit in left
     )
-    return Compiled(job.name, job.folder, job.env, units, note=f"retry of {job.id}", tenant=job.tenant), job.user
+    return Compiled(job.name, job.folder, job.env, units, note=note, tenant=job.tenant), job.user
 
 
 def _check_unfinished(found: Found) -> None:

@@ -7,6 +7,8 @@ import msgspec
 
 from poise.errors import SpecError
 from poise.model.document import near
+from poise.model.fields import declared
+from poise.model.job_fields import JobSpec, ResourcesSpec
 from poise.model.jobs import Unit
 
 _WANTS = "shape.wants."
@@ -56,12 +58,13 @@ def fields_in(document: Mapping[str, Any]) -> tuple[str, ...]:
         raise SpecError("there is nothing to change", code="E102", need=known, hint="poise set JOB priority=high")
     for field in fields:
         if field not in CHANGEABLE:
-            name = field.removeprefix("resources.")
+            name = field.removeprefix("resources.")[:80]
+            known_here = name in declared(JobSpec) or name in declared(ResourcesSpec)
             hint = near(name, [one.removeprefix("resources.") for one in CHANGEABLE])
-            what = f"`{name[:80]}` cannot be changed once a job is submitted"
-            raise SpecError(
-                what, code="E105", field=field[:80], need=known, hint=hint or "cancel the job, and submit it anew"
+            what = (
+                f"`{name}` cannot be changed once a job is submitted" if known_here else f"there is no field `{name}`"
             )
+            raise SpecError(what, code="E105", field=field[:80], need=known, hint=hint or "submit the job anew")
     return tuple(fields)
 
 

@@ -133,7 +133,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
             f"{name} ({value:g})" if value is not None else name
             for name, value in zip_longest(self.instead_of, self.behind)
         )
-        beside = f"not {others}" if others else "no other node has room" if self.fitting == 1 else ""
+        beside = f"not {others}" if others else "no other node will do now" if self.fitting == 1 else ""
         return "; ".join(part for part in (self.rank, self.speed, terms, beside) if part)
 
 

@@ -147,10 +147,15 @@ def _swept(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, Any]
     return made
 
 
+def _nodes(given: tuple[str, ...], environ: Mapping[str, str]) -> list[str]:
+    """`--node a --node b`, or `--node a,b`; none where there is nothing between the commas."""
+    return [name for one in given for name in one.split(",") if name]
+
+
 def _labels(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, list[str]]:
     """`zone=eu` asks for a value, `zone=eu,us` for any of two, `zone!=eu` for none of that."""
     made: dict[str, list[str]] = {}
-    for one in given:
+    for one in given if given != ("",) else ():
         name, equals, values = one.partition("=")
         if not equals or not name.removesuffix("!") or not all(values.split(",")):
             need, hint = "NAME=VALUE or NAME!=VALUE", "--label zone=eu"
@@ -269,7 +274,7 @@ class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
             "Nodes that it may run on, by name: any of these, and no other.",
             example="[gpu-1, gpu-2]",
             form={"examples": ["gpu-1"]},
-            flag=Flag("--node", "NODE", "Run on this node. Repeatable: any of them.", reads=as_texts, repeatable=True),
+            flag=Flag("--node", "NODE", "Run on this node. Repeatable: any of them.", reads=_nodes, repeatable=True),
             python=True,
         ),
     ] = []
@@ -279,7 +284,7 @@ class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
             "Nodes that it must not run on, by name.",
             example="[gpu-7]",
             form={"examples": ["gpu-7"]},
-            flag=Flag("--exclude-node", "NODE", "Never run on this node. Repeatable.", reads=as_texts, repeatable=True),
+            flag=Flag("--exclude-node", "NODE", "Never run on this node. Repeatable.", reads=_nodes, repeatable=True),
             python=True,
         ),
     ] = []

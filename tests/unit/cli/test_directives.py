@@ -125,6 +125,10 @@ def test_what_the_scheduler_refuses_is_told_with_its_line(tmp_path: Path) -> Non
     assert found == {"resources.memory": f"{tmp_path}/train.sh:2", "env.1": f"{tmp_path}/train.sh:3"}
 
 
+LOST = ("partition", "16:00", "now+0", "now+1month", "n[1-3]", "%x")
+"""What nothing here corresponds to is named."""
+
+
 @pytest.mark.parametrize(
     ("line", "same"),
     [
@@ -140,15 +144,17 @@ def test_what_the_scheduler_refuses_is_told_with_its_line(tmp_path: Path) -> Non
         ("--deadline=now+2hours", "deadline=2h if-late=cancel"),
         ("--deadline=16:00 -n 2", "workers=2"),
         ("-w n1,n2 --exclude=n3", "node=n1 node=n2 exclude_node=n3"),
-        ("--nodelist=n[1-3] -n 2", "workers=2"),
+        ("--dependency=afterok:1:2,afterany:3 -n 2", "after=j1 after=j2 after_any=j3 workers=2"),
+        ("--array=1-3 --output=out-%j.txt", "sweep=i=1..3 output=out-%j-%r.txt"),
+        ("-n 2 -o out/%j", "workers=2 output=out/%j-%r"),
         ("-o out/%A_%4a.log", "output=out/%j_%r.log"),
         ("--output=%x.log -n 2", "workers=2"),
     ],
 )
 def test_slurms_lines_are_told_and_not_obeyed(line: str, same: str) -> None:
-    assert of_slurm(["#!/bin/sh", f"#SBATCH {line}"], ()) == (
-        f"`#SBATCH` lines are not obeyed; the same here: `#POISE {same}`"
-    )
+    told, _, lost = of_slurm(["#!/bin/sh", f"#SBATCH {line}"], ()).partition("; without counterpart: ")
+    assert told == f"`#SBATCH` lines are not obeyed; the same here: `#POISE {same}`"
+    assert bool(lost) == any(word in line for word in LOST)
 
 
 def test_what_is_said_already_is_not_told() -> None:

@@ -150,6 +150,20 @@ def test_what_runs_changes_its_class_and_keeps_what_it_holds() -> None:
     checked(world.finish("a"))
 
 
+def test_what_runs_gets_other_resources_when_it_is_tried_again() -> None:
+    world = World().nodes(1, cpu=2).job("a", memory="64MiB", retry={"limit": 2}).round().start("a")
+    world.change("a", memory="1GiB").change("a", memory="1GiB", priority="high")
+    assert [event.paths for event in world.log if isinstance(event, JobChanged)] == [
+        ("shape.memory",),
+        ("priority", "shape.memory"),
+    ]
+    assert (world.unit("a").shape.memory, world.unit("a").spec.priority) == (64 * 2**20, Priority.HIGH)
+    checked(world.restart()).finish("a", outcome="failed").after("5m").round()
+    assert (world.unit("a").shape.memory, world.status("a")) == (2**30, "placed")
+    assert world.change("a", memory="1GiB").replies[-1].value.units == 0
+    checked(world)
+
+
 def test_a_deadline_counts_from_now() -> None:
     world = World().nodes(1, cpu=1).job("a", expect="10m").job("b").after("30m").round().change("b", deadline="2h")
     assert world.unit("b").due == world.state("b").submitted + 30 * MINUTE + 2 * HOUR
@@ -233,6 +247,17 @@ def test_what_was_not_done_is_a_job_of_its_own() -> None:
     assert checked(world).status("j2") == "done"
     with pytest.raises(Conflict, match="all of job j2 is done"):
         world.retry("j2")
+
+
+def test_what_is_tried_again_already_is_not_tried_twice() -> None:
+    world = World().nodes(2).job(retry={"limit": 0}).round().start("j1").finish("j1", outcome="failed").retry("j1")
+    with pytest.raises(Conflict, match="j2 tries j1 again already"):
+        world.retry("j1")
+    world.round().start("j2").finish("j2", outcome="failed")
+    assert world.retry("j1").replies[-1].value == "j3"
+    world.job(retry={"limit": 0}, stdin=True).round().start("j4").finish("j4", outcome="failed")
+    with pytest.raises(Conflict, match="was given input"):
+        world.retry("j4")
 
 
 def test_parts_of_which_only_some_run_at_once() -> None:

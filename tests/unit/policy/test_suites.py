@@ -347,7 +347,7 @@ def test_a_gang_names_as_alternatives_only_nodes_that_hold_it() -> None:
     alone = World().join(node("tight", cpu=1)).join(node("wide", cpu=4)).job("gang", workers=4, cpu=1).round()
     told = alone.unit("gang").why
     assert told is not None
-    assert told.sentence().endswith("no other node has room")
+    assert told.sentence().endswith("no other node will do now")
     spread = World().nodes(2, cpu=2).join(node("best", cpu=1)).job("gang", workers=4, cpu=1).round().unit("gang").why
     assert spread is not None
     assert (spread.rank, spread.instead_of) == ("medium; no node holds all 4 tasks", ())

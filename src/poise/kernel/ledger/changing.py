@@ -6,13 +6,15 @@ from poise.kernel.ledger.lifecycle import Lifecycle
 from poise.kernel.ledger.paths import Paths
 from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.room import Handlers, Room
-from poise.kernel.ledger.state import queue_of
+from poise.kernel.ledger.state import queue_of_unit
 from poise.model.changing import changed
 from poise.model.events import JobChanged, JobHeld
 
 
 class Changing(Room):
-    """Holds, and new values of fields. Nobody else writes a job's `hold`, and a unit's `spec` once it is submitted."""
+    """Holds, and new values of fields. Nobody else writes a job's `hold`. What runs keeps what it holds, and gets
+    its `next_spec` when it is tried again.
+    """
 
     def __init__(self, jobs: Jobs, active: Active, queues: Queues, paths: Paths, lifecycle: Lifecycle) -> None:
         self._jobs, self._active, self._queues, self._paths, self._lifecycle = jobs, active, queues, paths, lifecycle
@@ -39,8 +41,11 @@ class Changing(Room):
             pending = unit.status == "pending"
             if pending:
                 self._queues.remove(unit)
-            unit.spec = changed(unit.spec, event.like, event.paths, at_rest=unit.status != "active")
-            unit.queue = queue_of(job, unit.spec) + (f"/{unit.id}" if unit.barred else "")
+            at_rest = unit.status != "active"
+            later = changed(unit.next_spec or unit.spec, event.like, event.paths, at_rest=True)
+            unit.spec = changed(unit.spec, event.like, event.paths, at_rest=at_rest)
+            unit.next_spec = None if later == unit.spec else later
+            unit.queue = queue_of_unit(job, unit)
             if "deadline" in event.paths:
                 unit.missed = None
             if pending:

@@ -36,7 +36,7 @@ from poise.kernel.ledger.quotas import Quotas
 from poise.kernel.ledger.room import Handlers, InvariantBroken, Room, hold
 from poise.kernel.ledger.seats import Seats
 from poise.kernel.ledger.shown import Shown
-from poise.kernel.ledger.state import State, decode, encoder, queue_of
+from poise.kernel.ledger.state import State, decode, encoder, queue_of_unit
 from poise.kernel.ledger.tokens import Tokens
 from poise.kernel.ledger.training import Training
 from poise.model.events import Event
@@ -140,7 +140,7 @@ class Ledger:
             for unit in job.units:
                 if not unit.over:
                     unit.spec = msgspec.structs.replace(unit.spec, priority=priority)
-                    unit.queue = queue_of(job, unit.spec) + (f"/{unit.id}" if unit.barred else "")
+                    unit.queue = queue_of_unit(job, unit)
         state.held = {}  # its queues may be gone; the next round sets the reasons
         return Ledger(state)
 

@@ -8,7 +8,7 @@ from poise.kernel.ledger.leader import Leader
 from poise.kernel.ledger.paths import Paths
 from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.room import Handlers, Room, hold
-from poise.kernel.ledger.state import JobState, job_status, may_follow
+from poise.kernel.ledger.state import JobState, job_status, may_follow, queue_of_unit
 from poise.kernel.ledger.training import Training
 from poise.kernel.ledger.units import UnitState, UnitStatus
 from poise.model.events import JobSubmitted
@@ -74,6 +74,9 @@ class Lifecycle(Room):
     def again(self, unit: UnitState, at: int, *, delay: int) -> None:
         """Retry a unit that has ended, once its job is not on hold."""
         unit.clear()
+        if unit.next_spec is not None:
+            unit.spec, unit.next_spec = unit.next_spec, None
+            unit.queue = queue_of_unit(self._jobs[unit.job], unit)
         unit.not_before = at + delay if delay else 0
         if self._jobs[unit.job].hold:
             unit.status = "waiting"

@@ -104,6 +104,11 @@ def decode(data: bytes) -> State:
     return _decoder.decode(zlib.decompress(data) if data.startswith(COMPRESSED) else data)
 
 
+def queue_of_unit(job: JobState, unit: UnitState) -> str:
+    """The queue of a unit as it is now: one that is barred from a device is like no other."""
+    return queue_of(job, unit.spec) + (f"/{unit.id}" if unit.barred else "")
+
+
 def may_follow(job: Job | JobState, other: str, status: str) -> bool:
     """Whether a job may begin after another, of its `after`, that has ended with this status."""
     if other in job.after_any:

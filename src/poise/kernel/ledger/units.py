@@ -39,7 +39,8 @@ PAST_ORDERS = 8
 
 class UnitState(msgspec.Struct, gc=False):
     """A unit's life. `stopping` says why its attempts are being stopped: `cancel`, `gang`, the cause of a preemption,
-    or not at all. `size` tasks were placed, in the artifact `variant`. `attained` is the service (run time times
+    or not at all. What was changed of a unit that runs is in its `next_spec` until it is tried again. `size` tasks were
+    placed, in the artifact `variant`. `attained` is the service (run time times
     devices) of attempts that yielded, `preempted` their number (and `moved` that of the stops for its own good),
     `saved` the run time of their tasks up to the last checkpoint, which need not be done again, and `progress` what
     its last attempt itself said of that, in millionths of all its work; `yielded` are the latest orders to it, and
@@ -109,6 +110,7 @@ class UnitState(msgspec.Struct, gc=False):
     speedups: Speedups | None = None
     training: Training | None = None
     phase: str = ""
+    next_spec: Unit | None = None
     told: int = 0
     kept: int = 0
     left: int = 0
