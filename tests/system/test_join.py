@@ -52,6 +52,22 @@ def test_a_machine_joins_runs_work_and_leaves(listening: Living) -> None:
     assert listening.poise("join", "--undo", "--home", home, "--json").error["code"] == "E120"
 
 
+def test_a_name_that_another_machine_has_is_refused_and_nothing_is_left(listening: Living) -> None:
+    address = address_of(listening)
+    for folder, code in (("third", ""), ("fourth", "E121")):
+        token = listening.file(f"token-{folder}", token_for(listening, "node"))
+        token.chmod(0o600)
+        home = listening.root / folder
+        done = listening.poise("join", address, "--token-file", token, "--name", "third", "--home", home, "--json")
+        assert done.code == (1 if code else 0), done
+        assert (home / "joined.json").exists() == (not code)
+    assert done.error["code"] == "E121"
+    assert "another" in done.error["message"]
+    assert listening.poise("join", "--undo", "--home", home, "--json").error["code"] == "E120"
+    listening.poise("join", "--undo", "--home", listening.root / "third")
+    assert not listening.processes(b"poise.agent")
+
+
 @pytest.mark.parametrize(("role", "code"), [("viewer", "E102"), ("", "E130")])
 def test_a_token_that_is_no_node_s_is_refused_before_anything_is_started(
     listening: Living, role: str, code: str

@@ -34,6 +34,9 @@ STOP_SECONDS = 15.0
 CONNECTED = "connected to"
 """What the agent writes once the control plane has answered. (`poise.agent`)"""
 
+REFUSED = "this node is refused: "
+"""What it writes, with the reason, when the control plane does not take the node. (`poise.agent`)"""
+
 
 class Joined(msgspec.Struct, frozen=True):
     """How this machine has joined: kept in its home, for `--undo`. `service` is empty without a service manager."""
@@ -92,7 +95,11 @@ def join(
     check_node_name(wanted.name, "--name")
     there = home_elsewhere(home.root, address)
     if _agent(home):
-        raise Conflict("this machine has joined already", field=str(home.root), hint="`poise join --undo` first")
+        raise Conflict(
+            "this machine has joined already",
+            field=str(home.root),
+            hint=f"`poise join --undo --home {home.root}` first",
+        )
     secret = _secret(token, token_file, there)
     _check_token(there, secret)
     ensure_home(home)
@@ -100,7 +107,11 @@ def join(
     home.messages.unlink(missing_ok=True)
     wanted = _start(home, wanted)
     write_whole(home.root / "joined.json", msgspec.json.encode(wanted))
-    _await_connection(home)
+    try:
+        _await_connection(home)
+    except (Conflict, Fault, KeyboardInterrupt):
+        _leave(home)  # or the machine would have joined by half
+        raise
     if as_json:
         print_json(wanted)
     else:
@@ -213,13 +224,20 @@ def _systemctl(*arguments: str) -> bool:
 
 
 def _await_connection(home: Home) -> None:
-    """Until the control plane has answered the agent. Raises Fault with what the agent says, if it does not."""
+    """Until the control plane has answered the agent. Raises Conflict with its reason if it refuses the node, and Fault
+    with what the agent says if it does not answer.
+    """
     deadline = time.monotonic() + JOIN_SECONDS
     text = ""
     while time.monotonic() < deadline:
         text = home.messages.read_text() if home.messages.exists() else ""
         if CONNECTED in text:
             return
+        if REFUSED in text:
+            why = text.partition(REFUSED)[2].partition("\n")[0]
+            raise Conflict(
+                f"the node is refused: {why}", field=str(home.messages), hint="`poise nodes` lists the names"
+            )
         time.sleep(0.05)
     last = text.strip().rpartition("\n")[2]
     raise Fault("the agent does not connect", field=str(home.messages), have=last[-200:], hint=f"tail {home.messages}")
