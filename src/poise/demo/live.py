@@ -25,6 +25,7 @@ import numpy as np
 
 from poise.client import Client
 from poise.config import Home
+from poise.control.start import kept_environment
 from poise.decoding import json_decoder
 from poise.demo.serving import Clients
 from poise.drivers.lock import holder
@@ -171,8 +172,7 @@ def run(folder: Path, show: Show) -> Live:
 
 def by_hand(work: Path) -> dict[str, Any]:
     """Make the images, and return the results of training and of the urgent job by the name of the job."""
-    hidden = ("POISE_", "CUDA_VISIBLE", "ROCR_VISIBLE")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    environ = kept_environment()  # what a job gets: variables for BLAS, say, change the last bits of a result
     found = {}
     for script, name in (("prepare", "images"), ("elastic", "training"), ("label", "urgent")):
         done = subprocess.run(  # noqa: S603 — our own program
