@@ -24,6 +24,9 @@ TIMED := $(shell grep --recursive --files-with-matches --include 'test_*.py' 'py
 # what takes seconds by itself, most of them spent waiting: its limits are of seconds too, and it may run beside its like
 CHAOS := tests/system/test_chaos.py
 
+# real processes on a machine whose cores others take for seconds: what failed beside others has to pass by itself
+AGAIN = { test $$? = 1 && echo "what failed, once more by itself:" && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
+
 .PHONY: help setup lock servers demo demo-serve test test-slow faults chaos fuzz schemathesis style lint format bench quality gpu-check peers docs site wheel release clean
 
 help:            ## this list
@@ -62,7 +65,7 @@ test: setup style servers  ## style, layers, types; all tests: in memory beside 
 	@mkdir -p build; \
 	setsid nice sh -c '$(BIN)/mypy; types=$$?; $(BIN)/python -m pytest -p no:cacheprovider $(SIMULATED) && exit $$types' > build/in-memory.txt 2>&1 & memory=$$!; \
 	trap "kill -- -$$memory" INT TERM; \
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not timed and not slow" $(REAL); real=$$?; \
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not timed and not slow" $(REAL) || $(AGAIN); real=$$?; \
 	wait $$memory; memory=$$?; cat build/in-memory.txt; test $$real = 0 && exit $$memory
 	$(BIN)/python -m pytest -m timed --numprocesses 4 --dist load $(CHAOS)
 	$(BIN)/python -m pytest -m timed $(filter-out $(CHAOS),$(TIMED))
