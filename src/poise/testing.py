@@ -285,7 +285,7 @@ class World:
         return self.ask(ChangeJob(self.request(), job, compiled, fields_in(spec), bearer))
 
     def retry(self, job: str, bearer: Bearer = HOME) -> "World":
-        return self.ask(RetryJob(self.request(), job, bearer=bearer))
+        return self.ask(RetryJob(self.request(), job, bearer))
 
     def drain(self, name: str, on: bool = True, *, moves: bool = False) -> "World":
         return self.ask(Drain(self.request(), name, on, moves=moves))

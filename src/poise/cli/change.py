@@ -67,6 +67,10 @@ _NOTHING = {"deadline": None, "expect": None, "time-limit": 0, "checkpoint": Non
 """Fields that `none` takes away, and what stands in a file then."""
 
 
+_BY_FIELD = {path.rpartition(".")[2]: flag for path, flag in FLAGS.values()}
+"""The flags by the field of a job file that each sets."""
+
+
 class _Assigned(click.Command):
     """A command that takes `name=value` for `--name value`."""
 
@@ -80,8 +84,8 @@ def _as_flag(word: str) -> list[str]:
         return [word]
     if name == "preemptible":
         return ["--preempt" if value.lower() in ("true", "yes", "1") else "--no-preempt"]
-    known = FLAGS.get("retries" if name == "retry" else name.replace("-", "_"))
-    return [known[1].name if known is not None else f"--{name}", value]
+    flag = _BY_FIELD.get(name)
+    return [flag.name if flag is not None else f"--{name.replace('_', '-')}", value]
 
 
 @click.command(cls=_Assigned, name="set")

@@ -398,8 +398,7 @@ def make_app(
         role=SUBMITTER,
     )
     async def retry(bearer: Bearer, name: str) -> Submitted:
-        job = await plane.request(lambda number: machine.RetryJob(number, name, bearer=bearer))
-        return Submitted(job, f"retry of {name}")
+        return Submitted(await plane.request(lambda request: machine.RetryJob(request, name, bearer)))
 
     @routes.post(
         "/v1/cancel",

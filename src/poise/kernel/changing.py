@@ -10,7 +10,7 @@ from poise.errors import Conflict
 from poise.kernel.find import Found, find
 from poise.kernel.fitting import check_all
 from poise.kernel.ledger import JobState, Ledger
-from poise.model.changing import AT_REST, CHANGEABLE, ONCE_STARTED, changed
+from poise.model.changing import CHANGEABLE, HELD, LIMITS, changed
 from poise.model.events import JobChanged
 from poise.model.reports import Changed
 from poise.model.resources import WHOLE
@@ -41,7 +41,7 @@ def change(
     _check_unfinished(found)
     job, units = found.job, [unit for unit in found.units if not unit.over]
     paths = tuple(path for field in fields for path in CHANGEABLE[field])
-    sizes = any(path.startswith(AT_REST) for path in paths)
+    sizes = any(path.startswith(HELD) for path in paths)
     if sizes and any(unit.spec.variants for unit in units):
         what, hint = "each artifact of it asks for something else", f"`poise cancel {job.id}`, and submit it anew"
         raise Conflict(what, field="resources", hint=hint)
@@ -57,7 +57,7 @@ def change(
             what, hint = f"{spec.name} asks for no device", f"poise set {found.name} gpu=1"
             raise Conflict(what, field="resources", need="gpu", hint=hint)
     names = tuple(unit.id for unit, old, new in zip(units, before, anew, strict=True) if old != new)
-    later = sizes or any(path in ONCE_STARTED for path in paths)
+    later = sizes or any(path in LIMITS for path in paths)
     running = sum(unit.status == "active" for unit in units) if later else 0
     event = JobChanged(at=now, job=job.id, units=names, like=like, paths=paths, by=bearer.token)
     return event, Changed(job=found.name, units=len(names), running=running)
@@ -79,8 +79,7 @@ def to_retry(ledger: Ledger, name: str, bearer: Bearer) -> tuple[Compiled, str]:
     if any(unit.spec.stdin or unit.spec.tty for unit in job.units):
         what, hint = f"job {job.id} was given input, which nobody gives again", "`poise run` it anew"
         raise Conflict(what, field="job", hint=hint)
-    note = f"retry of {job.id}"
-    again = next((one for one in reversed(ledger.jobs.values()) if one.note == note and not one.ended), None)
+    again = next((one for one in reversed(ledger.jobs.values()) if one.retry_of == job.id and not one.ended), None)
     if again is not None:
         raise Conflict(f"{again.id} tries {job.id} again already", field="job", hint=f"`poise show {again.id}`")
     done = {unit.spec.name for unit in job.units if unit.status == "done"}
@@ -93,7 +92,9 @@ def to_retry(ledger: Ledger, name: str, bearer: Bearer) -> tuple[Compiled, str]:
         )
         for unit in left
     )
-    return Compiled(job.name, job.folder, job.env, units, note=note, tenant=job.tenant), job.user
+    note = f"retry of {job.id}"
+    compiled = Compiled(job.name, job.folder, job.env, units, note=note, tenant=job.tenant, retry_of=job.id)
+    return compiled, job.user
 
 
 def _check_unfinished(found: Found) -> None:

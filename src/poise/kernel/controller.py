@@ -230,7 +230,6 @@ class RetryJob(msgspec.Struct, frozen=True):
 
     request: int
     job: str
-    user: str = ""
     bearer: Bearer = HOME
 
 
@@ -1017,7 +1016,7 @@ class Controller:
 
     def _retry_job(self, message: RetryJob, now: int) -> str:
         compiled, user = changing.to_retry(self.ledger, message.job, message.bearer)
-        job = self.would_submit(compiled, message.user or user)
+        job = self.would_submit(compiled, user)
         self._commit(JobSubmitted(at=now, job=job, by=message.bearer.token))
         return job.id
 

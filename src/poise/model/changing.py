@@ -11,9 +11,6 @@ from poise.model.fields import declared
 from poise.model.job_fields import JobSpec, ResourcesSpec
 from poise.model.jobs import Unit
 
-_WANTS = "shape.wants."
-_WHERE = "shape.where."
-
 CHANGEABLE: Mapping[str, tuple[str, ...]] = {
     "priority": ("priority",),
     "deadline": ("deadline", "if_late"),
@@ -30,20 +27,20 @@ CHANGEABLE: Mapping[str, tuple[str, ...]] = {
     "resources.gpu_memory": ("shape.gpu_memory",),
     "resources.gpu_share": ("shape.share",),
     "resources.network": ("shape.network",),
-    "resources.gpu_kind": (f"{_WANTS}kind",),
-    "resources.gpu_model": (f"{_WANTS}models",),
-    "resources.precision": (f"{_WANTS}precision",),
-    "resources.node": (f"{_WHERE}nodes",),
-    "resources.exclude_node": (f"{_WHERE}without",),
-    "resources.label": (f"{_WHERE}labels", f"{_WHERE}without_labels"),
+    "resources.gpu_kind": ("shape.wants.kind",),
+    "resources.gpu_model": ("shape.wants.models",),
+    "resources.precision": ("shape.wants.precision",),
+    "resources.node": ("shape.where.nodes",),
+    "resources.exclude_node": ("shape.where.without",),
+    "resources.label": ("shape.where.labels", "shape.where.without_labels"),
 }
 """By field of a job file, what of a unit follows from it."""
 
-AT_REST = "shape."
-"""What begins so changes only what does not run: it is what a running attempt holds."""
+HELD = "shape."
+"""How paths begin that say what a running attempt holds. It keeps that."""
 
-ONCE_STARTED = ("grace", "retry", "time_limit")
-"""What an attempt that runs already keeps as it was when it started, or has been given to its node."""
+LIMITS = ("grace", "time_limit")
+"""Paths that a node was told when an attempt started. It holds the attempt to what it was told."""
 
 
 def fields_in(document: Mapping[str, Any]) -> tuple[str, ...]:
@@ -79,7 +76,7 @@ def changed(unit: Unit, like: Unit, paths: Collection[str], *, at_rest: bool) ->
     """The unit with the values that another has at these paths. What is not `at_rest` keeps what it holds."""
     made = unit
     for path in paths:
-        if at_rest or not path.startswith(AT_REST):
+        if at_rest or not path.startswith(HELD):
             made = _with(made, like, path.split("."))
     return made
 

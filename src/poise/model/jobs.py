@@ -308,6 +308,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     those of `after_any` however they end, those of `after_failure` by failing, and all others by being done;
     `note` is what the user was told when it was submitted, `user` who the client says its user is, for people to read.
     With `calls` its units are workers that serve calls of functions. One on `hold` waits until it is released.
+    `retry_of` is the job of which it runs again what was not done.
     """
 
     id: str
@@ -323,6 +324,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     after_any: tuple[str, ...] = ()
     after_failure: tuple[str, ...] = ()
     hold: bool = False
+    retry_of: str = ""
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

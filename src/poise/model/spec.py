@@ -139,6 +139,7 @@ class Compiled(NamedTuple):
     after_any: tuple[str, ...] = ()
     after_failure: tuple[str, ...] = ()
     hold: bool = False
+    retry_of: str = ""
 
     @property
     def all_after(self) -> tuple[tuple[str, ...], ...]:
@@ -166,6 +167,7 @@ class Compiled(NamedTuple):
             after_any=tuple(dict.fromkeys(ids[name] for name in self.after_any)),
             after_failure=tuple(dict.fromkeys(ids[name] for name in self.after_failure)),
             hold=self.hold,
+            retry_of=self.retry_of,
         )
 
 

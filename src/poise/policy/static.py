@@ -1,7 +1,8 @@
 """The baseline of a fixed partition: unit number k may only use partition k modulo P, however idle the others are.
 
-With several nodes a partition is a node; on a single node it is one CPU. A unit that asks for more than a partition
-takes the ones that follow as well, and one that its partition could never hold moves on to the next that could.
+With several nodes a partition is a node; on a single node it is one CPU, and the last one has what is left. A unit that
+asks for more than a partition takes the ones that follow as well, on a single node for all of a gang at once; one that
+its partition could never hold moves on to the next that could.
 """
 
 from collections import Counter

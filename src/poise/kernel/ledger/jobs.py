@@ -165,6 +165,7 @@ class Jobs(Room, dict[str, JobState]):
             after_any=job.after_any,
             after_failure=job.after_failure,
             hold=job.hold,
+            retry_of=job.retry_of,
             turns=turns,
         )
         self._index(made)

@@ -21,9 +21,9 @@ from poise.kernel.ledger.attempts import Attempts
 from poise.kernel.ledger.calls import Calls
 from poise.kernel.ledger.cancelling import Cancelling
 from poise.kernel.ledger.changes import Changes
-from poise.kernel.ledger.changing import Changing
 from poise.kernel.ledger.columns import Columns
 from poise.kernel.ledger.cordons import Cordons
+from poise.kernel.ledger.edits import Edits
 from poise.kernel.ledger.jobs import Jobs
 from poise.kernel.ledger.leader import Leader
 from poise.kernel.ledger.lifecycle import Lifecycle
@@ -73,7 +73,7 @@ class Ledger:
         self.training = Training(self.jobs, self.active, paths, changes)
         lifecycle = Lifecycle(self.jobs, self.queues, self.leader, paths, self.training)
         cancelling = Cancelling(self.jobs, self.active, paths, lifecycle, changes)
-        changing = Changing(self.jobs, self.active, self.queues, paths, lifecycle)
+        edits = Edits(self.jobs, self.active, self.queues, paths, lifecycle)
         calls = Calls(self.jobs, lifecycle)
         placements = Placements(self.jobs, self.active, self.queues, self.training, seats, changes)
         attempts = Attempts(
@@ -102,7 +102,7 @@ class Ledger:
             self.training,
             lifecycle,
             cancelling,
-            changing,
+            edits,
             calls,
             placements,
             attempts,

@@ -51,6 +51,7 @@ class JobState(msgspec.Struct, gc=False):
     after_any: tuple[str, ...] = ()
     after_failure: tuple[str, ...] = ()
     hold: bool = False
+    retry_of: str = ""
 
     @property
     def calls_closed(self) -> bool:

@@ -11,7 +11,7 @@ from poise.model.changing import changed
 from poise.model.events import JobChanged, JobHeld
 
 
-class Changing(Room):
+class Edits(Room):
     """Holds, and new values of fields. Nobody else writes a job's `hold`. What runs keeps what it holds, and gets
     its `next_spec` when it is tried again.
     """
