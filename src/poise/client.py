@@ -47,6 +47,8 @@ from poise.model.reports import (
     NodeReport,
     Overview,
     PlanReport,
+    PolicyReport,
+    PolicyRequest,
     QuotaReport,
     RefusalsReport,
     StatusReport,
@@ -292,6 +294,15 @@ class Client:
         """
         method = "DELETE" if bounds is None else "PUT"
         return self._call(method, f"/v1/quotas/{_part(tenant)}", dict[str, str], bounds).get("note", "")
+
+    def policy(self) -> PolicyReport:
+        """The policy that decides."""
+        return self._call("GET", "/v1/policy", PolicyReport)
+
+    def set_policy(self, policy: str | Mapping[str, Any]) -> PolicyReport:
+        """Let another policy decide from now on: a name, or the content of a policy file. Raises `SpecError`."""
+        data = PolicyRequest(name=policy) if isinstance(policy, str) else PolicyRequest(document=dict(policy))
+        return self._call("PUT", "/v1/policy", PolicyReport, data, timeout=THOUGHT)
 
     def whoami(self, within: float = PATIENCE) -> WhoReport:
         """The tenant and the role of the token that this client has. `within`: seconds that the answer may take."""

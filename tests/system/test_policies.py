@@ -153,6 +153,51 @@ def test_good_policies_of_others_decide(living: Living, packages: Path) -> None:
     assert events(living, "policy-failed") == []
 
 
+def test_the_policy_is_set_while_poise_is_up(living: Living, packages: Path) -> None:
+    """Running work continues, and the policy stays until another is set, whatever ends or starts meanwhile."""
+    environment = {"PYTHONPATH": str(packages)}
+    assert living.poise("up", "--port", "0", "--policy", "sjf", **environment).code == 0
+    running = living.poise("submit", "--json", "--", "sleep", "600").value["job"]
+    until(lambda: living.client().job(running).status == "running", "it runs")
+    control = living.pid("control")
+    assert living.poise("policy", "set", "fifo").code == 0
+    assert (living.pid("control"), living.client().policy().policy) == (control, "fifo")
+    kill(control)
+    assert living.poise("run", "--", "true").code == 0
+    assert events(living, "placed")[-1]["why"]["policy"] == "fifo"
+    assert living.poise("down", "--leave").code == 0
+    living.file("ours.yaml", "kind: policy\nname: ours\nscore: {solitude: 1, fit: 0.1}\n")
+    assert living.poise("up", "--port", "0", **environment).code == 0
+    assert living.client().status().policy == "fifo"
+    done = living.poise("up", "--policy", "ours.yaml", **environment)
+    assert done.code == 0, done.err
+    assert living.poise("run", "--", "true").code == 0
+    last = events(living, "placed")[-1]["why"]["policy"]
+    assert last.startswith("ours@") and last == living.poise("policy", "show", "--json").value["policy"]
+    shown = living.poise("policy", "show").text
+    assert last in shown and '"solitude": 1' in shown
+    assert living.client().job(running).tasks[0].epoch == 1
+    assert living.client().job(running).status == "running"
+    assert events(living, "policy-failed") == []
+    assert [event["policy"] for event in events(living, "configured")] == ["fifo", last]
+
+
+def test_a_policy_that_cannot_decide_is_not_set(living: Living, packages: Path) -> None:
+    (packages / "their_policies.py").write_text("import nothing_of_this_name\n")
+    start(living, packages, "poise")
+    living.file("bad.yaml", "kind: policy\nname: ours\nscore: {fitt: 1}\n")
+    for policy, says, where in (
+        ("raises", "it cannot be imported", "poise.policies: raises"),
+        ("nope", "there is no policy `nope`", "--policy"),
+        ("bad.yaml", "there is no term `fitt`", "score.fitt"),
+    ):
+        done = living.poise("policy", "set", policy, "--json")
+        assert (done.code, says in done.error["message"]) == (1, True), done.err
+        assert done.error["field"].startswith(where), done.error
+    assert living.client().status().policy == "poise"
+    assert events(living, "configured") == []
+
+
 def test_a_policy_that_prints_is_not_misread(living: Living, packages: Path) -> None:
     start(living, packages, "prints")
     assert living.poise("run", "--", "true").code == 0

@@ -14,6 +14,7 @@ import click
 from poise.cli.nodes import declared_fleet, read_fleet
 from poise.cli.numbers import Whole
 from poise.cli.output import TEXT, forms
+from poise.cli.policy import set_policy
 from poise.cli.render import LOGGED, print_json, say
 from poise.client import Client, answer_of_ray, current_home, failure_of
 from poise.config import DEFAULT_POLICY, LISTEN_PORT, Endpoint, Home, OnRay, parse_place
@@ -145,8 +146,8 @@ def up(
     """Start the control plane and the agent of this machine, or of a declared fleet's nodes, and keep them alive.
 
     All flags are kept for this home: a later `poise up` starts with them too, unless it is given others, --no-fleet or
-    --reset. While Poise is up, another fleet or policy is refused with exit code 1: `poise down --leave` first; running
-    work continues.
+    --reset. While Poise is up, another policy decides from then on, and another fleet is refused with exit code 1:
+    `poise down --leave` first. Running work continues.
     """
     if sum(map(bool, (fleet_file, on, no_fleet))) > 1:
         raise click.UsageError("`--fleet`, `--on` and `--no-fleet` exclude each other")
@@ -159,6 +160,8 @@ def up(
     declared_devices(home)  # the agent would leave a bad file out; here its mistakes are seen
     before = {} if reset else read_flags(home)
     flags = before | _given_flags(policy, share)
+    if policy is not None or reset:  # the log keeps the policy that was asked for last
+        flags["policy_asked"] = str(time.time())
     already = running_here(home) or supervised(home)
     label = "" if already and policy is None else _settle_policy(home, policy or kept_policy(home, before))
     cluster = _settle_ray(home, on, listen, gone=no_fleet or fleet_file is not None)
@@ -180,8 +183,8 @@ def up(
     if foreground:
         write_flags(home, flags)
         os.execv(sys.executable, [sys.executable, "-S", str(SUPERVISOR), str(home.root), *options])  # noqa: S606 — our own program
-    if already and policy is not None:
-        _check_policy(Client(home).status().policy, label, policy)
+    if already and policy is not None and Client(home).status().policy != label:
+        set_policy(policy)
     if not already:
         home.ray_answer.unlink(missing_ok=True)
     late = [name for name in KEPT if name in flags and _counts_later(home, name)] if already else []
@@ -287,17 +290,6 @@ def _wait_for_ray(home: Home, seconds: float) -> None:
 def _was_given(option: str) -> bool:
     """Whether it was typed, and is not the default."""
     return click.get_current_context().get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
-
-
-def _check_policy(current: str, label: str, given: str) -> None:
-    if current != label:
-        raise Conflict(
-            "it is up under another policy",
-            field="--policy",
-            need=label,
-            have=current,
-            hint=f"`poise down --leave`, then `poise up --policy {given}`; running work keeps running",
-        )
 
 
 @click.command()

@@ -26,7 +26,7 @@ import uvloop
 from poise import __version__
 from poise.config import DEFAULT_PORT, Address, Endpoint, Home, parse_place
 from poise.control.api import make_app
-from poise.control.decider import decider_for
+from poise.control.decider import Deciders
 from poise.control.entrance import Entrance
 from poise.control.lifetime import Lifetime
 from poise.control.plane import Plane, clock_of
@@ -34,7 +34,7 @@ from poise.decoding import json_decoder
 from poise.drivers.lock import take_lock
 from poise.drivers.logs import keep_pruned
 from poise.drivers.messages import Seldom, turn_over
-from poise.drivers.plugins import choose, code_of
+from poise.drivers.plugins import choice_of, choose, in_charge, settings_of
 from poise.drivers.reach import fingerprint
 from poise.drivers.security import ensure_token
 from poise.drivers.series import Series
@@ -49,7 +49,6 @@ from poise.kernel.controller import Controller, Settings
 from poise.model.events import decode_event, encode_event
 from poise.model.fleetfile import DeclaredFleet
 from poise.model.times import Times
-from poise.model.triggers import Triggers
 from poise.ports import Store
 from poise.units import HOUR, SECOND
 
@@ -78,6 +77,9 @@ def main() -> int:
     parser.add_argument("home", type=Path)
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="loopback port; another is taken if it is busy")
     parser.add_argument("--policy", default="poise", help="name of a policy, or a policy file")
+    parser.add_argument(
+        "--policy-asked", type=float, default=0.0, help="when somebody asked for it, in seconds since 1970; 0: nobody"
+    )
     parser.add_argument(
         "--decide-within", type=int, default=Times().decide, help="nanoseconds that a policy of others has for a round"
     )
@@ -134,7 +136,6 @@ def _hold(home: Home, token: str, options: argparse.Namespace, holds: Callable[[
 
 async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Callable[[], bool]) -> int:
     """The exit code."""
-    choice = choose(options.policy)
     loop = asyncio.get_running_loop()
     beyond = await asyncio.to_thread(_beyond, home, options.listen) if options.listen else None
     shared = await _shared(home, token, beyond.address.text if beyond else str(home.socket))
@@ -156,24 +157,24 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     Series(home.series).forget(ledger.nodes)
     settle_memory()
     fleet = _declared(options.fleet or home.fleet)
+    choice = choose(options.policy)
     settings = Settings(
-        policy=choice.label,
         history=options.history,
         version=__version__,
         throughputs=fleet.throughputs if fleet else {},
         fleet=fleet.name if fleet else "",
         declared=tuple(node.name for node in fleet.nodes) if fleet else (),
-        triggers=choice.recipe.triggers if choice.recipe else Triggers(),
-        recipe=msgspec.to_builtins(choice.recipe) if choice.recipe else {},
-        code=code_of(choice),
         dead_after=Times().dead_remote if options.listen else Times().dead_local,
         outage_hold=options.outage_hold,
         outage_settle=options.outage_settle,
         forget_after=Times().forget,
+        **settings_of(choice, options.policy_asked),
     )
-    decider = decider_for(choice, Times(decide=options.decide_within))
-    await decider.ready()
-    plane = Plane(Controller(ledger, settings), store, clock_of(ledger), decider, holds=holds)
+    settings = in_charge(settings, ledger.leader.began)
+    deciders = Deciders(lambda: plane.ledger.leader.began, Times(decide=options.decide_within))
+    with contextlib.suppress(SpecError):  # of a policy that the log names and that is not here each round will tell
+        await deciders.prepare(choice_of(settings))
+    plane = Plane(Controller(ledger, settings), store, clock_of(ledger), deciders, holds=holds)
     if shared is None:
         plane.begin(boot=boot_id(), boottime=boottime())
         await plane.settled()  # who does not get the log takes nobody's place at the socket
@@ -181,7 +182,16 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
         plane.behind = ""
     lifetime = Lifetime(plane, home, until_idle=options.until_idle)
     names, authority = (beyond.names, beyond.authority) if beyond else ((), b"")
-    app = make_app(plane, home, token, lifetime, decider.imagined, known_as=names, authority=authority)
+    app = make_app(
+        plane,
+        home,
+        token,
+        lifetime,
+        deciders.imagined,
+        known_as=names,
+        authority=authority,
+        try_out=deciders.try_out,
+    )
     tcp, port = _loopback(options.port)
     doors = [Entrance(app, [listen(home.socket), tcp, *([share(options.share)] if options.share else [])])]
     if beyond is not None:
@@ -202,7 +212,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     leaving.cancel()
     for task in tidying:
         task.cancel()
-    decider.close()
+    deciders.close()
     plane.end()
     for told in [home.endpoint, *([options.share] if options.share else [])]:  # nobody is to wait for an answer there
         with contextlib.suppress(OSError):

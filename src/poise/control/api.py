@@ -6,7 +6,7 @@ Each route says which role it needs (`opt`), and answers with what the bearer of
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from functools import cache, partial
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
@@ -26,12 +26,14 @@ from poise.control.hot import (
     Submissions,
     WorkerChannel,
 )
+from poise.control.kept import forget_policy
 from poise.control.lifetime import Lifetime
 from poise.control.openapi import SCHEMA, LoggedEvent, document
 from poise.control.plane import Plane
 from poise.control.routes import Content, Request, Routes, Stream
 from poise.control.shares import Turns
 from poise.drivers.joblogs import Wanted, follow_job
+from poise.drivers.plugins import Choice, check_needs, choose, choose_document, is_file, settings_of
 from poise.drivers.security import caller_key, worker_key
 from poise.drivers.series import Series
 from poise.errors import NotFound, NotLeading, SpecError, StoreFull
@@ -42,6 +44,7 @@ from poise.kernel.explain import (
     Question,
     job_report,
     node_report,
+    policy_report,
     question,
     status_report,
     token_report,
@@ -81,6 +84,8 @@ from poise.model.reports import (
     NodeReport,
     Overview,
     PlanReport,
+    PolicyReport,
+    PolicyRequest,
     QuotaReport,
     RefusalsReport,
     StatusReport,
@@ -230,10 +235,11 @@ def make_app(
     known_as: Collection[str] = (),
     authority: bytes = b"",
     chances: Chances | None = None,
+    try_out: Callable[[Choice], Awaitable[None]] | None = None,
 ) -> App:
     """The whole API behind its guard. `imagined` gives the policy in charge, to be asked what if. `known_as` are the
     names of this machine to others, and `authority` the certificate by which they know it, where it listens to them.
-    `chances` answers questions about deadlines.
+    `chances` answers questions about deadlines, and `try_out` raises `SpecError` for a policy that cannot decide here.
     """
 
     gate, consoles = Gatekeeper(plane, token), Consoles(plane)
@@ -638,6 +644,24 @@ def make_app(
         note = quota_note(await plane.settled(), tenant, lifted=True)
         await plane.request(lambda request: machine.SetQuota(request, tenant, None, bearer))
         return {"tenant": tenant, "note": note}
+
+    @routes.get("/v1/policy", summary="The policy that decides", role=VIEWER)
+    async def policy_in_charge() -> PolicyReport:
+        return policy_report(await plane.settled())
+
+    @routes.put("/v1/policy", summary="Let another policy decide from now on", status=202, role=ADMIN)
+    async def set_policy(bearer: Bearer, data: PolicyRequest) -> PolicyReport:
+        plane.check_leading()
+        if data.document is None and is_file(data.name):
+            raise SpecError("a file is read where it is", field="name", have=data.name, hint="send its content")
+        choice = choose(data.name) if data.document is None else choose_document(data.document)
+        check_needs(choice)
+        if try_out is not None:
+            await try_out(choice)
+        told = settings_of(choice, plane.clock.wall())
+        await plane.request(lambda request: machine.Configure(request=request, bearer=bearer, **told))
+        forget_policy(home)
+        return policy_report(await plane.settled())
 
     @routes.get("/v1/tokens", summary="Tokens that were given, the latest revoked ones included", role=ADMIN)
     async def tokens() -> list[TokenReport]:

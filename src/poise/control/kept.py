@@ -51,7 +51,16 @@ def options_of(home: Home, flags: dict[str, str]) -> list[str]:
             options += [option, kept_policy(home, flags)]
         else:
             options += [option, text]
+    if asked := flags.get("policy_asked"):
+        options += ["--policy-asked", asked]
     return options
+
+
+def forget_policy(home: Home) -> None:
+    """Keep no policy of earlier starts: another one was set since, and the log keeps that."""
+    flags = read_flags(home)
+    if flags.keys() & {"policy", "policy_asked"}:
+        write_flags(home, {name: text for name, text in flags.items() if name not in ("policy", "policy_asked")})
 
 
 def kept_policy(home: Home, flags: dict[str, str]) -> str:

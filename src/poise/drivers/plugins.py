@@ -28,6 +28,7 @@ from poise import __version__
 from poise.decoding import convert
 from poise.drivers.views import Unsound, check_plan, decode_plan, encode_plan
 from poise.errors import Fault, InputError, PoiseError, SpecError
+from poise.kernel.controller import Settings, left_with
 from poise.model.decisions import Plan
 from poise.model.document import near
 from poise.model.events import Began
@@ -197,7 +198,7 @@ def policy_of(began: Began, *, anyway: bool = False) -> ClusterPolicy | str:
     here, or its code is another one now, unless that does not matter (`anyway`). Loads code of others.
     """
     try:
-        choice = _choice_of(began)
+        choice = choice_of(began)
         if not anyway and began.code != (code := code_of(choice)):
             then = began.code or "unknown"
             return (
@@ -207,6 +208,37 @@ def policy_of(began: Began, *, anyway: bool = False) -> ClusterPolicy | str:
         return tried(choice)
     except SpecError as error:
         return f"decided by `{began.policy}`: {error}"
+
+
+def choice_of(began: Began | Settings) -> Choice:
+    """What was chosen then. Raises `SpecError` where it is not to be had here."""
+    if not began.recipe:
+        return choose(began.policy.partition("@")[0])
+    try:
+        recipe = convert(began.recipe, Recipe)
+    except msgspec.ValidationError as error:
+        raise SpecError(
+            f"its recipe is not known here: {error}", field="recipe", hint="`poise replay --policy NAME`"
+        ) from None
+    choice = Choice(label=recipe.name, recipe=recipe)
+    return msgspec.structs.replace(choice, foreign=bool(_foreign_points(choice)))
+
+
+def settings_of(choice: Choice, asked: float) -> dict[str, Any]:
+    """What a control plane is told of a policy that somebody asked for at `asked`, in seconds since 1970."""
+    recipe = msgspec.to_builtins(choice.recipe) if choice.recipe else {}
+    return {"policy": choice.label, "recipe": recipe, "code": code_of(choice), "asked": asked}
+
+
+def in_charge(settings: Settings, began: Began | None) -> Settings:
+    """What `left_with` gives, with the code that is here now."""
+    left = left_with(settings, began)
+    if left is settings:
+        return settings
+    try:
+        return msgspec.structs.replace(left, **settings_of(choice_of(left), left.asked))
+    except SpecError:  # it is not to be had here, as each round will say
+        return left
 
 
 def sample_view() -> Snapshot:
@@ -225,20 +257,6 @@ def sample_view() -> Snapshot:
 
 
 # --- inside ----------------------------------------------------------------------------------------------------------
-
-
-def _choice_of(began: Began) -> Choice:
-    """What was chosen then. Raises `SpecError` where it is not to be had here."""
-    if not began.recipe:
-        return choose(began.policy.partition("@")[0])
-    try:
-        recipe = convert(began.recipe, Recipe)
-    except msgspec.ValidationError as error:
-        raise SpecError(
-            f"its recipe is not known here: {error}", field="recipe", hint="`poise replay --policy NAME`"
-        ) from None
-    choice = Choice(label=recipe.name, recipe=recipe)
-    return msgspec.structs.replace(choice, foreign=bool(_foreign_points(choice)))
 
 
 def _foreign_points(choice: Choice) -> list[metadata.EntryPoint]:

@@ -18,7 +18,7 @@ from poise.engine.network import End
 from poise.engine.timeline import WALL, Killed, Process, SimulatedClock, Timeline
 from poise.errors import Conflict, PoiseError, StoreDamaged
 from poise.kernel import controller as machine
-from poise.kernel.controller import Controller, Settings
+from poise.kernel.controller import Controller, Settings, left_with
 from poise.kernel.ledger import Ledger
 from poise.model.decisions import Place, Plan, Preempt, Resize, Spot, Why
 from poise.model.messages import Hello
@@ -34,7 +34,7 @@ BUDGET = 1 * SECOND
 class SimulatedDecider:
     """The `Decider` port: a policy that costs virtual time, and that raises, loops or lies while a fault says so."""
 
-    def __init__(self, policy: ClusterPolicy, process: Process, home: "SimulatedHome") -> None:
+    def __init__(self, policy: Callable[[], ClusterPolicy], process: Process, home: "SimulatedHome") -> None:
         self._policy = policy
         self._process = process
         self._home = home
@@ -47,9 +47,9 @@ class SimulatedDecider:
         elif fault == "lie":
             plan = self._lie(view)
         elif fault == "slow":
-            plan, cost = self._policy.decide(view), 10 * SECOND
+            plan, cost = self._policy().decide(view), 10 * SECOND
         else:
-            plan = self._policy.decide(view)
+            plan = self._policy().decide(view)
         self._process.call_later(cost / SECOND, answer, plan)
 
     def _lie(self, view: Snapshot) -> Plan:
@@ -114,6 +114,12 @@ class SimulatedControl:
         self._home = home
         self._channels: list[End] = []
 
+    def _policy(self) -> ClusterPolicy:
+        """The one in charge."""
+        if self.host is None:
+            raise AssertionError("nobody asks for a plan before there is a host")
+        return policy_named(self.host.ledger.leader.policy)
+
     def start(self) -> None:
         """Take the log. Raises StoreDamaged where it is not to be trusted."""
         home = self._home
@@ -126,10 +132,10 @@ class SimulatedControl:
         start = ledger.leader.resume_at(boot, boottime, WALL + boottime / SECOND + home.wall_off)
         self.process.start()
         self.host = Host(
-            Controller(ledger, home.settings),
+            Controller(ledger, left_with(home.settings, ledger.leader.began)),
             store,
             SimulatedClock(self.process, start - boottime),
-            SimulatedDecider(policy_named(home.settings.policy), self.process, home),
+            SimulatedDecider(self._policy, self.process, home),
             self.process,
             tell=home.told,
             holds=lambda: home.control is self,

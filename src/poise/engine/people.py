@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from poise.engine.scenario import Act
 from poise.engine.timeline import WALL
 from poise.errors import PoiseError
-from poise.kernel.controller import Cancel, Drain, Message, Reply, SetQuota, Submit
+from poise.kernel.controller import Cancel, Configure, Drain, Message, Reply, SetQuota, Submit
 from poise.model.quotas import Quota
 from poise.model.resources import PLENTY
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role
@@ -75,6 +75,9 @@ class People:
             make = lambda request: Drain(request, act.of, on, moves=moves)  # noqa: E731
         elif act.act == "quota":
             make = lambda request: SetQuota(request, act.tenant, _quota_of(act))  # noqa: E731
+        elif act.act == "policy":
+            asked = WALL + simulation.timeline.now / SECOND
+            make = lambda request: Configure(request, act.of, asked)  # noqa: E731
 
         def answer(reply: Reply) -> None:
             nonlocal answered
@@ -119,6 +122,8 @@ class People:
             judge.cancelled(self.jobs[act.of])
         elif act.act == "quota":
             judge.bounded(act.tenant, _quota_of(act))
+        elif act.act == "policy":
+            judge.configured(act.of)
         elif ":" not in act.of:  # a device may have failed again since
             judge.drained(act.of, act.act != "undrain")
 

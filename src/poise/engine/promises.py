@@ -229,6 +229,11 @@ class Judge:
         if self._quotas.get(tenant) != quota:
             raise Violation("S3", f"{quota} of {tenant} was acknowledged, and the log has {self._quotas.get(tenant)}")
 
+    def configured(self, policy: str) -> None:
+        """That this policy is set was acknowledged."""
+        if self.ledger.leader.policy != policy:
+            raise Violation("S3", f"{policy} was acknowledged, and the log has {self.ledger.leader.policy}")
+
     def _is_kept(self, tenant: str, key: str, job: str) -> None:
         if job not in self._units_of:
             raise Violation("S3", f"{job} was acknowledged (for {tenant}, {key}), and is not in the durable log")

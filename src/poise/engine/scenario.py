@@ -129,13 +129,13 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return " ".join(part for part in parts if part)
 
 
-ActKind = Literal["submit", "cancel", "drain", "empty", "undrain", "quota"]
+ActKind = Literal["submit", "cancel", "drain", "empty", "undrain", "quota", "policy"]
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What somebody asks for: `document` is the job that is submitted, under `key`, after that of the key `of` if it
-    is known by then; else `of` is the key whose job is cancelled, or the node. `amount` is a quota in milli-CPU, 0 for
-    none.
+    is known by then; else `of` is the key whose job is cancelled, the node, or the policy that is set. `amount` is a
+    quota in milli-CPU, 0 for none.
     """
 
     at: int
@@ -165,6 +165,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     history: int = 1000
     checkpoint_every: int = 20_000
 
+
+CONFIGURED = 0.3
+"""The share of scenarios in which somebody sets another policy."""
 
 POLICIES = ("poise", "poise", "poise", "fifo", "srtf", "round-robin", "static")
 RESIZING = 0.7
@@ -212,7 +215,7 @@ def scenario_of(seed: int, nemeses: Sequence[Nemesis], *, faulty: float = 32.0, 
     random = Random(f"scenario {seed}")
     nodes = tuple(_node(random, number) for number in range(random.randint(2, 5)))
     heals = int(faulty * SECOND)
-    acts = _acts(random, nodes, heals)
+    acts = _acts(random, nodes, heals) + _configuring(Random(f"policies {seed}"), heals)
     incidents = sorted(
         (incident for nemesis in nemeses for spec in nemesis.faults for incident in _draw(random, spec, nodes, heals)),
         key=lambda incident: incident.at,
@@ -264,6 +267,13 @@ def _acts(random: Random, nodes: tuple[Node, ...], heals: int) -> list[Act]:
         )
         acts.append(Act(at=heals, act="quota", tenant=tenant))
     return acts
+
+
+def _configuring(random: Random, heals: int) -> list[Act]:
+    """Somebody sets another policy."""
+    if random.random() >= CONFIGURED:
+        return []
+    return [Act(at=int(random.uniform(0, heals)), act="policy", key="policy", of=random.choice(POLICIES))]
 
 
 def _document(random: Random, most_gpus: int) -> dict[str, Any]:

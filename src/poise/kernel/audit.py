@@ -4,6 +4,7 @@ from poise.kernel.ledger import Ledger
 from poise.model.document import some
 from poise.model.events import (
     AUDITED,
+    Configured,
     DeviceDrained,
     JobCancelled,
     JobChanged,
@@ -66,6 +67,8 @@ def _in_words(event: AUDITED) -> str:
             token = event.token
             name = f" ({token.name})" if token.name else ""
             return f"added token {token.id}{name}: {token.role.name.lower()} of {token.tenant}"
+        case Configured():
+            return f"set the policy to {event.policy}"
         case TokenRevoked():
             return f"revoked token {event.id}"
     return "stopped the control plane"

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from poise.decoding import convert
 from poise.errors import Busy, Conflict, InputError, NotFound, PoiseError, SpecError, StoreFull
 from poise.kernel import changing
 from poise.kernel.dispatch import Dispatch
@@ -36,6 +37,7 @@ from poise.model.events import (
     Called,
     CallsClosed,
     CallTried,
+    Configured,
     DeviceCordoned,
     DeviceDrained,
     Event,
@@ -102,6 +104,7 @@ from poise.model.triggers import Triggers
 from poise.model.views import Snapshot
 from poise.policy.emptying import may_go
 from poise.policy.feasible import ability, capacity
+from poise.policy.recipe import Recipe
 from poise.policy.suites import is_fixed
 from poise.units import MILLISECOND, SECOND
 
@@ -146,8 +149,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     declared fleet is forgotten after `forget_after` (0: never), unless it is drained, which it is to be when it
     comes back. Exclusive work has a `lease`. While anything waits, a round is decided at least each `poll` (0: only
     when something happens, or at the instant that the last plan named); with an `every`, rounds are decided at its
-    multiples only. `fleet` is the name of the declared fleet and `declared` its nodes, where there is one. `recipe`
-    and `code` are for the log (see `Began`).
+    multiples only. `fleet` is the name of the declared fleet and `declared` its nodes, where there is one. `policy`
+    decides from the beginning on, until another one is configured; `recipe`, `code` and `asked` are as in `Began`.
     """
 
     policy: str = "poise"
@@ -165,11 +168,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lease: int = TIMES.lease
     version: str = ""
     throughputs: dict[str, float] = {}
-    triggers: Triggers = Triggers()
     fleet: str = ""
     declared: tuple[str, ...] = ()
     recipe: dict[str, Any] = {}
     code: str = ""
+    asked: float = 0.0
+
+
+def left_with(settings: Settings, began: Began | None) -> Settings:
+    """These settings with the policy that a log was left with, where somebody asked for that one later."""
+    if began is None or began.asked <= settings.asked:
+        return settings
+    return msgspec.structs.replace(
+        settings, policy=began.policy, recipe=began.recipe, code=began.code, asked=began.asked
+    )
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -241,6 +253,17 @@ class Drain(msgspec.Struct, frozen=True):
     on: bool
     bearer: Bearer = HOME
     moves: bool = False
+
+
+class Configure(msgspec.Struct, frozen=True):
+    """Another policy is to decide; its fields are those of `Configured`. Answered with the revision."""
+
+    request: int
+    policy: str
+    asked: float
+    recipe: dict[str, Any] = {}
+    code: str = ""
+    bearer: Bearer = HOME
 
 
 class GiveUp(msgspec.Struct, frozen=True):
@@ -373,6 +396,7 @@ Request = (
     | GiveUp
     | Lend
     | SetQuota
+    | Configure
     | AddToken
     | RevokeToken
     | AskToStop
@@ -532,15 +556,14 @@ class Controller:
         self._head = 0
         self._deciding = False
         self._asked: Snapshot | None = None
-        self._reloaded = 0
+        self._passed_over = 0  # plans on views of up to then do not count
         self._failing, self._told_failing = "", 0
         self._until: int | None = None
         self._closed = False
         self._asks: tuple[Ask, ...] | None = None
         self._joined = False  # nodes have joined since the last round
         self._freed = False  # attempts are done, which is of no matter unless there is room for what is asked
-        self._watch = Watch(settings.triggers)
-        self._quiet = min(settings.suspect_after + 1, self._watch.patience)  # nothing follows from less silence
+        self._watch = Watch(_triggers_of(settings.recipe))
         self._fired: list[str] = []
         self._last_round = 0
         self._last_recall = 0
@@ -581,6 +604,7 @@ class Controller:
             code=self.settings.code,
             fair=True,
             fixed=is_fixed(self.settings.policy),
+            asked=self.settings.asked,
         )
         self._commit(began)
         self._dispatch = self._make_dispatch(now)
@@ -623,6 +647,8 @@ class Controller:
                 self._answer(message.request, lambda: self._lend(message, now))
             case SetQuota():
                 self._answer(message.request, lambda: self._set_quota(message, now))
+            case Configure():
+                self._answer(message.request, lambda: self._configure(message, now))
             case FromCallWorker():
                 if self._full:
                     return (HangCalls(),)
@@ -716,7 +742,7 @@ class Controller:
         are not late only the one that was heard first counts: there may be thousands.
         """
         late: dict[str, int] = {}
-        first, latest = FOREVER, heard_until - self._quiet
+        first, latest = FOREVER, heard_until - self._quiet()
         contacts, said = self._contacts, self._said
         for name, node in self.ledger.nodes.items():
             if node.status == "up":
@@ -726,7 +752,7 @@ class Controller:
                 elif heard < first:
                     first = heard
         self._watch.heard_all_but(late)
-        self._look_at, self.held = first + self._quiet, 0
+        self._look_at, self.held = first + self._quiet(), 0
         due: list[str] = []
         for name, heard in late.items():
             node, silence = self.ledger.nodes[name], heard_until - heard
@@ -743,6 +769,10 @@ class Controller:
         if due:
             self._give_up_unless_held(due, heard_until, now)
         self._look_no_sooner_than = now + PER_NODE * len(self.ledger.nodes)
+
+    def _quiet(self) -> int:
+        """Nothing follows from less silence than this."""
+        return min(self.settings.suspect_after + 1, self._watch.patience)
 
     def _give_up_unless_held(self, due: Sequence[str], heard_until: int, now: int) -> None:
         """Give up these nodes, unless they are missing for another reason than that they have failed. Only those count
@@ -1033,6 +1063,27 @@ class Controller:
             self._dirty = True
         return message.tenant
 
+    def _configure(self, message: Configure, now: int) -> int:
+        """The policy that is asked for decides from now on; a plan that the one before is making does not count."""
+        configured = Configured(
+            at=now,
+            policy=message.policy,
+            asked=message.asked,
+            recipe=message.recipe,
+            code=message.code,
+            fixed=is_fixed(message.policy),
+            by=message.bearer.token,
+        )
+        self._commit(configured)
+        self._watch.triggers = _triggers_of(message.recipe)
+        self._forget_round(now)
+        return self.ledger.revision
+
+    def _forget_round(self, now: int) -> None:
+        """Whatever plan is being made does not count, and another round is due."""
+        self._deciding, self._asked, self._passed_over = False, None, now
+        self._asks, self._until, self._closed, self._dirty = None, None, False, True
+
     def _add_token(self, message: AddToken, now: int) -> Token:
         standing = sum(not token.revoked for token in self.ledger.tokens.values())
         if standing >= MAX_TOKENS:
@@ -1141,7 +1192,7 @@ class Controller:
         for unit in list({unit.id: unit for unit, _ in self.ledger.active.on(lent)}.values()):
             stay = sum(task.active and not task.leaving and task.node != lent for task in unit.tasks)
             if not (unit.resizes and stay >= max(1, unit.spec.least)):
-                why = Why(policy=self.settings.policy, base=self.ledger.revision, rank=f"{lent} is lent")
+                why = Why(policy=self.ledger.leader.policy, base=self.ledger.revision, rank=f"{lent} is lent")
                 self._preempt(Preempt(unit=unit.id, cause="move", why=why), now, stale=False)
         return lent
 
@@ -1163,11 +1214,11 @@ class Controller:
     def _from_node(self, name: str, message: FromAgent, by: str, now: int) -> None:
         self._contacts[name] = self._contact(name).after(message, now)
         if isinstance(message, Hello):
-            self._look_no_later_than(now + self._quiet)
+            self._look_no_later_than(now + self._quiet())
         known = self.ledger.nodes.get(name)
         if known is not None and known.suspect and not self._full:
             self._commit(NodeTrusted(at=now, name=name))
-            self._look_no_later_than(now + self._quiet)
+            self._look_no_later_than(now + self._quiet())
         if self._full:  # nothing can be recorded, so nothing is acknowledged: the agent keeps it and says it again
             self._hang(name)
         elif isinstance(message, Hello):
@@ -1193,7 +1244,7 @@ class Controller:
         was = self._contact(name)
         self._contacts[name] = expected = was.expecting(self._now)
         if expected.heard < was.heard:
-            self._look_no_later_than(expected.heard + self._quiet)
+            self._look_no_later_than(expected.heard + self._quiet())
 
     def _look_no_later_than(self, instant: int) -> None:
         """A node may have been silent for too long sooner than was known."""
@@ -1479,17 +1530,18 @@ class Controller:
     # --- deciding ----------------------------------------------------------------------------------------------------
 
     def _decided(self, plan: Plan, view: Snapshot | None, now: int) -> None:
-        if view is not None and view is not self._asked and view.now <= self._reloaded:
-            return  # it saw what never was: the log has lost that
+        if view is not None and view is not self._asked and view.now <= self._passed_over:
+            return  # it saw what never was, as the log has lost that; or the policy has changed since
         self._deciding, self._asked = False, None
         if self._full:
             return
         self._until, self._closed = plan.until, plan.closed
-        self._asks = plan.asks if plan.policy == self.settings.policy and not plan.failed else None
+        in_charge = self.ledger.leader.policy
+        self._asks = plan.asks if plan.policy == in_charge and not plan.failed else None
         stale = view is None or view.revision != self.ledger.revision  # whatever the plan says: a policy may be wrong
         if plan.failed and (plan.failed != self._failing or now - self._told_failing >= TELL_AGAIN):
             self._told_failing = now
-            self._commit(PolicyFailed(at=now, policy=self.settings.policy, error=plan.failed))
+            self._commit(PolicyFailed(at=now, policy=in_charge, error=plan.failed))
         self._failing = plan.failed
         before = self.ledger.revision
         launches: dict[str, list[Launch]] = {}
@@ -1508,7 +1560,7 @@ class Controller:
         if plan.memory is not None:
             self._commit(Remembered(at=now, memory=plan.memory))
         if view is not None and self.ledger.revision > before:
-            by = plan.policy if plan.policy != self.settings.policy else ""
+            by = plan.policy if plan.policy != in_charge else ""
             self._commit(Round(at=now, base=view.revision, asked=view.now, fired=view.triggers, policy=by))
         for node, batch in launches.items():
             self._send(node, Desired(launches=tuple(batch)))
@@ -1654,9 +1706,11 @@ class Controller:
         """Go back to what is durable; refuse what waited; make every node say anew what it holds."""
         self.ledger, self._durable = message.ledger, message.ledger.revision
         self._checkpointed = min(self._checkpointed, self.ledger.revision)
-        self._full, self._deciding, self._asked, self._reloaded = True, False, None, now
+        self._full = True
+        self._forget_round(now)
+        began = self.ledger.leader.began
+        self._watch.triggers = _triggers_of(began.recipe if began is not None else {})
         self._lateness = Lateness()
-        self._asks = None
         self._events.clear()
         refused = [
             effect if effect.error else Reply(effect.request, error=message.error)
@@ -1669,6 +1723,10 @@ class Controller:
         self._connected.clear()
         self._dispatch = self._make_dispatch(self.ledger.now)
         return (*refused, *hung, HangCalls())
+
+
+def _triggers_of(recipe: dict[str, Any]) -> Triggers:
+    return convert(recipe, Recipe).triggers if recipe else Triggers()
 
 
 def _in_phase(unit: UnitState, env: dict[str, str]) -> dict[str, str]:

@@ -40,6 +40,7 @@ from poise.model.reports import (
     JobReport,
     NodeReport,
     PhaseTimes,
+    PolicyReport,
     QuotaReport,
     StatusReport,
     TaskReport,
@@ -502,6 +503,14 @@ def node_report(
         upkeep=upkeep,
         unfit=state.unfit,
     )
+
+
+def policy_report(ledger: Ledger) -> PolicyReport:
+    """The policy in charge."""
+    began = ledger.leader.began
+    if began is None:
+        return PolicyReport(policy=ledger.leader.policy)
+    return PolicyReport(policy=began.policy, asked=began.asked, recipe=began.recipe)
 
 
 def status_report(

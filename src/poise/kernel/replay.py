@@ -20,7 +20,7 @@ from poise.decoding import convert
 from poise.kernel.ledger import Ledger
 from poise.kernel.verify import verify
 from poise.model.decisions import Plan, Rejection
-from poise.model.events import Began, Event, Held, Placed, Preempted, Remembered, Resized, Round
+from poise.model.events import Began, Configured, Event, Held, Placed, Preempted, Remembered, Resized, Round
 from poise.policy.recipe import Recipe
 from poise.policy.suites import POLICIES, SAFE_POLICY, ClusterPolicy, Suite, decide_safely
 
@@ -165,9 +165,9 @@ class _Replay:
             elif isinstance(event, Round):
                 self._close(event)
                 revision, coming = next(ahead, (0, None))
-            elif isinstance(event, Began):
-                self._policy = self._choose(event)
             ledger.apply(event)
+            if isinstance(event, Began | Configured) and ledger.leader.began is not None:
+                self._policy = self._choose(ledger.leader.began)
         return Replayed(
             first=self._first,
             last=ledger.revision,

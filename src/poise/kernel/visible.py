@@ -19,6 +19,7 @@ from poise.model.events import (
     Called,
     CallsClosed,
     CallTried,
+    Configured,
     DeadlinesMissed,
     DeviceCordoned,
     DeviceDrained,
@@ -135,7 +136,7 @@ class Sight:
                 return self._asked(msgspec.structs.replace(event, jobs=own)) if own else None
             case QuotaSet():
                 return self._asked(event) if event.tenant == self.bearer.tenant else None
-            case NodeJoined() | NodeDrained() | DeviceDrained():
+            case NodeJoined() | NodeDrained() | DeviceDrained() | Configured():
                 return self._asked(event)
             case Placed() | Preempted() | Resized():
                 return self._only(event, frozenset()) if self._is_own(event.unit) else None

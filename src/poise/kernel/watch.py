@@ -52,7 +52,7 @@ class Watch:
     """Call `load` for each sample, `settled` at times, the others when there is something to say."""
 
     def __init__(self, triggers: Triggers) -> None:
-        self._triggers = triggers
+        self.triggers = triggers
         self._nodes: dict[str, _Watched] = {}
         self._silent: set[str] = set()
         self._moving: dict[str, _Watched] = {}  # those that may be told of soon
@@ -78,9 +78,9 @@ class Watch:
         """Take in a sample; what follows from it is told by `settled` when it has stayed."""
         watched = self._nodes.setdefault(node, _Watched())
         watched.load = load
-        differs = level_of(load, self._triggers.limits) != watched.level
+        differs = level_of(load, self.triggers.limits) != watched.level
         watched.level_since = (watched.level_since or now) if differs else 0
-        threshold = self._triggers.cool_below if watched.hot else self._triggers.hot_above
+        threshold = self.triggers.cool_below if watched.hot else self.triggers.hot_above
         differs = (load.cpu > threshold) != watched.hot
         watched.hot_since = (watched.hot_since or now) if differs else 0
         if watched.level_since or watched.hot_since:
@@ -93,9 +93,9 @@ class Watch:
         changes = []
         for name, watched in list(self._moving.items()):
             changed = False
-            if watched.level_since and now - watched.level_since >= self._triggers.settles:
-                watched.level, watched.level_since, changed = level_of(watched.load, self._triggers.limits), 0, True
-            if watched.hot_since and now - watched.hot_since >= self._triggers.hot_for:
+            if watched.level_since and now - watched.level_since >= self.triggers.settles:
+                watched.level, watched.level_since, changed = level_of(watched.load, self.triggers.limits), 0, True
+            if watched.hot_since and now - watched.hot_since >= self.triggers.hot_for:
                 watched.hot, watched.hot_since, changed = not watched.hot, 0, True
             if changed:
                 changes.append(Change(name, watched.level, watched.hot))
@@ -116,7 +116,7 @@ class Watch:
     @property
     def patience(self) -> int:
         """The silence, in nanoseconds, after which enough heartbeats have failed in a row."""
-        return self._triggers.failed_checks * self._triggers.heartbeat
+        return self.triggers.failed_checks * self.triggers.heartbeat
 
     def silent(self, node: str, silence: int) -> Fired | None:
         """How long a node has not been heard. Fires once for each time that enough heartbeats failed in a row."""
@@ -124,7 +124,7 @@ class Watch:
             self._silent.discard(node)
         elif node not in self._silent:
             self._silent.add(node)
-            return Fired("failed-checks", node, f"{silence // self._triggers.heartbeat} in a row")
+            return Fired("failed-checks", node, f"{silence // self.triggers.heartbeat} in a row")
         return None
 
     def silent_at(self, node: str, heard: int) -> int | None:
@@ -139,31 +139,31 @@ class Watch:
         """How long one short task took from when it could start to its end."""
         self._response += (nanoseconds - self._response) // SMOOTH
         if self._slow:
-            self._slow = self._response > REARM * self._triggers.response_above
+            self._slow = self._response > REARM * self.triggers.response_above
             return None
-        self._slow = self._response > self._triggers.response_above
+        self._slow = self._response > self.triggers.response_above
         return Fired("response", "", f"{self._response // MILLISECOND} ms in the mean") if self._slow else None
 
     def use(self, share: int, now: int) -> Fired | None:
         """The share of the fleet's CPUs or devices that is taken, in thousandths, whichever is more."""
-        if share <= REARM * self._triggers.use_above:
+        if share <= REARM * self.triggers.use_above:
             self._full_since, self._full = 0, False
-        elif share > self._triggers.use_above:
+        elif share > self.triggers.use_above:
             self._full_since = self._full_since or now
-        if self._full or not self._full_since or now - self._full_since < self._triggers.use_for:
+        if self._full or not self._full_since or now - self._full_since < self.triggers.use_for:
             return None
         self._full = True
         return Fired("use", "", f"{share / 10:g} %")
 
     def is_long_full(self, now: int) -> bool:
         """Whether the fleet has been in use above the threshold for long enough, as far as `use` was told."""
-        return not self._full and 0 < self._full_since <= now - self._triggers.use_for
+        return not self._full and 0 < self._full_since <= now - self.triggers.use_for
 
     def _times(self) -> Iterator[int]:
         if self._full_since and not self._full:
-            yield self._full_since + self._triggers.use_for
+            yield self._full_since + self.triggers.use_for
         for watched in self._moving.values():
             if watched.level_since:
-                yield watched.level_since + self._triggers.settles
+                yield watched.level_since + self.triggers.settles
             if watched.hot_since:
-                yield watched.hot_since + self._triggers.hot_for
+                yield watched.hot_since + self.triggers.hot_for

@@ -27,7 +27,8 @@ class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_default
 
     What else its views had, so that its rounds can be decided again: `seed`, `throughputs`, the `recipe` of a policy
     that does not ship with Poise, and `code`, which tells versions of the code that decides apart. A policy that is
-    `fixed` gives each unit one place only, by its number: it is shown all that waits and all that runs.
+    `fixed` gives each unit one place only, by its number: it is shown all that waits and all that runs. `asked` is when
+    somebody asked for the policy, in seconds since 1970; 0 for the default.
     """
 
     at: int
@@ -44,6 +45,28 @@ class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_default
     code: str = ""
     fair: bool = False
     fixed: bool = False
+    asked: float = 0.0
+
+
+class Configured(msgspec.Struct, frozen=True, tag="configured", kw_only=True, omit_defaults=True):
+    """Another policy decides from here on, as somebody asked for at `asked` (seconds since 1970). It remembers nothing
+    of the one before. The other fields are those of `Began`, and count until the next of both.
+    """
+
+    at: int
+    policy: str
+    asked: float
+    recipe: dict[str, Any] = {}
+    code: str = ""
+    fixed: bool = False
+    by: str = ""
+
+
+def configured(began: Began, event: Configured) -> Began:
+    """The control plane that began so, under the policy that was configured since."""
+    return msgspec.structs.replace(
+        began, policy=event.policy, recipe=event.recipe, code=event.code, fixed=event.fixed, asked=event.asked
+    )
 
 
 class JobSubmitted(msgspec.Struct, frozen=True, tag="submitted", kw_only=True, omit_defaults=True, gc=False):
@@ -430,6 +453,7 @@ class Round(msgspec.Struct, frozen=True, tag="round", kw_only=True, omit_default
 
 Event = (
     Began
+    | Configured
     | JobSubmitted
     | JobCancelled
     | JobsCancelled
@@ -484,6 +508,7 @@ AUDITED = (
     | QuotaSet
     | TokenAdded
     | TokenRevoked
+    | Configured
     | StopAsked
 )
 """What was done because somebody asked for it."""

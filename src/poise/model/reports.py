@@ -4,7 +4,7 @@ Times of day are seconds since 1970 (0: not yet), durations are nanoseconds.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -381,6 +381,23 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     stands_by: bool = False
     leader: str = ""
     phases: dict[str, PhaseTimes] = {}
+
+
+class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The policy that decides: its name in the log, which ends with a digest where it is from a file or from a package,
+    and the content of the file. `asked` is when somebody asked for it, in seconds since 1970; 0 for the default.
+    """
+
+    policy: str
+    asked: float = 0.0
+    recipe: dict[str, Any] = {}
+
+
+class PolicyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The policy that is to decide: its `name`, or the content of a policy file."""
+
+    name: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    document: dict[str, Any] | None = None
 
 
 class NodeUse(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from poise.kernel.controller import Settings
 from poise.kernel.ledger import Ledger
 from poise.model.catalogue import CATALOGUE, device_of, models_named
 from poise.model.document import near
-from poise.model.events import Began, Event, NodeForgotten, NodeJoined
+from poise.model.events import Began, Configured, Event, NodeForgotten, NodeJoined, configured
 from poise.model.resources import Device, Node
 from poise.policy.suites import ClusterPolicy
 from poise.twin.forecast import BOUNDS, Bounds, Futures, Range, Target, followed, range_of
@@ -192,6 +192,8 @@ def recorded(events: Iterable[Event], start: Ledger | None = None) -> Recorded:
             found.nodes.pop(event.name, None)
         elif isinstance(event, Began):
             found.began = event
+        elif isinstance(event, Configured) and found.began is not None:
+            found.began = configured(found.began, event)
     return found
 
 

@@ -46,6 +46,8 @@ NEEDS = {
     "GET /v1/quotas": Role.VIEWER,
     "PUT /v1/quotas/{tenant}": Role.ADMIN,
     "DELETE /v1/quotas/{tenant}": Role.ADMIN,
+    "GET /v1/policy": Role.VIEWER,
+    "PUT /v1/policy": Role.ADMIN,
     "GET /v1/tokens": Role.ADMIN,
     "POST /v1/tokens": Role.ADMIN,
     "DELETE /v1/tokens/{token_id}": Role.ADMIN,
@@ -243,6 +245,7 @@ def test_what_is_changed_says_who_did_it() -> None:
         ("POST", "/v1/nodes/n1/drain", {"moves": True}),
         ("PUT", "/v1/quotas/bob", {"cpu": 2, "gpu": 0.5}),
         ("DELETE", "/v1/quotas/bob", None),
+        ("PUT", "/v1/policy", {"name": "srtf"}),
         ("POST", "/v1/shutdown", None),
         ("DELETE", "/v1/tokens/t1", None),
     ):
@@ -257,6 +260,7 @@ def test_what_is_changed_says_who_did_it() -> None:
         ("t1", "carol", "ann", "emptied n1"),
         ("t1", "carol", "ann", "bounded bob to 2 CPU, 0.5 GPU"),
         ("t1", "carol", "ann", "lifted the quota of bob"),
+        ("t1", "carol", "ann", "set the policy to srtf"),
         ("t1", "carol", "ann", "stopped the control plane"),
         ("t1", "carol", "ann", "revoked token t1"),
     ]

@@ -7,11 +7,13 @@ import msgspec
 from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.room import Handlers, Room
 from poise.kernel.ledger.state import State, encoder
-from poise.model.events import Began, PolicyFailed, Remembered, Round, StopAsked, Triggered
+from poise.model.events import Began, Configured, PolicyFailed, Remembered, Round, StopAsked, Triggered, configured
 
 
 class Leader(Room):
-    """Set by the latest `Began`. Owns `term`, `policy`, `history`, `began`, `memory` and `anchor_*`."""
+    """Set by the latest `Began`, and by what was configured since. Owns `term`, `policy`, `history`, `began`, `memory`
+    and `anchor_*`.
+    """
 
     def __init__(self, state: State, queues: Queues) -> None:
         self._state, self._queues = state, queues
@@ -43,7 +45,9 @@ class Leader(Room):
 
     @property
     def began(self) -> Began | None:
-        """The event with which it took the log; None in an empty log and in old states."""
+        """The event with which it took the log, under the policy that was configured last; None in an empty log and in
+        old states.
+        """
         return self._state.began
 
     @property
@@ -70,6 +74,7 @@ class Leader(Room):
     def handlers(self) -> Handlers:
         return {
             Began: self._began,
+            Configured: self._configured,
             Remembered: self._remembered,
             PolicyFailed: self._only_recorded,
             Round: self._only_recorded,
@@ -85,6 +90,13 @@ class Leader(Room):
         state.memory = {}
         state.anchor_at, state.anchor_wall = event.at, event.wall
         state.anchor_boot, state.anchor_boottime = event.boot, event.boottime
+
+    def _configured(self, event: Configured) -> None:
+        state = self._state
+        if state.began is not None:
+            state.began = configured(state.began, event)
+        if event.policy != state.policy:
+            state.policy, state.memory = event.policy, {}
 
     def _remembered(self, event: Remembered) -> None:
         self._state.memory = msgspec.msgpack.decode(encoder.encode(event.memory))  # as decoded after a restart

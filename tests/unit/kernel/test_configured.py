@@ -1,0 +1,77 @@
+"""Another policy is set while the control plane is up."""
+
+import msgspec
+
+from poise.kernel.audit import audit_report
+from poise.kernel.controller import ROUND, Configure, Decide, Decided, Settings, left_with
+from poise.kernel.replay import replay as decide_again
+from poise.model.decisions import Plan
+from poise.model.events import Configured, Placed, Remembered, Round
+from poise.policy.recipe import compile_recipe
+from poise.policy.suites import policy_named
+from poise.testing import World, replay
+from poise.units import SECOND
+
+
+def configure(world: World, policy: str, **fields: object) -> None:
+    world.ask(Configure(world.request(), policy, asked=1_000.0, **fields))  # type: ignore[arg-type]
+
+
+def test_the_next_decision_is_the_new_policys_and_the_log_replays() -> None:
+    world = World("fifo").nodes(1, cpu=2)
+    world.job("first", cpu=2).round().job("long", expect="1h", cpu=2).job("short", expect="1m", cpu=2).round()
+    world._policy = policy_named("sjf")
+    configure(world, "sjf")
+    world.finish("first").after("1s")
+    placed = [(event.unit, event.why.policy) for event in world.log if isinstance(event, Placed)]
+    assert placed == [(world.state("first").units[0].id, "fifo"), (world.state("short").units[0].id, "sjf")]
+    assert replay(world.log).encode() == world.ledger.encode()
+    told = decide_again(list(world.log))
+    assert told.same, told.difference
+    assert (told.rounds > 1, told.left_out) == (True, {})
+
+
+def test_a_plan_that_the_old_policy_was_making_does_not_count() -> None:
+    world = World("fifo", poll=ROUND).nodes(1).job("waits").after("1s")
+    world.job("next")
+    world.now += SECOND
+    old = next(effect for effect in world.controller.tick(world.now) if isinstance(effect, Decide))
+    configure(world, "srtf")
+    rounds = sum(isinstance(event, Round) for event in world.log)
+    world.say(Decided(policy_named("fifo").decide(old.view), old.view))
+    assert sum(isinstance(event, Round | Remembered) for event in world.log) == rounds
+
+
+def test_the_memory_of_the_old_policy_is_forgotten_and_kept_when_it_is_set_again() -> None:
+    world = World("fifo")
+    world.say(Decided(Plan(base=0, policy="fifo", memory={"seen": 1})))
+    configure(world, "fifo")
+    assert world.ledger.leader.memory == {"seen": 1}
+    configure(world, "srtf")
+    assert world.ledger.leader.memory == {}
+
+
+def test_its_triggers_count_from_then_on() -> None:
+    recipe = compile_recipe({"kind": "policy", "name": "ours", "triggers": {"failed_checks": 9}})
+    world = World("fifo")
+    before = world.controller._watch.patience
+    configure(world, "ours@1", recipe=msgspec.to_builtins(recipe))
+    assert world.controller._watch.patience == 3 * before
+    configure(world, "fifo")
+    assert world.controller._watch.patience == before
+
+
+def test_whoever_takes_the_log_next_goes_on_with_what_was_asked_for_last() -> None:
+    world = World("fifo")
+    configure(world, "srtf")
+    began = world.ledger.leader.began
+    assert left_with(Settings(policy="poise"), began).policy == "srtf"
+    assert left_with(Settings(policy="poise", asked=999.0), began).policy == "srtf"
+    assert left_with(Settings(policy="poise", asked=1_001.0), began).policy == "poise"
+
+
+def test_it_is_audited() -> None:
+    world = World("fifo")
+    configure(world, "srtf")
+    configured = next(event for event in world.log if isinstance(event, Configured))
+    assert audit_report(world.ledger, 2, configured).what == "set the policy to srtf"
