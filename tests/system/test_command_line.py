@@ -69,7 +69,7 @@ def test_run_streams_while_the_command_runs(shared: Living) -> None:
         (("explain", "no-such-job.main"), 1),
         (("why-not", "no-such-job", "n"), 1),
         (("unblock", "no-such-job"), 1),
-        (("up", "--policy", "fifo"), 1),
+        (("up", "--policy", "none"), 1),
         (("cancel", "no-such-job"), 1),
         (("drain", "no-such-node"), 1),
         (("submit", "no-such-file.yaml"), 1),
@@ -104,7 +104,7 @@ def test_documented_exit_codes(shared: Living, arguments: tuple[str, ...], code:
         ("submit", "--json", "--", "true"),
         ("submit", "--json", "no-such-file.yaml"),
         ("up", "--json"),
-        ("up", "--json", "--policy", "fifo"),
+        ("up", "--json", "--policy", "none"),
         ("status", "--json"),
         ("ls", "--json"),
         ("ls", "--json", "--all"),
@@ -242,14 +242,12 @@ def test_an_empty_name_is_nobody_s(shared: Living, command: str) -> None:
     assert (done.code, done.error["code"], done.error["message"]) == (failed, "E102", "a name is empty")
 
 
-def test_another_policy_is_refused_while_one_decides(shared: Living) -> None:
-    for _ in range(2):
-        done = shared.poise("up", "--policy", "fifo", "--json")
-        assert (done.code, done.error["code"]) == (1, "E121")
-        assert (done.error["need"], done.error["have"]) == ("fifo", "poise")
-        assert "poise up --policy fifo" in done.error["hint"]
-    assert shared.poise("up", "--policy", "poise").code == 0
-    assert "policy poise" in shared.poise("up").err
+def test_up_sets_another_policy_where_it_is_up_already(shared: Living) -> None:
+    control = shared.pid("control")
+    for policy in ("fifo", "fifo", "poise"):
+        assert shared.poise("up", "--policy", policy, "--json").value["policy"] == policy
+        assert f"policy {policy}" in shared.poise("up").err
+    assert shared.pid("control") == control
 
 
 def test_status_tells_who_decides(shared: Living) -> None:
@@ -600,14 +598,14 @@ def test_what_was_up_and_was_killed_is_brought_back_with_its_flags_by_any_comman
     assert "kept" not in living.poise("up", "--policy", "fifo").err
     assert living.poise("down").code == 0
     assert living.poise("run", "--", "true").code == 0
-    assert "policy  poise" in living.poise("status").text, "after `poise down` nothing is to stay up"
+    assert "policy  fifo" in living.poise("status").text, "the log keeps it"
     assert "`--listen 127.0.0.1:0`" in living.poise("up").err, "they count from the next start"
     for what in ("supervisor", "control", "agent"):
         os.kill(living.pid(what), signal.SIGKILL)
     until(lambda: not any(map(living.pid, ("supervisor", "control", "agent"))), "all are gone")
     assert living.poise("down", "--json").value == {"stopped": False}
     assert living.poise("run", "--", "true").code == 0
-    assert "policy  poise" in living.poise("status").text
+    assert "policy  fifo" in living.poise("status").text
 
 
 def test_up_while_an_earlier_one_is_ending_starts_another(living: Living) -> None:
