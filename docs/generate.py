@@ -47,7 +47,7 @@ from poise.policy.suites import POLICIES
 KINDS = {"JOB": "job", "NODE": "node", "TENANT": "tenant", "FILE": "file", "--] COMMAND": "command"}
 """What is to be completed, by how a metavar begins."""
 
-WORDS = {"--policy": [*POLICIES, ":files"]} | {
+WORDS = {name: [*POLICIES, ":files"] for name in ("--policy", "policy")} | {
     flag.name: words for _, of, flag in flagged() if (words := list(words_of(of.type)))
 }
 """Words that a flag takes though it is open to others, or checks them elsewhere."""

@@ -51,6 +51,7 @@ from poise.model.reports import (
     PolicyRequest,
     QuotaReport,
     RefusalsReport,
+    ShadowReport,
     StatusReport,
     TokenReport,
     UnblockReport,
@@ -301,8 +302,19 @@ class Client:
 
     def set_policy(self, policy: str | Mapping[str, Any]) -> PolicyReport:
         """Let another policy decide from now on: a name, or the content of a policy file. Raises `SpecError`."""
-        data = PolicyRequest(name=policy) if isinstance(policy, str) else PolicyRequest(document=dict(policy))
-        return self._call("PUT", "/v1/policy", PolicyReport, data, timeout=THOUGHT)
+        return self._call("PUT", "/v1/policy", PolicyReport, _policy_request(policy), timeout=THOUGHT)
+
+    def shadow(self) -> ShadowReport:
+        """The policy in shadow, and how its plans compare with those of the policy that decides."""
+        return self._call("GET", "/v1/shadow", ShadowReport)
+
+    def cast_shadow(self, policy: str | Mapping[str, Any]) -> ShadowReport:
+        """Ask another policy on each view too, by its name or the content of a file; nothing follows from its plans."""
+        return self._call("PUT", "/v1/shadow", ShadowReport, _policy_request(policy), timeout=THOUGHT)
+
+    def end_shadow(self) -> ShadowReport:
+        """Ask it no longer; returns what was found."""
+        return self._call("DELETE", "/v1/shadow", ShadowReport)
 
     def whoami(self, within: float = PATIENCE) -> WhoReport:
         """The tenant and the role of the token that this client has. `within`: seconds that the answer may take."""
@@ -702,6 +714,10 @@ def deadlines_in(spec: Mapping[str, Any]) -> Iterator[Any]:
 def is_strict(spec: Mapping[str, Any]) -> bool:
     """Whether it is looked before the answer how likely a deadline is met."""
     return any(isinstance(said, dict) and said.get("if-late") == "refuse" for said in deadlines_in(spec))
+
+
+def _policy_request(policy: str | Mapping[str, Any]) -> PolicyRequest:
+    return PolicyRequest(name=policy) if isinstance(policy, str) else PolicyRequest(document=dict(policy))
 
 
 def _encoded(body: Any) -> bytes:

@@ -182,6 +182,33 @@ def test_the_policy_is_set_while_poise_is_up(living: Living, packages: Path) -> 
     assert [event["policy"] for event in events(living, "configured")] == ["fifo", last]
 
 
+def test_a_policy_in_shadow_is_compared_and_decides_nothing(living: Living, packages: Path) -> None:
+    start(living, packages, "poise")
+    assert living.poise("shadow").err.startswith("poise: no policy is in shadow")
+    assert living.poise("shadow", "smallest-first").code == 0
+    blocker = living.poise("submit", "--json", "--", "sleep", "600").value["job"]
+    until(lambda: living.client().job(blocker).status == "running", "it runs")
+    until(lambda: living.poise("shadow", "--json").value["rounds"], "it is asked")
+    assert living.poise("cancel", blocker).code == 0
+    assert living.poise("run", "--", "true").code == 0
+    told = living.poise("shadow", "--stop", "--json").value
+    assert told["policy"].startswith("smallest-first@") and told["failed"] == 0
+    assert told["same"] + len(told["differences"]) == told["rounds"]
+    assert {placed["why"]["policy"] for placed in events(living, "placed")} == {"poise"}
+    assert living.poise("shadow", "--json").value["policy"] == ""
+    until(lambda: not worker(living), "its process has ended")
+
+
+def test_a_bad_policy_in_shadow_harms_nobody(living: Living, packages: Path) -> None:
+    start(living, packages, "poise", "300ms")
+    for policy in ("waits", "ends", "lies"):
+        assert living.poise("shadow", policy).code == 0
+        until(lambda: living.poise("run", "--", "true").code == 0
+              and living.poise("shadow", "--json").value["failed"] > 0, "it has failed")  # fmt: skip
+    assert events(living, "policy-failed") == []
+    assert {placed["why"]["policy"] for placed in events(living, "placed")} == {"poise"}
+
+
 def test_a_policy_that_cannot_decide_is_not_set(living: Living, packages: Path) -> None:
     (packages / "their_policies.py").write_text("import nothing_of_this_name\n")
     start(living, packages, "poise")

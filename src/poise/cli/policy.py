@@ -1,7 +1,7 @@
-"""`poise policy`."""
+"""`poise policy` and `poise shadow`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -11,7 +11,14 @@ from poise.client import current_home
 from poise.control.start import connected
 
 if TYPE_CHECKING:
-    from poise.model.reports import PolicyReport
+    from collections.abc import Callable
+
+    from poise.model.reports import PolicyReport, ShadowReport
+
+T = TypeVar("T")
+
+SHOWN = 5
+"""Differences that are shown, and decisions of each."""
 
 
 @click.group()
@@ -51,15 +58,60 @@ def change(policy: str, as_json: bool) -> int:
     return 0
 
 
+@click.command()
+@click.argument("policy", metavar="[NAME|FILE]", required=False)
+@click.option("--stop", is_flag=True, help="Stop asking it, and print what was found.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def shadow(policy: str | None, stop: bool, as_json: bool) -> int:
+    """Compare a policy with the one that decides, on the live views: start it with NAME or FILE, then ask for figures.
+
+    The policy in shadow runs in a process of its own, and nothing follows from its plans. It takes at most a twentieth
+    of the time of the control plane, so on a busy fleet it does not see every view. It ends when the control plane
+    does.
+    """
+    if stop and policy is not None:
+        raise click.UsageError("`--stop` takes no policy")
+    client = connected(current_home())
+    if policy is not None:
+        told = _sent(policy, client.cast_shadow)
+        say(f"poise: {told.policy} decides in shadow from now on; `poise shadow` compares")
+    else:
+        told = client.end_shadow() if stop else client.shadow()
+    if as_json:
+        print_json(told)
+    elif not told.policy:
+        say("poise: no policy is in shadow; `poise shadow NAME` starts one")
+    elif policy is None:
+        _draw(told)
+    return 0
+
+
+def _draw(told: "ShadowReport") -> None:
+    share = f" ({told.same / told.rounds:.0%})" if told.rounds else ""
+    click.echo(f"{told.policy} in shadow since {ago(told.since)}")
+    click.echo(f"  rounds         {told.rounds}, {told.passed_over} more passed over, {told.failed} failed")
+    click.echo(f"  same decisions {told.same}{share}")
+    click.echo(f"  made by one    {told.live_alone} by the policy that decides, {told.shadow_alone} in shadow")
+    for one in told.differences[-SHOWN:]:
+        click.echo(f"  revision {one.revision}")
+        for who, acts in (("live", one.live), ("shadow", one.shadow)):
+            more = f", and {len(acts) - SHOWN} more" if len(acts) > SHOWN else ""
+            click.echo(f"    {who:<6}  {'; '.join(acts[:SHOWN]) or 'nothing else'}{more}")
+
+
 def set_policy(policy: str) -> "PolicyReport":
-    """Send a name, or the content of the file of this name. Raises SpecError with the place in the file."""
+    """Let this policy decide. Raises SpecError with the place in the file."""
+    return _sent(policy, connected(current_home()).set_policy)
+
+
+def _sent(policy: str, send: "Callable[[str | dict[str, Any]], T]") -> "T":
+    """Send a name, or the content of the file of this name."""
     from poise.drivers.plugins import choose_document, is_file
     from poise.drivers.yamlfile import load_kind, located, place_in_file
 
-    client = connected(current_home())
     if not is_file(policy):
-        return client.set_policy(policy)
+        return send(policy)
     document: dict[str, Any] = load_kind(Path(policy), "policy")
     with located(place_in_file(Path(policy))):
         choose_document(document)
-        return client.set_policy(document)
+        return send(document)

@@ -26,7 +26,7 @@ import uvloop
 from poise import __version__
 from poise.config import DEFAULT_PORT, Address, Endpoint, Home, parse_place
 from poise.control.api import make_app
-from poise.control.decider import Deciders
+from poise.control.deciders import Deciders
 from poise.control.entrance import Entrance
 from poise.control.lifetime import Lifetime
 from poise.control.plane import Plane, clock_of
@@ -187,10 +187,9 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
         home,
         token,
         lifetime,
-        deciders.imagined,
+        deciders,
         known_as=names,
         authority=authority,
-        try_out=deciders.try_out,
     )
     tcp, port = _loopback(options.port)
     doors = [Entrance(app, [listen(home.socket), tcp, *([share(options.share)] if options.share else [])])]

@@ -6,7 +6,7 @@ Each route says which role it needs (`opt`), and answers with what the bearer of
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from functools import cache, partial
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,6 +17,7 @@ from poise import __version__
 from poise.config import PAGE, Home
 from poise.control.chances import Chances
 from poise.control.consoles import Consoles, running_tasks, takes_input
+from poise.control.deciders import Deciders
 from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import PUBLIC, App, Guard, Scope
 from poise.control.hot import (
@@ -33,7 +34,7 @@ from poise.control.plane import Plane
 from poise.control.routes import Content, Request, Routes, Stream
 from poise.control.shares import Turns
 from poise.drivers.joblogs import Wanted, follow_job
-from poise.drivers.plugins import Choice, check_needs, choose, choose_document, is_file, settings_of
+from poise.drivers.plugins import Choice, choose, choose_document, is_file, settings_of
 from poise.drivers.security import caller_key, worker_key
 from poise.drivers.series import Series
 from poise.errors import NotFound, NotLeading, SpecError, StoreFull
@@ -88,6 +89,7 @@ from poise.model.reports import (
     PolicyRequest,
     QuotaReport,
     RefusalsReport,
+    ShadowReport,
     StatusReport,
     TokenReport,
     UnblockReport,
@@ -225,21 +227,29 @@ class TokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expires: Quantity | None = None
 
 
+def chosen(asked: PolicyRequest) -> Choice:
+    """The policy that is asked for. Raises `SpecError`."""
+    if asked.document is not None:
+        return choose_document(asked.document)
+    if is_file(asked.name):
+        raise SpecError("a file is read where it is", field="name", have=asked.name, hint="send its content")
+    return choose(asked.name)
+
+
 def make_app(
     plane: Plane,
     home: Home,
     token: str,
     lifetime: Lifetime,
-    imagined: Callable[[], ClusterPolicy],
+    deciders: Deciders,
     *,
     known_as: Collection[str] = (),
     authority: bytes = b"",
     chances: Chances | None = None,
-    try_out: Callable[[Choice], Awaitable[None]] | None = None,
 ) -> App:
-    """The whole API behind its guard. `imagined` gives the policy in charge, to be asked what if. `known_as` are the
+    """The whole API behind its guard. `deciders` has the policy in charge, and asks it what if. `known_as` are the
     names of this machine to others, and `authority` the certificate by which they know it, where it listens to them.
-    `chances` answers questions about deadlines, and `try_out` raises `SpecError` for a policy that cannot decide here.
+    `chances` answers questions about deadlines.
     """
 
     gate, consoles = Gatekeeper(plane, token), Consoles(plane)
@@ -261,7 +271,7 @@ def make_app(
     async def thought_about(bearer: Bearer, answer: Callable[[ClusterPolicy], Answered]) -> Answered:
         """What has to be decided to be known, one at a time, beside the loop: of each tenant in turn."""
         async with turns.of(bearer.tenant), deciding:
-            return await asyncio.to_thread(answer, imagined())
+            return await asyncio.to_thread(answer, deciders.imagined())
 
     async def asked_about(bearer: Bearer, name: str, everything: bool = False) -> tuple[Snapshot, Question]:
         ledger, found = await settled_job(bearer, name)
@@ -652,16 +662,28 @@ def make_app(
     @routes.put("/v1/policy", summary="Let another policy decide from now on", status=202, role=ADMIN)
     async def set_policy(bearer: Bearer, data: PolicyRequest) -> PolicyReport:
         plane.check_leading()
-        if data.document is None and is_file(data.name):
-            raise SpecError("a file is read where it is", field="name", have=data.name, hint="send its content")
-        choice = choose(data.name) if data.document is None else choose_document(data.document)
-        check_needs(choice)
-        if try_out is not None:
-            await try_out(choice)
+        choice = chosen(data)
+        await deciders.try_out(choice)
         told = settings_of(choice, plane.clock.wall())
         await plane.request(lambda request: machine.Configure(request=request, bearer=bearer, **told))
         forget_policy(home)
         return policy_report(await plane.settled())
+
+    @routes.get("/v1/shadow", summary="The policy in shadow, and how it compares", role=OPERATOR)
+    async def shadow() -> ShadowReport:
+        return deciders.shadow()
+
+    @routes.put("/v1/shadow", summary="Ask a policy beside the one that decides", status=202, role=ADMIN)
+    async def cast_shadow(data: PolicyRequest) -> ShadowReport:
+        plane.check_leading()
+        await deciders.cast(chosen(data))
+        return deciders.shadow()
+
+    @routes.delete("/v1/shadow", summary="Ask no policy beside the one that decides", status=202, role=ADMIN)
+    async def end_shadow() -> ShadowReport:
+        told = deciders.shadow()
+        await deciders.cast(None)
+        return told
 
     @routes.get("/v1/tokens", summary="Tokens that were given, the latest revoked ones included", role=ADMIN)
     async def tokens() -> list[TokenReport]:

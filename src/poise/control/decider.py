@@ -28,16 +28,15 @@ import msgspec
 
 from poise.control.plane import or_die
 from poise.decoding import msgpack_decoder
-from poise.drivers.plugins import Choice, build, check_needs, choice_of
+from poise.drivers.plugins import Choice, build
 from poise.drivers.views import Unsound, check_plan, decode_plan, decode_view, encode_plan, encode_view
 from poise.errors import ErrorRecord, PoiseError, SpecError
 from poise.model.decisions import Plan
-from poise.model.events import Began
 from poise.model.fleet import Fleet
 from poise.model.resources import Node
 from poise.model.times import Times
 from poise.model.views import Snapshot
-from poise.policy.suites import SAFE_POLICY, ClusterPolicy, decide_safely, policy_named
+from poise.policy.suites import ClusterPolicy, decide_safely
 from poise.ports import Decider
 from poise.units import SECOND, format_duration
 
@@ -87,76 +86,6 @@ async def load(choice: Choice, times: Times) -> None:
             refused.record = error.record
         raise refused from None
     worker.kill()
-
-
-class Deciders:
-    """The decider of the policy in charge, as the ledger has it: `began` tells that. Whatever the log says later, or
-    goes back to, the next view goes to the policy that it names.
-    """
-
-    def __init__(self, began: Callable[[], Began | None], times: Times) -> None:
-        self._began = began
-        self._times = times
-        self._label = ""
-        self._current: InlineDecider | WorkerDecider = InlineDecider(policy_named(SAFE_POLICY))
-        self._prepared: dict[str, WorkerDecider] = {}
-
-    async def prepare(self, choice: Choice) -> None:
-        """Load a policy that is about to be in charge, well or badly."""
-        if choice.foreign and choice.label != self._label:
-            decider = WorkerDecider(choice, self._times)
-            await decider.ready()
-            self._close_prepared()
-            self._prepared[choice.label] = decider
-
-    async def try_out(self, choice: Choice) -> None:
-        """The same for one that somebody asks for. Raises `SpecError` where it cannot be loaded here."""
-        check_needs(choice)
-        if choice.foreign:
-            await load(choice, self._times)
-        await self.prepare(choice)
-
-    def decide(self, view: Snapshot, answer: Answered, /) -> None:
-        self._in_charge().decide(view, answer)
-
-    def imagined(self) -> ClusterPolicy:
-        """The policy in charge, to be asked what if on another thread."""
-        return self._in_charge().imagined()
-
-    def close(self) -> None:
-        """End what works for it."""
-        self._close_prepared()
-        self._current.close()
-
-    def _in_charge(self) -> "InlineDecider | WorkerDecider":
-        began = self._began()
-        if began is not None and began.policy != self._label:
-            self._current.close()
-            self._label, self._current = began.policy, self._prepared.pop(began.policy, None) or self._made(began)
-        return self._current
-
-    def _made(self, began: Began) -> "InlineDecider | WorkerDecider":
-        try:
-            return decider_for(choice_of(began), self._times)
-        except SpecError as error:  # as where its package is not installed on this machine
-            _log.error("policy %s cannot decide here: %s", began.policy, error)
-            return InlineDecider(_Missing(began.policy, error))
-
-    def _close_prepared(self) -> None:
-        for decider in self._prepared.values():
-            decider.close()
-        self._prepared.clear()
-
-
-class _Missing:
-    """A policy that is not to be had here, and says so in each round."""
-
-    def __init__(self, name: str, error: SpecError) -> None:
-        self.name = name
-        self._error = error
-
-    def decide(self, view: Snapshot, /) -> Plan:
-        raise self._error
 
 
 class InlineDecider:

@@ -393,6 +393,32 @@ class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
     recipe: dict[str, Any] = {}
 
 
+class ShadowDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """A view, by its revision, on which two policies decide differently: what only one of them does."""
+
+    revision: int
+    live: tuple[str, ...]
+    shadow: tuple[str, ...]
+
+
+class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy in shadow, `since` a time in seconds since 1970; no `policy`, no shadow. Of the `rounds` in which it was
+    asked, it decided the `same` as the policy in charge. `live_alone` and `shadow_alone` count decisions that only one
+    of the two made. Views were `passed_over` while it was busy or resting, and in `failed` rounds it had no plan.
+    `differences` are the latest.
+    """
+
+    policy: str = ""
+    since: float = 0.0
+    rounds: int = 0
+    same: int = 0
+    passed_over: int = 0
+    failed: int = 0
+    live_alone: int = 0
+    shadow_alone: int = 0
+    differences: tuple[ShadowDifference, ...] = ()
+
+
 class PolicyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The policy that is to decide: its `name`, or the content of a policy file."""
 

@@ -31,7 +31,7 @@ def offers(*words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["sh"], ["show"]),
+        (["sho"], ["show"]),
         (["show", "tr"], ["train", "train-2"]),
         (["show", "train", ""], []),
         (["wait", "j1", "tr"], ["train", "train-2"]),
@@ -58,6 +58,8 @@ def offers(*words: str) -> list[str]:
         (["submit", "--", ""], [":commands"]),
         (["submit", "--name", "--", ""], [":commands"]),
         (["up", "--policy", "st"], ["static", ":files"]),
+        (["policy", "set", "st"], ["static", ":files"]),
+        (["shadow", "st"], ["static", ":files"]),
         (["up", "--fleet", ""], [":files"]),
         (["completion", "z"], ["zsh"]),
         (["no-such-command", ""], []),

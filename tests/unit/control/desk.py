@@ -12,6 +12,7 @@ import msgspec
 from poise.config import Home
 from poise.control.api import make_app
 from poise.control.chances import Chances
+from poise.control.deciders import Deciders
 from poise.control.guard import App
 from poise.control.lifetime import Lifetime
 from poise.control.observers import Timings
@@ -23,6 +24,7 @@ from poise.kernel.overview import Rates
 from poise.model.chances import DeadlineForecast, DeadlineQuestion
 from poise.model.spec import Compiled
 from poise.model.tenants import Role
+from poise.model.times import Times
 from poise.policy.suites import policy_named
 from poise.testing import WALL, World
 from poise.twin import deadlines
@@ -157,7 +159,7 @@ class Desk:
             self.home,
             OWNER,
             cast(Lifetime, self.lifetime),
-            lambda: policy_named(self.world.ledger.leader.policy),
+            Deciders(lambda: self.world.ledger.leader.began, Times()),
             known_as=known_as,
             chances=self.chances,
         )

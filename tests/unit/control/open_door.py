@@ -14,6 +14,7 @@ import msgspec
 from poise.config import Home
 from poise.control.api import make_app
 from poise.control.decider import InlineDecider
+from poise.control.deciders import Deciders
 from poise.control.entrance import Entrance
 from poise.control.guard import App
 from poise.control.lifetime import Lifetime
@@ -27,6 +28,7 @@ from poise.engine.host import load_ledger
 from poise.kernel.controller import AddToken, Controller, Settings
 from poise.model.events import Event, decode_event, encode_event
 from poise.model.tenants import Role
+from poise.model.times import Times
 from unit.control.desk import OWNER, Answer
 
 POLICY = build(choose("poise"))
@@ -80,7 +82,7 @@ class OpenDoor:
     def __init__(self, plane: Plane, home: Home) -> None:
         self.plane = plane
         lifetime = cast(Lifetime, _Lifetime())
-        self.app = make_app(plane, home, OWNER, lifetime, lambda: POLICY)
+        self.app = make_app(plane, home, OWNER, lifetime, Deciders(lambda: plane.ledger.leader.began, Times()))
 
     async def token(self, secret: str, tenant: str, role: Role, *, name: str = "") -> None:
         hashed = digest(secret)

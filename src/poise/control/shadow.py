@@ -1,0 +1,115 @@
+"""A policy in shadow: it is asked on the views on which the policy in charge decides, and nothing follows from that.
+
+It runs in a process of its own, as policies of others do. It is asked one view at a time, and rests after each: what it
+costs the loop is a bounded part of the time. Views that come meanwhile are passed over, and counted.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from time import perf_counter, time
+
+from poise.control.decider import WorkerDecider
+from poise.drivers.plugins import Choice
+from poise.model.decisions import Decision, Place, Plan, Preempt, Resize
+from poise.model.reports import ShadowDifference, ShadowReport
+from poise.model.times import Times
+from poise.model.views import Snapshot
+
+SHARE = 0.05
+"""The part of the loop's time that a shadow may take."""
+
+KEPT = 20
+"""The latest differences that are kept."""
+
+Act = tuple[str, str]
+
+
+class Shadow:
+    """Compares the plans of one policy with those of the one in charge."""
+
+    def __init__(self, choice: Choice, times: Times) -> None:
+        self._label = choice.label
+        self._decider = WorkerDecider(choice, times)
+        self._loop = asyncio.get_running_loop()
+        self._since = time()
+        self._not_before = 0.0
+        self._busy = False
+        self._rounds = self._same = self._passed_over = self._failed = 0
+        self._alone: dict[str, int] = {"live": 0, "shadow": 0}
+        self._differences: deque[ShadowDifference] = deque(maxlen=KEPT)
+
+    async def ready(self) -> None:
+        """Once it has been loaded, well or badly."""
+        await self._decider.ready()
+
+    def ask(self, view: Snapshot, live: Plan) -> None:
+        """What it would have decided in the place of this plan."""
+        began = self._loop.time()
+        if self._busy or began < self._not_before:
+            self._passed_over += 1
+            return
+        self._busy = True
+        self._decider.decide(view, lambda plan: self._compare(view.revision, live, plan))
+        self._loop.call_soon(self._rest, perf_counter())
+
+    def _rest(self, began: float) -> None:
+        """The view has been encoded by now, on this thread: that is the cost."""
+        self._not_before = self._loop.time() + (perf_counter() - began) / SHARE
+
+    def report(self) -> ShadowReport:
+        """What was found so far."""
+        return ShadowReport(
+            policy=self._label,
+            since=self._since,
+            rounds=self._rounds,
+            same=self._same,
+            passed_over=self._passed_over,
+            failed=self._failed,
+            live_alone=self._alone["live"],
+            shadow_alone=self._alone["shadow"],
+            differences=tuple(self._differences),
+        )
+
+    def close(self) -> None:
+        """End its process."""
+        self._decider.close()
+
+    def _compare(self, revision: int, live: Plan, plan: Plan) -> None:
+        self._busy = False
+        if plan.failed or plan.policy not in (self._label, self._label.partition("@")[0]):  # the safe policy stood in
+            self._failed += 1
+            return
+        self._rounds += 1
+        done, would = _acts(live.decisions), _acts(plan.decisions)
+        if done == would:
+            self._same += 1
+            return
+        only_live, only_shadow = sorted(done - would), sorted(would - done)
+        self._alone["live"] += len(only_live)
+        self._alone["shadow"] += len(only_shadow)
+        self._differences.append(
+            ShadowDifference(revision=revision, live=_words(only_live), shadow=_words(only_shadow))
+        )
+
+
+def _acts(decisions: Sequence[Decision]) -> set[Act]:
+    """What changes for units, whatever the reasons."""
+    found: set[Act] = set()
+    for one in decisions:
+        if isinstance(one, Place):
+            places = ", ".join(_place(spot.node, spot.devices) for spot in one.spots)
+            found.add((one.unit, f"{'queued' if one.queued else 'starts'} on {places}"))
+        elif isinstance(one, Preempt):
+            found.add((one.unit, f"is preempted ({one.cause})"))
+        elif isinstance(one, Resize):
+            found.add((one.unit, f"resizes by -{len(one.leaves)} +{len(one.joins)}"))
+    return found
+
+
+def _place(node: str, devices: Sequence[int]) -> str:
+    return f"{node}:{','.join(map(str, devices))}" if devices else node
+
+
+def _words(acts: Sequence[Act]) -> tuple[str, ...]:
+    return tuple(f"{unit} {what}" for unit, what in acts)
