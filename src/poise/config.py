@@ -92,6 +92,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "token"
 
     @property
+    def secrets_key(self) -> Path:
+        """The keys that seal the secrets of jobs (`drivers/vault.py`)."""
+        return self.root / "secrets.key"
+
+    @property
     def log(self) -> Path:
         return self.root / "log.db"
 

@@ -68,6 +68,7 @@ CODES = {
     "E212": "another control plane leads, or none does yet",
     "E213": "the store of the log cannot be used",
     "E214": "the Ray cluster does not answer, or does not let this machine in",
+    "E215": "a secret cannot be sealed or opened with the keys of this home",
     "E219": "the last checkpoint of training could not be written",
     "E299": "an internal error",
 }

@@ -151,9 +151,10 @@ def task(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
 
     `cpu`, `memory`, `gpu`, `gpu_memory`, `gpu_share`, `gpu_kind`, `gpu_model`, `backend`, `precision`, `ops` and
     `network` say what one call needs, `node`, `exclude_node` and `label` where it may run. `priority`, `weight`, `env`
-    and `name` are as in a job file. `retries` is how often a call is made again that raises; one whose worker dies is
-    made again in any case. `most` is how many workers there may be. `workers=4` makes each call a gang: four processes
-    that start together and are each called; the result is the list of theirs, by `poise.rank()`.
+    and `name` are as in a job file; `secrets` are variables with their values, which the log keeps sealed. `retries` is
+    how often a call is made again that raises; one whose worker dies is made again in any case. `most` is how many
+    workers there may be. `workers=4` makes each call a gang: four processes that start together and are each called;
+    the result is the list of theirs, by `poise.rank()`.
     """
     _checked(options)
     if function is not None:
@@ -183,7 +184,8 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
         if name not in _OPTIONS | _OTHERS:
             near = difflib.get_close_matches(name, _OPTIONS | _OTHERS, n=1)
             known = ", ".join(sorted(_OPTIONS | _OTHERS))
-            hint = f"{near[0]}={options[name]!r}" if near else f"one of {known}"
+            value = "…" if near == ["secrets"] else repr(options[name])
+            hint = f"{near[0]}={value}" if near else f"one of {known}"
             raise CallFailed(f"a task has no option `{name}`", field=name, hint=hint)
     for name, least, most in (("retries", 0, 1000), ("most", 1, MOST_WORKERS)):
         value = options.get(name, least)

@@ -15,6 +15,7 @@ from poise.model.changing import CHANGEABLE
 from poise.model.document import above
 from poise.model.fields import Flag
 from poise.model.job_fields import flagged
+from poise.model.secrets import each
 from poise.model.sweep import PREFIX
 from poise.units import unit_meant
 
@@ -158,12 +159,13 @@ def note_units(spec: dict[str, Any]) -> None:
 
 
 def merged(spec: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """A job with the fields of `own` in place of its own; resources, variables and what is said of the deadline are
-    replaced one by one.
+    """A job with the fields of `own` in place of its own; resources, variables, secrets and what is said of the
+    deadline are replaced one by one. Raises SpecError.
     """
+    spec = each(spec, lambda told, at: told)
     both = {
         name: spec[name] | own[name]
-        for name in ("env", "resources")
+        for name in ("env", "resources", "secrets")
         if isinstance(spec.get(name), dict) and isinstance(own.get(name), dict)
     }
     if spec.get("deadline") is not None and own.get("deadline") is not None:

@@ -167,7 +167,7 @@ def _fields(
             wrong.append(msgspec.structs.replace(record, at=where))
             continue
         seen.add(name)
-        field = f"env.{(value or '').partition('=')[0]}" if name == "env" else sets
+        field = f"{sets}.{(value or '').partition('=')[0]}" if name in ("env", "secret") else sets
         at[field] = where
         if flag is not None and not (value or "").startswith(("{", "[")):  # those are YAML
             flags[name] = (*flags[name], value) if repeatable else is_flag or value
@@ -184,7 +184,10 @@ def _fields(
     try:
         return merged(spec, asked(flags, environ)), at
     except SpecError as error:
-        wrong.append(msgspec.structs.replace(error.record, at=at.get("sweep", "")))
+        field = error.record.field.removeprefix("--")
+        sets = FLAGS[field][0] if field in FLAGS else field.partition(".")[0]
+        lines = (line for one, line in at.items() if one.partition(".")[0] == sets)
+        wrong.append(msgspec.structs.replace(error.record, at=next(lines, "")))
         return spec, at
 
 

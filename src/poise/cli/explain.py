@@ -26,6 +26,7 @@ from poise.model.reports import (
     Waiting,
     WhyNot,
 )
+from poise.model.secrets import named
 from poise.units import format_bytes, format_cpu, format_duration
 
 GOES_ON = "; it serves until it is ended"
@@ -107,6 +108,7 @@ def plan(source: tuple[str, ...], everything: bool, form: str, **flags: Any) -> 
     everything = everything or form == "wide"
     up = _is_up(home)
     with told_as_flags(flags), located(place):
+        spec = named(spec)
         if up:
             told = connected(home).plan(spec, user=user_name(), everything=everything)
         else:

@@ -125,6 +125,8 @@ def _job_shown(report: JobReport) -> Shown:
     head += training.lines(report)
     if report.retries:
         head.append(f"retries: {report.retries}")
+    if report.secrets:
+        head.append(f"secrets: {', '.join(report.secrets)}")
     if report.note and report.exit_code is None:
         head.append(f"note: {report.note}")
     tasks, graph = report.tasks, len(report.critical_path) > 0

@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import click
 from poise.cli.asking import asked, asking, is_script, merged, note_units, note_unused, told_as_flags
 from poise.cli.deadlines import forecast_of, has_deadline
 from poise.cli.render import NOT_FOUND, over_memory, print_json, say, tell
+from poise.cli.secrets import with_values
 from poise.cli.terminal import (
     PATIENCE,
     Detached,
@@ -56,15 +57,13 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
     note_units(spec)
     spec["folder"] = str(Path.cwd())
     spec["env"] = kept_environment() | spec.get("env", {})
+    with _as_written(flags, place):
+        spec = with_values(spec, environ)
     source = _input(spec, as_json)
     home = current_home()
     with _Interrupts(home, hangs_up=bool(spec.get("tty"))) as interrupts:
-        try:
-            with told_as_flags(flags):
-                client, job = submit(home, spec, user=user_name(), say=tell)
-        except PoiseError as error:
-            error.record = placed(error.record, place)
-            raise
+        with _as_written(flags, place):
+            client, job = submit(home, spec, user=user_name(), say=tell)
         interrupts.job_is(job)
         over = threading.Event()
         telling = threading.Thread(target=_say_why, args=(home, job, over), daemon=True)
@@ -109,6 +108,17 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
         if code == NOT_FOUND and len(command) == 1 and _SHELL.search(command[0]):
             say(f"poise: a shell would read it: `poise run -- sh -c {shlex.quote(command[0])}`")
     return code
+
+
+@contextlib.contextmanager
+def _as_written(flags: dict[str, Any], place: Callable[[str], str]) -> Iterator[None]:
+    """Errors name the flag, or the line of the script, that they are about."""
+    try:
+        with told_as_flags(flags):
+            yield
+    except PoiseError as error:
+        error.record = placed(error.record, place)
+        raise
 
 
 def _input(spec: dict[str, Any], as_json: bool) -> Source | None:

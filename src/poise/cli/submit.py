@@ -11,6 +11,7 @@ from poise.cli.asking import asked, asking, is_script, merged, note_units, note_
 from poise.cli.deadlines import forecast_of, has_deadline
 from poise.cli.numbers import WholeRange
 from poise.cli.render import print_json, say, tell
+from poise.cli.secrets import absolute, with_values
 from poise.client import current_home
 from poise.control import start
 from poise.control.start import user_name
@@ -43,6 +44,7 @@ def submit(source: tuple[str, ...], if_revision: int | None, quiet: bool, as_jso
     """
     spec, place = asked_for(source, flags)
     with told_as_flags(flags), located(place):
+        spec = with_values(spec, dict(os.environ))
         client, job = start.submit(
             current_home(), spec, user=user_name(), say=None if quiet else tell, if_revision=if_revision
         )
@@ -94,7 +96,7 @@ def _asked_for(source: Sequence[str], flags: dict[str, Any]) -> Asked:
 
 def _but_for(own: dict[str, Any], place: Place) -> Place:
     """Where a field was written, unless a flag says it instead."""
-    inner = [name for name in ("env", "resources", "deadline") if isinstance(own.get(name), dict)]
+    inner = [name for name in ("env", "resources", "secrets", "deadline") if isinstance(own.get(name), dict)]
     said = {f"{name}.{one}" for name in inner for one in own[name]} | {name for name in own if name not in inner}
     return lambda field: "" if not said.isdisjoint((field, *above(field))) else place(field)
 
@@ -111,7 +113,7 @@ def read_spec(path: Path, environ: dict[str, str]) -> dict[str, Any]:
     tasks = spec.get("tasks")
     for task in tasks.values() if isinstance(tasks, dict) else ():
         fill_in(task.get("env") if isinstance(task, dict) else None, environ)
-    return spec
+    return absolute(spec, path.resolve().parent)
 
 
 def fill_in(env: Any, environ: dict[str, str]) -> None:

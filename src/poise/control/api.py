@@ -37,6 +37,7 @@ from poise.drivers.joblogs import Wanted, follow_job
 from poise.drivers.plugins import Choice, choose, choose_document, is_file, settings_of
 from poise.drivers.security import caller_key, worker_key
 from poise.drivers.series import Series
+from poise.drivers.vault import Vault
 from poise.errors import NotFound, NotLeading, SpecError, StoreFull
 from poise.kernel import controller as machine
 from poise.kernel import whatif
@@ -96,6 +97,7 @@ from poise.model.reports import (
     WhoReport,
     WhyNot,
 )
+from poise.model.secrets import named
 from poise.model.spec import QuotaSpec, check_name, command_of, compile_quota, compile_spec, variable_of
 from poise.model.tenants import Bearer, Role, Token
 from poise.model.usage import PROFILED, NodeProfile
@@ -253,7 +255,7 @@ def make_app(
     """
 
     gate, consoles = Gatekeeper(plane, token), Consoles(plane)
-    series = Series(home.series)
+    series, vault = Series(home.series), Vault(home.secrets_key)
     chances = chances or Chances(plane, home)
 
     def allow(scope: Scope, needed: Role | None) -> None:
@@ -326,7 +328,8 @@ def make_app(
     async def submit(
         bearer: Bearer, request: Request, data: Submission, if_revision: Revision | None = None
     ) -> Submitted:
-        compiled = await plane.prepare(data.spec, bearer.tenant, len(request.body))
+        spec = vault.sealed(data.spec, bearer.tenant)
+        compiled = await plane.prepare(spec, bearer.tenant, len(request.body))
         await chances.check(compiled, data.key, data.user)
         job = await plane.request(
             lambda number: machine.Submit(number, compiled, data.key, data.user, if_revision, bearer)
@@ -476,7 +479,7 @@ def make_app(
         all_: bool = False,
     ) -> PlanReport:
         await plane.settled()
-        compiled = await plane.prepare(data.spec, bearer.tenant, len(request.body))
+        compiled = await plane.prepare(named(data.spec), bearer.tenant, len(request.body))
         now = plane.clock.now()
         job = plane.controller.would_submit(compiled, data.user)
         propose = whatif.proposing(plane.ledger, job, now)
@@ -779,8 +782,8 @@ def make_app(
         return caller_key(token, job.id, job.tenant) if job is not None and job.calls is not None else ""
 
     hot: dict[str, tuple[Role | None, App]] = {
-        "submissions": (Role.SUBMITTER, Submissions(plane, gate, chances, caller_key_of)),
-        "channel": (Role.NODE, NodeChannel(plane, gate, series, home, key_of, consoles)),
+        "submissions": (Role.SUBMITTER, Submissions(plane, gate, chances, vault, caller_key_of)),
+        "channel": (Role.NODE, NodeChannel(plane, gate, series, home, vault, key_of, consoles)),
         "calls": (Role.SUBMITTER, CallerChannel(plane, gate, caller_key_of)),
         "workers": (None, WorkerChannel(plane, gate, key_of)),
     }

@@ -26,6 +26,7 @@ from poise.drivers import meetings
 from poise.drivers.security import same_token
 from poise.drivers.series import Series
 from poise.drivers.shipping import keep
+from poise.drivers.vault import Vault
 from poise.engine.host import Answer
 from poise.errors import Busy, Denied, ErrorRecord, InputError, NotFound, PoiseError, SpecError
 from poise.kernel import controller as machine
@@ -40,6 +41,7 @@ from poise.model.messages import (
     FromConsole,
     Hello,
     Kept,
+    Launch,
     Met,
     Output,
     ToAgent,
@@ -108,7 +110,9 @@ _submission = json_decoder(Submission)
 _accepted = msgspec.json.Encoder()
 
 
-async def submit(plane: Plane, chances: Chances, bearer: Bearer, key_of: "KeyOf", line: bytes, done: "Done") -> None:
+async def submit(
+    plane: Plane, chances: Chances, vault: Vault, bearer: Bearer, key_of: "KeyOf", line: bytes, done: "Done"
+) -> None:
     """Compile one submission and post it; raises PoiseError when it cannot be compiled, or has a strict deadline that
     is unlikely to be met. Only the latter is waited for, and what is large.
     """
@@ -116,7 +120,7 @@ async def submit(plane: Plane, chances: Chances, bearer: Bearer, key_of: "KeyOf"
         submission = _submission.decode(line)
     except UNREADABLE as error:
         raise not_json(error) from None
-    compiled = await plane.prepare(submission.spec, bearer.tenant, len(line))
+    compiled = await plane.prepare(vault.sealed(submission.spec, bearer.tenant), bearer.tenant, len(line))
     if compiled.strict:
         await chances.check(compiled, submission.key, submission.user)
     answer = _answering(done, compiled.note, key_of)
@@ -126,10 +130,11 @@ async def submit(plane: Plane, chances: Chances, bearer: Bearer, key_of: "KeyOf"
 class Submissions:
     """One `POST` of many lines; answers stream back while lines still come in, for as long as the token stands."""
 
-    def __init__(self, plane: Plane, gate: Gatekeeper, chances: Chances, key_of: KeyOf) -> None:
+    def __init__(self, plane: Plane, gate: Gatekeeper, chances: Chances, vault: Vault, key_of: KeyOf) -> None:
         self._plane = plane
         self._gate = gate
         self._chances = chances
+        self._vault = vault
         self._key_of = key_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -168,7 +173,7 @@ class Submissions:
                 continue
             done = stream.expect()
             try:
-                await submit(self._plane, self._chances, bearer, self._key_of, line, done)
+                await submit(self._plane, self._chances, self._vault, bearer, self._key_of, line, done)
             except PoiseError as error:
                 done(Accepted(error=error.record))
 
@@ -225,6 +230,7 @@ class NodeChannel:
         gate: Gatekeeper,
         series: Series,
         home: Home,
+        vault: Vault,
         key_of: Callable[[Attempt], str],
         consoles: Consoles,
     ) -> None:
@@ -233,6 +239,7 @@ class NodeChannel:
         self._gate = gate
         self._series = series
         self._home = home
+        self._vault = vault
         self._key_of = key_of
         self._consoles = consoles
         self._admission = Admission()
@@ -273,7 +280,7 @@ class NodeChannel:
         bearer: Bearer = scope["bearer"]
         by = bearer.token or machine.OF_THE_HOME
         key_of = self._key_of if bearer.role is Role.NODE else None
-        channel = Channel(send, frames, key_of, stands=lambda: self._gate.stands(bearer))
+        channel = Channel(send, frames, key_of, stands=lambda: self._gate.stands(bearer), opened=self._opened)
         node = ""
         try:
             while True:
@@ -316,6 +323,25 @@ class NodeChannel:
             if node:
                 self._consoles.gone(node)
                 self._plane.disconnect(node, channel)
+
+    def _opened(self, desired: Desired) -> Desired:
+        """What goes to a node, with the secrets of its launches opened. A launch whose secrets do not open stays here,
+        and the controller is told.
+        """
+        if not any(launch.secrets for launch in desired.launches):
+            return desired
+        launches = []
+        for launch in desired.launches:
+            try:
+                launches.append(self._unlocked(launch))
+            except PoiseError as error:
+                self._plane.post(machine.Locked(launch.attempt, str(error)))
+        return msgspec.structs.replace(desired, launches=tuple(launches))
+
+    def _unlocked(self, launch: Launch) -> Launch:
+        job = self._plane.ledger.jobs[launch.attempt.task.partition(".")[0]]
+        values = {name: self._vault.open(job.tenant, name, text) for name, text in launch.secrets.items()}
+        return msgspec.structs.replace(launch, env=launch.env | values, secrets={})
 
     def _compare(self, node: Node) -> None:
         """One that comes back larger than it was seen is told of: nobody here can look whether it is so."""
@@ -476,8 +502,8 @@ def _attempt_of(headers: Mapping[str, str]) -> Attempt | None:
 
 class Channel:
     """Sends in order from a task of its own, so that the plane never waits for a slow agent. What it sends is numbered
-    where there are `frames`, and launches get a key where there is `key_of`. Nothing more is sent once the token no
-    longer `stands` by which somebody came.
+    where there are `frames`, launches get a key where there is `key_of`, and their secrets are `opened`. Nothing more
+    is sent once the token no longer `stands` by which somebody came.
     """
 
     def __init__(
@@ -486,11 +512,13 @@ class Channel:
         frames: Frames | None = None,
         key_of: Callable[[Attempt], str] | None = None,
         stands: Callable[[], bool] = lambda: True,
+        opened: Callable[[Desired], Desired] = lambda desired: desired,
     ) -> None:
         self._send = send
         self._frames = frames
         self._key_of = key_of
         self._stands = stands
+        self._opened = opened
         self._queue: deque[bytes] = deque()
         self._waiting = 0
         self._news = asyncio.Event()
@@ -503,8 +531,10 @@ class Channel:
             self.close()
         if self.closed:
             return
-        if self._key_of is not None and isinstance(message, Desired):
-            message = _with_keys(message, self._key_of)
+        if isinstance(message, Desired):
+            message = self._opened(message)
+            if self._key_of is not None:
+                message = _with_keys(message, self._key_of)
         frame = _encode(message if self._frames is None else (self._frames.number(), message))
         self._queue.append(frame)
         self._waiting += len(frame)

@@ -148,9 +148,10 @@ def submit(
         client = connected(home)
         return client, client.submit(spec, user=user, say=say, if_revision=if_revision)
     if not running_here(home) and not supervised(home):
+        from poise.model.secrets import named
         from poise.model.spec import compile_spec  # not needed where a control plane does it
 
-        compile_spec(spec, wall=time.time())
+        compile_spec(named(spec), wall=time.time())
     key = secrets.token_hex(8)
     for left in range(SUBMIT_ATTEMPTS, 0, -1):
         client = ensure_up(home, UNTIL_IDLE)

@@ -48,6 +48,7 @@ REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "
 EXTRAS = (
     ("aiohttp", "serve", "serves models over HTTP"),
     ("cryptography", "listen", "lets other machines in, by TLS"),
+    ("cryptography", "secrets", "seals the secrets of jobs"),
     ("pynvml", "nvidia", "finds NVIDIA devices"),
     ("sklearn", "demo", "runs `poise demo`"),
     ("highspy", "lp", "solves what the policies `max-min`, `finish-time-fair` and `min-makespan` ask"),

@@ -93,7 +93,9 @@ def to_retry(ledger: Ledger, name: str, bearer: Bearer) -> tuple[Compiled, str]:
         for unit in left
     )
     note = f"retry of {job.id}"
-    compiled = Compiled(job.name, job.folder, job.env, units, note=note, tenant=job.tenant, retry_of=job.id)
+    compiled = Compiled(
+        job.name, job.folder, job.env, units, note=note, tenant=job.tenant, retry_of=job.id, secrets=job.secrets
+    )
     return compiled, job.user
 
 

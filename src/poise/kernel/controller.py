@@ -328,6 +328,13 @@ class FromNode(msgspec.Struct, frozen=True):
     by: str = ""
 
 
+class Locked(msgspec.Struct, frozen=True):
+    """The secrets of an attempt could not be opened, and `why`: it was not sent to its node."""
+
+    attempt: Attempt
+    why: str
+
+
 class FromJobCaller(msgspec.Struct, frozen=True):
     """The caller of a job that serves calls, who is of this tenant, has said something."""
 
@@ -404,6 +411,7 @@ Request = (
 Message = (
     Request
     | FromNode
+    | Locked
     | Gone
     | Crowded
     | FromJobCaller
@@ -668,6 +676,8 @@ class Controller:
                 self._answer(message.request, lambda: self._revoke_token(message, now))
             case AskToStop():
                 self._answer(message.request, lambda: self._commit(StopAsked(at=now, by=message.bearer.token)))
+            case Locked():
+                self._locked(message, now)
             case Gone():
                 self._disconnect(message.node)
             case Crowded():
@@ -1527,6 +1537,21 @@ class Controller:
         for node, attempts in recalls.items():
             self._send(node, Desired(recalls=tuple(attempts)))
 
+    def _locked(self, message: Locked, now: int) -> None:
+        """Hold the job until somebody has seen to its keys and releases it: no try is lost, and none is repeated. What
+        serves calls cannot be held: its worker fails, and its caller learns why.
+        """
+        found = self.ledger.jobs.task(message.attempt.task)
+        if self._full or found is None or not self._valid(message.attempt, found[1].node):
+            return
+        job = self.ledger.jobs[found[0].job]
+        if job.calls is not None:
+            self._finish(message.attempt, Ending(outcome="unstartable", code=126, note=message.why), now)
+            return
+        if not job.hold:
+            self._commit(JobHeld(at=now, job=job.id, on=True, why=message.why))
+        self._finish(message.attempt, Ending(outcome="returned", note=message.why), now)
+
     # --- deciding ----------------------------------------------------------------------------------------------------
 
     def _decided(self, plan: Plan, view: Snapshot | None, now: int) -> None:
@@ -1631,6 +1656,7 @@ class Controller:
             slots=self.ledger.nodes[state.node].pools[shape.key()].slots,
             folder=job.folder,
             env=_in_phase(unit, job.env | task.env if task.env else job.env),
+            secrets=job.secrets | spec.secrets if spec.secrets else job.secrets,
             devices=state.devices,
             priority=int(spec.priority),
             kind=spec.kind,

@@ -113,6 +113,7 @@ def job_report(
         remaining=sum(unit.expected for unit in job.units if unit.spec.name in path and not unit.over),
         note=job.note,
         retries=retries_of(unit.spec.retry for unit in job.units) if tasks and job.calls is None else "",
+        secrets=tuple(sorted({*job.secrets}.union(*(unit.spec.secrets for unit in job.units)))),
         calls=_calls_report(job.calls) if job.calls is not None else None,
         training=tuple(
             TrainingReport(unit=unit.id, heard=ledger.leader.wall(known.at), said=known.said)
@@ -238,7 +239,9 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
     if unit.missed is not None and (unit.status == "cancelled" or (unit.status == "active" and unit.stopping)):
         found.append(_too_late(ledger, unit))
     elif unit.status == "waiting":
-        found += [Reason(code="ON_HOLD", subject=job.id)] if job.hold else []
+        if job.hold:
+            code = "LOCKED" if job.held_for else "ON_HOLD"
+            found.append(Reason(code=code, subject=job.id, have=job.held_for))
         needed = {need: ledger.jobs.unit(f"{job.id}.{need}") for need in unit.spec.needs}
         found += [
             Reason(code="NEEDS", need=need)

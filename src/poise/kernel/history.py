@@ -283,9 +283,8 @@ class History:
             case JobsCancelled():
                 self._note(event.at, "cancelled", some(event.jobs, FEW), f"by {event.by or 'their users'}", *event.jobs)
             case JobHeld():
-                self._note(
-                    event.at, "held" if event.on else "released", event.job, f"by {event.by or 'its user'}", event.job
-                )
+                why = event.why or f"by {event.by or 'its user'}"
+                self._note(event.at, "held" if event.on else "released", event.job, why, event.job)
             case JobChanged():
                 self._note(
                     event.at, "changed", event.job, f"{some(event.paths, FEW)} of {some(event.units, FEW)}", event.job

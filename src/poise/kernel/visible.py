@@ -55,6 +55,7 @@ from poise.model.events import (
     UnitsCancelled,
 )
 from poise.model.reports import Ahead, NodeReport, QuotaReport, StatusReport
+from poise.model.secrets import HIDDEN
 from poise.model.tenants import Bearer, Role
 
 OTHERS = "work of another tenant"
@@ -67,6 +68,15 @@ _AGAIN = re.compile(f"{OTHERS}(?:, {OTHERS})+")
 _WRITTEN_BY_USERS = frozenset({"name", "command", "user", "result", "artifact", "said"})
 
 Report = TypeVar("Report")
+
+
+def _without_sealed(event: JobSubmitted) -> JobSubmitted:
+    """The event with the names of secrets, and nothing of their values."""
+    job, replace = event.job, msgspec.structs.replace
+    if not job.secrets and not any(unit.secrets for unit in job.units):
+        return event
+    units = tuple(replace(unit, secrets=dict.fromkeys(unit.secrets, HIDDEN)) for unit in job.units)
+    return replace(event, job=replace(job, secrets=dict.fromkeys(job.secrets, HIDDEN), units=units))
 
 
 class Sight:
@@ -117,9 +127,11 @@ class Sight:
         return report if self.bearer.sees_all else self._only(report, frozenset(own))
 
     def event(self, event: Event) -> Any:
-        """The record as the bearer may see it, or None. Of a job that the ledger has forgotten only its submission
-        is known to be one's own.
+        """The record as the bearer may see it, or None; sealed values are shown to nobody. Of a job that the ledger has
+        forgotten only its submission is known to be one's own.
         """
+        if isinstance(event, JobSubmitted):
+            event = _without_sealed(event)
         if isinstance(event, TokenAdded) and self.bearer.role == Role.ADMIN:
             return msgspec.structs.replace(event, token=msgspec.structs.replace(event.token, hash=""))
         if isinstance(event, TokenAdded | TokenRevoked) and self.bearer.role < Role.ADMIN:

@@ -87,6 +87,7 @@ REASONS = {
     "SKIPPED": "skipped: {need} was not done",
     "SKIPPED_AFTER": "skipped: job {need} ended as {have}",
     "ON_HOLD": "is on hold: `poise release {subject}` lets it start",
+    "LOCKED": "is on hold: {have}; once that is mended: `poise release {subject}`",
     "NEXT_ROUND": "is decided on in the next round",
     "NEEDS_ITS_NODE": "is out of retries, and waits for its original node",
     "UNKNOWN_UNIT": "there is no unit {subject}",

@@ -62,6 +62,7 @@ ANOTHER_NAME = {
     "timeout": "time-limit",
     "matrix": "sweep",
     "max_parallel": "at_most",
+    "secret": "secrets",
 }
 """What other schedulers call a field of ours."""
 

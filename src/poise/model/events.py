@@ -105,12 +105,15 @@ class UnitsCancelled(msgspec.Struct, frozen=True, tag="units-cancelled", kw_only
 
 
 class JobHeld(msgspec.Struct, frozen=True, tag="job-held", kw_only=True, omit_defaults=True):
-    """A job is on hold, or no longer (`on`): what of it has not started does not start."""
+    """A job is on hold, or no longer (`on`): what of it has not started does not start. `why` is there if Poise has put
+    it on hold.
+    """
 
     at: int
     job: str
     on: bool
     by: str = ""
+    why: str = ""
 
 
 class JobChanged(msgspec.Struct, frozen=True, tag="job-changed", kw_only=True, omit_defaults=True):

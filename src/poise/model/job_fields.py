@@ -35,6 +35,7 @@ from poise.model.fields import (
     duration,
 )
 from poise.model.jobs import Lease, terminal_size
+from poise.model.secrets import MAX_SECRETS, OURS
 from poise.model.sweep import SweepSpec
 from poise.units import SECOND, format_duration
 
@@ -51,6 +52,7 @@ PHASES = ("initial", "convergence", "fine-tuning")
 
 COUNT: Schema = {"type": "integer", "minimum": 1, "maximum": MAX_TASKS}
 COUNT_OR_NONE = COUNT | {"minimum": 0}
+_SECRET: Schema = {"type": "string", "pattern": f"^(?!{OURS})[A-Za-z_][A-Za-z0-9_]{{0,127}}$"}
 _SWEPT: Schema = {"pattern": "^[a-z][a-z0-9_]{0,62}$"}
 _SCALAR: Schema = {"type": ["string", "number", "boolean"]}
 _VALUES: Schema = {
@@ -73,6 +75,27 @@ _SWEEP: Schema = {
             "type": "array",
             "items": {"type": "object", "propertyNames": _SWEPT, "additionalProperties": _SCALAR},
             "minItems": 1,
+        },
+    ]
+}
+_SECRETS: Schema = {
+    "anyOf": [
+        {"type": "array", "items": _SECRET, "maxItems": MAX_SECRETS},
+        {
+            "type": "object",
+            "propertyNames": _SECRET,
+            "additionalProperties": {
+                "anyOf": [
+                    {
+                        "type": "object",
+                        "properties": {"file": {"type": "string", "minLength": 1}},
+                        "required": ["file"],
+                        "additionalProperties": False,
+                    },
+                    {"type": "null"},
+                ]
+            },
+            "maxProperties": MAX_SECRETS,
         },
     ]
 }
@@ -131,6 +154,20 @@ def _variables(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, 
     """`NAME=VALUE` sets a variable, `NAME` takes the caller's value."""
     pairs = [one.partition("=") for one in given]
     return {name: value if equals else environ.get(name) for name, equals, value in pairs}
+
+
+def _secrets(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, Any]:
+    """`NAME` takes the caller's value, `NAME=@FILE` that in a file."""
+    made: dict[str, Any] = {}
+    for one in given:
+        name, equals, source = one.partition("=")
+        if equals and source[:1] != "@":
+            what = "a value on the command line can be read in the shell's history and by other users"
+            raise SpecError(
+                what, field="--secret", need="NAME or NAME=@FILE", have=f"{name}=…", hint=f"--secret {name}"
+            )
+        made[name] = {"file": source[1:]} if equals else None
+    return made
 
 
 def _swept(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, Any]:
@@ -473,6 +510,26 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
             python=True,
         ),
     ] = {}
+    secrets: Annotated[
+        list[str] | dict[str, Any],
+        Field(
+            "Environment variables whose values are kept sealed: neither the log nor any command shows them. A name "
+            "takes the value from the submitter's environment, `{NAME: {file: PATH}}` from a file, without the line "
+            "ends at its end. In a graph, those of the job go to all tasks.",
+            example="[HF_TOKEN]",
+            form=_SECRETS,
+            flag=Flag(
+                "--secret",
+                "NAME[=@FILE]",
+                "Pass on a variable whose value is kept sealed, from your environment, FILE or `-`. Repeatable.",
+                reads=_secrets,
+                repeatable=True,
+                example="HF_TOKEN",
+            ),
+            inherited=True,
+            python=True,
+        ),
+    ] = []
     priority: Annotated[
         PriorityName | None,
         Field(

@@ -217,6 +217,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     `time_limit` nanoseconds (0: for any time). Its first task has `stdin` kept open for whoever gives it input, or a
     terminal of the size `tty`, as `terminal_size` makes it (0: none). What its tasks write is copied to the file
     `output`, where `%j` and others stand for what tells them apart (empty: nowhere).
+    Its `secrets` add to the job's.
     """
 
     name: str
@@ -248,6 +249,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     stdin: bool = False
     tty: int = 0
     output: str = ""
+    secrets: dict[str, str] = {}
 
     @property
     def declared(self) -> int:
@@ -308,7 +310,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     those of `after_any` however they end, those of `after_failure` by failing, and all others by being done;
     `note` is what the user was told when it was submitted, `user` who the client says its user is, for people to read.
     With `calls` its units are workers that serve calls of functions. One on `hold` waits until it is released.
-    `retry_of` is the job of which it runs again what was not done.
+    `retry_of` is the job of which it runs again what was not done. `secrets` are variables of all its units, as sealed
+    texts (`model/secrets.py`).
     """
 
     id: str
@@ -325,6 +328,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     after_failure: tuple[str, ...] = ()
     hold: bool = False
     retry_of: str = ""
+    secrets: dict[str, str] = {}
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -28,6 +28,7 @@ class Attempt(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False
 
 class Launch(Limits, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """All a node needs to run one attempt. `env` is complete but for the POISE_ names and devices, which the node adds.
+    `secrets` are sealed; as the launch leaves for its node they are opened, and become part of `env`.
 
     `slots` is how many attempts of `shape` may run at once on this node, as of this launch; one that is `queued` waits
     for another of them to end, any other has room of its own. One that `serves` gets a `key`, by which whoever
@@ -45,6 +46,7 @@ class Launch(Limits, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     slots: int
     folder: str = ""
     env: dict[str, str] = msgspec.field(default_factory=dict)
+    secrets: dict[str, str] = msgspec.field(default_factory=dict)
     devices: tuple[int, ...] = ()
     priority: int = 2
     kind: str = ""

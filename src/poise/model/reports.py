@@ -109,6 +109,7 @@ class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     """One job. `exit_code` is what `poise wait` ends with: 0, or the first failed task's; none while unfinished. `note`
     is what the user was told when it was submitted, `user` what the client called them. `retries`: see `PlanReport`.
+    `secrets` are names.
     """
 
     id: str
@@ -129,6 +130,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     tasks: tuple[TaskReport, ...] = ()
     retries: str = ""
+    secrets: tuple[str, ...] = ()
 
 
 JobStatus = Literal["waiting", "pending", "placed", "running", "idle", "done", "failed", "cancelled", "skipped"]

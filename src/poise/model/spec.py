@@ -11,7 +11,7 @@ cut into a part for each combination of its values.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -70,6 +70,8 @@ from poise.model.jobs import (
 )
 from poise.model.quotas import Quota
 from poise.model.resources import ANY_GPU, ANYWHERE, PLENTY, WHOLE, Shape, Wants, Where
+from poise.model.secrets import compiled as compiled_secrets
+from poise.model.secrets import size_of
 from poise.model.sweep import check_placeholders, combinations, in_env, in_words, names_of
 from poise.model.tenants import DEFAULT, class_of_tenant
 from poise.units import (
@@ -140,6 +142,7 @@ class Compiled(NamedTuple):
     after_failure: tuple[str, ...] = ()
     hold: bool = False
     retry_of: str = ""
+    secrets: Mapping[str, str] = {}
 
     @property
     def all_after(self) -> tuple[tuple[str, ...], ...]:
@@ -168,6 +171,7 @@ class Compiled(NamedTuple):
             after_failure=tuple(dict.fromkeys(ids[name] for name in self.after_failure)),
             hold=self.hold,
             retry_of=self.retry_of,
+            secrets=dict(self.secrets),
         )
 
 
@@ -222,7 +226,7 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], tenant: str,
     env = _environment(top.env, "env", found)
     deadline = _due(top.deadline, "deadline", wall, found)
     begin = found.get(0, _time_to, top.begin, "begin", wall, "begin")
-    inherited = _Defaults(top.priority or "medium", deadline, wall, top.name, cut, tenant)
+    inherited = _Defaults(top.priority or "medium", deadline, wall, top.name, cut, tenant, env)
     due_by: dict[str, str] = {}
     if top.kind == "graph" or (top.tasks and found.doubts("kind")):
         units = _graph_units(top, inherited, due_by, found)
@@ -249,7 +253,13 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], tenant: str,
         after_any=tuple(top.after_any),
         after_failure=tuple(top.after_failure),
         hold=top.hold,
+        secrets=_job_secrets(top, found) if top.secrets else {},
     )
+
+
+def _job_secrets(top: JobSpec, found: Findings) -> dict[str, str]:
+    taken = set(top.env).union(*(task.env for task in top.tasks.values()))
+    return compiled_secrets(top.secrets, taken, "secrets", found)
 
 
 def _is_set(spec: TaskSpec, of: Declared) -> bool:
@@ -296,6 +306,7 @@ class _Defaults(NamedTuple):
     job: str
     cut: Callable[[bool], Cut]
     tenant: str
+    env: Collection[str]
 
 
 class _Size(NamedTuple):
@@ -320,7 +331,7 @@ def _job_units(top: JobSpec, env: Mapping[str, str], inherited: _Defaults, found
     size = _size_of(top, "", inherited.cut, found)
     swept = in_env(env, size.sweep[0]) if size.sweep else {}  # the job's own environment is the same for all tasks
     own = msgspec.structs.replace(
-        top, env={name: env[name] for name, value in swept.items() if value != env[name]}, deadline=None
+        top, env={name: env[name] for name, value in swept.items() if value != env[name]}, deadline=None, secrets=[]
     )
     sizes = _bounded({"": own}, {"": size}, found)
     made = _units("main", own, sizes[""], "", inherited, found)
@@ -443,6 +454,7 @@ def _bounded(specs: Mapping[str, TaskSpec], sizes: Mapping[str, _Size], found: F
         made = max(sizes[name].most, sizes[name].parts)
         tasks += made + (spec.merge is not None)
         size += made * (_length(spec.run) + sum(len(key) + _length(str(value)) for key, value in spec.env.items()))
+        size += made * size_of(spec.secrets)
         size += sum(2 * len(value) + len(key) for one in sizes[name].sweep for key, value in one.items())
         needs += max(1, sizes[name].parts) * sum(
             1 if specs[of].merge else max(1, sizes[of].parts) for of in spec.needs if of in specs
@@ -584,6 +596,9 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         phases=_phases(spec, f"{field}phases", shape, found),
         if_late=due.if_late,
         output=found.get("", _output, spec.output, f"{field}output", several=parts > 0 or most > 1),
+        secrets=compiled_secrets(spec.secrets, {*inherited.env, *spec.env}, f"{field}secrets", found)
+        if spec.secrets
+        else {},
         **_read(spec, field, found),
     )
     if parts:

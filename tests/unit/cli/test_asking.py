@@ -56,6 +56,7 @@ def flags_of(*given: str) -> dict[str, Any]:
         ("--label zone=eu,us --label spot!=yes", "resources", {"label": {"zone": ["eu", "us"], "spot": ["!yes"]}}),
         ("--no-preempt", "preemptible", False),
         ("--lease exclusive", "lease", "exclusive"),
+        ("--secret A --secret B=@token.txt", "secrets", {"A": None, "B": {"file": "token.txt"}}),
         ("--deadline 30m", "deadline", "30m"),
         ("--deadline 30m --if-late cancel", "deadline", {"by": "30m", "if-late": "cancel"}),
     ],
@@ -72,7 +73,7 @@ def test_every_field_has_a_flag_or_a_reason() -> None:
         "--hold --after-any j2 --after-failure j3 "
         "--class c --parts 2 --workers 1 --checkpoint 1m --no-preempt --weight 1 --name n --retries 1 --grace 1s "
         "--hang 1s --time-limit 1h --interactive --tty --output o "
-        "--env A=1 --sweep a=1,2 --at-most 2 --lease exclusive"
+        "--env A=1 --secret B --sweep a=1,2 --at-most 2 --lease exclusive"
     )
     told = flags_of(*examples.split())
     set_here = {*told, *told["resources"]}

@@ -18,12 +18,11 @@ from poise.control.deciders import Deciders
 from poise.control.entrance import Entrance
 from poise.control.guard import App
 from poise.control.lifetime import Lifetime
-from poise.control.plane import Plane
+from poise.control.plane import Plane, clock_of
 from poise.drivers import sockets
 from poise.drivers.plugins import build, choose
 from poise.drivers.security import digest
 from poise.drivers.sqlite import SqliteStore
-from poise.drivers.system import SystemClock
 from poise.engine.host import load_ledger
 from poise.kernel.controller import AddToken, Controller, Settings
 from poise.model.events import Event, decode_event, encode_event
@@ -110,6 +109,7 @@ class OpenDoor:
         return Answer(status, b"".join(of.get("body", b"") for of in sent))
 
     def scope(self, kind: str, method: str, path: str, secret: str | None, more: Mapping[str, str]) -> dict[str, Any]:
+        path, _, query = path.partition("?")
         headers = {"host": "poise"} | {name.lower(): value for name, value in more.items()}
         if secret is not None:
             headers["authorization"] = f"Bearer {secret}"
@@ -120,7 +120,7 @@ class OpenDoor:
             "method": method,
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query.encode(),
             "root_path": "",
             "scheme": "http",
             "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
@@ -145,7 +145,7 @@ async def open_door(folder: Path) -> AsyncIterator[OpenDoor]:
         folder / "log.db", encode_event, decode_event, call_soon=loop.call_soon_threadsafe
     )
     controller = Controller(load_ledger(store), Settings(policy="poise"))
-    plane = Plane(controller, store, SystemClock(), InlineDecider(POLICY))
+    plane = Plane(controller, store, clock_of(controller.ledger), InlineDecider(POLICY))
     plane.begin(boot="boot", boottime=0)
     try:
         yield OpenDoor(plane, Home(folder))

@@ -12,8 +12,8 @@ from poise.model.events import JobChanged, JobHeld
 
 
 class Edits(Room):
-    """Holds, and new values of fields. Nobody else writes a job's `hold`. What runs keeps what it holds, and gets
-    its `next_spec` when it is tried again.
+    """Holds, and new values of fields. Nobody else writes a job's `hold` and `held_for`. What runs keeps what it
+    holds, and gets its `next_spec` when it is tried again.
     """
 
     def __init__(self, jobs: Jobs, active: Active, queues: Queues, paths: Paths, lifecycle: Lifecycle) -> None:
@@ -24,7 +24,7 @@ class Edits(Room):
 
     def _held(self, event: JobHeld) -> None:
         job = self._jobs[event.job]
-        job.hold = event.on
+        job.hold, job.held_for = event.on, event.why if event.on else ""
         job.awaited += 1 if event.on else -1
         if event.on:
             for unit in job.units:

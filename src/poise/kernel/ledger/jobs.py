@@ -166,6 +166,7 @@ class Jobs(Room, dict[str, JobState]):
             after_failure=job.after_failure,
             hold=job.hold,
             retry_of=job.retry_of,
+            secrets=job.secrets,
             turns=turns,
         )
         self._index(made)

@@ -28,7 +28,8 @@ class JobState(msgspec.Struct, gc=False):
     """A job and its units. `unfinished` counts units that are not over; `awaited` the jobs it still comes after, and
     one more while it is on `hold`: as long as there is any, nothing of it becomes pending. Of one that serves calls,
     `calls` is the book of them and the units are its workers. Where only so many parts of a task run at once, `turns`
-    is, by task, how many have had their turn beyond the first.
+    is, by task, how many have had their turn beyond the first. `secrets` are sealed. `held_for` is why Poise has put it
+    on hold; empty where a user has.
     """
 
     id: str
@@ -52,6 +53,8 @@ class JobState(msgspec.Struct, gc=False):
     after_failure: tuple[str, ...] = ()
     hold: bool = False
     retry_of: str = ""
+    secrets: dict[str, str] = {}
+    held_for: str = ""
 
     @property
     def calls_closed(self) -> bool:

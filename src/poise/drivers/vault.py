@@ -1,0 +1,141 @@
+"""The keys by which a home seals the secrets of its jobs, and what is done with them.
+
+The file `secrets.key` of a home holds one key a line, 256 bits in hexadecimal digits, for its owner only. The first
+seals; all of them open. The file is made with the first secret, and read each time, so a key that is added or put back
+counts at once.
+
+A sealed text is `ID.DATA`: eight digits that tell which key it was, and in base64 a nonce and what AES-256-GCM makes of
+the value. The tenant and the name of the secret are authenticated with it: a text that is copied to a job of another
+tenant, or to another variable, does not open.
+"""
+
+import base64
+import binascii
+import contextlib
+import hashlib
+import os
+import secrets
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from poise.errors import Fault, InputError, extra
+from poise.model.secrets import Sealed, sealed
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+KEY_BYTES, NONCE_BYTES = 32, 12
+CODE = "E215"
+
+
+class Key(NamedTuple):
+    """A key, and the digits by which it is known."""
+
+    id: str
+    secret: bytes
+
+
+class Vault:
+    """Seals and opens with the keys of one file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def sealed(self, document: Any, tenant: str) -> Any:
+        """A tenant's request with its secrets sealed; what has none is as it was. Raises `SpecError`, and as `seal`."""
+        return sealed(document, partial(self.seal, tenant))
+
+    def seal(self, tenant: str, name: str, value: str) -> Sealed:
+        """A tenant's secret of this name. Makes a key if there is none. Raises `Fault` and `InputError`."""
+        cipher_of = _cipher()
+        key = self._ensure_keys()[0]
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        data = cipher_of(key.secret).encrypt(nonce, value.encode(), _bound(tenant, name))
+        return Sealed(f"{key.id}.{base64.b64encode(nonce + data).decode()}")
+
+    def open(self, tenant: str, name: str, text: str) -> str:
+        """The value that was sealed as this text. Raises `Fault`, which says what is missing."""
+        cipher_of = _cipher()
+        from cryptography.exceptions import InvalidTag
+
+        wanted, _, encoded = text.partition(".")
+        keys = {key.id: key for key in self.keys()}
+        if not encoded or wanted not in keys:
+            have = ", ".join(keys) or "none"
+            raise Fault(
+                f"the secret `{name}` is sealed with key {wanted or 'none'}, which `{self.path}` does not hold",
+                code=CODE,
+                field=f"secrets.{name}",
+                need=f"key {wanted}",
+                have=have,
+                hint=f"add the line of that key to `{self.path}`",
+            )
+        try:
+            data = base64.b64decode(encoded, validate=True)
+            opened = cipher_of(keys[wanted].secret).decrypt(
+                data[:NONCE_BYTES], data[NONCE_BYTES:], _bound(tenant, name)
+            )
+        except (InvalidTag, ValueError):
+            what = f"the secret `{name}` is damaged, or was sealed for another tenant or name"
+            raise Fault(what, code=CODE, field=f"secrets.{name}", hint="submit the job again") from None
+        return opened.decode()
+
+    def keys(self) -> list[Key]:
+        """The keys of the file; none where there is no file. Raises `Fault` for a file that is no file of keys."""
+        try:
+            mode, text = self.path.stat().st_mode, self.path.read_text(encoding="ascii")
+        except FileNotFoundError:
+            return []
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "not text"
+            raise Fault(f"the keys of secrets cannot be read: {why}", code=CODE, field=str(self.path)) from None
+        if mode & 0o077:
+            what, hint = "others may read the keys of secrets", f"chmod 600 {self.path}"
+            raise Fault(what, code=CODE, field=str(self.path), hint=hint)
+        return [_key(line.strip(), self.path) for line in text.splitlines() if line.strip()]
+
+    def _ensure_keys(self) -> list[Key]:
+        """Nobody sees half of the file, and of two that make it at once one wins."""
+        if keys := self.keys():
+            return keys
+        draft = self.path.with_suffix(f".{secrets.token_hex(4)}.new")
+        try:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(secrets.token_hex(KEY_BYTES) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, self.path)
+        except OSError as error:
+            what, hint = f"no key can be made: {error.strerror}", "`df -h`, `ls -ld`"
+            raise Fault(what, code=CODE, field=str(self.path), hint=hint) from None
+        finally:
+            draft.unlink(missing_ok=True)
+        if keys := self.keys():
+            return keys
+        raise Fault("the file of keys is empty", code=CODE, field=str(self.path), hint=f"rm {self.path}")
+
+
+def _key(line: str, path: Path) -> Key:
+    try:
+        secret = binascii.unhexlify(line)
+    except ValueError:
+        secret = b""
+    if len(secret) != KEY_BYTES:
+        need, hint = f"{2 * KEY_BYTES} hexadecimal digits a line", "`openssl rand -hex 32` makes one"
+        raise Fault("not a key for secrets", code=CODE, field=str(path), need=need, hint=hint)
+    return Key(hashlib.sha256(b"poise secrets " + secret).hexdigest()[:8], secret)
+
+
+def _bound(tenant: str, name: str) -> bytes:
+    """Neither has a zero byte in it."""
+    return f"poise secret\0{tenant}\0{name}".encode()
+
+
+def _cipher() -> "type[AESGCM]":
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ModuleNotFoundError:
+        raise InputError("secrets are sealed by a library that is not installed", hint=extra("secrets")) from None
+    return AESGCM

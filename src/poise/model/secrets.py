@@ -1,0 +1,158 @@
+"""The secrets of a job: environment variables whose values the log never holds in plain text.
+
+A document has them in one of three forms, for the whole job and for tasks of a graph. A file names them, and says where
+a value comes from: `secrets: [HF_TOKEN]` or `secrets: {HF_TOKEN: {file: token.txt}}`. A request holds the values as
+texts. The control plane replaces each text by a `Sealed` as the request arrives, and `model/spec.py` compiles no text:
+so no path leads from a value to the log. Errors name a secret and never show its value.
+"""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from poise.errors import SpecError
+from poise.model.document import Findings
+
+MAX_SECRETS = 64
+"""Secrets of one task."""
+
+MAX_SECRET = 64 * 1024
+"""Bytes of a value. Linux takes at most 128 KiB for one variable."""
+
+HIDDEN = "sealed"
+"""Stands for a sealed value wherever events are shown."""
+
+OURS = "POISE_"
+"""Names that begin like this belong to Poise."""
+
+
+class Sealed(msgspec.Struct, frozen=True):
+    """A value that only a holder of the key can read."""
+
+    text: str
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where the command line finds a value: in a file, or in its environment under the name of the secret."""
+
+    file: str = ""
+
+
+def each(document: Any, make: Callable[[dict[str, Any], str], Any]) -> Any:
+    """The document with what `make` returns in place of each field `secrets`: it is given the values by name, and the
+    path of the field. A document without secrets comes back as it is. Raises SpecError.
+    """
+    if not isinstance(document, Mapping):
+        return document
+    changed: dict[str, Any] = {}
+    if "secrets" in document:
+        changed["secrets"] = make(by_name(document["secrets"], "secrets"), "secrets")
+    tasks = document.get("tasks")
+    if isinstance(tasks, Mapping) and any(isinstance(task, Mapping) and "secrets" in task for task in tasks.values()):
+        changed["tasks"] = {name: _of_task(task, f"tasks.{name}.secrets", make) for name, task in tasks.items()}
+    return {**document, **changed} if changed else document
+
+
+def _of_task(task: Any, at: str, make: Callable[[dict[str, Any], str], Any]) -> Any:
+    if not isinstance(task, Mapping) or "secrets" not in task:
+        return task
+    return {**task, "secrets": make(by_name(task["secrets"], at), at)}
+
+
+def by_name(told: Any, at: str) -> dict[str, Any]:
+    """Either form as a mapping; values are not looked at. Raises SpecError."""
+    if isinstance(told, list) and all(isinstance(name, str) for name in told):
+        told = dict.fromkeys(told)
+    if not isinstance(told, Mapping):
+        need, hint = "a list of names, or a mapping", "secrets: [HF_TOKEN]"
+        raise SpecError("the value has the wrong type", field=at, need=need, hint=hint)
+    if len(told) > MAX_SECRETS:
+        need, have = f"at most {MAX_SECRETS}", str(len(told))
+        raise SpecError("there are too many secrets", code="E103", field=at, need=need, have=have)
+    for name in told:
+        if not isinstance(name, str) or not re.fullmatch("[A-Za-z_][A-Za-z0-9_]{0,127}", name):
+            need, hint = "letters, digits and `_`", "secrets: [HF_TOKEN]"
+            raise SpecError("not a name for an environment variable", code="E107", field=at, need=need, hint=hint)
+        if name.startswith(OURS):
+            what = f"names that begin with {OURS} belong to Poise"
+            raise SpecError(what, code="E107", field=f"{at}.{name}", have=name, hint="another name")
+    return dict(told)
+
+
+def source_of(name: str, told: Any, at: str) -> Source:
+    """Where a value comes from, as a file or a flag says. Raises SpecError, also for the value itself."""
+    if told is None:
+        return Source()
+    if isinstance(told, Mapping) and [*told] == ["file"] and isinstance(told["file"], str) and told["file"]:
+        return Source(told["file"])
+    raise SpecError(
+        "the value of a secret does not belong in a file or on a command line",
+        field=f"{at}.{name}",
+        need="only its name, for the value in your environment, or {file: PATH}",
+        hint=f"secrets: [{name}]",
+    )
+
+
+def named(document: Any) -> Any:
+    """The document with the names of its secrets alone: all that a plan or a check needs. Raises SpecError."""
+    return each(document, lambda told, at: [*told])
+
+
+def sealed(document: Any, seal: Callable[[str, str], Sealed]) -> Any:
+    """A request with each secret sealed: `seal` takes a name and a value. Raises SpecError."""
+    found = Findings()
+
+    def make(told: dict[str, Any], at: str) -> dict[str, Sealed | None]:
+        return {name: found.get(None, _sealed, name, value, at, seal) for name, value in told.items()}
+
+    made = each(document, make)
+    found.check()
+    return made
+
+
+def _sealed(name: str, value: Any, at: str, seal: Callable[[str, str], Sealed]) -> Sealed:
+    if not isinstance(value, str):
+        hint = f'`poise submit` reads it from where it is; from Python: secrets={{"{name}": value}}'
+        raise SpecError(f"the secret `{name}` has no value", field=f"{at}.{name}", need="a text", hint=hint)
+    check_value(name, value, at)
+    return seal(name, value)
+
+
+def check_value(name: str, value: str, at: str) -> None:
+    """Raises SpecError for what no environment variable can hold, and for an empty value."""
+    field = f"{at}.{name}"
+    if not value:
+        raise SpecError(f"the secret `{name}` is empty", field=field, need="a value", hint=f"export {name}=…")
+    if "\0" in value:
+        what, hint = f"the secret `{name}` has a zero byte, which no variable can hold", "encode it as base64"
+        raise SpecError(what, field=field, hint=hint)
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise SpecError(f"the secret `{name}` is not UTF-8 text", field=field, hint="encode it as base64") from None
+    if size > MAX_SECRET:
+        need, have = f"at most {MAX_SECRET} bytes", f"{size} bytes"
+        raise SpecError(f"the secret `{name}` is too long", code="E103", field=field, need=need, have=have)
+
+
+def size_of(told: Any) -> int:
+    """Bytes that the ledger keeps of a field `secrets`."""
+    values = told.items() if isinstance(told, dict) else ()
+    return sum(len(name) + len(one.text) for name, one in values if isinstance(one, Sealed))
+
+
+def compiled(told: Any, taken: Collection[str], at: str, found: Findings) -> dict[str, str]:
+    """What the ledger keeps of a field `secrets`: each sealed text, or nothing where the document has names alone.
+    `taken` are the variables that have a value already.
+    """
+    made: dict[str, str] = {}
+    for name, one in found.get({}, by_name, told, at).items():
+        if name in taken:
+            what, hint = f"`{name}` is a secret and a variable", f"drop `{name}` from `env`"
+            found.add(SpecError(what, code="E107", field=f"{at}.{name}", hint=hint))
+        if not isinstance(one, Sealed):
+            found.get(None, source_of, name, one, at)
+        made[name] = one.text if isinstance(one, Sealed) else ""
+    return made
