@@ -1,6 +1,7 @@
 """A user's program, run by tests/system/test_functions.py as `python program.py ACT`; prints one JSON value."""
 
 import asyncio
+import hashlib
 import json
 import os
 import signal
@@ -127,6 +128,16 @@ def member(value: str) -> list[object]:
 def failing_member() -> None:
     if poise.rank() == 1:
         raise OwnError("rank 1")
+
+
+def hashed() -> str:
+    return hashlib.sha256(os.environ["HF_TOKEN"].encode()).hexdigest()
+
+
+def act_secret() -> object:
+    given = {"HF_TOKEN": os.environ["HF_TOKEN"]}
+    calls, gang = poise.task(secrets=given), poise.task(secrets=given, workers=2, cpu="0.5")
+    return [calls(hashed).submit().result(), gang(hashed).submit().result()]
 
 
 def act_values() -> object:

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import hashlib
 import http.client
 import json
 import os
@@ -20,6 +21,7 @@ from typing import Any
 import msgspec
 import pytest
 from fuzz.mutate import NODE
+from leaks import leaks
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -144,6 +146,20 @@ def test_input_and_a_command_beside_reach_a_machine_elsewhere(beyond: Beyond) ->
     until(lambda: beyond.ann("logs", job).out == much, "all of it has come back")
     there.cancel(job)
     there.wait(job)
+
+
+def test_a_secret_reaches_a_machine_elsewhere_and_is_kept_on_none(beyond: Beyond) -> None:
+    value, diary = f"hf_{os.urandom(16).hex()}", Diary(beyond.living.work / "diary-secret")
+    token = beyond.living.work / "ann.txt"
+    token.write_text(value)
+    command = f"printf %s $HF_TOKEN | sha256sum; {diary.held()}"
+    job = beyond.ann("submit", "--secret", f"HF_TOKEN=@{token}", "--", "sh", "-c", command).text.strip()
+    token.unlink()
+    until(lambda: hashlib.sha256(value.encode()).hexdigest() in beyond.ann("logs", job).text, "it has read its secret")
+    assert leaks(value, beyond.living.root, beyond.ann("show", job, "--json").out) == []
+    diary.release()
+    assert beyond.ann("wait", job).code == 0
+    assert leaks(value, beyond.living.root) == []
 
 
 def test_a_role_is_for_what_it_is_for(beyond: Beyond) -> None:

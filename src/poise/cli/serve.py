@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from poise.cli.asking import merged, needed, needing
 from poise.cli.numbers import Whole, WholeRange
 from poise.cli.render import print_json, say, tell
+from poise.cli.secrets import absolute, with_values
 from poise.cli.submit import fill_in
 from poise.client import current_home
 from poise.config import Home
@@ -186,7 +188,7 @@ def _declared(target: str, flags: dict[str, Any]) -> DeclaredService | Front:
     own = {name: flags[name] for name in ("name", "replicas", "batch", "timeout", "python") if flags[name] is not None}
     if flags["objective"] is not None:
         own["objective"] = {"latency_p99": flags["objective"]}
-    own |= needed(flags, dict(os.environ))
+    own |= absolute(needed(flags, dict(os.environ)), Path.cwd())
     if target.endswith((".yaml", ".yml", ".json")):
         path = Path(target)
         with located(place_in_file(path)):
@@ -197,14 +199,23 @@ def _declared(target: str, flags: dict[str, Any]) -> DeclaredService | Front:
                 document = merged(document, own)
                 fill_in(document.get("env"), dict(os.environ))
                 _locate(document, path.resolve().parent)
-            return _checked(compile_service(document))
+            return _checked(_with_values(compile_service(document)))
     place, _, _ = target.partition(":")
     name = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
-    return _checked(compile_service({"kind": "service", "name": name, "model": target} | own))
+    return _checked(_with_values(compile_service({"kind": "service", "name": name, "model": target} | own)))
+
+
+def _with_values(service: DeclaredService) -> DeclaredService:
+    """With the values of the secrets of its replicas, which are those of its canary's too."""
+    job, canary = with_values(service.job, os.environ), service.canary
+    if canary is not None and "secrets" in job:
+        canary = msgspec.structs.replace(canary, job=canary.job | {"secrets": job["secrets"]})
+    return msgspec.structs.replace(service, job=job, canary=canary)
 
 
 def _locate(document: dict[str, Any], folder: Path) -> None:
     """Make what a file says of places mean them from everywhere."""
+    document |= absolute(document, folder)
     document["folder"] = str((folder / str(document.get("folder") or ".")).resolve())
     for block, field in (("canary", "folder"), ("canary", "replay"), ("record", "file")):
         told = document.get(block)

@@ -27,7 +27,7 @@ from poise.model.fields import (
     declared,
     quantity,
 )
-from poise.model.job_fields import COUNT, COUNT_OR_NONE, RECORDS, JobSpec, records_in
+from poise.model.job_fields import COUNT, COUNT_OR_NONE, RECORDS, SECRETS, JobSpec, records_in
 from poise.model.serving import MOST
 from poise.policy.rank import ORDERS, PRESETS, RANK_TERMS
 from poise.policy.recipe import MAX_TERMS, MAX_WEIGHT, RECIPES, TURNS, YIELDS_BY, PolicySpec
@@ -238,6 +238,7 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "announced.at": {"format": "date-time", "minLength": 1, "examples": ["2026-12-01T12:00:00Z"]},
     "announced.lasts": DURATION,
     "announced.rate": {"exclusiveMinimum": 0, "maximum": servicefile.MOST_WAITING},
+    "service.secrets": SECRETS,
     "service.batch": COUNT | {"maximum": MOST},
     "service.queue": COUNT | {"maximum": servicefile.MOST_WAITING},
     "service.body": BYTES,
@@ -503,6 +504,8 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "of a request is a question of its own, to which the model answers with `embedding` and `tokens`.",
     "service.resources": "Resources of one replica, as for jobs.",
     "service.priority": "Class of the replicas. `high` by default: they go before work that nobody waits for.",
+    "service.secrets": "Environment variables of the replicas whose values are kept sealed, as for jobs. `poise serve` "
+    "reads them each time it starts.",
     "service.env": "Environment variables of the replicas. `null` takes the value from the environment of `poise "
     "serve`.",
     "objective.latency_p99": "The latency that one answer in a hundred may exceed; 0: none is promised.",

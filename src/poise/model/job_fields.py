@@ -78,7 +78,7 @@ _SWEEP: Schema = {
         },
     ]
 }
-_SECRETS: Schema = {
+SECRETS: Schema = {
     "anyOf": [
         {"type": "array", "items": _SECRET, "maxItems": MAX_SECRETS},
         {
@@ -517,13 +517,14 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
             "takes the value from the submitter's environment, `{NAME: {file: PATH}}` from a file, without the line "
             "ends at its end. In a graph, those of the job go to all tasks.",
             example="[HF_TOKEN]",
-            form=_SECRETS,
+            form=SECRETS,
             flag=Flag(
                 "--secret",
                 "NAME[=@FILE]",
                 "Pass on a variable whose value is kept sealed, from your environment, FILE or `-`. Repeatable.",
                 reads=_secrets,
                 repeatable=True,
+                in_service=True,
                 example="HF_TOKEN",
             ),
             inherited=True,

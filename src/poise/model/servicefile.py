@@ -9,7 +9,7 @@
     resources: {cpu: 1, gpu: 1}
 
 `compile_service` takes the parsed document and raises `SpecError` with everything that is wrong. A replica is a job
-like any other: `resources`, `priority` and `env` are those of jobs.
+like any other: `resources`, `priority`, `env` and `secrets` are those of jobs.
 """
 
 import re
@@ -133,6 +133,7 @@ class ServiceSpec(msgspec.Struct, forbid_unknown_fields=True):
     resources: ResourcesSpec = msgspec.field(default_factory=ResourcesSpec)
     priority: PriorityName = "high"
     env: dict[str, Any] = {}
+    secrets: list[str] | dict[str, Any] = []
 
 
 class DeclaredService(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,6 +210,7 @@ _EXAMPLES = {
     "resources": "resources: {cpu: 1, gpu: 1}",
     "priority": "priority: high",
     "env": "env: {OMP_NUM_THREADS: 1}",
+    "secrets": "secrets: [HF_TOKEN]",
 }
 
 
@@ -269,7 +271,7 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         found.get(None, _check_redis, top.cache)
     if top.version != "":
         found.get(None, check_name, str(top.version), "version")
-    job = {field: document[field] for field in ("resources", "env") if field in document}
+    job = {field: document[field] for field in ("resources", "env", "secrets") if field in document}
     found.get(None, compile_spec, {"run": [top.model], **job}, wall=0.0)
     made = DeclaredService(
         name=top.name,
@@ -360,7 +362,7 @@ def _with_canary(stable: DeclaredService, told: CanarySpec, found: Findings) -> 
     if not stages:
         found.add(SpecError("it is asked nothing", field="canary.share", need="share, shadow or replay"))
     env = {"env": stable.job.get("env", {}) | told.env} if told.env else {}
-    found.get(None, _check_env, told.env)
+    found.get(None, _check_env, told.env, stable.job.get("secrets", []))
     canary = msgspec.structs.replace(
         stable,
         name=f"{stable.name}-canary",
@@ -387,10 +389,10 @@ def _with_canary(stable: DeclaredService, told: CanarySpec, found: Findings) -> 
     return msgspec.structs.replace(stable, canary=canary, trial=trial)
 
 
-def _check_env(env: dict[str, Any]) -> None:
+def _check_env(env: dict[str, Any], secrets: Any) -> None:
     """As that of a job, of a field of the canary's."""
     try:
-        compile_spec({"run": ["true"], "env": env}, wall=0.0)
+        compile_spec({"run": ["true"], "env": env, "secrets": secrets}, wall=0.0)
     except SpecError as error:
         first, *others = [msgspec.structs.replace(one, field=f"canary.{one.field}") for one in error.record.all()]
         error.record = msgspec.structs.replace(first, others=tuple(others))

@@ -11,8 +11,10 @@ from poise.cli.asking import asked, merged, told_as_flags
 from poise.cli.directives import no_flags, read_script
 from poise.cli.main import main
 from poise.cli.secrets import with_values
+from poise.cli.serve import _declared
 from poise.cli.submit import asked_for, read_spec
 from poise.errors import SpecError
+from poise.model.servicefile import DeclaredService
 
 VALUE = "hf_correct-horse-battery"
 ENVIRON = {"HF_TOKEN": VALUE}
@@ -101,3 +103,20 @@ def test_a_plan_reads_no_value(
     monkeypatch.delenv("HF_TOKEN", raising=False)
     assert main(["plan", "--secret", "HF_TOKEN", "--json", "--", "true"]) == 0
     assert "HF_TOKEN" not in capsys.readouterr().out
+
+
+def test_a_service_and_its_canary_have_their_values_and_paths_are_from_where_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "token.txt").write_text("of the file")
+    (tmp_path / "here" / "token.txt").write_text("of the flag")
+    monkeypatch.chdir(tmp_path / "here")
+    file = tmp_path / "service.yaml"
+    file.write_text(
+        "kind: service\nname: s\nmodel: app.py:M\nsecrets: {A: {file: token.txt}}\ncanary: {model: b.py:M}\n"
+    )
+    unset = dict.fromkeys(("name", "replicas", "batch", "timeout", "python", "objective"))
+    made = _declared(str(file), flags("B=@token.txt") | unset)
+    assert isinstance(made, DeclaredService) and made.canary is not None
+    assert made.job["secrets"] == made.canary.job["secrets"] == {"A": "of the file", "B": "of the flag"}

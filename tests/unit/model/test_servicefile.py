@@ -79,3 +79,13 @@ def test_another_precision_may_be_what_is_on_trial() -> None:
     assert (declared.precision, declared.canary.precision) == ("fp32", "int8")
     declared = compile_service(said | {"canary": {"model": "newer.py:Model"}})
     assert declared.canary is not None and declared.canary.precision == "fp32"
+
+
+def test_replicas_have_secrets_and_a_file_holds_no_value() -> None:
+    document = {"kind": "service", "name": "s", "model": "app.py:M", "secrets": {"A": {"file": "token.txt"}}}
+    assert compile_service(document).job["secrets"] == {"A": {"file": "token.txt"}}
+    for wrong in ({"secrets": {"A": "hf_abc"}}, {"env": {"A": 1}}, {"canary": {"env": {"A": 1}, "share": ["5%"]}}):
+        with pytest.raises(SpecError) as raised:
+            compile_service(document | wrong)
+        assert raised.value.record.field in ("secrets.A", "canary.secrets.A")
+        assert "hf_abc" not in repr(raised.value.record)
