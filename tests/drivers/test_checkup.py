@@ -8,6 +8,7 @@ from poise.config import Home
 from poise.drivers import checkup
 from poise.drivers.checkup import devices, examine, exposed, file_system_of, folder, probe
 from poise.drivers.probes import Answer, Finding
+from poise.drivers.vault import Vault
 from poise.model.reports import Check
 from poise.model.resources import Device, Node
 
@@ -63,11 +64,21 @@ def test_a_token_or_a_socket_for_everybody_fails(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.token.write_text("secret")
     home.token.chmod(0o644)
+    home.secrets_key.write_text(f"{'a' * 64}\n")
+    home.secrets_key.chmod(0o640)
     home.socket.write_text("")
     home.socket.chmod(0o666)
     found = by_name(list(exposed(home)))
+    assert (found["secrets"].status, found["secrets"].hint) == ("fail", f"chmod 600 {home.secrets_key}")
     assert (found["token"].status, found["token"].hint) == ("fail", f"chmod 600 {home.token}")
     assert (found["socket"].status, found["socket"].hint) == ("fail", f"chmod 600 {home.socket}")
+
+
+def test_keys_of_secrets_are_told_where_there_are_any(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    assert "secrets" not in by_name(list(exposed(home)))
+    Vault.of(home).seal("ann", "A", "value")
+    assert by_name(list(exposed(home)))["secrets"].status == "ok"
 
 
 def test_the_file_system_of_a_path_is_that_of_the_nearest_mount() -> None:

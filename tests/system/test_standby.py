@@ -4,6 +4,7 @@ was acknowledged is lost and nothing runs twice.
 
 import asyncio
 import contextlib
+import hashlib
 import http.client
 import itertools
 import os
@@ -34,6 +35,7 @@ from poise.drivers.plugins import choose
 from poise.drivers.security import read_token
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import boottime
+from poise.drivers.vault import Vault
 from poise.errors import PoiseError
 from poise.kernel.controller import Controller, Settings
 from poise.kernel.ledger import Ledger
@@ -513,7 +515,9 @@ def test_a_store_that_lets_nobody_in_for_a_while_is_waited_for(
         pair.wire.close()
 
 
-def test_who_stands_by_for_one_that_writes_all_the_time_knows_it_and_rests(postgres: PostgresServer) -> None:
+def test_who_stands_by_for_one_that_writes_all_the_time_knows_it_and_rests(
+    postgres: PostgresServer, tmp_path: Path
+) -> None:
     """Between any two looks at the log there is something new in it."""
     url, looks = postgres.database(), list[int]()
     lease, wanting = lease_of(url, "a"), lease_of(url, "b")
@@ -531,7 +535,7 @@ def test_who_stands_by_for_one_that_writes_all_the_time_knows_it_and_rests(postg
         decider = decider_for(choose("poise"), Times())
         plane = Plane(Controller(ledger, Settings()), store, clock_of(ledger), decider)
         plane.behind = ""
-        standing_by = asyncio.create_task(Shared(store, ledger, wanting, "").lead(plane))
+        standing_by = asyncio.create_task(Shared(store, ledger, wanting, "", Vault(tmp_path / "none")).lead(plane))
         await asyncio.sleep(1.5)
         standing_by.cancel()
         decider.close()
@@ -543,6 +547,25 @@ def test_who_stands_by_for_one_that_writes_all_the_time_knows_it_and_rests(postg
         leading.lead(lease.take())
         assert asyncio.run(stand_by()) == "at a"
         assert len(looks) < 10
+
+
+def test_the_one_that_takes_over_opens_secrets_once_it_has_their_key(pair: Pair) -> None:
+    submit = ("submit", "--hold", "--secret", "A", "--json", "--", "sh", "-c", "printf %s $A | sha256sum")
+    refused = pair.first.poise(*submit, A="value").error
+    assert (refused["code"], str(pair.first.home.secrets_key) in refused["hint"]) == ("E215", True)
+    theirs, ours = pair.first.home.secrets_key, pair.second.home.secrets_key
+    theirs.touch(mode=0o600)
+    theirs.write_text(f"{os.urandom(32).hex()}\n")
+    job = pair.first.poise(*submit, A="value").value["job"]
+    until(lambda: f"copy its line into {ours}" in pair.second.messages(), "it warns before it leads", pair.story)
+    pair.pull_the_plug()
+    until(lambda: pair.leads(pair.second), "the second one leads", pair.story)
+    assert pair.second.poise("release", job).code == 0
+    until(lambda: f"`{ours}` does not hold" in pair.second.poise("show", job).text, "it is on hold", pair.story)
+    shutil.copy(theirs, ours)
+    assert pair.second.poise("release", job).code == 0
+    assert pair.second.poise("wait", job).code == 0
+    assert hashlib.sha256(b"value").hexdigest() in pair.second.poise("logs", job).text
 
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])
@@ -582,7 +605,8 @@ def test_who_has_another_token_is_told_before_it_is_needed(pair: Pair) -> None:
         third.destroy()
 
 
-def test_who_has_another_authority_is_told_before_it_is_needed(postgres: PostgresServer) -> None:
+def test_who_has_another_authority_is_told_before_it_is_needed(postgres: PostgresServer, tmp_path: Path) -> None:
+    vault = Vault(tmp_path / "none")
     url, leading = postgres.database(), 64 * "a"
     store = store_at(url, encode_event, decode_event)
     lease = lease_of(url, "a", address=f"head:7718#{leading}")
@@ -590,9 +614,9 @@ def test_who_has_another_authority_is_told_before_it_is_needed(postgres: Postgre
     with contextlib.closing(store), contextlib.closing(lease):
         assert lease.take()
         for same in (leading, ""):  # of one that is reached by its socket there is none to compare
-            assert Shared(store, Ledger(), wanting, "", same).leader() == "head:7718"
+            assert Shared(store, Ledger(), wanting, "", vault, same).leader() == "head:7718"
         with pytest.raises(PoiseError) as refused:
-            Shared(store, Ledger(), wanting, "", 64 * "b").leader()
+            Shared(store, Ledger(), wanting, "", vault, 64 * "b").leader()
     assert (refused.value.record.code, refused.value.record.field) == ("E121", "authority")
     assert "head:7718" in refused.value.record.need
 

@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from poise.config import Home
 from poise.drivers.vault import Vault
 from poise.errors import PoiseError
 from poise.model.secrets import Sealed
@@ -116,3 +117,21 @@ def test_without_its_library_sealing_and_opening_name_the_extra(vault: Vault, mo
         with pytest.raises(PoiseError) as raised:
             use()
         assert raised.value.record.hint == "pip install 'poise-scheduler[secrets]'"
+
+
+def test_a_home_that_shares_its_log_makes_no_key_of_its_own(tmp_path: Path) -> None:
+    """The other control planes could not open what it seals."""
+    home = Home(tmp_path)
+    home.store.write_text("postgresql://db/poise")
+    with pytest.raises(PoiseError, match="need the same") as raised:
+        Vault.of(home).seal("ann", "A", "value")
+    assert str(home.secrets_key) in raised.value.record.hint and not home.secrets_key.exists()
+    sealed = written(Vault.of(home), KEY_A).seal("ann", "A", "value")
+    assert Vault.of(home).open("ann", "A", sealed.text) == "value"
+
+
+def test_keys_that_are_missing_are_named_once(vault: Vault) -> None:
+    one, other = (written(vault, key).seal("ann", "A", "value") for key in (KEY_A, KEY_B))
+    assert vault.missing([other.text]) == [] == vault.missing([])
+    assert vault.missing([one.text, one.text, other.text]) == [one.text[:8]]
+    assert vault.missing([one.text]) == [], "it is known"

@@ -255,7 +255,7 @@ def make_app(
     """
 
     gate, consoles = Gatekeeper(plane, token), Consoles(plane)
-    series, vault = Series(home.series), Vault(home.secrets_key)
+    series, vault = Series(home.series), Vault.of(home)
     chances = chances or Chances(plane, home)
 
     def allow(scope: Scope, needed: Role | None) -> None:

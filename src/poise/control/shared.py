@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -20,10 +21,11 @@ from poise.drivers.devices import identity
 from poise.drivers.led import Lease, LedStore, lease_at, store_at
 from poise.drivers.security import digest
 from poise.drivers.system import boottime
+from poise.drivers.vault import Vault
 from poise.engine.host import load_ledger
 from poise.errors import Conflict, InputError, PoiseError
 from poise.kernel.ledger import Ledger
-from poise.model.events import Event, decode_event, encode_event
+from poise.model.events import Event, JobSubmitted, decode_event, encode_event
 from poise.model.times import Times
 
 LOOK_SECONDS = 0.25
@@ -64,7 +66,10 @@ async def open_shared(url: str, home: Home, token: str, address: str) -> "Shared
             url, encode_event, decode_event, call_soon=call_soon, warn=_log.warning, written_by=__version__
         )
         try:
-            shared = Shared(store, load_ledger(store), lease, digest(token), _parted(address)[1])
+            shared = Shared(store, load_ledger(store), lease, digest(token), Vault.of(home), _parted(address)[1])
+            shared.compare_keys(
+                text for job in shared.ledger.jobs.values() if not job.ended for text in job.sealed_texts()
+            )
             shared.leader()
             return shared
         except PoiseError:
@@ -88,13 +93,14 @@ async def open_shared(url: str, home: Home, token: str, address: str) -> "Shared
 class Shared(NamedTuple):
     """`ledger` is what the log said when it was opened; `token` the digest of the home's, and `authority` the
     fingerprint of the one that speaks for it, where it listens to other machines: who has another one could not be
-    spoken to after a change of leader.
+    spoken to after a change of leader. The `vault` opens what the others seal.
     """
 
     store: LedStore[Event]
     ledger: Ledger
     lease: Lease
     token: str
+    vault: Vault
     authority: str = ""
 
     def leader(self) -> str:
@@ -119,6 +125,16 @@ class Shared(NamedTuple):
                 hint="copy the folder `authority` of its home in place of this one's, readable by its owner only",
             )
         return address
+
+    def compare_keys(self, texts: Iterable[str]) -> None:
+        """Warn of secrets that would not open here: if this control plane led, their jobs would be on hold."""
+        try:
+            missing = self.vault.missing(texts)
+        except PoiseError as error:
+            _log.warning("%s: %s", error, error.record.field)
+            return
+        for key in missing:
+            _log.warning("secrets of jobs are sealed with key %s: copy its line into %s", key, self.vault.path)
 
     async def lead(self, plane: Plane) -> None:
         """Stand by until it leads, and then for as long as it does. Raises what a person has to see to."""
@@ -155,6 +171,8 @@ class Shared(NamedTuple):
             plane.start_from(await asyncio.to_thread(load_ledger, self.store))
             return True
         plane.take_in(events, looked)
+        submitted = (event.job for _, event in events if isinstance(event, JobSubmitted))
+        self.compare_keys(text for job in submitted for text in job.sealed_texts())
         return len(events) == PAGE
 
     async def _lead(self, plane: Plane, term: int) -> None:

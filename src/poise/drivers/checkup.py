@@ -24,6 +24,7 @@ from poise.drivers.keeper import punch
 from poise.drivers.probes import Answer
 from poise.drivers.security import read_token
 from poise.drivers.system import probe_cgroups
+from poise.drivers.vault import Vault
 from poise.errors import PoiseError
 from poise.errors import extra as install
 from poise.model.figures import sources_of
@@ -135,7 +136,9 @@ def folder(home: Home) -> Iterator[Check]:
 
 
 def exposed(home: Home) -> Iterator[Check]:
-    """Who could reach what: the token and the socket. What is bound is looked at where a control plane runs."""
+    """Who could reach what: the token, the keys of secrets and the socket. What is bound is looked at where a control
+    plane runs.
+    """
     if not home.token.exists():
         yield Check("token", "ok", "none yet; `poise up` makes one")
     else:
@@ -144,6 +147,11 @@ def exposed(home: Home) -> Iterator[Check]:
             yield Check("token", "ok", "readable by its owner only")
         except PoiseError as error:
             yield Check("token", "fail", str(error), error.record.hint)
+    try:
+        if keys := Vault.of(home).keys():
+            yield Check("secrets", "ok", f"{len(keys)} keys, readable by their owner only; {keys[0].id} seals")
+    except PoiseError as error:
+        yield Check("secrets", "fail", str(error), error.record.hint)
     if home.socket.exists():
         mode = stat.S_IMODE(home.socket.stat().st_mode)
         if mode & 0o077:

@@ -15,10 +15,12 @@ import contextlib
 import hashlib
 import os
 import secrets
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from poise.config import Home
 from poise.errors import Fault, InputError, extra
 from poise.model.secrets import Sealed, sealed
 
@@ -37,10 +39,18 @@ class Key(NamedTuple):
 
 
 class Vault:
-    """Seals and opens with the keys of one file."""
+    """Seals and opens with the keys of one file. That of a home whose log others share is not made here: each of them
+    needs the same keys, so an operator makes it and copies it.
+    """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
         self.path = path
+        self._shared = shared
+        self._missed: set[str] = set()
+
+    @classmethod
+    def of(cls, home: Home) -> "Vault":
+        return cls(home.secrets_key, shared=home.store.exists())
 
     def sealed(self, document: Any, tenant: str) -> Any:
         """A tenant's request with its secrets sealed; what has none is as it was. Raises `SpecError`, and as `seal`."""
@@ -81,6 +91,13 @@ class Vault:
             raise Fault(what, code=CODE, field=f"secrets.{name}", hint="submit the job again") from None
         return opened.decode()
 
+    def missing(self, texts: Iterable[str]) -> list[str]:
+        """The keys of sealed texts that are not in the file, each the first time. Raises `Fault` as `keys`."""
+        wanted = {text.partition(".")[0] for text in texts} - self._missed
+        found = sorted(wanted - {key.id for key in self.keys()}) if wanted else []
+        self._missed.update(found)
+        return found
+
     def keys(self) -> list[Key]:
         """The keys of the file; none where there is no file. Raises `Fault` for a file that is no file of keys."""
         try:
@@ -99,6 +116,13 @@ class Vault:
         """Nobody sees half of the file, and of two that make it at once one wins."""
         if keys := self.keys():
             return keys
+        if self._shared:
+            raise Fault(
+                "no key for secrets is here, and all control planes that share the log need the same",
+                code=CODE,
+                field=str(self.path),
+                hint=f"(umask 077; openssl rand -hex {KEY_BYTES} > {self.path}), and copy it into their homes",
+            )
         draft = self.path.with_suffix(f".{secrets.token_hex(4)}.new")
         try:
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

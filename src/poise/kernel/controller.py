@@ -1539,7 +1539,7 @@ class Controller:
 
     def _locked(self, message: Locked, now: int) -> None:
         """Hold the job until somebody has seen to its keys and releases it: no try is lost, and none is repeated. What
-        serves calls cannot be held: its worker fails, and its caller learns why.
+        serves calls cannot be held: its worker fails with the reason.
         """
         found = self.ledger.jobs.task(message.attempt.task)
         if self._full or found is None or not self._valid(message.attempt, found[1].node):

@@ -4,7 +4,7 @@ A *job* is what a user submits; it holds *tasks*; tasks that must be placed toge
 gang. `model/spec.py` compiles what people write into these records.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Any, Literal
 
@@ -329,6 +329,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     hold: bool = False
     retry_of: str = ""
     secrets: dict[str, str] = {}
+
+    def sealed_texts(self) -> Iterator[str]:
+        """Those of the job and of its units."""
+        for secrets in (self.secrets, *(unit.secrets for unit in self.units)):
+            yield from secrets.values()
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -4,11 +4,15 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import pytest
 from leaks import leaks
 
+from poise.control.shared import Shared
+from poise.drivers.vault import Vault
 from poise.kernel.frames import Frames
+from poise.kernel.ledger import Ledger
 from poise.model.messages import Beat, Hello
 from poise.model.resources import Node
 from poise.model.tenants import Role
@@ -209,3 +213,16 @@ def test_secrets_of_a_job_are_not_changed_afterwards(tmp_path: Path) -> None:
         assert "cannot be changed" in answer.value["error"]["message"]
 
     live(tmp_path, use)
+
+
+def test_one_that_stands_by_warns_of_a_key_that_it_lacks_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    theirs, vault = Vault(tmp_path / "theirs.key"), Vault(tmp_path / "secrets.key")
+    texts = [theirs.seal("ann", "A", "one").text, theirs.seal("ann", "B", "two").text]
+    shared = Shared(cast(Any, None), Ledger(), cast(Any, None), "token", vault)
+    for known in ([], texts, texts[:1]):
+        shared.compare_keys(known)
+    told = f"secrets of jobs are sealed with key {texts[0][:8]}: copy its line into {vault.path}"
+    assert caplog.messages == [told]
+    vault.path.touch(mode=0o644)
+    shared.compare_keys([Vault(tmp_path / "another.key").seal("ann", "A", "one").text])
+    assert "others may read the keys of secrets" in caplog.messages[-1]

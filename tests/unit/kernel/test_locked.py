@@ -4,6 +4,7 @@ from typing import Any
 
 from poise.kernel.controller import Locked
 from poise.kernel.visible import Sight
+from poise.model.calls import Call, Calling, Function, Resume, Value
 from poise.model.events import JobHeld, JobSubmitted
 from poise.model.secrets import HIDDEN, Sealed, sealed
 from poise.model.tenants import HOME, Bearer, Role
@@ -95,3 +96,14 @@ def test_events_show_names_and_nothing_that_was_sealed() -> None:
     for bearer in (HOME, Bearer("default", Role.VIEWER)):
         seen = Sight(world.ledger, bearer).event(event)
         assert (seen.job.secrets, seen.job.units[0].secrets) == ({"A": HIDDEN}, {"B": HIDDEN})
+
+
+def test_what_serves_calls_is_not_held_and_fails_with_the_reason() -> None:
+    again = {"limit": 1, "backoff": "0.1s", "when": ["killed", "failed"]}
+    world = World().nodes(1).submit(with_secrets(name="f", parts=1, calls=True, retry=again)).caller("f", Resume("j1"))
+    world.caller("f", Calling((Function("f", "m"),), (Call(1, 0, Value("m", b"\x90")),))).round()
+    while world.where("f.main[0]"):
+        locked(world, "f.main[0]").after("1m")
+    told = world.task("f.main[0]")[1].ending
+    assert told is not None and (told.outcome, told.note) == ("unstartable", WHY)
+    assert (world.state("f").hold, world.status("f")) == (False, "failed")

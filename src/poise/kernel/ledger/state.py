@@ -1,7 +1,7 @@
 """The state of the ledger in a checkpoint, and its encoding."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -55,6 +55,11 @@ class JobState(msgspec.Struct, gc=False):
     retry_of: str = ""
     secrets: dict[str, str] = {}
     held_for: str = ""
+
+    def sealed_texts(self) -> Iterator[str]:
+        """Those of the job and of its units."""
+        for secrets in (self.secrets, *(unit.spec.secrets for unit in self.units)):
+            yield from secrets.values()
 
     @property
     def calls_closed(self) -> bool:
