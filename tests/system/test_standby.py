@@ -561,7 +561,11 @@ def test_the_one_that_takes_over_opens_secrets_once_it_has_their_key(pair: Pair)
     pair.pull_the_plug()
     until(lambda: pair.leads(pair.second), "the second one leads", pair.story)
     assert pair.second.poise("release", job).code == 0
-    until(lambda: f"`{ours}` does not hold" in pair.second.poise("show", job).text, "it is on hold", pair.story)
+    until(
+        lambda: f"add the line of that key to `{ours}`" in pair.second.poise("show", job).text,
+        "it is on hold",
+        pair.story,
+    )
     shutil.copy(theirs, ours)
     assert pair.second.poise("release", job).code == 0
     assert pair.second.poise("wait", job).code == 0

@@ -335,7 +335,7 @@ class NodeChannel:
             try:
                 launches.append(self._unlocked(launch))
             except PoiseError as error:
-                self._plane.post(machine.Locked(launch.attempt, str(error)))
+                self._plane.post(machine.Locked(launch.attempt, f"{error}: {error.record.hint}"))
         return msgspec.structs.replace(desired, launches=tuple(launches))
 
     def _unlocked(self, launch: Launch) -> Launch:

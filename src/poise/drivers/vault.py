@@ -72,13 +72,11 @@ class Vault:
         wanted, _, encoded = text.partition(".")
         keys = {key.id: key for key in self.keys()}
         if not encoded or wanted not in keys:
-            have = ", ".join(keys) or "none"
             raise Fault(
-                f"the secret `{name}` is sealed with key {wanted or 'none'}, which `{self.path}` does not hold",
+                f"the secret `{name}` is sealed with key {wanted or 'none'}, which is missing",
                 code=CODE,
                 field=f"secrets.{name}",
-                need=f"key {wanted}",
-                have=have,
+                have=", ".join(keys) or "no key",
                 hint=f"add the line of that key to `{self.path}`",
             )
         try:
@@ -88,7 +86,7 @@ class Vault:
             )
         except (InvalidTag, ValueError):
             what = f"the secret `{name}` is damaged, or was sealed for another tenant or name"
-            raise Fault(what, code=CODE, field=f"secrets.{name}", hint="submit the job again") from None
+            raise Fault(what, code=CODE, field=f"secrets.{name}", hint="cancel the job and submit it again") from None
         return opened.decode()
 
     def missing(self, texts: Iterable[str]) -> list[str]:

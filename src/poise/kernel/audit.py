@@ -51,7 +51,7 @@ def _in_words(event: AUDITED) -> str:
         case JobsCancelled():
             return f"cancelled {some(event.jobs, FEW)}"
         case JobHeld():
-            return f"{'held' if event.on else 'released'} {event.job}"
+            return f"{'held' if event.on else 'released'} {event.job}{f': {event.why}' if event.why else ''}"
         case JobChanged():
             return f"changed {some(event.paths, FEW)} of {some(event.units, FEW)}"
         case UnitsCancelled():

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from poise.kernel.audit import audit_report
 from poise.kernel.controller import Locked
 from poise.kernel.visible import Sight
 from poise.model.calls import Call, Calling, Function, Resume, Value
@@ -47,7 +48,8 @@ def test_what_cannot_be_opened_is_held_with_the_reason_and_loses_no_try() -> Non
     assert (world.status("a"), world.codes("a"), world.where("a")) == ("waiting", ["LOCKED"], [])
     [told] = [reason.sentence() for reason in world.reasons("a")]
     assert told == f"is on hold: {WHY}; once that is mended: `poise release j1`"
-    assert [event.why for event in world.log if isinstance(event, JobHeld)] == [WHY]
+    [event] = [event for event in world.log if isinstance(event, JobHeld)]
+    assert audit_report(world.ledger, 1, event).what == f"held j1: {WHY}"
     assert world.unit("a").tries == 0
     world = checked(world.hold("a", False).round())
     assert (world.status("a"), world.state("a").held_for) == ("placed", "")
