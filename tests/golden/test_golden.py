@@ -62,6 +62,25 @@ def test_the_state_of_an_older_version_goes_on(path: Path) -> None:
     assert unsaid(then, state_of(again)) == []
 
 
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_fork_goes_on_by_itself_and_the_original_stays_what_it_was(path: Path) -> None:
+    with open_log(path, decode_event) as recording:
+        events = list(recording.events)
+    ledger = Ledger()
+    for place in range(4):
+        for event in events[place * len(events) // 4 : (place + 1) * len(events) // 4]:
+            ledger.apply(event)
+        before, fork = ledger.encode(), ledger.fork()
+        assert fork.encode() == before
+        fork.check()
+        for event in events[(place + 1) * len(events) // 4 :]:
+            fork.apply(event)
+        fork.check()
+        assert ledger.encode() == before
+        ledger.check()
+        assert fork.encode() == ledger_of(events).encode()
+
+
 def test_there_are_golden_logs_and_a_difference_is_seen() -> None:
     assert {path.stem for path in LOGS} >= {"noops", "gangs", "lost", "calls", "tenants"}
     then = {"jobs": {"j1": {"status": "done", "nodes": ["n1"]}}}

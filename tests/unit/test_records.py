@@ -138,6 +138,33 @@ def test_a_fork_of_a_view_is_the_view() -> None:
     assert_same(view, with_candidates(view, ()))
 
 
+def shared(one: Any, other: Any, at: str = "") -> list[str]:
+    """Where two records that are equal hold the same object, and it could be changed."""
+    if isinstance(one, tuple | str | int | float | bytes | None) or (
+        isinstance(one, msgspec.Struct) and one.__struct_config__.frozen
+    ):
+        return []
+    found = [at] if one is other else []
+    if isinstance(one, msgspec.Struct):
+        for name in one.__struct_fields__:
+            found += shared(getattr(one, name), getattr(other, name), f"{at}.{name}")
+    for key, value in one.items() if isinstance(one, dict) else enumerate(one) if isinstance(one, list) else ():
+        found += shared(value, other[key], f"{at}[]")
+    return found
+
+
+def test_a_fork_of_the_state_shares_nothing_that_is_changed_in_place() -> None:
+    state = filled(State)
+    job = next(iter(state.jobs.values()))
+    job.ended = 0
+    forked = state.fork()
+    assert forked == state
+    replaced = {".jobs[].env", ".jobs[].units[].barred", ".jobs[].units[].tasks[].past"}
+    assert set(shared(state, forked)) == replaced
+    job.ended = 1
+    assert next(iter(state.fork().jobs.values())) is job
+
+
 def test_a_copy_of_a_fleet_says_the_same_and_changes_by_itself() -> None:
     fleet = filled_fleet()
     copied = fleet.copy()

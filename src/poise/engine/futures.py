@@ -492,7 +492,7 @@ class Happened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_future(
-    state: bytes,
+    ledger: Ledger,
     policy: ClusterPolicy,
     settings: Settings,
     drawn: Drawn,
@@ -502,10 +502,9 @@ def run_future(
     until: Sequence[str] = (),
     watch: Callable[[], bool] = lambda: True,
 ) -> Happened:
-    """Follow an encoded ledger from `now` on, until the units named in `until` are over, if any are; or `watch` says
-    False.
+    """Follow a ledger, which is changed, from `now` on, until the units named in `until` are over, if any are; or
+    `watch` says False.
     """
-    ledger = Ledger.decode(state)
     started: dict[str, int] = {}
     preempted = quiet_since = 0
 

@@ -4,6 +4,8 @@ A call is *open* from when it was accepted until it returns. Of what has returne
 caller that was away and for calls that take them.
 """
 
+from copy import copy
+
 import msgspec
 
 from poise.model.calls import KEPT, Call, Function, Result
@@ -45,6 +47,13 @@ class CallBook(msgspec.Struct):
     def restore_order(self) -> None:
         """Back into the order of acceptance, which the encoding does not keep."""
         self.open = dict(sorted(self.open.items(), key=_by_number))
+
+    def fork(self) -> "CallBook":
+        """A copy that changes by itself."""
+        made = copy(self)
+        made.functions, made.results = self.functions.copy(), self.results.copy()
+        made.open, made.tries = self.open.copy(), self.tries.copy()
+        return made
 
     def accept(self, call: Call) -> None:
         self.open[str(call.number)] = call

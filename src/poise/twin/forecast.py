@@ -147,8 +147,8 @@ class Futures:
         self.units = len(self._own)
         self._settings = settings
         self._ledger = ledger
-        self._state = ledger.keeping(self.kept).encode()
-        self._changed: dict[str, bytes] = {}
+        self._state = ledger.fork(self.kept)
+        self._changed: dict[str, Ledger] = {}
         self._seed = seed
 
     def follow(
@@ -162,7 +162,7 @@ class Futures:
     ) -> Happened | None:
         """The future of this number, until these units are over, or all of its own; None if there is no time for it."""
         happened = run_future(
-            self._state_under(change),
+            self._state_under(change).fork(),
             policy,
             self._settings,
             self.draws.draw(Random(f"{self._seed}/{number}"), others=self.arriving > 0),  # noqa: S311
@@ -173,13 +173,13 @@ class Futures:
         )
         return happened if happened.whole else None
 
-    def _state_under(self, change: Change) -> bytes:
+    def _state_under(self, change: Change) -> Ledger:
         """The ledger, with other priorities if they are changed."""
         if not change.priorities:
             return self._state
         key = repr(sorted(change.priorities.items()))
         if key not in self._changed:
-            self._changed[key] = self._ledger.keeping(self.kept, change.priorities).encode()
+            self._changed[key] = self._ledger.fork(self.kept, change.priorities)
         return self._changed[key]
 
 

@@ -84,21 +84,21 @@ def test_a_class_that_always_took_as_long_takes_as_long() -> None:
 
 def test_a_future_goes_on_from_now() -> None:
     run, now = stopped("fifo", [10.0] * 12, at=95)
-    draws, state = draws_of(run, now), run.twin.ledger.encode()
+    draws, fork = draws_of(run, now), run.twin.ledger.fork
     policy = policy_named("fifo")
-    happened = run_future(state, policy, Settings(), draws.draw(Random(3)), now)  # noqa: S311
+    happened = run_future(fork(), policy, Settings(), draws.draw(Random(3)), now)  # noqa: S311
     assert happened.whole
     assert not happened.failed
     assert "j10.main" not in happened.started  # it runs already
     assert happened.ended["j10.main"] - now == pytest.approx(5 * SECOND, rel=0.5)
     assert happened.started["j11.main"] == happened.ended["j10.main"]
-    again = run_future(state, policy, Settings(), draws.draw(Random(3)), now)  # noqa: S311
+    again = run_future(fork(), policy, Settings(), draws.draw(Random(3)), now)  # noqa: S311
     assert again == happened
-    wider = run_future(state, policy, Settings(), draws.draw(Random(3)), now, change=Change(joined=(node("n2"),)))  # noqa: S311
+    wider = run_future(fork(), policy, Settings(), draws.draw(Random(3)), now, change=Change(joined=(node("n2"),)))  # noqa: S311
     assert wider.started["j11.main"] == now
-    gone = run_future(state, policy, Settings(), draws.draw(Random(3)), now, change=Change(lost=("n1",)))  # noqa: S311
+    gone = run_future(fork(), policy, Settings(), draws.draw(Random(3)), now, change=Change(lost=("n1",)))  # noqa: S311
     assert gone.ended == {}
-    first = run_future(state, policy, Settings(), draws.draw(Random(3)), now, until=["j10.main"])  # noqa: S311
+    first = run_future(fork(), policy, Settings(), draws.draw(Random(3)), now, until=["j10.main"])  # noqa: S311
     assert set(first.ended) == {"j10.main"}
 
 
@@ -123,8 +123,7 @@ def test_what_came_every_hour_comes_again() -> None:
     assert isinstance(pace, Steady)
     assert pace.seconds == pytest.approx(60, rel=0.5)
     assert not draws.sources, "these are of what is there"
-    state = run.twin.ledger.encode()
-    happened = run_future(state, policy_named("fifo"), Settings(), drawn, now)
+    happened = run_future(run.twin.ledger.fork(), policy_named("fifo"), Settings(), drawn, now)
     assert len(happened.ended) == MOST_COMING
 
 

@@ -26,6 +26,12 @@ class Columns(Room):
         self._open = [0, 0, 0, 0]  # of the open nodes: CPU, devices, free CPU, free devices
         self._opened: dict[str, tuple[int, int, int, int]] = {}  # the same of each node
 
+    def fork_of(self, other: "Columns") -> None:
+        """Begin with the columns of another ledger that is in the same state."""
+        self._fleet, self._shared = other.fleet().copy(), other._shared.copy()
+        self._open, self._opened = other._open.copy(), other._opened.copy()
+        self._changes.candidates = other._changes.candidates.copy()
+
     def fleet(self) -> Fleet:
         """The fleet as it is now. It belongs to the ledger: read it at once, or copy it."""
         fleet = self.room()

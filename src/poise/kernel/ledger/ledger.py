@@ -128,21 +128,26 @@ class Ledger:
         """
         return zlib.compress(self.encode(), 1)
 
-    def keeping(self, jobs: Collection[str], priorities: Mapping[str, Priority] | None = None) -> "Ledger":
-        """A copy with these jobs only, which must include all that hold room. `priorities` replaces the priority of the
+    def fork(self, jobs: Collection[str] | None = None, priorities: Mapping[str, Priority] | None = None) -> "Ledger":
+        """A ledger of its own in the same state, which applies other events from now on. What nothing changes any more
+        is shared, and so are the columns until they change.
+
+        With `jobs` it has these only, which must include all that hold room. `priorities` replaces the priority of the
         unfinished units of a job, by its id.
         """
-        state = decode(self.encode())
-        state.jobs = {job_id: job for job_id, job in state.jobs.items() if job_id in jobs}
-        state.finished = [job_id for job_id in state.finished if job_id in state.jobs]
+        state = self._state.fork(jobs)
         for job_id, priority in (priorities or {}).items():
             job = state.jobs[job_id]
             for unit in job.units:
                 if not unit.over:
                     unit.spec = msgspec.structs.replace(unit.spec, priority=priority)
                     unit.queue = queue_of_unit(job, unit)
-        state.held = {}  # its queues may be gone; the next round sets the reasons
-        return Ledger(state)
+        if jobs is not None or priorities:
+            state.held = {}  # its queues may be gone; the next round sets the reasons
+        made = Ledger(state)
+        if not priorities:
+            made.columns.fork_of(self.columns)
+        return made
 
     @property
     def revision(self) -> int:

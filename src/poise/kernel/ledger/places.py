@@ -7,6 +7,7 @@ shrinks to the number of attempts left; the agent keeps the same rule, so both s
 message.
 """
 
+from copy import copy
 from typing import Literal
 
 import msgspec
@@ -60,6 +61,13 @@ class NodeState(msgspec.Struct):
     moves: bool = False
     unfit: str = ""
     by: str = ""
+
+    def fork(self) -> "NodeState":
+        """A copy that changes by itself."""
+        made = copy(self)
+        made.devices, made.shares = self.devices.copy(), {key: of.copy() for key, of in self.shares.items()}
+        made.pools = {key: copy(pool) for key, pool in self.pools.items()}
+        return made
 
     @property
     def condition(self) -> str:

@@ -1,7 +1,8 @@
 """The state of the ledger in a checkpoint, and its encoding."""
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -61,6 +62,13 @@ class JobState(msgspec.Struct, gc=False):
         for secrets in (self.secrets, *(unit.spec.secrets for unit in self.units)):
             yield from secrets.values()
 
+    def fork(self) -> "JobState":
+        """A copy that changes by itself."""
+        made = copy(self)
+        made.units, made.turns = [unit.fork() for unit in self.units], self.turns.copy()
+        made.calls = self.calls.fork() if self.calls is not None else None
+        return made
+
     @property
     def calls_closed(self) -> bool:
         """Whether no more calls will come to it."""
@@ -102,6 +110,22 @@ class State(msgspec.Struct):
     tokens_ever: int = 0
     cordons: dict[str, Cordon] = {}
     began: Began | None = None
+
+    def fork(self, jobs: Collection[str] | None = None) -> "State":
+        """A copy that changes by itself, of all jobs or of these. What nothing changes any more is shared: jobs that
+        are over, and records that are replaced as a whole.
+        """
+        made = copy(self)
+        made.jobs, made.finished = self.jobs, self.finished.copy()
+        if jobs is not None:
+            made.jobs = {job_id: job for job_id, job in self.jobs.items() if job_id in jobs}
+            made.finished = [job_id for job_id in self.finished if job_id in jobs]
+        made.jobs = {job_id: job if job.ended else job.fork() for job_id, job in made.jobs.items()}
+        made.nodes = {name: node.fork() for name, node in self.nodes.items()}
+        made.profiles, made.held, made.memory = dict(self.profiles), self.held.copy(), self.memory.copy()
+        made.yielded, made.quotas, made.tokens = dict(self.yielded), dict(self.quotas), dict(self.tokens)
+        made.cordons = dict(self.cordons)
+        return made
 
 
 encoder = msgspec.msgpack.Encoder(order="deterministic")

@@ -12,6 +12,7 @@ joined, and then by their number.
 """
 
 from collections.abc import Iterator
+from copy import copy
 from typing import Literal, get_args
 
 import msgspec
@@ -122,6 +123,12 @@ class UnitState(msgspec.Struct, gc=False):
     missed: Missed | None = None
     lost: int = 0
     leases: dict[str, int] = {}
+
+    def fork(self) -> "UnitState":
+        """A copy that changes by itself."""
+        made = copy(self)
+        made.tasks, made.leases = [copy(task) for task in self.tasks], self.leases.copy()
+        return made
 
     @property
     def resizes(self) -> bool:
