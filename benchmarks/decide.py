@@ -20,6 +20,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -28,6 +29,7 @@ from harness import Figure
 
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import settle_memory
+from poise.engine.lookahead import LookAhead
 from poise.kernel.explain import question
 from poise.kernel.ledger import Ledger, queues
 from poise.kernel.verify import verify_place, verify_preempt, verify_resize
@@ -206,7 +208,8 @@ def explaining(world: World, rounds: int) -> list[float]:
         job = pending[number * (len(pending) - 1) // max(1, rounds - 1)]
         begun = perf_counter()
         view = world.ledger.snapshot(world.now)
-        explain(policy, view, question(world.ledger, job, view))
+        ahead = LookAhead(world.ledger, view.now, perf_counter)
+        explain(policy, view, question(world.ledger, job, view), partial(ahead.starts, policy))
         seconds.append(perf_counter() - begun)
     return seconds
 

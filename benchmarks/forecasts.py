@@ -35,6 +35,7 @@ from harness import say
 
 from poise.drivers.logfile import open_log
 from poise.drivers.plugins import policy_of
+from poise.engine.lookahead import Bounds, Range
 from poise.engine.twin import Twin
 from poise.kernel.controller import ROUND, Settings
 from poise.kernel.ledger import Ledger
@@ -42,7 +43,7 @@ from poise.model.events import Event, decode_event
 from poise.model.resources import Node
 from poise.model.workload import Seats, Workload
 from poise.policy.suites import policy_named
-from poise.twin.forecast import Bounds, Checked, Coverage, Range, check
+from poise.twin.forecast import Checked, Coverage, check
 from poise.twin.traces.formats import read_trace
 from poise.twin.traces.options import Information, Options
 from poise.twin.traces.synthetic import Synthetic, generate

@@ -18,10 +18,11 @@ from poise.errors import Conflict, InputError, NotFound, SpecError
 from poise.units import SECOND, format_duration, parse_duration
 
 if TYPE_CHECKING:  # the twin brings numpy
+    from poise.engine.lookahead import Range
     from poise.kernel.controller import Settings
     from poise.kernel.ledger import Ledger
     from poise.policy.suites import ClusterPolicy
-    from poise.twin.forecast import Checked, Coverage, Eta, Etas, Range, Target
+    from poise.twin.forecast import Checked, Coverage, Eta, Etas, Target
 
 
 @click.command()
@@ -48,7 +49,8 @@ def eta(
         return _check(home, log, futures, seconds, seed, form)
     if log is not None:
         raise click.UsageError("`--from` goes with `--check`\n\nhint: `poise eta --check --from LOG`")
-    from poise.twin.forecast import BUDGET, FUTURES, Bounds, foresee
+    from poise.engine.lookahead import BUDGET, FUTURES, Bounds
+    from poise.twin.forecast import foresee
 
     ledger, now = known_now(home)
     targets = [target_of(ledger, name) for name in dict.fromkeys(jobs)] or _unfinished(ledger)
@@ -94,6 +96,7 @@ def known_now(home: Home) -> "tuple[Ledger, int]":
 def deciding(ledger: "Ledger") -> "tuple[ClusterPolicy, Settings]":
     """The policy in charge, and what else its views have."""
     from poise.drivers.plugins import policy_of
+    from poise.engine.lookahead import settings_of
     from poise.kernel.controller import Settings
     from poise.policy.suites import SAFE_POLICY, policy_named
 
@@ -102,9 +105,7 @@ def deciding(ledger: "Ledger") -> "tuple[ClusterPolicy, Settings]":
     if isinstance(found, str):
         say(f"poise: {found}; this is what `{SAFE_POLICY}` would do")
         found = policy_named(SAFE_POLICY)
-    if began is None:
-        return found, Settings()
-    return found, Settings(seed=began.seed, throughputs=began.throughputs)
+    return found, settings_of(ledger)
 
 
 def target_of(ledger: "Ledger", name: str) -> "Target":
@@ -212,8 +213,9 @@ def _check(home: Home, log: Path | None, futures: int | None, seconds: float | N
     from poise.drivers.logfile import has_log, open_log
     from poise.drivers.plugins import policy_of
     from poise.engine.host import ledger_at
+    from poise.engine.lookahead import BUDGET, Bounds
     from poise.model.events import decode_event
-    from poise.twin.forecast import BUDGET, FOLLOWED, Bounds, check
+    from poise.twin.forecast import FOLLOWED, check
 
     if log is None:
         refuse_guest(home, "a look back", "name a log: `--from LOG`")

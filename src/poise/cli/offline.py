@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -94,11 +95,13 @@ def profiles(home: Home, node: str, now: float) -> list[NodeProfile]:
 
 def explain(home: Home, name: str, *, everything: bool) -> Explanation:
     """What a control plane would say of a job if it began now with this log."""
+    from poise.engine.lookahead import LookAhead
     from poise.kernel import whatif
 
     policy, controller = _resumed(load(home))
     view, asked = _asked(controller, name, everything=everything)
-    return whatif.explain(policy, view, asked, everything=everything)
+    ahead = LookAhead(controller.ledger, view.now, time.monotonic)
+    return whatif.explain(policy, view, asked, partial(ahead.starts, policy), everything=everything)
 
 
 def why_not(home: Home, name: str, node: str) -> WhyNot:
@@ -119,6 +122,7 @@ def unblock(home: Home, name: str) -> UnblockReport:
 
 def plan(home: Home, spec: dict[str, Any], *, user: str, everything: bool) -> PlanReport:
     """On the nodes that the log knows, or else on this machine as it would join."""
+    from poise.engine.lookahead import LookAhead
     from poise.kernel import whatif
 
     ledger = load(home)
@@ -127,9 +131,11 @@ def plan(home: Home, spec: dict[str, Any], *, user: str, everything: bool) -> Pl
         ledger.apply(NodeJoined(at=max(1, ledger.now), node=probe_node("this machine", home)))
     policy, controller = _resumed(ledger)
     compiled = controller.prepare(spec, time.time(), ledger.now)
-    proposal = whatif.propose(ledger, controller.would_submit(compiled, user), ledger.now)
+    job = controller.would_submit(compiled, user)
+    proposal = whatif.propose(ledger, job, ledger.now)
     view = controller.snapshot(ledger.now)
-    return whatif.plan(policy, view, proposal, note=compiled.note, everything=everything)
+    ahead = LookAhead(ledger, ledger.now, time.monotonic, job=job)
+    return whatif.plan(policy, view, proposal, partial(ahead.starts, policy), note=compiled.note, everything=everything)
 
 
 def report(home: Home, names: Sequence[str]) -> RunReport:

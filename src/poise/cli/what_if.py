@@ -17,10 +17,10 @@ if TYPE_CHECKING:  # the twin brings numpy
     from collections.abc import Sequence
 
     from poise.engine.futures import Change
+    from poise.engine.lookahead import Range
     from poise.kernel.ledger import Ledger
     from poise.model.resources import Node
     from poise.policy.suites import ClusterPolicy
-    from poise.twin.forecast import Range
     from poise.twin.what_if import Compared, Rerun, WhatIf
 
 CLASSES = tuple(priority.name.lower() for priority in Priority)
@@ -67,7 +67,7 @@ def what_if(
             raise click.UsageError("`--from LOG` takes `--policy`, `--add` and `--without`, and no jobs")
         return _from_log(Path(log), policy, add, without, form)
     from poise.engine.futures import Change
-    from poise.twin.forecast import BUDGET, Bounds
+    from poise.engine.lookahead import BUDGET, Bounds
     from poise.twin.what_if import PAIRS
     from poise.twin.what_if import what_if as compare
 

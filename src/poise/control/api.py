@@ -6,7 +6,8 @@ Each route says which role it needs (`opt`), and answers with what the bearer of
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from functools import cache, partial
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
@@ -38,6 +39,7 @@ from poise.drivers.plugins import Choice, choose, choose_document, is_file, sett
 from poise.drivers.security import caller_key, worker_key
 from poise.drivers.series import Series
 from poise.drivers.vault import Vault
+from poise.engine.lookahead import LookAhead
 from poise.errors import NotFound, NotLeading, SpecError, StoreFull
 from poise.kernel import controller as machine
 from poise.kernel import whatif
@@ -441,7 +443,10 @@ def make_app(
     )
     async def explanation(bearer: Bearer, name: str, all_: bool = False) -> Explanation:
         view, asked = await asked_about(bearer, name, all_)
-        told = await thought_about(bearer, lambda policy: whatif.explain(policy, view, asked, everything=all_))
+        ahead = LookAhead(plane.ledger, view.now, time.monotonic)
+        told = await thought_about(
+            bearer, lambda policy: whatif.explain(policy, view, asked, partial(ahead.starts, policy), everything=all_)
+        )
         return Sight(plane.ledger, bearer).only(told)
 
     @routes.get(
@@ -484,8 +489,12 @@ def make_app(
         job = plane.controller.would_submit(compiled, data.user)
         propose = whatif.proposing(plane.ledger, job, now)
         view = plane.controller.snapshot(now)
+        ahead = LookAhead(plane.ledger, now, time.monotonic, job=job)
         told = await thought_about(
-            bearer, lambda policy: whatif.plan(policy, view, propose(), note=compiled.note, everything=all_)
+            bearer,
+            lambda policy: whatif.plan(
+                policy, view, propose(), partial(ahead.starts, policy), note=compiled.note, everything=all_
+            ),
         )
         return await asyncio.to_thread(Sight(plane.ledger, bearer).only, told, job.id)
 

@@ -11,7 +11,7 @@ that take longer than it has. Other jobs arrive as they did lately.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import log
 from random import Random
@@ -26,7 +26,7 @@ from poise.kernel.controller import Settings
 from poise.kernel.ledger import JobState, Ledger, UnitState
 from poise.model.events import Event, Finished, Placed, Preempted, Started
 from poise.model.fleet import Fleet, model_under
-from poise.model.jobs import ALL, Priority
+from poise.model.jobs import ALL, GRACE, Priority
 from poise.model.profiles import DEFAULT_RUN, Estimate
 from poise.model.resources import Node
 from poise.model.workload import Arrival, Steady, Truth
@@ -192,7 +192,7 @@ class Draws:
     """What there is to be drawn of unfinished `jobs` of a ledger as of `now`, with the rates of a throughput table; for
     nodes that may have `joined`, and of jobs that are `coming` again, too. `others` arrive as they did lately.
     `sources` counts units by the source of their estimate; `guesses` are the classes of which nothing is known, and
-    `unknown` the ordinals of units of which other classes say nothing either.
+    `unknown` the ids of units of which other classes say nothing either.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class Draws:
     ) -> None:
         self.sources: Counter[str] = Counter()
         self.guesses: set[str] = set()
-        self.unknown: set[int] = set()
+        self.unknown: set[str] = set()
         fleet = ledger.columns.fleet()
         self._fleet = Fleet([*fleet.nodes, *joined]) if joined else fleet
         self._ledger = ledger
@@ -366,7 +366,7 @@ class Draws:
                 source = "other classes" if learned is self._unsaid else source
             self.sources[source] += 1
             if source == "default":
-                self.unknown.add(unit.ordinal)
+                self.unknown.add(unit.id)
         profile = self._ledger.profiles.get(spec.kind)
         chance = profile.failures / 1000 if profile is not None else 0.0
         tries_left = spec.retry.limit - unit.tries if "failed" in spec.retry.when else 0
@@ -458,6 +458,7 @@ def _truth(prospect: _Prospect, means: Means, chance: float, failing: float, whe
         pace=Steady(whole, least, rates),
         checkpoint=spec.checkpoint,
         restore=spec.restore,
+        save=GRACE // 2,  # it ends within the grace, and one cannot know when
         outcome="failed" if failing < prospect.fails else "done",
         until=where if failing < prospect.fails else 1.0,
     )
@@ -500,10 +501,11 @@ def run_future(
     *,
     change: Change = UNCHANGED,
     until: Sequence[str] = (),
+    begun: Sequence[Collection[str]] = (),
     watch: Callable[[], bool] = lambda: True,
 ) -> Happened:
-    """Follow a ledger, which is changed, from `now` on, until the units named in `until` are over, if any are; or
-    `watch` says False.
+    """Follow a ledger, which is changed, from `now` on, until the units named in `until` are over, and of each group in
+    `begun` one has started, if any are named; or `watch` says False.
     """
     started: dict[str, int] = {}
     preempted = quiet_since = 0
@@ -521,6 +523,7 @@ def run_future(
 
     settings = msgspec.structs.replace(settings, history=2**31)
     twin = Twin(policy, settings, observe=observe, ledger=ledger, truths=drawn.truths, progress=drawn.progress, at=now)
+    resting = list(begun)
     open_units = [unit for unit in (ledger.jobs.unit(name) for name in until) if unit is not None]
     twin.add_nodes(_there(ledger, change))
     for arrival in drawn.arrivals:
@@ -531,7 +534,10 @@ def run_future(
     def going() -> bool:
         while open_units and open_units[-1].over:
             open_units.pop()
-        return watch() and (bool(open_units) or not until) and not stands_still()
+        while resting and not started.keys().isdisjoint(resting[-1]):
+            resting.pop()
+        named = until or begun
+        return watch() and (bool(open_units) or bool(resting) or not named) and not stands_still()
 
     def stands_still() -> bool:
         """Whether only time goes by: nothing that runs will end, and what waits was refused again and again."""

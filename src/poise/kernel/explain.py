@@ -54,7 +54,7 @@ from poise.model.resources import PLENTY, WHOLE, identity_of
 from poise.model.sweep import values_in
 from poise.model.tenants import Bearer, Token
 from poise.model.training import Training
-from poise.model.views import Candidate, Follower, Snapshot
+from poise.model.views import Candidate, Snapshot
 from poise.units import format_bytes, format_duration
 
 SOME = 8
@@ -379,8 +379,7 @@ class Active(NamedTuple):
 
 class Question(NamedTuple):
     """What is asked of a job, and all that the ledger knows of it. `beyond` says why no end of other work lets its
-    first pending unit start: it is more than the whole quota of its tenant. `followers` are units of any job that come
-    up as others end.
+    first pending unit start: it is more than the whole quota of its tenant.
     """
 
     job: str
@@ -392,7 +391,6 @@ class Question(NamedTuple):
     story: tuple[Told, ...]
     left_out: int
     beyond: str = ""
-    followers: tuple[Follower, ...] = ()
 
 
 def question(
@@ -428,7 +426,6 @@ def question(
         story=tuple(told),
         left_out=left_out + len(happened) - len(told),
         beyond=_beyond(ledger, job.tenant, pending[0].candidate) if pending else "",
-        followers=ledger.shown.followers() if pending else (),
     )
 
 

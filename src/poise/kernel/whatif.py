@@ -1,12 +1,13 @@
 """Why does it wait, why not there, what if I submitted it, what would let it start: answered by deciding.
 
 Each answer comes from the policy that is in charge, asked on the view as it is and on views with something changed
-(`policy/hypothetical.py`), so that none can differ from what would be done. Nothing here changes a ledger: what is to
-be known of it comes as a `Question` or a `Proposal`, and the view is a copy; so it may take its time beside the loop
-that owns the ledger. What looks at all nodes does so by columns.
+(`policy/hypothetical.py`), so that none can differ from what would be done. When work starts is looked up in futures of
+a fork of the ledger (`engine/lookahead.py`). Nothing here changes a ledger: what is to be known of it comes as a
+`Question` or a `Proposal`, and the view is a copy; so it may take its time beside the loop that owns the ledger. What
+looks at all nodes does so by columns.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -41,10 +42,10 @@ from poise.model.reports import (
     WhyNot,
 )
 from poise.model.resources import ANYWHERE, Shape, Wants
-from poise.model.views import Candidate, Follower, Snapshot
+from poise.model.views import Candidate, Snapshot
 from poise.policy import hypothetical
 from poise.policy.feasible import NAMED, Ability, ability, capacity, closed_reason, never, refusals, usable_devices
-from poise.policy.hypothetical import LOOKED_AT, ClusterPolicy, Forecast
+from poise.policy.hypothetical import LOOKED_AT, ClusterPolicy
 from poise.policy.predict import Speeds, in_size
 from poise.policy.rank import Order
 from poise.policy.reclaim import Reservation, cost_of, ends, reserve
@@ -77,14 +78,22 @@ CERTAINLY_HELD = ("QUOTA", "KEPT", "RESERVED", "BEHIND", "PREEMPTING", "PARTITIO
 # --- explain ---------------------------------------------------------------------------------------------------------
 
 
-def explain(policy: ClusterPolicy, view: Snapshot, asked: Question, *, everything: bool = False) -> Explanation:
-    """All there is to say of a job on this view."""
+Foresee = Callable[[Sequence[Collection[str]]], Sequence[Start]]
+"""When the first unit of each group starts, of units that wait."""
+
+
+def explain(
+    policy: ClusterPolicy, view: Snapshot, asked: Question, foresee: Foresee, *, everything: bool = False
+) -> Explanation:
+    """All there is to say of a job on this view. `foresee` looks ahead from the same moment under the same policy."""
     plan = policy.decide(view)
     later = hypothetical.after(view, plan)
     order = hypothetical.order_of(policy)
     ordered = order.sort(view, timely_in(view)) if asked.pending and order is not None else []
+    starts = _starts(foresee, plan, asked.pending)
     waiting = [
-        _waiting(policy, view, later, plan, ordered, alike, asked.followers, everything) for alike in asked.pending
+        _waiting(policy, view, later, plan, ordered, alike, start, everything)
+        for alike, start in zip(asked.pending, starts, strict=True)
     ]
     waiting += [
         Waiting(count=len(of.units), named=_some(of.units, everything), asks="", reasons=of.reasons)
@@ -110,7 +119,7 @@ def _waiting(
     plan: Plan,
     ordered: Sequence[Candidate],
     alike: Alike,
-    followers: tuple[Follower, ...],
+    start: Start,
     everything: bool,
 ) -> Waiting:
     """`later` is the view once `plan` has been carried out, `ordered` the order in which it served."""
@@ -121,7 +130,6 @@ def _waiting(
     ahead, first = _before(order, view, ordered, alike, everything) if order is not None else (0, ())
     going = hypothetical.placed(plan, candidate.unit)
     soonest = None if going else _soonest(policy, later, candidate)
-    forecast = hypothetical.expected_start(policy, view, candidate, ahead=alike.unseen, followers=followers)
     return Waiting(
         count=len(alike.units),
         named=_some(alike.units, everything),
@@ -132,7 +140,7 @@ def _waiting(
         first=first,
         refusing=() if going else tuple(_refusing(later, candidate, held, everything)),
         frees=() if going else _frees(later, soonest, everything),
-        start=_start(forecast, view, alike.not_before, soonest),
+        start=_bounded(start, view, alike.not_before, soonest),
         prediction=_prediction(view, candidate),
     )
 
@@ -161,22 +169,23 @@ def _before(
     return place + alike.unseen, tuple(Ahead(other.unit, order.words(other, view.now)) for other in first)
 
 
-def _start(found: Forecast, view: Snapshot, not_before: int, soonest: Reservation | None) -> Start:
-    """Where nothing at all is foreseen: not before there is room for it if nobody else takes any."""
+NOW = Start(earliest=0, likely=0, latest=0)
 
-    def from_now(at: int | None) -> int | None:
-        return None if at is None else max(at, not_before) - view.now
 
-    bound = soonest.at if soonest is not None and found.earliest is None else found.earliest
-    if bound is not None and bound >= ENDLESS:  # behind what serves
-        bound = None
-    return Start(
-        earliest=from_now(bound),
-        likely=from_now(found.likely),
-        latest=from_now(found.latest),
-        why=found.why,
-        guesses=found.guesses,
-    )
+def _starts(foresee: Foresee, plan: Plan, pending: Sequence[Alike]) -> list[Start]:
+    """When the first of each starts; what the plan gives a place starts now, unless it queues there."""
+    places = [hypothetical.placed(plan, alike.candidate.unit) for alike in pending]
+    waits = [place is None or place.queued for place in places]
+    asked = [alike.units for alike, waits_on in zip(pending, waits, strict=True) if waits_on]
+    found = iter(foresee(asked) if asked else ())
+    return [next(found) if waits_on else NOW for waits_on in waits]
+
+
+def _bounded(start: Start, view: Snapshot, not_before: int, soonest: Reservation | None) -> Start:
+    """Where nothing is foreseen: not before there is room for it if nobody else takes any."""
+    if start.earliest is not None or soonest is None or soonest.at >= ENDLESS:  # behind what serves
+        return start
+    return msgspec.structs.replace(start, earliest=max(soonest.at, not_before) - view.now)
 
 
 def _soonest(policy: ClusterPolicy, view: Snapshot, candidate: Candidate) -> Reservation | None:
@@ -568,14 +577,11 @@ def _nodes_of(place: Place) -> tuple[str, ...]:
 
 
 class Proposal(NamedTuple):
-    """A job that is not submitted: what of it could be placed at once, and what waits, for what. `followers` are units
-    of other jobs that come up as others end.
-    """
+    """A job that is not submitted: what of it could be placed at once, and what waits, for what."""
 
     job: Job
     candidates: tuple[Candidate, ...]
     later: tuple[After, ...]
-    followers: tuple[Follower, ...] = ()
 
 
 def propose(ledger: Ledger, job: Job, now: int) -> Proposal:
@@ -597,8 +603,7 @@ def proposing(ledger: Ledger, job: Job, now: int) -> Callable[[], Proposal]:
         for other in others
         if other.ended and not may_follow(job, other.id, job_status(other))
     ]
-    followers = ledger.shown.followers()
-    return lambda: _proposal(own, job, reasons, max(1, now))._replace(followers=followers)
+    return lambda: _proposal(own, job, reasons, max(1, now))
 
 
 def _proposal(own: Ledger, job: Job, reasons: list[Reason], now: int) -> Proposal:
@@ -623,10 +628,16 @@ def _proposal(own: Ledger, job: Job, reasons: list[Reason], now: int) -> Proposa
 
 
 def plan(
-    policy: ClusterPolicy, view: Snapshot, proposal: Proposal, *, note: str = "", everything: bool = False
+    policy: ClusterPolicy,
+    view: Snapshot,
+    proposal: Proposal,
+    foresee: Foresee,
+    *,
+    note: str = "",
+    everything: bool = False,
 ) -> PlanReport:
     """What would be decided if the job were submitted now: what goes where and why, who would yield, what waits, for
-    which reasons and how long.
+    which reasons and how long. `foresee` looks ahead from the same moment, with the job submitted.
     """
     with_it = hypothetical.with_candidates(view, proposal.candidates)
     decided = policy.decide(with_it)
@@ -645,6 +656,7 @@ def plan(
     order = hypothetical.order_of(policy)
     ordered = order.sort(with_it, timely_in(with_it)) if waiting and order is not None else []
     artifacts = {f"{proposal.job.id}.{unit.name}": artifacts_of(unit) for unit in proposal.job.units}
+    waits = [Alike(tuple(units), own[units[0]], 0, (), 0, artifacts[units[0]]) for units in waiting.values()]
     return PlanReport(
         revision=view.revision,
         policy=_decided_by(policy, decided),
@@ -655,17 +667,8 @@ def plan(
             if isinstance(of, Preempt | Resize) and of.to in own
         ),
         waits=tuple(
-            _waiting(
-                policy,
-                with_it,
-                later,
-                decided,
-                ordered,
-                Alike(tuple(units), own[units[0]], 0, (), 0, artifacts[units[0]]),
-                proposal.followers,
-                everything,
-            )
-            for units in waiting.values()
+            _waiting(policy, with_it, later, decided, ordered, alike, start, everything)
+            for alike, start in zip(waits, _starts(foresee, decided, waits), strict=True)
         ),
         later=tuple(
             PlannedLater(count=len(of.units), named=_some(of.units, everything), reasons=of.reasons[:TRIED])

@@ -585,9 +585,9 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When a unit is expected to start: if runs are a mean deviation shorter than foreseen, as foreseen, or two longer.
-    None where that is not foreseeable, and `why`; an `earliest` alone is a bound. `guesses` names units before it of
-    which nothing is known.
+    """When the first of the units starts, in nanoseconds from now: a tenth of so many `futures` is before `earliest`,
+    half before `likely`, nine tenths before `latest`. None where it does not start in as many, and `why`; an `earliest`
+    alone is a bound. `guesses` names units that end before it and of whose run time nothing is known.
     """
 
     earliest: int | None = None
@@ -595,6 +595,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     latest: int | None = None
     why: str = ""
     guesses: tuple[str, ...] = ()
+    futures: int = 0
 
 
 class Refusing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,7 +1,7 @@
 """What a policy sees: an immutable snapshot of the ledger, with estimates and never truths."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -72,18 +72,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     moved: int = 0
 
 
-class Follower(NamedTuple):
-    """A unit that waits for others, as a policy is shown it once these have ended. It `needs` the units of these names
-    to end; without any it comes up within a moment.
-    """
-
-    candidate: Candidate
-    needs: frozenset[str]
-
-
-MOST_FOLLOWERS = 200
-"""Units that are looked ahead to as they come up."""
-
 LEAST_SHOWN = 4
 """Units that a snapshot shows of each queue at least, as far as they may be placed."""
 
@@ -120,10 +108,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 __all__ = [
     "LEAST_SHOWN",
-    "MOST_FOLLOWERS",
     "Candidate",
     "Fleet",
-    "Follower",
     "PoolView",
     "Resident",
     "Snapshot",

@@ -19,13 +19,14 @@ from poise.decoding import msgpack_decoder
 from poise.drivers.logfile import read_home
 from poise.drivers.plugins import policy_of
 from poise.engine.host import load_ledger
+from poise.engine.lookahead import Bounds, settings_of
 from poise.errors import InputError
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import JobState, Ledger
 from poise.model.chances import DeadlineForecast, DeadlineQuestion
 from poise.model.events import JobSubmitted, decode_event
 from poise.policy.suites import SAFE_POLICY, ClusterPolicy, policy_named
-from poise.twin.forecast import Bounds, Etas, Target, foresee
+from poise.twin.forecast import Etas, Target, foresee
 
 FEWEST = 10
 """Futures: fewer tell too little of a chance."""
@@ -90,10 +91,7 @@ def main(arguments: Sequence[str]) -> int:
         ledger = load_ledger(log)
     found = policy_of(ledger.leader.began, anyway=True) if ledger.leader.began is not None else ""
     policy = policy_named(SAFE_POLICY) if isinstance(found, str) else found
-    settings = Settings()
-    if ledger.leader.began is not None:
-        settings = Settings(seed=ledger.leader.began.seed, throughputs=ledger.leader.began.throughputs)
-    sys.stdout.buffer.write(msgspec.msgpack.encode(answer(ledger, policy, settings, question)))
+    sys.stdout.buffer.write(msgspec.msgpack.encode(answer(ledger, policy, settings_of(ledger), question)))
     return 0
 
 

@@ -1,53 +1,23 @@
-"""When work will start and end: the engine run forward from a ledger, many times, with run times drawn anew each time.
-
-Outside the scheduler's process, from a copy of what it knows, and bounded: in how many futures are followed, for how
-long (a budget of this process's time), and in how many units each of them has. What was left out is said.
+"""When work will start and end, in many futures (`engine/lookahead`), outside the scheduler's process.
 
 `check` goes through a log and asks of each job what would have been foreseen when it was submitted: how often the truth
 lay between P10 and P90 is how far forecasts of this home can be trusted.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence, Set
-from math import ceil, inf
-from random import Random
-from typing import Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from math import inf
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from poise.engine.futures import UNCHANGED, Change, Draws, Happened, recurring, run_future, stream
+from poise.engine.futures import Happened
+from poise.engine.lookahead import BOUNDS, Bounds, Futures, Range, first_start, followed, range_of, settings_of
 from poise.errors import InputError
 from poise.kernel.controller import ROUND, Settings
 from poise.kernel.ledger import JobState, Ledger, units_status
 from poise.model.events import Began, Event, Finished, JobSubmitted, Started
-from poise.model.resources import Node
 from poise.policy.suites import ClusterPolicy
-
-FUTURES = 200
-BUDGET = 10.0
-"""Seconds of this process, unless told otherwise."""
-
-MOST_UNITS = 5_000
-"""Units of one future: those that run, and of those that wait the first; fewer where not so many can be followed in the
-time there is."""
-
-LEAST_UNITS = 50
-
-FEWEST = 5
-"""Futures that should fit into the time there is, before units are left out; other jobs arrive in them only if twice as
-many fit."""
-
-LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
-
-
-class Range(msgspec.Struct, frozen=True):
-    """Nanoseconds from now: a tenth of the futures is before `p10`, half before `p50`, nine tenths before `p90`. None
-    where it does not happen in as many.
-    """
-
-    p10: int | None
-    p50: int | None
-    p90: int | None
 
 
 class Eta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -108,81 +78,6 @@ class Target(NamedTuple):
     called: str
 
 
-class Bounds(NamedTuple):
-    """Limits of a forecast: futures, seconds, units in each. At least `fewest` futures should fit into the seconds."""
-
-    futures: int = FUTURES
-    seconds: float = BUDGET
-    units: int = MOST_UNITS
-    fewest: int = FEWEST
-
-
-BOUNDS = Bounds()
-
-
-class Futures:
-    """Futures of a ledger as of `now`. Those of one number have the same run times, whatever is changed and whoever
-    decides. Nodes that may join in some are known from the beginning on as `joined`. Other jobs arrive like the latest
-    `arriving` ones; set it to 0 for futures without them, which take a fraction of the time.
-    """
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        settings: Settings,
-        now: int,
-        *,
-        seed: int = 0,
-        most: int = MOST_UNITS,
-        keep: Iterable[str] = (),
-        joined: Sequence[Node] = (),
-    ) -> None:
-        self.kept, self.left_out = _first(ledger, most, frozenset(keep))
-        self.coming = recurring(ledger, now)
-        others = stream(ledger, now, self.coming)
-        self.arriving = len(others.jobs)
-        self.draws = Draws(ledger, now, settings.throughputs, self.kept, joined, self.coming, others)
-        self.now = now
-        self._own = tuple(unit.id for job in self.kept for unit in ledger.jobs[job].units if not unit.over)
-        self.units = len(self._own)
-        self._settings = settings
-        self._ledger = ledger
-        self._state = ledger.fork(self.kept)
-        self._changed: dict[str, Ledger] = {}
-        self._seed = seed
-
-    def follow(
-        self,
-        policy: ClusterPolicy,
-        number: int,
-        deadline: float,
-        *,
-        change: Change = UNCHANGED,
-        until: Sequence[str] = (),
-    ) -> Happened | None:
-        """The future of this number, until these units are over, or all of its own; None if there is no time for it."""
-        happened = run_future(
-            self._state_under(change).fork(),
-            policy,
-            self._settings,
-            self.draws.draw(Random(f"{self._seed}/{number}"), others=self.arriving > 0),  # noqa: S311
-            self.now,
-            change=change,
-            until=until or self._own,
-            watch=lambda: time.monotonic() < deadline,
-        )
-        return happened if happened.whole else None
-
-    def _state_under(self, change: Change) -> Ledger:
-        """The ledger, with other priorities if they are changed."""
-        if not change.priorities:
-            return self._state
-        key = repr(sorted(change.priorities.items()))
-        if key not in self._changed:
-            self._changed[key] = self._ledger.fork(self.kept, change.priorities)
-        return self._changed[key]
-
-
 def foresee(
     ledger: Ledger,
     policy: ClusterPolicy,
@@ -198,12 +93,13 @@ def foresee(
     keep = [target.job.id for target in targets]
     until = tuple(unit for target in targets for unit in target.units)
 
+    def make(most: int) -> Futures:
+        return Futures(ledger, settings, now, time.monotonic, seed=seed, most=most, keep=keep)
+
     def follow(futures: Futures, number: int, deadline: float) -> Happened | None:
         return futures.follow(policy, number, deadline, until=until)
 
-    futures, seen = followed(
-        lambda most: Futures(ledger, settings, now, seed=seed, most=most, keep=keep), follow, bounds, "future"
-    )
+    futures, seen = followed(make, follow, bounds, "future", time.monotonic)
     return Etas(
         revision=ledger.revision,
         at=ledger.leader.wall(now),
@@ -219,80 +115,27 @@ def foresee(
             Again(one.name, one.every, one.seen, max(0, one.last + one.every - now)) for one in futures.coming
         ),
         arriving=futures.arriving,
-        jobs=tuple(_eta(target, seen, now, futures.draws.unknown) for target in targets),
+        jobs=tuple(_eta(target, seen, futures) for target in targets),
     )
 
 
-T = TypeVar("T")
-
-
-def followed(
-    make: Callable[[int], Futures], follow: Callable[[Futures, int, float], T | None], bounds: Bounds, what: str
-) -> tuple[Futures, list[T]]:
-    """Follow as many futures as the bounds allow, one after the other. If the first takes too long, no other jobs
-    arrive in them; if it still does, they have fewer units. Raises `InputError` where not one can be followed to its
-    end; `what` is followed, for people.
-    """
-    deadline = time.monotonic() + bounds.seconds
-    limit = bounds.seconds / bounds.fewest
-    futures, before = make(bounds.units), 0
-    first = follow(futures, 0, time.monotonic() + limit / 2) if futures.arriving else None
-    while first is None:
-        futures.arriving = 0
-        fewest = futures.units <= LEAST_UNITS or futures.units == before
-        first = follow(futures, 0, deadline if fewest else time.monotonic() + limit)
-        if fewest:
-            break
-        if first is None:
-            before = futures.units
-            futures = make(max(LEAST_UNITS, before // 4))
-    if first is None:
-        raise InputError(
-            f"not one {what} could be followed to its end in the time that there is",
-            field="--budget",
-            need=f"{futures.units} units",
-            have=f"{bounds.seconds:g} s",
-            hint=f"--budget {max(1.0, 10 * bounds.seconds):.0f}s",
-        )
-    seen = [first]
-    for number in range(1, bounds.futures):
-        happened = follow(futures, number, deadline)
-        if happened is None:
-            break
-        seen.append(happened)
-    return futures, seen
-
-
-def range_of(instants: Iterable[float], now: int = 0) -> Range:
-    """P10, P50 and P90 of what may be infinite, as one more would lie among these (Hyndman and Fan, 1996, type 6)."""
-    ordered = sorted(instants)
-
-    def at(part: float) -> int | None:
-        place = min(max(part * (len(ordered) + 1) - 1, 0.0), len(ordered) - 1.0)
-        low, high = ordered[int(place)], ordered[ceil(place)]
-        found = low if low == high else low + (place - int(place)) * (high - low)
-        return None if found in (inf, -inf) or found != found else round(found) - now
-
-    return Range(at(LOW), at(MIDDLE), at(HIGH))
-
-
-def _eta(target: Target, seen: Sequence[Happened], now: int, guessed: Set[int]) -> Eta:
+def _eta(target: Target, seen: Sequence[Happened], futures: Futures) -> Eta:
+    now = futures.now
     units = [unit for unit in target.job.units if unit.id in target.units]
     open_units = [unit for unit in units if not unit.over]
     has_started = any(unit.over or any(task.started for task in unit.tasks) for unit in units)
     finishes = [max((happened.ended.get(unit.id, inf) for unit in open_units), default=now) for happened in seen]
     start = None
     if not has_started:
-        start = range_of((min(happened.started.get(unit.id, inf) for unit in open_units) for happened in seen), now)
+        start = range_of((first_start(target.units, happened) for happened in seen), now)
     due = {unit.id: target.job.submitted + unit.spec.deadline for unit in open_units if unit.spec.deadline}
     met = sum(
         all(happened.ended.get(unit, inf) <= at and unit not in happened.failed for unit, at in due.items())
         for happened in seen
     )
     failed = sum(not happened.failed.isdisjoint(target.units) for happened in seen)
-    unknown: Literal["", "end", "start"] = "" if guessed.isdisjoint(unit.ordinal for unit in open_units) else "end"
-    before = min((unit.ordinal for unit in open_units), default=0)
-    if start is not None and start.p90 != 0 and any(ordinal < before for ordinal in guessed):
+    unknown: Literal["", "end", "start"] = "" if futures.draws.unknown.isdisjoint(target.units) else "end"
+    if start is not None and futures.guesses_before(target.units, seen):
         unknown = "start"
     return Eta(
         unknown=unknown,
@@ -304,40 +147,6 @@ def _eta(target: Target, seen: Sequence[Happened], now: int, guessed: Set[int]) 
         on_time=1000 * met // len(seen) if due else -1,
         fails=1000 * failed // len(seen),
     )
-
-
-def _first(ledger: Ledger, most: int, keep: frozenset[str]) -> tuple[list[str], int]:
-    """The unfinished jobs that are looked at: what was asked for, what runs, and what is served first as far as there
-    is room; with all that they come after. And how many units are left out.
-    """
-    unfinished = [job for job in ledger.jobs.values() if not job.ended]
-    active = {unit.job for unit in ledger.active.values()}
-
-    def place(job: JobState) -> tuple[int, int, int]:
-        waiting = [unit for unit in job.units if not unit.over]
-        return (
-            job.id not in keep and job.id not in active,
-            min(int(unit.spec.priority) for unit in waiting),
-            waiting[0].ordinal,
-        )
-
-    kept: dict[str, None] = {}
-    count = left_out = 0
-    for job in sorted(unfinished, key=place):
-        if job.id in kept:
-            continue
-        size = sum(not unit.over for unit in job.units)
-        if count and count + size > most and job.id not in keep and job.id not in active:
-            left_out += size
-            continue
-        stack = [job.id]
-        while stack:
-            found = ledger.jobs.get(stack.pop())
-            if found is not None and found.id not in kept and not found.ended:
-                kept[found.id] = None
-                count += sum(not unit.over for unit in found.units)
-                stack.extend(found.after)
-    return [job.id for job in unfinished if job.id in kept], left_out
 
 
 # --- looking back ----------------------------------------------------------------------------------------------------
@@ -426,12 +235,10 @@ def check(
         if isinstance(policy, str) or ledger.leader.began is None or share <= 0:
             continue
         outcome, job = came[ledger.revision], ledger.jobs[came[ledger.revision].job]
-        settings = Settings(seed=ledger.leader.began.seed, throughputs=ledger.leader.began.throughputs)
         target = Target(job, tuple(unit.id for unit in job.units), job.id)
         try:
-            told = foresee(
-                ledger, policy, settings, ledger.now, [target], bounds=bounds._replace(seconds=share), seed=seed
-            )
+            within = bounds._replace(seconds=share)
+            told = foresee(ledger, policy, settings_of(ledger), ledger.now, [target], bounds=within, seed=seed)
         except InputError:
             continue
         if "default" in told.sources:

@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from poise.engine.futures import UNCHANGED, Change, Happened
+from poise.engine.lookahead import BOUNDS, Bounds, Futures, Range, followed, range_of
 from poise.errors import InputError, SpecError
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import Ledger
@@ -23,7 +24,7 @@ from poise.model.document import near
 from poise.model.events import Began, Configured, Event, NodeForgotten, NodeJoined, configured
 from poise.model.resources import Device, Node
 from poise.policy.suites import ClusterPolicy
-from poise.twin.forecast import BOUNDS, Bounds, Futures, Range, Target, followed, range_of
+from poise.twin.forecast import Target
 from poise.twin.measures import Measures
 from poise.twin.traces.options import Options
 from poise.twin.traces.poiselog import read
@@ -95,17 +96,15 @@ def what_if(
     began = time.monotonic()
     keep = [target.job.id for target in targets]
 
+    def make(most: int) -> Futures:
+        return Futures(ledger, settings, now, time.monotonic, seed=seed, most=most, keep=keep, joined=change.joined)
+
     def follow(futures: Futures, number: int, deadline: float) -> tuple[Happened, Happened] | None:
         as_is = futures.follow(policies[0], number, deadline)
         changed = futures.follow(policies[1], number, deadline, change=change) if as_is is not None else None
         return (as_is, changed) if as_is is not None and changed is not None else None
 
-    futures, pairs = followed(
-        lambda most: Futures(ledger, settings, now, seed=seed, most=most, keep=keep, joined=change.joined),
-        follow,
-        bounds,
-        "pair of futures",
-    )
+    futures, pairs = followed(make, follow, bounds, "pair of futures", time.monotonic)
     return WhatIf(
         revision=ledger.revision,
         at=ledger.leader.wall(now),

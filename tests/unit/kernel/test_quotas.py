@@ -4,10 +4,11 @@ import pytest
 
 from poise.errors import SpecError
 from poise.kernel.explain import question
-from poise.kernel.whatif import explain, plan, propose, unblock
+from poise.kernel.whatif import unblock
 from poise.model.quotas import Amounts
 from poise.policy.suites import policy_named
-from poise.testing import WALL, World, node, replay
+from poise.testing import World, node, replay
+from unit.asking import explained, planned
 
 
 def test_work_beyond_the_quota_waits_and_says_so() -> None:
@@ -67,7 +68,7 @@ def test_unblock_says_whose_end_helps() -> None:
     view = world.controller.snapshot(world.now)
     asked = question(world.ledger, world.state("b"), view)
     policy = policy_named(world.ledger.leader.policy)
-    [waiting] = explain(policy, view, asked).waiting
+    [waiting] = explained(world, "b").waiting
     assert waiting.reasons[0].code == "QUOTA"
     assert waiting.start is not None
     assert waiting.start.likely is not None
@@ -77,9 +78,7 @@ def test_unblock_says_whose_end_helps() -> None:
 def test_a_plan_knows_of_it() -> None:
     world = World().nodes(1, cpu=4).quota("ann", cpu=1).job("a", tenant="ann").round()
     for tenant, codes in (("ann", ["QUOTA"]), ("bob", [])):
-        compiled = world.controller.prepare({"run": "true"}, WALL, world.now, tenant)
-        proposal = propose(world.ledger, world.controller.would_submit(compiled), world.now)
-        told = plan(policy_named(world.ledger.leader.policy), world.controller.snapshot(world.now), proposal)
+        told = planned(world, {"run": "true"}, tenant=tenant)
         assert [reason.code for waiting in told.waits for reason in waiting.reasons] == codes
 
 

@@ -18,6 +18,7 @@ from poise.policy.resizing import SETTLES
 from poise.policy.suites import policy_named
 from poise.testing import World
 from poise.units import SECOND
+from unit.asking import expected
 
 WHY = Why(policy="test")
 
@@ -356,11 +357,8 @@ def test_goodput_grows_it_in_place() -> None:
 def test_a_forecast_counts_on_what_members_leave_and_that_the_others_go_on() -> None:
     world = a_gang().after("10s").job("now", gpu=1, priority="high", expect="30s")
     world.job("all", workers=4, gpu=1, priority="low", expect="10h")
-    view = world.controller.snapshot(world.now)
-    policy, candidates = policy_named("poise"), {candidate.job: candidate for candidate in view.candidates}
-    soon = hypothetical.expected_start(policy, view, candidates[world.state("now").id])
-    assert soon.likely is not None and soon.likely - world.now <= 10 * SECOND
-    later = hypothetical.expected_start(policy, view, candidates[world.state("all").id])
-    assert later.likely is not None and later.likely - world.now > 1800 * SECOND, (
+    soon, later = expected(world, "now"), expected(world, "all")
+    assert soon.likely is not None and soon.likely <= 10 * SECOND
+    assert later.likely is not None and later.likely > 1800 * SECOND, (
         "not before the gang has ended, of which most is left"
     )

@@ -5,15 +5,13 @@ import pytest
 
 from poise.errors import Conflict, NotFound
 from poise.kernel.controller import AddToken, RevokeToken
-from poise.kernel.explain import question
 from poise.kernel.ledger.tokens import PAST_TOKENS
-from poise.kernel.whatif import explain
 from poise.model.events import JobSubmitted, decode_event, encode_event
 from poise.model.jobs import Job
 from poise.model.tenants import Bearer, Role, declared_class
-from poise.policy.suites import policy_named
 from poise.testing import World, replay
 from poise.units import DAY
+from unit.asking import explained
 
 
 def add(world: World, secret: str, lasts: int = 0) -> str:
@@ -64,10 +62,7 @@ def test_what_is_learned_of_a_class_stays_within_its_tenant() -> None:
         world.job(f"hers{number}", tenant="bob", **{"class": "train"}).round().finish(f"hers{number}", run="77s")
     for tenant, runs in (("ann", 0), ("bob", 5), ("default", 0)):
         world.job(f"{tenant}s", tenant=tenant, cpu=4, **{"class": "train"})
-        view = world.controller.snapshot(world.now)
-        [waiting] = explain(
-            policy_named("poise"), view, question(world.ledger, world.state(f"{tenant}s"), view)
-        ).waiting
+        [waiting] = explained(world, f"{tenant}s").waiting
         assert waiting.prediction is not None
         assert waiting.prediction.runs == runs
 

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from poise.engine.lookahead import Bounds
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import Ledger
 from poise.model.chances import DeadlineForecast, DeadlineQuestion
@@ -12,7 +13,7 @@ from poise.model.spec import compile_spec
 from poise.policy.suites import policy_named
 from poise.testing import WALL, World
 from poise.twin.deadlines import answer
-from poise.twin.forecast import Bounds, Target, foresee
+from poise.twin.forecast import Target, foresee
 from poise.units import MINUTE, SECOND
 
 POLICY = policy_named("poise")

@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from poise.engine.lookahead import Bounds, Futures, Range, followed, range_of
 from poise.errors import InputError
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import Ledger
 from poise.model.workload import Arrival
 from poise.policy.suites import policy_named
-from poise.twin.forecast import Bounds, Etas, Futures, Range, Target, check, followed, foresee, range_of
+from poise.twin.forecast import Etas, Target, check, foresee
 from poise.units import HOUR, SECOND
 from unit.engine.test_futures import stopped
 from unit.engine.test_twin import Run, arrival, node
@@ -118,8 +119,17 @@ def test_where_there_is_little_time_fewer_units_are_looked_at() -> None:
         sizes.append(futures.units)
         return number if futures.units <= 30 else None
 
+    def make(most: int) -> Futures:
+        return Futures(run.twin.ledger, Settings(), now, time.monotonic, most=most)
+
     with pytest.raises(InputError) as refused:
-        followed(lambda most: Futures(run.twin.ledger, Settings(), now, most=most), follow, Bounds(10), "future")
+        followed(
+            lambda most: Futures(run.twin.ledger, Settings(), now, time.monotonic, most=most),
+            follow,
+            Bounds(10),
+            "future",
+            time.monotonic,
+        )
     assert sizes == [391, 97, 50]
     assert refused.value.record.need == "50 units"
 
@@ -134,9 +144,9 @@ def test_what_cannot_be_made_fewer_has_all_the_time_there_is() -> None:
         return number if times[-1] > 10 else None
 
     def make(most: int) -> Futures:
-        return Futures(run.twin.ledger, Settings(), now, keep=run.twin.ledger.jobs)
+        return Futures(run.twin.ledger, Settings(), now, time.monotonic, keep=run.twin.ledger.jobs)
 
-    futures, seen = followed(make, follow, Bounds(1, 20.0), "future")
+    futures, seen = followed(make, follow, Bounds(1, 20.0), "future", time.monotonic)
     assert (futures.units, seen) == (71, [0])
     assert times == [pytest.approx(4, abs=1), pytest.approx(20, abs=2)]
 
@@ -158,7 +168,7 @@ def test_too_little_time_is_an_error_that_says_how_much() -> None:
 
 def test_futures_of_a_number_are_the_same_whatever_is_asked() -> None:
     run, now = stopped("fifo", [10.0] * 6, at=15)
-    futures = Futures(run.twin.ledger, Settings(), now)
+    futures = Futures(run.twin.ledger, Settings(), now, time.monotonic)
     deadline = float("inf")
     one, other = (futures.follow(policy_named(name), 3, deadline) for name in ("fifo", "sjf"))
     assert one is not None
@@ -211,14 +221,14 @@ def test_where_there_is_little_time_no_jobs_arrive() -> None:
     """All units are still followed, and have the same run times."""
     run, now = brief_jobs_before_a_long_one()
     times: list[float] = []
-    made = Futures(run.twin.ledger, Settings(), now)
+    made = Futures(run.twin.ledger, Settings(), now, time.monotonic)
     with_others = made.draws.draw(Random(7))  # noqa: S311
 
     def follow(futures: Futures, number: int, deadline: float) -> int | None:
         times.append(deadline - time.monotonic())
         return None if futures.arriving else number
 
-    futures, seen = followed(lambda most: made, follow, Bounds(3, 40.0, fewest=10), "future")
+    futures, seen = followed(lambda most: made, follow, Bounds(3, 40.0, fewest=10), "future", time.monotonic)
     assert (futures.arriving, futures.units, seen) == (0, 2, [0, 1, 2])
     assert times == [pytest.approx(2, abs=0.5), *[pytest.approx(40, abs=2)] * 3]
     without = made.draws.draw(Random(7), others=False)  # noqa: S311

@@ -6,12 +6,13 @@ import pytest
 
 from poise.drivers.logfile import write_log
 from poise.engine.futures import Change
+from poise.engine.lookahead import Bounds
 from poise.errors import SpecError
 from poise.kernel.controller import Settings
 from poise.model.events import encode_event
 from poise.model.jobs import Priority
 from poise.policy.suites import policy_named
-from poise.twin.forecast import Bounds, Target
+from poise.twin.forecast import Target
 from poise.twin.what_if import WhatIf, more_nodes, recorded, replay_changed, what_if
 from poise.units import SECOND
 from unit.engine.test_futures import stopped

@@ -1,6 +1,5 @@
 """Pending and active units, as a snapshot shows them."""
 
-from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
@@ -16,7 +15,7 @@ from poise.kernel.ledger.training import Training
 from poise.kernel.ledger.units import UnitState
 from poise.model.fleet import Phased, Resident, Straggler, model_under
 from poise.model.jobs import ALL
-from poise.model.views import MOST_FOLLOWERS, Candidate, Follower
+from poise.model.views import Candidate
 
 
 class Shown(Room):
@@ -108,42 +107,6 @@ class Shown(Room):
             restore=spec.restore,
             moved=unit.moved,
         )
-
-    def followers(self) -> tuple[Follower, ...]:
-        """Units that need active or shown units, directly or through others: the nearest, at most `MOST_FOLLOWERS`.
-        Needed units that are brief and active are left out. Units that need more than `MOST_FOLLOWERS` others are left
-        out too.
-        """
-        found: dict[str, UnitState] = {}
-        jobs: set[str] = set()
-        shown = (
-            self._jobs.units[name] for queue in self._queues.values() for name in islice(queue, self._queues.head())
-        )
-        before = deque([*self._active.values(), *shown])
-        while before and len(found) < MOST_FOLLOWERS:
-            unit = before.popleft()
-            after = list(self._jobs.dependents.get(unit.id, ()))
-            if unit.job not in jobs:
-                jobs.add(unit.job)
-                after += [of for job in self._jobs.awaited_by.get(unit.job, ()) for of in self._jobs[job].units]
-            for of in after:
-                if of.status == "waiting" and of.id not in found:
-                    found[of.id] = of
-                    before.append(of)
-        near = list(islice(found.values(), MOST_FOLLOWERS))
-        awaited = {name for unit in near for name in self._jobs[unit.job].after if name in self._jobs}
-        others = {name: [unit for unit in self._jobs[name].units if not unit.over] for name in awaited}
-        followers = []
-        for unit in near:
-            if self._jobs[unit.job].hold:
-                continue
-            needs = [need for name in unit.spec.needs if not (need := self._jobs.units[f"{unit.job}.{name}"]).over]
-            for name in self._jobs[unit.job].after:
-                needs += others.get(name, ())
-            if 0 < len(needs) <= MOST_FOLLOWERS:
-                names = frozenset(need.id for need in needs if need.status != "active" or not need.brief)
-                followers.append(Follower(self.candidate(unit), names))
-        return tuple(followers)
 
     # --- what runs ---------------------------------------------------------------------------------------------------
 

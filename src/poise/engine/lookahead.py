@@ -1,0 +1,341 @@
+"""Futures of a ledger, as many as there is time for: when units start and end in a tenth of them, in half, and in nine
+tenths. `explain`, `plan`, `eta`, `what-if` and the chance of a deadline all look ahead with these.
+
+Future number 3 has the same run times whoever asks, so that two who ask about the same moment are told the same.
+Bounded: in how many futures are followed, for how long, and in how many units each of them has.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
+from math import ceil, inf
+from random import Random
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from poise.engine.futures import UNCHANGED, Change, Draws, Happened, recurring, run_future, stream
+from poise.errors import InputError
+from poise.kernel.controller import Settings
+from poise.kernel.ledger import JobState, Ledger
+from poise.model.events import JobSubmitted
+from poise.model.jobs import Job
+from poise.model.reports import Start
+from poise.model.resources import Node
+from poise.policy.suites import ClusterPolicy
+
+FUTURES = 200
+BUDGET = 10.0
+"""Seconds that following them takes at most, unless told otherwise."""
+
+MOST_UNITS = 5_000
+"""Units of one future: those that run, and of those that wait the first; fewer where not so many can be followed in the
+time there is."""
+
+LEAST_UNITS = 50
+
+FEWEST = 5
+"""Futures that should fit into the time there is, before units are left out; other jobs arrive in them only if twice as
+many fit."""
+
+LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
+
+LARGEST = 2_000
+"""Nodes and unfinished units of a ledger that is looked ahead in while its owner waits: forking it stops the scheduler
+for 10 ms, and a second is enough for a few futures of it."""
+
+TOLD_FROM = 3
+"""Futures: fewer tell nothing of a start."""
+
+GUESSES = 4
+"""Units named of whose run time nothing is known."""
+
+Clock = Callable[[], float]
+"""Seconds from some instant."""
+
+TOO_LARGE = "the fleet is too large, or too much waits, to look ahead in it at once"
+NO_TIME = "there was no time to look so far ahead"
+NEVER = "nothing that runs makes room for it when it ends"
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Nanoseconds from now: a tenth of the futures is before `p10`, half before `p50`, nine tenths before `p90`. None
+    where it does not happen in as many.
+    """
+
+    p10: int | None
+    p50: int | None
+    p90: int | None
+
+
+class Bounds(NamedTuple):
+    """Limits of a forecast: futures, seconds, units in each. At least `fewest` futures should fit into the seconds."""
+
+    futures: int = FUTURES
+    seconds: float = BUDGET
+    units: int = MOST_UNITS
+    fewest: int = FEWEST
+
+
+BOUNDS = Bounds()
+
+AT_ONCE = Bounds(futures=20, seconds=1.0)
+"""For an answer that somebody waits for, beside a scheduler that goes on."""
+
+
+def settings_of(ledger: Ledger) -> Settings:
+    """What the views of the ledger's control plane have beside the ledger."""
+    began = ledger.leader.began
+    return Settings() if began is None else Settings(seed=began.seed, throughputs=began.throughputs)
+
+
+class Futures:
+    """Futures of a ledger as of `now`. Those of one number have the same run times, whatever is changed and whoever
+    decides. Nodes that may join in some are known from the beginning on as `joined`. Other jobs arrive like the latest
+    `arriving` ones; set it to 0 for futures without them, which take a fraction of the time.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        settings: Settings,
+        now: int,
+        clock: Clock,
+        *,
+        seed: int = 0,
+        most: int = MOST_UNITS,
+        keep: Iterable[str] = (),
+        joined: Sequence[Node] = (),
+    ) -> None:
+        self.kept, self.left_out = _first(ledger, most, frozenset(keep))
+        self.coming = recurring(ledger, now)
+        others = stream(ledger, now, self.coming)
+        self.arriving = len(others.jobs)
+        self.draws = Draws(ledger, now, settings.throughputs, self.kept, joined, self.coming, others)
+        self.now = now
+        self._own = tuple(unit.id for job in self.kept for unit in ledger.jobs[job].units if not unit.over)
+        self.units = len(self._own)
+        self._settings, self._clock = settings, clock
+        self._ledger = ledger
+        self._forked = ledger.fork(self.kept)
+        self._changed: dict[str, Ledger] = {}
+        self._seed = seed
+
+    def follow(
+        self,
+        policy: ClusterPolicy,
+        number: int,
+        deadline: float,
+        *,
+        change: Change = UNCHANGED,
+        until: Sequence[str] = (),
+        begun: Sequence[Collection[str]] = (),
+    ) -> Happened | None:
+        """The future of this number, until these units are over, and of each of those that are to have `begun` one has
+        started; until all of its own are over if neither is given. None if the `deadline` comes before, by the clock.
+        """
+        happened = run_future(
+            self._under(change).fork(),
+            policy,
+            self._settings,
+            self.draws.draw(Random(f"{self._seed}/{number}"), others=self.arriving > 0),
+            self.now,
+            change=change,
+            until=until or (() if begun else self._own),
+            begun=begun,
+            watch=lambda: self._clock() < deadline,
+        )
+        return happened if happened.whole else None
+
+    def guesses_before(self, units: Collection[str], seen: Iterable[Happened]) -> list[str]:
+        """Those of its units of whose run time nothing is known, and that ended in some future before one of these
+        started.
+        """
+        found: dict[str, None] = {}
+        for happened in seen if self.draws.unknown else ():
+            start = first_start(units, happened)
+            found.update(
+                (name, None)
+                for name in self._own
+                if name in self.draws.unknown and name not in units and happened.ended.get(name, inf) <= start
+            )
+        return list(found)
+
+    def _under(self, change: Change) -> Ledger:
+        """The ledger, with other priorities if they are changed."""
+        if not change.priorities:
+            return self._forked
+        key = repr(sorted(change.priorities.items()))
+        if key not in self._changed:
+            self._changed[key] = self._ledger.fork(self.kept, change.priorities)
+        return self._changed[key]
+
+
+T = TypeVar("T")
+
+
+def followed(
+    make: Callable[[int], Futures],
+    follow: Callable[[Futures, int, float], T | None],
+    bounds: Bounds,
+    what: str,
+    clock: Clock,
+) -> tuple[Futures, list[T]]:
+    """Follow as many futures as the bounds allow, one after the other. If the first takes too long, no other jobs
+    arrive in them; if it still does, they have fewer units. Raises `InputError` where not one can be followed to its
+    end; `what` is followed, for people.
+    """
+    deadline = clock() + bounds.seconds
+    limit = bounds.seconds / bounds.fewest
+    futures, units = make(bounds.units), 0
+    first = follow(futures, 0, clock() + limit / 2) if futures.arriving else None
+    while first is None:
+        futures.arriving = 0
+        fewest = futures.units <= LEAST_UNITS or futures.units == units
+        first = follow(futures, 0, deadline if fewest else clock() + limit)
+        if fewest:
+            break
+        if first is None:
+            units = futures.units
+            futures = make(max(LEAST_UNITS, units // 4))
+    if first is None:
+        raise InputError(
+            f"not one {what} could be followed to its end in the time that there is",
+            field="--budget",
+            need=f"{futures.units} units",
+            have=f"{bounds.seconds:g} s",
+            hint=f"--budget {max(1.0, 10 * bounds.seconds):.0f}s",
+        )
+    seen = [first]
+    for number in range(1, bounds.futures):
+        happened = follow(futures, number, deadline)
+        if happened is None:
+            break
+        seen.append(happened)
+    return futures, seen
+
+
+def range_of(instants: Iterable[float], now: int = 0) -> Range:
+    """P10, P50 and P90 of what may be infinite, as one more would lie among these (Hyndman and Fan, 1996, type 6)."""
+    ordered = sorted(instants)
+
+    def at(part: float) -> int | None:
+        place = min(max(part * (len(ordered) + 1) - 1, 0.0), len(ordered) - 1.0)
+        low, high = ordered[int(place)], ordered[ceil(place)]
+        found = low if low == high else low + (place - int(place)) * (high - low)
+        return None if found in (inf, -inf) or found != found else round(found) - now
+
+    return Range(at(LOW), at(MIDDLE), at(HIGH))
+
+
+def first_start(units: Iterable[str], happened: Happened) -> float:
+    """The instant at which the first of these started; infinite if none did."""
+    return min((happened.started.get(unit, inf) for unit in units), default=inf)
+
+
+# --- while somebody waits for the answer -----------------------------------------------------------------------------
+
+
+class LookAhead:
+    """When units start, answered on any thread: all that this needs of the ledger is in a fork by then. Nothing is told
+    of a ledger of more than `LARGEST` nodes and units.
+    """
+
+    def __init__(
+        self, ledger: Ledger, now: int, clock: Clock, *, bounds: Bounds = AT_ONCE, job: Job | None = None
+    ) -> None:
+        """`job` is submitted in the fork."""
+        self._now, self._clock, self._bounds = max(now, ledger.now), clock, bounds
+        self._fork: Ledger | None = None
+        if len(ledger.nodes) + ledger.jobs.unfinished_units() <= LARGEST:
+            self._fork = ledger.fork()
+            if job is not None:
+                self._fork.apply(JobSubmitted(at=max(1, self._now), job=job))
+
+    def starts(self, policy: ClusterPolicy, groups: Sequence[Collection[str]]) -> list[Start]:
+        """When the first unit of each group starts."""
+        if self._fork is None:
+            return [Start(why=TOO_LARGE)] * len(groups)
+        fork, now = self._fork, self._now
+        jobs = {name.partition(".")[0]: None for units in groups for name in units}
+
+        def make(_: int) -> Futures:
+            """With all units: without some of them the start would come too early."""
+            return Futures(fork, settings_of(fork), now, self._clock, most=LARGEST, keep=jobs)
+
+        def follow(futures: Futures, number: int, deadline: float) -> Happened | None:
+            return futures.follow(policy, number, deadline, begun=groups)
+
+        try:
+            futures, seen = followed(make, follow, self._bounds, "future", self._clock)
+        except InputError:
+            return [Start(why=NO_TIME)] * len(groups)
+        if len(seen) < min(TOLD_FROM, self._bounds.futures):
+            return [Start(why=NO_TIME)] * len(groups)
+        return [_start(futures, seen, units) for units in groups]
+
+
+def _start(futures: Futures, seen: Sequence[Happened], units: Collection[str]) -> Start:
+    instants = [first_start(units, happened) for happened in seen]
+    found = range_of(instants, futures.now)
+    missing = sum(instant == inf for instant in instants)
+    why = ""
+    if found.p90 is None:
+        why = NEVER if missing == len(seen) else f"in {missing} of {len(seen)} futures nothing makes room for it"
+    return Start(
+        earliest=found.p10,
+        likely=found.p50,
+        latest=found.p90,
+        why=why,
+        guesses=tuple(islice(futures.guesses_before(units, seen), GUESSES)),
+        futures=len(seen),
+    )
+
+
+def _first(ledger: Ledger, most: int, keep: frozenset[str]) -> tuple[list[str], int]:
+    """The unfinished jobs that are looked at: what was asked for, what runs, and what is served first as far as there
+    is room; with all that they come after. And how many units are left out.
+    """
+    unfinished = [job for job in ledger.jobs.values() if not job.ended]
+    active = {unit.job for unit in ledger.active.values()}
+
+    def place(job: JobState) -> tuple[int, int, int]:
+        waiting = [unit for unit in job.units if not unit.over]
+        return (
+            job.id not in keep and job.id not in active,
+            min(int(unit.spec.priority) for unit in waiting),
+            waiting[0].ordinal,
+        )
+
+    kept: dict[str, None] = {}
+    count = left_out = 0
+    for job in sorted(unfinished, key=place):
+        if job.id in kept:
+            continue
+        size = sum(not unit.over for unit in job.units)
+        if count and count + size > most and job.id not in keep and job.id not in active:
+            left_out += size
+            continue
+        stack = [job.id]
+        while stack:
+            found = ledger.jobs.get(stack.pop())
+            if found is not None and found.id not in kept and not found.ended:
+                kept[found.id] = None
+                count += sum(not unit.over for unit in found.units)
+                stack.extend(found.after)
+    return [job.id for job in unfinished if job.id in kept], left_out
+
+
+__all__ = [
+    "AT_ONCE",
+    "BOUNDS",
+    "BUDGET",
+    "FUTURES",
+    "Bounds",
+    "Futures",
+    "LookAhead",
+    "Range",
+    "first_start",
+    "followed",
+    "range_of",
+    "settings_of",
+]
