@@ -100,7 +100,7 @@ def explain(home: Home, name: str, *, everything: bool) -> Explanation:
 
     policy, controller = _resumed(load(home))
     view, asked = _asked(controller, name, everything=everything)
-    ahead = LookAhead(controller.ledger, view.now, time.monotonic)
+    ahead = LookAhead(controller.ledger, view.now, time.thread_time)
     return whatif.explain(policy, view, asked, partial(ahead.starts, policy), everything=everything)
 
 
@@ -134,7 +134,7 @@ def plan(home: Home, spec: dict[str, Any], *, user: str, everything: bool) -> Pl
     job = controller.would_submit(compiled, user)
     proposal = whatif.propose(ledger, job, ledger.now)
     view = controller.snapshot(ledger.now)
-    ahead = LookAhead(ledger, ledger.now, time.monotonic, job=job)
+    ahead = LookAhead(ledger, ledger.now, time.thread_time, job=job)
     return whatif.plan(policy, view, proposal, partial(ahead.starts, policy), note=compiled.note, everything=everything)
 
 

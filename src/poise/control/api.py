@@ -272,10 +272,14 @@ def make_app(
 
     deciding, turns = asyncio.Lock(), Turns()
 
-    async def thought_about(bearer: Bearer, answer: Callable[[ClusterPolicy], Answered]) -> Answered:
-        """What has to be decided to be known, one at a time, beside the loop: of each tenant in turn."""
+    async def thought_about(
+        bearer: Bearer, ask: Callable[[], Awaitable[Callable[[ClusterPolicy], Answered]]]
+    ) -> Answered:
+        """What has to be decided to be known, one at a time: of each tenant in turn. `ask` looks at the ledger, on the
+        loop; what it gives answers beside the loop.
+        """
         async with turns.of(bearer.tenant), deciding:
-            return await asyncio.to_thread(answer, deciders.imagined())
+            return await asyncio.to_thread(await ask(), deciders.imagined())
 
     async def asked_about(bearer: Bearer, name: str, everything: bool = False) -> tuple[Snapshot, Question]:
         ledger, found = await settled_job(bearer, name)
@@ -442,12 +446,12 @@ def make_app(
         role=VIEWER,
     )
     async def explanation(bearer: Bearer, name: str, all_: bool = False) -> Explanation:
-        view, asked = await asked_about(bearer, name, all_)
-        ahead = LookAhead(plane.ledger, view.now, time.monotonic)
-        told = await thought_about(
-            bearer, lambda policy: whatif.explain(policy, view, asked, partial(ahead.starts, policy), everything=all_)
-        )
-        return Sight(plane.ledger, bearer).only(told)
+        async def ask() -> Callable[[ClusterPolicy], Explanation]:
+            view, asked = await asked_about(bearer, name, all_)
+            ahead = LookAhead(plane.ledger, view.now, time.thread_time)
+            return lambda policy: whatif.explain(policy, view, asked, partial(ahead.starts, policy), everything=all_)
+
+        return Sight(plane.ledger, bearer).only(await thought_about(bearer, ask))
 
     @routes.get(
         "/v1/jobs/{name}/deadline",
@@ -460,16 +464,21 @@ def make_app(
 
     @routes.get("/v1/jobs/{name}/why-not/{node}", summary="Every reason against a node for a job", role=VIEWER)
     async def why_not(bearer: Bearer, name: str, node: str) -> WhyNot:
-        view, asked = await asked_about(bearer, name)
-        told = await thought_about(bearer, lambda policy: whatif.why_not(policy, view, asked, node))
-        return Sight(plane.ledger, bearer).only(told)
+        async def ask() -> Callable[[ClusterPolicy], WhyNot]:
+            view, asked = await asked_about(bearer, name)
+            return lambda policy: whatif.why_not(policy, view, asked, node)
+
+        return Sight(plane.ledger, bearer).only(await thought_about(bearer, ask))
 
     @routes.get("/v1/jobs/{name}/unblock", summary="The smallest changes that let a waiting job start now", role=VIEWER)
     async def unblock(bearer: Bearer, name: str) -> UnblockReport:
-        view, asked = await asked_about(bearer, name)
         sight = Sight(plane.ledger, bearer)
-        told = await thought_about(bearer, lambda policy: whatif.unblock(policy, view, asked, may_end=sight.shows))
-        return sight.only(told)
+
+        async def ask() -> Callable[[ClusterPolicy], UnblockReport]:
+            view, asked = await asked_about(bearer, name)
+            return lambda policy: whatif.unblock(policy, view, asked, may_end=sight.shows)
+
+        return sight.only(await thought_about(bearer, ask))
 
     @routes.post(
         "/v1/plan",
@@ -483,20 +492,25 @@ def make_app(
         data: Submission,
         all_: bool = False,
     ) -> PlanReport:
-        await plane.settled()
         compiled = await plane.prepare(named(data.spec), bearer.tenant, len(request.body))
-        now = plane.clock.now()
-        job = plane.controller.would_submit(compiled, data.user)
-        propose = whatif.proposing(plane.ledger, job, now)
-        view = plane.controller.snapshot(now)
-        ahead = LookAhead(plane.ledger, now, time.monotonic, job=job)
-        told = await thought_about(
-            bearer,
-            lambda policy: whatif.plan(
-                policy, view, propose(), partial(ahead.starts, policy), note=compiled.note, everything=all_
-            ),
-        )
-        return await asyncio.to_thread(Sight(plane.ledger, bearer).only, told, job.id)
+        plane.controller.would_submit(compiled, data.user)  # raises what it would be refused with, before its turn
+
+        async def ask() -> Callable[[ClusterPolicy], tuple[PlanReport, str]]:
+            await plane.settled()
+            now = plane.clock.now()
+            job = plane.controller.would_submit(compiled, data.user)
+            propose = whatif.proposing(plane.ledger, job, now)
+            view = plane.controller.snapshot(now)
+            ahead = LookAhead(plane.ledger, now, time.thread_time, job=job)
+
+            def answer(policy: ClusterPolicy) -> tuple[PlanReport, str]:
+                starts = partial(ahead.starts, policy)
+                return whatif.plan(policy, view, propose(), starts, note=compiled.note, everything=all_), job.id
+
+            return answer
+
+        told, job_id = await thought_about(bearer, ask)
+        return await asyncio.to_thread(Sight(plane.ledger, bearer).only, told, job_id)
 
     @routes.get(
         "/v1/jobs/{name}/logs",

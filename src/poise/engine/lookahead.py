@@ -39,9 +39,9 @@ many fit."""
 
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
 
-LARGEST = 2_000
-"""Nodes and unfinished units of a ledger that is looked ahead in while its owner waits: forking it stops the scheduler
-for 10 ms, and a second is enough for a few futures of it."""
+LARGEST = 4_000
+"""Nodes and unfinished units of a ledger that is looked ahead in beside its scheduler, which stops for 40 ms at most
+while such a one is forked."""
 
 TOLD_FROM = 3
 """Futures: fewer tell nothing of a start."""
@@ -79,7 +79,7 @@ class Bounds(NamedTuple):
 BOUNDS = Bounds()
 
 AT_ONCE = Bounds(futures=20, seconds=1.0)
-"""For an answer that somebody waits for, beside a scheduler that goes on."""
+"""For an answer that somebody waits for, beside a scheduler that goes on: a second of the thread that looks ahead."""
 
 
 def settings_of(ledger: Ledger) -> Settings:
