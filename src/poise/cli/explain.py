@@ -306,6 +306,8 @@ def _start_text(start: Start) -> str:
     if start.likely is None:
         bound = f"not before {_in(start.earliest)}; beyond that " if start.earliest else ""
         return f"{bound}not foreseeable: {start.why}"
+    if start.earliest == start.latest:
+        return _in(start.likely)
     latest = _in(start.latest) if start.latest is not None else f"no foreseeable end ({start.why})"
     return f"{_in(start.likely)}, between {_in(start.earliest)} and {latest}"
 

@@ -3,6 +3,7 @@ the `with_…` functions give a new one.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -216,18 +217,19 @@ class Hypothesis:
         fleet.free[NETWORK, row] -= sign * shape.network
         for place, device in enumerate(fleet.nodes[row].devices if devices else ()):
             if device.index in devices:
-                fleet.device_share[row, place] -= sign * shape.share
+                before = int(fleet.device_share[row, place])
+                now = fleet.device_share[row, place] = before - sign * shape.share
+                fleet.free[DEVICES, row] += (now == WHOLE) - (before == WHOLE)
                 if shape.share != WHOLE:
                     fleet.device_memory[row, place] -= sign * shape.gpu_memory
-        if devices:
-            has = fleet.device_model[row] >= 0
-            fleet.free[DEVICES, row] = int(((fleet.device_share[row] == WHOLE) & has).sum())
 
     def _count_yielding(self, row: int, resident: Resident, sign: int) -> None:
         if resident.preemptible and not resident.stopping:
-            shape = resident.shape
-            held = sign * np.array((shape.cpu, shape.memory, shape.network, shape.gpus), np.int64)
-            self.fleet.yielding[resident.priority, :, row] += held
+            shape, held = resident.shape, self.fleet.yielding[resident.priority]
+            held[CPU, row] += sign * shape.cpu
+            held[MEMORY, row] += sign * shape.memory
+            held[NETWORK, row] += sign * shape.network
+            held[DEVICES, row] += sign * shape.gpus
 
 
 # --- views with one thing changed ------------------------------------------------------------------------------------
@@ -357,8 +359,11 @@ SHARED = tuple(name for name in Candidate.__struct_fields__ if name in Resident.
 """What is known of a unit by the same name before it is placed and after."""
 
 
-def _shared(of: Candidate | Resident) -> dict[str, Any]:
-    return {name: getattr(of, name) for name in SHARED}
+_shared_values = attrgetter(*SHARED)
+
+
+def _shared(of: Candidate) -> dict[str, Any]:
+    return dict(zip(SHARED, _shared_values(of), strict=True))
 
 
 def _ordinal(candidate: Candidate) -> int:
