@@ -96,7 +96,7 @@ def known_now(home: Home) -> "tuple[Ledger, int]":
 def deciding(ledger: "Ledger") -> "tuple[ClusterPolicy, Settings]":
     """The policy in charge, and what else its views have."""
     from poise.drivers.plugins import policy_of
-    from poise.engine.lookahead import settings_of
+    from poise.engine.lookahead import view_settings
     from poise.kernel.controller import Settings
     from poise.policy.suites import SAFE_POLICY, policy_named
 
@@ -105,7 +105,7 @@ def deciding(ledger: "Ledger") -> "tuple[ClusterPolicy, Settings]":
     if isinstance(found, str):
         say(f"poise: {found}; this is what `{SAFE_POLICY}` would do")
         found = policy_named(SAFE_POLICY)
-    return found, settings_of(ledger)
+    return found, view_settings(ledger)
 
 
 def target_of(ledger: "Ledger", name: str) -> "Target":

@@ -1,7 +1,7 @@
 """Futures of a ledger, as many as there is time for: when units start and end in a tenth of them, in half, and in nine
 tenths. `explain`, `plan`, `eta`, `what-if` and the chance of a deadline all look ahead with these.
 
-Future number 3 has the same run times whoever asks, so that two who ask about the same moment are told the same.
+Future number 3 has the same run times in each of them, so that two questions about the same moment have one answer.
 Bounded: in how many futures are followed, for how long, and in how many units each of them has.
 """
 
@@ -82,7 +82,7 @@ AT_ONCE = Bounds(futures=20, seconds=1.0)
 """For an answer that somebody waits for, beside a scheduler that goes on: a second of the thread that looks ahead."""
 
 
-def settings_of(ledger: Ledger) -> Settings:
+def view_settings(ledger: Ledger) -> Settings:
     """What the views of the ledger's control plane have beside the ledger."""
     began = ledger.leader.began
     return Settings() if began is None else Settings(seed=began.seed, throughputs=began.throughputs)
@@ -260,7 +260,7 @@ class LookAhead:
 
         def make(_: int) -> Futures:
             """With all units: without some of them the start would come too early."""
-            return Futures(fork, settings_of(fork), now, self._clock, most=LARGEST, keep=jobs)
+            return Futures(fork, view_settings(fork), now, self._clock, most=LARGEST, keep=jobs)
 
         def follow(futures: Futures, number: int, deadline: float) -> Happened | None:
             return futures.follow(policy, number, deadline, begun=groups)
@@ -337,5 +337,5 @@ __all__ = [
     "first_start",
     "followed",
     "range_of",
-    "settings_of",
+    "view_settings",
 ]

@@ -19,7 +19,7 @@ from poise.decoding import msgpack_decoder
 from poise.drivers.logfile import read_home
 from poise.drivers.plugins import policy_of
 from poise.engine.host import load_ledger
-from poise.engine.lookahead import Bounds, settings_of
+from poise.engine.lookahead import Bounds, view_settings
 from poise.errors import InputError
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import JobState, Ledger
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
         ledger = load_ledger(log)
     found = policy_of(ledger.leader.began, anyway=True) if ledger.leader.began is not None else ""
     policy = policy_named(SAFE_POLICY) if isinstance(found, str) else found
-    sys.stdout.buffer.write(msgspec.msgpack.encode(answer(ledger, policy, settings_of(ledger), question)))
+    sys.stdout.buffer.write(msgspec.msgpack.encode(answer(ledger, policy, view_settings(ledger), question)))
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from poise.engine.futures import Happened
-from poise.engine.lookahead import BOUNDS, Bounds, Futures, Range, first_start, followed, range_of, settings_of
+from poise.engine.lookahead import BOUNDS, Bounds, Futures, Range, first_start, followed, range_of, view_settings
 from poise.errors import InputError
 from poise.kernel.controller import ROUND, Settings
 from poise.kernel.ledger import JobState, Ledger, units_status
@@ -238,7 +238,7 @@ def check(
         target = Target(job, tuple(unit.id for unit in job.units), job.id)
         try:
             within = bounds._replace(seconds=share)
-            told = foresee(ledger, policy, settings_of(ledger), ledger.now, [target], bounds=within, seed=seed)
+            told = foresee(ledger, policy, view_settings(ledger), ledger.now, [target], bounds=within, seed=seed)
         except InputError:
             continue
         if "default" in told.sources:

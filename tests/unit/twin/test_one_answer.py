@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from poise.engine.lookahead import Range, settings_of
+from poise.engine.lookahead import Range, view_settings
 from poise.errors import SpecError
 from poise.model.reports import Start
 from poise.testing import World
@@ -21,7 +21,7 @@ FEW = BOUNDS._replace(futures=8)
 def foreseen(world: World, name: str) -> Eta:
     job = world.state(name)
     target = Target(job, tuple(unit.id for unit in job.units), job.id)
-    [eta] = foresee(world.ledger, policy_of(world), settings_of(world.ledger), world.now, [target], bounds=FEW).jobs
+    [eta] = foresee(world.ledger, policy_of(world), view_settings(world.ledger), world.now, [target], bounds=FEW).jobs
     return eta
 
 
