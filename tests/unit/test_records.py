@@ -159,7 +159,14 @@ def test_a_fork_of_the_state_shares_nothing_that_is_changed_in_place() -> None:
     job.ended = 0
     forked = state.fork()
     assert forked == state
-    replaced = {".jobs[].env", ".jobs[].units[].barred", ".jobs[].units[].tasks[].past", ".memory[]", ".memory[][]"}
+    replaced = {
+        ".jobs[].env",
+        ".jobs[].secrets",
+        ".jobs[].units[].barred",
+        ".jobs[].units[].tasks[].past",
+        ".memory[]",
+        ".memory[][]",
+    }
     assert set(shared(state, forked)) == replaced
     job.ended = 1
     assert next(iter(state.fork().jobs.values())) is job
