@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from poise.drivers.system import (
+    Effort,
     HostMeter,
     Mount,
     PowerMeter,
@@ -232,3 +233,11 @@ def test_power_is_the_energy_that_the_packages_count(tmp_path: Path, monkeypatch
     count(p0=0)
     assert meter.sample() is None, "a counter has begun anew"
     assert PowerMeter(tmp_path / "none").sample() is None
+
+
+def test_effort_is_cpu_time_or_a_third_of_the_time_that_goes_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, wall = iter((5.0, 5.5, 5.5)), iter((100.0, 100.6, 106.0))
+    monkeypatch.setattr(time, "thread_time", lambda: next(cpu))
+    monkeypatch.setattr(time, "monotonic", lambda: next(wall))
+    effort = Effort()
+    assert [effort(), effort(), effort()] == [0.0, 0.5, 2.0]

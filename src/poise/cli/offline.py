@@ -16,6 +16,7 @@ from poise.drivers.devices import probe_node
 from poise.drivers.logfile import has_log, read_home
 from poise.drivers.security import ensure_home
 from poise.drivers.series import Series
+from poise.drivers.system import Effort, boot_id
 from poise.engine.host import ledger_at, load_ledger
 from poise.errors import Conflict, NotFound
 from poise.kernel.explain import job_report, node_report, question, status_report
@@ -100,7 +101,7 @@ def explain(home: Home, name: str, *, everything: bool) -> Explanation:
 
     policy, controller = _resumed(load(home))
     view, asked = _asked(controller, name, everything=everything)
-    ahead = LookAhead(controller.ledger, view.now, time.thread_time)
+    ahead = LookAhead(controller.ledger, view.now, Effort())
     return whatif.explain(policy, view, asked, partial(ahead.starts, policy), everything=everything)
 
 
@@ -134,13 +135,12 @@ def plan(home: Home, spec: dict[str, Any], *, user: str, everything: bool) -> Pl
     job = controller.would_submit(compiled, user)
     proposal = whatif.propose(ledger, job, ledger.now)
     view = controller.snapshot(ledger.now)
-    ahead = LookAhead(ledger, ledger.now, time.thread_time, job=job)
+    ahead = LookAhead(ledger, ledger.now, Effort(), job=job)
     return whatif.plan(policy, view, proposal, partial(ahead.starts, policy), note=compiled.note, everything=everything)
 
 
 def report(home: Home, names: Sequence[str]) -> RunReport:
     """What happened, by the log: until now if a control plane runs, else until it ended. Raises NotFound."""
-    from poise.drivers.system import boot_id
     from poise.kernel.history import History
 
     if not has_log(home):

@@ -6,7 +6,6 @@ Each route says which role it needs (`opt`), and answers with what the bearer of
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from functools import cache, partial
 from itertools import islice
@@ -38,6 +37,7 @@ from poise.drivers.joblogs import Wanted, follow_job
 from poise.drivers.plugins import Choice, choose, choose_document, is_file, settings_of
 from poise.drivers.security import caller_key, worker_key
 from poise.drivers.series import Series
+from poise.drivers.system import Effort
 from poise.drivers.vault import Vault
 from poise.engine.lookahead import LookAhead
 from poise.errors import NotFound, NotLeading, SpecError, StoreFull
@@ -448,7 +448,7 @@ def make_app(
     async def explanation(bearer: Bearer, name: str, all_: bool = False) -> Explanation:
         async def ask() -> Callable[[ClusterPolicy], Explanation]:
             view, asked = await asked_about(bearer, name, all_)
-            ahead = LookAhead(plane.ledger, view.now, time.thread_time)
+            ahead = LookAhead(plane.ledger, view.now, Effort())
             return lambda policy: whatif.explain(policy, view, asked, partial(ahead.starts, policy), everything=all_)
 
         return Sight(plane.ledger, bearer).only(await thought_about(bearer, ask))
@@ -501,7 +501,7 @@ def make_app(
             job = plane.controller.would_submit(compiled, data.user)
             propose = whatif.proposing(plane.ledger, job, now)
             view = plane.controller.snapshot(now)
-            ahead = LookAhead(plane.ledger, now, time.thread_time, job=job)
+            ahead = LookAhead(plane.ledger, now, Effort(), job=job)
 
             def answer(policy: ClusterPolicy) -> tuple[PlanReport, str]:
                 starts = partial(ahead.starts, policy)

@@ -20,6 +20,9 @@ import msgspec
 from poise.model.load import Load
 from poise.units import MINUTE, SECOND, Instant
 
+PATIENCE = 3
+"""Seconds that pass at most for each second of CPU time, where somebody waits (`Effort`)."""
+
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -41,6 +44,20 @@ class SystemClock:
 
     def wall(self) -> float:
         return time.time()
+
+
+class Effort:
+    """Seconds of CPU time of the thread that calls it, since its first call; a third of the time since then where that
+    is more, as for work that waits for other processes.
+    """
+
+    def __init__(self) -> None:
+        self._began: tuple[float, float] | None = None
+
+    def __call__(self) -> float:
+        cpu, wall = time.thread_time(), time.monotonic()
+        self._began = self._began or (cpu, wall)
+        return max(cpu - self._began[0], (wall - self._began[1]) / PATIENCE)
 
 
 def boottime() -> int:

@@ -79,7 +79,7 @@ class Bounds(NamedTuple):
 BOUNDS = Bounds()
 
 AT_ONCE = Bounds(futures=20, seconds=1.0)
-"""For an answer that somebody waits for, beside a scheduler that goes on: a second of the thread that looks ahead."""
+"""For an answer that a user waits for, beside a scheduler that continues."""
 
 
 def view_settings(ledger: Ledger) -> Settings:
