@@ -205,6 +205,9 @@ class Ledger:
             room.check(anew)
         mine, theirs = self.snapshot(self.now), again.snapshot(self.now)
         hold(mine == theirs, "a policy would see something else after a restart")
+        forked = self.fork()
+        hold(forked.encode() == encoded, "a fork is in another state")
+        hold(forked.snapshot(self.now) == mine, "a policy would see something else in a fork")
         for field in IN_ORDER:
             here, there = list(getattr(mine, field).items()), list(getattr(theirs, field).items())
             hold(here == there, f"a policy would see {field} in another order after a restart: {here} is not {there}")
