@@ -1,5 +1,6 @@
 """The clock, the boot id, and what kernels say about cgroups."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from poise.drivers.system import (
     probe_cgroups,
     process_of,
     quota_of,
+    settle_memory,
     speed_of,
     traffic_of,
 )
@@ -241,3 +243,16 @@ def test_effort_is_cpu_time_or_a_third_of_the_time_that_goes_by(monkeypatch: pyt
     monkeypatch.setattr(time, "monotonic", lambda: next(wall))
     effort = Effort()
     assert [effort(), effort(), effort()] == [0.0, 0.5, 2.0]
+
+
+def test_a_process_that_has_settled_collects_cycles_again_and_leaves_what_it_made_before_alone() -> None:
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    gc.disable()
+    try:
+        settle_memory()
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > frozen
+    finally:
+        gc.enable()
+        gc.set_threshold(*before)
+        gc.unfreeze()

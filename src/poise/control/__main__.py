@@ -5,6 +5,12 @@ SIGTERM, leaving running work to the agent and its keepers. Where it shares its 
 stands by until it is the one that leads.
 """
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # until `settle_memory`: what is imported lives long, and to walk it takes a fifth of the start
+
+
 import argparse
 import asyncio
 import contextlib

@@ -82,14 +82,15 @@ def making_records() -> Iterator[None]:
 
 
 def settle_memory() -> None:
-    """Call once what lives long has been made: the collector of cycles then leaves it alone, and looks less often.
+    """Call once what lives long has been made: the collector of cycles then leaves it alone, and looks less often; it
+    may have been disabled until then.
 
     Records hold no cycles, but the collector walks all of them again and again as their number grows: a quarter of the
-    control plane's work before this.
+    control plane's work before this. Cycles that imports have left, 0.3 MiB, stay: to find them takes 20 ms and more.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+    gc.enable()
 
 
 def open_many_files() -> None:
