@@ -14,11 +14,16 @@ With `--dismiss` it only ends the keepers that an agent which was killed has lef
 With `--retire` it ends what a node of an earlier fleet still runs, removes the node's folder, and is done.
 """
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # until `settle_memory`: what is imported lives long, and to walk it takes a fifth of the start
+
+
 import argparse
 import asyncio
 import contextlib
 import faulthandler
-import gc
 import itertools
 import logging
 import os
@@ -51,6 +56,7 @@ from poise.drivers.process import Keepers
 from poise.drivers.reach import door_of, home_at, home_elsewhere, reach, trusting
 from poise.drivers.security import ensure_home, ensure_token, read_token, token_for, worker_key
 from poise.drivers.shipping import Shipping
+from poise.drivers.sockets import LOOK_SECONDS, made
 from poise.drivers.system import (
     HostMeter,
     PowerMeter,
@@ -251,6 +257,7 @@ class Agent:
         longest = RECONNECT_SECONDS[any(isinstance(door, Address) for door in self._home.doors) + 1]
         while True:
             turn, self._answered, turned_away = next(turns), False, 0.0
+            listening = made(self._home.socket)
             try:
                 async with self._dial(turn, patience) as channel:
                     await self._session(channel)
@@ -269,8 +276,21 @@ class Agent:
                 gc.collect()
             if self._answered:
                 pause, patience = RECONNECT_SECONDS[0], shortest
-            await asyncio.sleep(turned_away + random.random() if turned_away else pause)  # noqa: S311 — whole seconds
+            if turned_away:
+                await asyncio.sleep(turned_away + random.random())  # noqa: S311 — whole seconds
+            else:
+                await self._pause(pause, listening)
             pause = min(longest, pause * 2)
+
+    async def _pause(self, seconds: float, listening: tuple[int, int] | None) -> None:
+        """Wait for so long; where a control plane of this machine may start, only until one listens that did not."""
+        if self._home.socket not in self._home.doors:
+            await asyncio.sleep(seconds)
+            return
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while made(self._home.socket) == listening and (left := until - loop.time()) > 0:  # noqa: ASYNC110 — no event
+            await asyncio.sleep(min(LOOK_SECONDS, left))
 
     def _tell_lack(self, why: str) -> None:
         """Once, however often it is tried again."""

@@ -18,6 +18,7 @@ from poise.control.kept import options_of, read_flags
 from poise.drivers.lock import is_ending, is_held
 from poise.drivers.reach import reach
 from poise.drivers.security import ensure_token
+from poise.drivers.sockets import LOOK_SECONDS, made
 from poise.errors import Fault, PoiseError, Unreachable, client_only
 
 START_SECONDS = 60.0
@@ -27,6 +28,9 @@ END_SECONDS = 75.0
 
 RESTART_SECONDS = 1.0
 """In which one that was killed is there again."""
+
+ASK_SECONDS = 0.05
+"""How often to ask a control plane that starts, which is asked at once where it makes its socket."""
 
 
 SUBMIT_ATTEMPTS = 3
@@ -202,6 +206,7 @@ def _when_ready(home: Home) -> Client:
         failure = failure_of(home)
         if failure is not None:
             raise failure
+        listening = made(home.socket)
         try:
             client.status()
         except (Unreachable, Fault) as error:
@@ -209,7 +214,9 @@ def _when_ready(home: Home) -> Client:
                 raise
             if not running_here(home) and not supervised(home) and time.monotonic() > deadline - START_SECONDS + 2:
                 raise Unreachable("the control plane has gone", field=str(home.root), hint="`poise up`") from None
-            time.sleep(0.02)
+            again = time.monotonic() + ASK_SECONDS
+            while made(home.socket) == listening and time.monotonic() < again:
+                time.sleep(LOOK_SECONDS)
         else:
             client.close()
             return Client(home)

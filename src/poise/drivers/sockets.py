@@ -17,6 +17,9 @@ GONE_SECONDS, ASKED = 5, 3
 TAKEN_SECONDS = 10
 """As long as a node of another machine may be silent."""
 
+LOOK_SECONDS = 0.005
+"""How often to look for a new socket while nobody listens."""
+
 
 def listen(path: Path, backlog: int = 1024) -> socket.socket:
     """A listening socket that only its owner may connect to; replaces a stale one."""
@@ -31,6 +34,15 @@ def listen(path: Path, backlog: int = 1024) -> socket.socket:
             os.umask(before)
     sock.listen(backlog)
     return sock
+
+
+def made(path: Path) -> tuple[int, int] | None:
+    """Which socket is there: another one as soon as somebody listens there anew; none where nobody does."""
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_ino, state.st_ctime_ns
 
 
 def check_shareable(path: Path) -> None:
