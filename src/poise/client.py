@@ -6,17 +6,17 @@ one. Where there are several control planes it goes on to the next, until it fin
 """
 
 import contextlib
-import http.client
-import secrets
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from poise.config import PAGE, Address, Door, Home
 from poise.decoding import json_decoder
+from poise.drivers.http import ENDED, Answer, Connection
 from poise.drivers.lock import is_held
 from poise.drivers.reach import STANDBY, door_of, environment_home, home_at, names_at, reach
 from poise.drivers.security import digest, new_secret, token_for
@@ -61,8 +61,6 @@ from poise.model.reports import (
 from poise.model.usage import NodeProfile
 
 if TYPE_CHECKING:
-    import socket
-
     from poise.drivers.giving import Source
     from poise.drivers.sending import Sending
 
@@ -115,17 +113,6 @@ class Receipt(msgspec.Struct):
 _receipt = json_decoder(Receipt).decode
 
 
-class _Connection(http.client.HTTPConnection):
-    """HTTP to the control plane of a home, or to the one of several whose turn it is."""
-
-    def __init__(self, home: Home, timeout: float, turn: int) -> None:
-        super().__init__("poise", timeout=timeout)
-        self._home, self._turn = home, turn
-
-    def connect(self) -> None:
-        self.sock = reach(self._home, self.timeout, self._turn)
-
-
 class Client:
     """Talk to the control plane of a home.
 
@@ -143,7 +130,7 @@ class Client:
         self.home = home if isinstance(home, Home) else current_home(home)
         self._patience = patience
         self._token = token
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self._turn = 0
         self._several = len(self.home.doors) > 1
 
@@ -193,7 +180,7 @@ class Client:
     def _submit(
         self, spec: dict[str, Any], *, key: str = "", user: str = "", if_revision: int | None = None
     ) -> Receipt:
-        body = {"spec": spec, "key": key or secrets.token_hex(8), "user": user}
+        body = {"spec": spec, "key": key or new_key(), "user": user}
         condition = "" if if_revision is None else f"?if_revision={if_revision}"
         timeout = THOUGHT if is_strict(spec) else PATIENCE
         return self._call("POST", f"/v1/jobs{condition}", Receipt, body, timeout=timeout)
@@ -399,7 +386,7 @@ class Client:
         while True:
             seen: dict[tuple[str, int, str], int] = {}
             self._find_leader()
-            with contextlib.suppress(OSError, http.client.HTTPException), self._stream(path + last) as response:
+            with contextlib.suppress(OSError), self._stream(path + last) as response:
                 for line in response:
                     last = ""  # from now on it is known how far each stream was given
                     if line == b"\n":
@@ -476,7 +463,9 @@ class Client:
                         yield (told := decode(line))
                         if isinstance(told, ExecEnd):
                             return
-        except (OSError, http.client.HTTPException) as error:
+        except ConnectionError:
+            pass
+        except OSError as error:
             raise _unreachable(self.home, error) from None
         raise Unreachable("the control plane has gone, and with it the command", hint=f"`poise show {name}`")
 
@@ -523,7 +512,7 @@ class Client:
         """What ended while another one led was sent there, and is not sent again."""
         decode = json_decoder(LogLine).decode
         for turn in range(self._turn + 1, self._turn + len(self.home.doors)):
-            ways = contextlib.suppress(OSError, http.client.HTTPException, PoiseError)
+            ways = contextlib.suppress(OSError, PoiseError)
             with ways, self._stream(path, turn, SILENCE) as response:
                 for line in response:
                     piece = decode(line)
@@ -551,7 +540,7 @@ class Client:
                             yield line[6:].rstrip(b"\n")
                         elif line.startswith(b": whole"):
                             return
-            except (OSError, http.client.HTTPException):
+            except OSError:
                 pass
             self.status()  # wait for the control plane to be back, or raise; go on after the last record that came
 
@@ -565,19 +554,19 @@ class Client:
             "POST /v1/jobs HTTP/1.1\r\nHost: poise\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
             f"Content-Type: application/x-ndjson\r\nAuthorization: Bearer {self._bearer()}\r\n\r\n"
         ).encode("ascii")
-        stream = secrets.token_hex(8)
+        stream = new_key()
         lines = (_encoded({"spec": spec, "key": f"{stream}-{number}"}) + b"\n" for number, spec in enumerate(specs))
         sending = Sending(lines, SILENCE if self._several else PATIENCE)
         deadline: float | None = None
         with contextlib.closing(sending):
             while not sending.is_done:
                 begun = time.monotonic()
-                lost: PoiseError = _unreachable(self.home, ConnectionError("the connection has ended"))
+                lost: PoiseError = _unreachable(self.home, ConnectionError(ENDED))
                 try:
                     for receipt in self._over_one(sending, head):
                         deadline = None
                         yield receipt
-                except (OSError, http.client.HTTPException) as error:
+                except OSError as error:
                     lost = _unreachable(self.home, error)
                 except Fault as refused:
                     if not self._another_leads(refused.record):
@@ -598,9 +587,7 @@ class Client:
     def _over_one(self, sending: "Sending", head: bytes) -> Iterator[Receipt]:
         """The receipts that come back over one connection, to its end."""
         with reach(self.home, turn=self._turn) as sock:
-            channel = cast("socket.socket", sending.over(sock, head))  # all that is asked of it is `makefile`
-            response = http.client.HTTPResponse(channel, method="POST")
-            response.begin()
+            response = Answer(sending.over(sock, head))
             if response.status != 200:
                 raise _error_of(response)
             for line in response:
@@ -631,7 +618,7 @@ class Client:
                 response, content = self._exchange(method, path, data, timeout)
                 if not self._may_ask_another(response, content):
                     break
-            except (OSError, http.client.HTTPException) as error:
+            except OSError as error:
                 failure = error
             self.close()
             if deadline is None:  # from when it was lost: an answer may have been waited for much longer than that
@@ -649,10 +636,10 @@ class Client:
             raise _decode_error(content, response.status)
         return json_decoder(kind).decode(content)
 
-    def _may_ask_another(self, response: http.client.HTTPResponse, content: bytes) -> bool:
+    def _may_ask_another(self, response: Answer, content: bytes) -> bool:
         """Whether another one may answer this. What one that stands by does not find it may not have read of yet."""
         if response.status == NotFound.status:
-            return self._several and response.getheader(STANDBY) is not None
+            return self._several and response.headers.get(STANDBY.lower()) is not None
         if response.status != NotLeading.status:
             return False
         return self._another_leads(_decode_error(content, response.status).record)
@@ -661,46 +648,38 @@ class Client:
         """Whether this one stands by, and there is another to ask, or will be: `need` is the one that leads."""
         return refused.code == NotLeading.default_code and (self._several or not refused.need)
 
-    def _exchange(
-        self, method: str, path: str, data: bytes | None, timeout: float
-    ) -> tuple[http.client.HTTPResponse, bytes]:
+    def _exchange(self, method: str, path: str, data: bytes | None, timeout: float) -> tuple[Answer, bytes]:
         if self._connection is None:
-            self._connection = _Connection(self.home, timeout, self._turn)
-        self._connection.timeout = timeout
-        if self._connection.sock is not None:
-            self._connection.sock.settimeout(timeout)
-        headers = {"Authorization": f"Bearer {self._bearer()}"}
+            self._connection = Connection(reach(self.home, timeout, self._turn))
+        self._connection.sock.settimeout(timeout)
+        headers = self._headers(data)
         if isinstance(door_of(self.home, self._turn), Address):
             headers["Accept-Encoding"] = "gzip"
-        if data is not None:
-            headers["Content-Type"] = "application/json"
-        self._connection.request(method, path, data, headers)
-        response = self._connection.getresponse()
+        response = self._connection.ask(method, path, headers, data)
         content = response.read()
-        if response.getheader("Content-Encoding") == "gzip":
+        if response.is_last:
+            self.close()
+        if response.headers.get("content-encoding") == "gzip":
             import gzip
 
             content = gzip.decompress(content)
         return response, content
 
+    def _headers(self, data: bytes | None) -> dict[str, str]:
+        headers = {"Authorization": f"Bearer {self._bearer()}"}
+        return headers if data is None else headers | {"Content-Type": "application/json"}
+
     @contextlib.contextmanager
     def _stream(
         self, path: str, turn: int | None = None, timeout: float | None = None, body: Any = None
-    ) -> Iterator[http.client.HTTPResponse]:
+    ) -> Iterator[Answer]:
         timeout = HUSH[self._several] if timeout is None else timeout
-        connection = _Connection(self.home, timeout, self._turn if turn is None else turn)
-        try:
-            headers = {"Authorization": f"Bearer {self._bearer()}"}
-            if body is None:
-                connection.request("GET", path, headers=headers)
-            else:
-                connection.request("POST", path, _encoded(body), headers | {"Content-Type": "application/json"})
-            response = connection.getresponse()
+        data = None if body is None else _encoded(body)
+        with Connection(reach(self.home, timeout, self._turn if turn is None else turn)) as connection:
+            response = connection.ask("GET" if data is None else "POST", path, self._headers(data), data)
             if response.status >= 400:
                 raise _error_of(response)
             yield response
-        finally:
-            connection.close()
 
 
 def deadlines_in(spec: Mapping[str, Any]) -> Iterator[Any]:
@@ -720,6 +699,11 @@ def _policy_request(policy: str | Mapping[str, Any]) -> PolicyRequest:
     return PolicyRequest(name=policy) if isinstance(policy, str) else PolicyRequest(document=dict(policy))
 
 
+def new_key() -> str:
+    """A key of a submission, by which it is accepted once however often it is sent."""
+    return os.urandom(8).hex()
+
+
 def _encoded(body: Any) -> bytes:
     try:
         return msgspec.json.encode(body)
@@ -732,7 +716,7 @@ def _encoded(body: Any) -> bytes:
         ) from None
 
 
-def _error_of(response: http.client.HTTPResponse) -> PoiseError:
+def _error_of(response: Answer) -> PoiseError:
     return _decode_error(response.read(), response.status)
 
 
@@ -825,7 +809,7 @@ class AsyncClient:
         self, spec: dict[str, Any], *, key: str = "", user: str = "", if_revision: int | None = None
     ) -> str:
         """Submit a job; its id comes back once it is durable."""
-        key = key or secrets.token_hex(8)
+        key = key or new_key()
         return await self._ask(lambda client: client.submit(spec, key=key, user=user, if_revision=if_revision))
 
     async def jobs(

@@ -667,15 +667,16 @@ def modules(code: str, **environ: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "command", ["ls", "show seen", "logs seen", "nodes", "explain seen", "status", "up", "submit -- true"]
+    "command", ["ls", "show seen", "logs seen", "nodes", "explain seen", "status", "up", "submit -- true", "run true"]
 )
-def test_a_command_that_asks_the_control_plane_imports_nothing_to_decide_with(shared: Living, command: str) -> None:
+def test_a_command_imports_nothing_to_decide_with_and_nothing_for_other_machines(shared: Living, command: str) -> None:
     if not any(job.name == "seen" for job in shared.client().jobs(everything=True)):
         assert shared.poise("run", "--name", "seen", "--", "true").code == 0
     code = f"from poise.cli.main import main; assert main({command.split()}) == 0"
     loaded = modules(code, **shared.environment())
     assert "poise.client" in loaded
     assert not loaded & {"numpy", "asyncio", "sqlite3", "poise.kernel.ledger", "poise.policy.suites"}
+    assert not loaded & {"ssl", "http.client", "email", "hashlib", "random", "yaml", "importlib.metadata"}
 
 
 @pytest.mark.timed

@@ -2,7 +2,6 @@
 
 import getpass
 import os
-import secrets
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from poise.client import Client, failure_of
+from poise.client import Client, failure_of, new_key
 from poise.config import Home
 from poise.control.kept import options_of, read_flags
 from poise.drivers.lock import is_ending, is_held
@@ -156,7 +155,7 @@ def submit(
         from poise.model.spec import compile_spec  # not needed where a control plane does it
 
         compile_spec(named(spec), wall=time.time())
-    key = secrets.token_hex(8)
+    key = new_key()
     for left in range(SUBMIT_ATTEMPTS, 0, -1):
         client = ensure_up(home, UNTIL_IDLE)
         try:

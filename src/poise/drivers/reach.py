@@ -5,7 +5,6 @@ is fetched from there, believed only if it has that fingerprint, and everything 
 """
 
 import functools
-import hashlib
 import os
 import socket
 import struct
@@ -151,6 +150,7 @@ def names_at(address: Address) -> list[str]:
 
 def fingerprint(certificate: bytes) -> str:
     """SHA-256 of a certificate (PEM), in hexadecimal digits. Raises ValueError for what is none."""
+    import hashlib
     import ssl
 
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate.decode("ascii"))).hexdigest()

@@ -3,10 +3,7 @@ those that an admin gave somebody.
 """
 
 import contextlib
-import hashlib
-import hmac
 import os
-import secrets
 import sys
 from pathlib import Path
 
@@ -38,7 +35,7 @@ def ensure_token(home: Home) -> str:
     """The home's token, made now if there is none. Nobody sees half of it, and others never may read it."""
     ensure_home(home)
     if not home.token.exists():
-        draft = home.root / f"token.{os.getpid()}.{secrets.token_hex(4)}"
+        draft = home.root / f"token.{os.getpid()}.{os.urandom(4).hex()}"
         try:
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(new_secret())
@@ -79,11 +76,15 @@ def read_token(home: Home) -> str:
 
 def new_secret() -> str:
     """A token that nobody can guess."""
+    import secrets  # here and below, since most commands need none of it, and OpenSSL comes with it
+
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def digest(secret: str) -> str:
     """What is kept of a token: SHA-256, in hexadecimal digits. A secret of 256 random bits needs no salt."""
+    import hashlib
+
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -126,14 +127,20 @@ def _whole(token: str, field: str, remedy: str) -> str:
 
 def worker_key(token: str, attempt: Attempt) -> str:
     """What lets one attempt that serves calls speak for itself, and for nobody else, until it is over."""
+    import hmac
+
     return hmac.new(token.encode(), f"worker {attempt}".encode(), "sha256").hexdigest()
 
 
 def caller_key(token: str, job: str, tenant: str) -> str:
     """What lets whoever submitted a job that serves calls speak for it; nobody can make it up from the job's id."""
+    import hmac
+
     return hmac.new(token.encode(), f"caller {job} {tenant}".encode(), "sha256").hexdigest()
 
 
 def same_token(given: str, token: str) -> bool:
     """Compared in constant time."""
+    import hmac
+
     return hmac.compare_digest(given.encode(), token.encode())

@@ -45,12 +45,14 @@ class Sending:
         """Every line has gone out and was answered."""
         return self._ended and not self._made and not self.unanswered
 
-    def over(self, sock: socket.socket, head: bytes) -> "Duplex":
-        """From now on over this connection: `head`, then all that has no answer, then what comes."""
+    def over(self, sock: socket.socket, head: bytes) -> io.BufferedReader:
+        """From now on over this connection: `head`, then all that has no answer, then what comes. Returns its answers,
+        by whose reader the rest is sent.
+        """
         if not self._maker.ident:
             self._maker.start()
         self.moved = time.monotonic()
-        return Duplex(self, sock, head + b"".join(map(_chunk, self.unanswered)))
+        return io.BufferedReader(Duplex(self, sock, head + b"".join(map(_chunk, self.unanswered))))
 
     def made(self) -> tuple[bytes, bool]:
         """Chunks of what was made since, and whether that is all there will be."""
@@ -95,8 +97,8 @@ class Sending:
 
 
 class Duplex(io.RawIOBase):
-    """One connection, as `http.client` reads a response: whoever reads from it sends what there is to be sent, so that
-    one thread alone has to do with it, as TLS asks for. Raises TimeoutError where no answer comes.
+    """One connection: whoever reads from it sends what there is to be sent, so that one thread alone has to do with it,
+    as TLS asks for. Raises TimeoutError where no answer comes.
     """
 
     def __init__(self, sending: Sending, sock: socket.socket, begin: bytes) -> None:
@@ -108,9 +110,6 @@ class Duplex(io.RawIOBase):
         self._poll.register(sending.rings, select.POLLIN)
         sock.setblocking(False)
         sending.rings.setblocking(False)
-
-    def makefile(self, _: str) -> io.BufferedReader:
-        return io.BufferedReader(self)
 
     def readable(self) -> bool:
         return True
