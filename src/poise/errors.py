@@ -27,6 +27,7 @@ a hint that can be typed. What is wrong with one document is told at once: the f
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar
 
 import msgspec
@@ -273,10 +274,24 @@ def together(records: Sequence[ErrorRecord]) -> SpecError:
     return error
 
 
-def placed(record: ErrorRecord, place: Callable[[str], str]) -> ErrorRecord:
+Place = Callable[[str], str]
+"""Where a field was written, such as `train.yaml:3:7`; empty where that is not known."""
+
+
+def placed(record: ErrorRecord, place: Place) -> ErrorRecord:
     """The record with the places of its fields, as far as `place` knows them; so with the others."""
     first, *others = [msgspec.structs.replace(one, at=one.at or place(one.field), others=()) for one in record.all()]
     return msgspec.structs.replace(first, others=tuple(others))
+
+
+@contextmanager
+def located(place: Place) -> Iterator[None]:
+    """Errors tell where their fields were written."""
+    try:
+        yield
+    except PoiseError as error:
+        error.record = placed(error.record, place)
+        raise
 
 
 _BY_STATUS: dict[int, type[PoiseError]] = {

@@ -24,8 +24,8 @@ from poise.cli.asking import FLAGS, asked, merged
 from poise.cli.render import say
 from poise.cli.slurm import of_slurm
 from poise.config import MAX_BODY
-from poise.drivers.yamlfile import Place, parse_yaml
-from poise.errors import ErrorRecord, SpecError, placed, together
+from poise.drivers.yamlfile import parse_yaml
+from poise.errors import ErrorRecord, Place, SpecError, placed, together
 from poise.model.document import ANOTHER_NAME, above, near
 from poise.model.fields import declared
 from poise.model.job_fields import JobSpec, ResourcesSpec

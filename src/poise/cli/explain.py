@@ -13,7 +13,7 @@ from poise.cli.submit import asked_for
 from poise.client import current_home
 from poise.config import Home
 from poise.control.start import connected, may_be_asked, user_name
-from poise.drivers.yamlfile import located
+from poise.errors import located
 from poise.model.decisions import SERVES, UNKNOWN, Reason, Spot
 from poise.model.reports import (
     Explanation,

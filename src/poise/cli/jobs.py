@@ -1,7 +1,5 @@
 """`poise ls`, `show`, `wait` and `cancel`."""
 
-import json
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args
@@ -169,6 +167,8 @@ def _sweep(tasks: Sequence[TaskReport]) -> Iterator[Column]:
     for name in names:
         yield Column(name.upper(), [task.sweep.get(name, "-") for task in tasks])
     if names:
+        import json  # seldom needed, as is shutil
+
         results = (json.dumps(task.result, ensure_ascii=False) if task.result is not None else "-" for task in tasks)
         yield Column("RESULT", [shorten(result, 60) for result in results])
 
@@ -179,8 +179,12 @@ def _notes(task: TaskReport) -> Iterator[str]:
         yield f"  {task.name} epoch {attempt.epoch} on {attempt.node} ended {attempt.outcome}{note}"
     if task.note:
         yield f"  {task.name}: {task.note}"
-    if task.outcome == "unstartable" and task.exit_code == NOT_FOUND and shutil.which(task.command[0]):
-        yield f"  hint: your PATH finds `{task.command[0]}`; what is submitted has it with `poise submit --env PATH`"
+    if task.outcome == "unstartable" and task.exit_code == NOT_FOUND:
+        from shutil import which
+
+        if which(task.command[0]):
+            hint = f"your PATH finds `{task.command[0]}`; what is submitted has it with `poise submit --env PATH`"
+            yield f"  hint: {hint}"
 
 
 def _status(task: TaskReport) -> str:

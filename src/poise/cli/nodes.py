@@ -14,6 +14,7 @@ from poise.client import current_home
 from poise.config import Home
 from poise.control.start import connected, may_be_asked
 from poise.decoding import json_decoder
+from poise.errors import located
 from poise.model.load import Load, Upkeep
 from poise.model.reports import DeviceReport, Drained, NodeReport, report_of
 from poise.units import format_bytes, format_cpu, format_rate
@@ -50,7 +51,7 @@ def nodes(fleet_file: Path | None, form: str, watch: bool) -> int:
 
 def read_fleet(path: Path) -> "DeclaredFleet":
     """Compile a fleet file. Raises `SpecError`."""
-    from poise.drivers.yamlfile import load_kind, located, place_in_file
+    from poise.drivers.yamlfile import load_kind, place_in_file
     from poise.model.fleetfile import compile_fleet
 
     with located(place_in_file(path)):

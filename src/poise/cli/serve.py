@@ -21,8 +21,8 @@ from poise.client import current_home
 from poise.config import Home
 from poise.control.start import kept_environment, lasting, user_name
 from poise.drivers.security import ensure_home
-from poise.drivers.yamlfile import is_kind, load_kind, located, place_in_file
-from poise.errors import InputError, SpecError, extra
+from poise.drivers.yamlfile import is_kind, load_kind, place_in_file
+from poise.errors import InputError, SpecError, extra, located
 from poise.model.keys import compile_keys
 from poise.model.servicefile import DeclaredService, compile_service
 from poise.model.serving_upstreams import Front, compile_upstreams

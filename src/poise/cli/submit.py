@@ -15,8 +15,7 @@ from poise.cli.secrets import absolute, with_values
 from poise.client import current_home
 from poise.control import start
 from poise.control.start import user_name
-from poise.drivers.yamlfile import Place, load_kind, located, place_in_file
-from poise.errors import SpecError
+from poise.errors import Place, SpecError, located
 from poise.model.document import above
 
 FILE_ENDINGS = (".yaml", ".yml", ".json")
@@ -78,6 +77,8 @@ def _asked_for(source: Sequence[str], flags: dict[str, Any]) -> Asked:
     environ = dict(os.environ)
     own = asked(flags, environ)
     if len(source) == 1 and source[0].endswith(FILE_ENDINGS):
+        from poise.drivers.yamlfile import place_in_file  # here and below, since a command needs no YAML
+
         path = Path(source[0])
         return Asked(merged(read_spec(path, environ), own), _but_for(own, place_in_file(path)))
     if is_script(source[0]):
@@ -103,6 +104,8 @@ def _but_for(own: dict[str, Any], place: Place) -> Place:
 
 def read_spec(path: Path, environ: dict[str, str]) -> dict[str, Any]:
     """A file's job, with its folder made absolute and declared variables taken from the environment."""
+    from poise.drivers.yamlfile import load_kind
+
     spec = load_kind(path, "job")
     if not isinstance(spec, dict):
         raise SpecError("the file holds no job", code="E101", field=str(path), need="a mapping", hint="run: echo hello")

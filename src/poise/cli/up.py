@@ -25,7 +25,7 @@ from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
 from poise.drivers.whole import write_whole
-from poise.errors import Conflict, Fault, InputError, StoreAway, Unreachable, extra
+from poise.errors import Conflict, Fault, InputError, StoreAway, Unreachable, extra, located
 from poise.model.reports import PhaseTimes, StatusReport
 from poise.model.times import Times
 from poise.units import MILLISECOND
@@ -153,11 +153,12 @@ def up(
         raise click.UsageError("`--fleet`, `--on` and `--no-fleet` exclude each other")
     if foreground and machines:
         raise click.UsageError("`--ssh` and `--foreground` exclude each other")
-    from poise.drivers.devices import declared_devices
-
     home = own_home()
     await_end(home)
-    declared_devices(home)  # the agent would leave a bad file out; here its mistakes are seen
+    if home.devices.exists():
+        from poise.drivers.devices import declared_devices  # dear
+
+        declared_devices(home)  # the agent would leave a bad file out; here its mistakes are seen
     before = {} if reset else read_flags(home)
     flags = before | _given_flags(policy, share)
     if policy is not None or reset:  # the log keeps the policy that was asked for last
@@ -354,7 +355,7 @@ def _settle_policy(home: Home, policy: str) -> str:
     import msgspec
 
     from poise.drivers.plugins import check_needs, choose, choose_document, is_file
-    from poise.drivers.yamlfile import load_kind, located, place_in_file
+    from poise.drivers.yamlfile import load_kind, place_in_file
 
     document = load_kind(Path(policy), "policy") if is_file(policy) else None
     with located(place_in_file(Path(policy))):

@@ -18,7 +18,7 @@ from poise.drivers.measured import load_measured
 from poise.drivers.probes import Accelerators, Answer, Probe, Use, why_none
 from poise.drivers.system import boot_id, cpu_quota, memory_limit
 from poise.drivers.whole import write_whole
-from poise.errors import SpecError
+from poise.errors import SpecError, located
 from poise.model.devicefile import Declared, compile_devices, with_declared
 from poise.model.figures import with_figures, with_processor
 from poise.model.measured import processor_key
@@ -109,7 +109,7 @@ def declared_devices(home: Home) -> Declared:
     """What `devices.yaml` of a home says; nothing where there is none. Raises `SpecError`."""
     if not home.devices.exists():
         return Declared()
-    from poise.drivers.yamlfile import load_yaml, located, place_in_file
+    from poise.drivers.yamlfile import load_yaml, place_in_file
 
     try:
         with located(place_in_file(home.devices)):

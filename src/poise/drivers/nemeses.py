@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 
 from poise.decoding import json_decoder
-from poise.drivers.yamlfile import load_yaml, located, place_in_file
+from poise.drivers.yamlfile import load_yaml, place_in_file
 from poise.engine.scenario import Nemesis, Scenario, check_scenario, compile_nemesis
-from poise.errors import NotFound, SpecError
+from poise.errors import NotFound, SpecError, located
 from poise.model.document import near
 
 SHIPPED = Path(__file__).parent.parent / "engine" / "nemeses"

@@ -8,8 +8,6 @@ catches aliases that multiply), a key given twice. `yes`, `no`, `on`, `off` and 
 """
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,15 +15,12 @@ import msgspec
 import yaml
 
 from poise.config import MAX_BODY
-from poise.errors import ErrorRecord, PoiseError, SpecError, placed, together
+from poise.errors import ErrorRecord, Place, SpecError, together
 from poise.model.document import above
 from poise.units import format_bytes
 
 MAX_DEPTH = 32
 MAX_NODES = 200_000
-
-Place = Callable[[str], str]
-"""Where a field was written, such as `train.yaml:3:7`; empty where that is not known."""
 
 _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -171,16 +166,6 @@ def parse_yaml(text: str, name: str) -> Any:
     if loader.found:
         raise together([msgspec.structs.replace(of, field=f"{name}{of.field}") for of in loader.found])
     return document
-
-
-@contextmanager
-def located(place: Place) -> Iterator[None]:
-    """Errors tell where their fields were written."""
-    try:
-        yield
-    except PoiseError as error:
-        error.record = placed(error.record, place)
-        raise
 
 
 def place_in_file(path: Path) -> Place:

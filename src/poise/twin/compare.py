@@ -22,10 +22,10 @@ import msgspec
 from poise.decoding import msgpack_decoder
 from poise.drivers.nemeses import known_nemeses
 from poise.drivers.plugins import choose, tried
-from poise.drivers.yamlfile import load_kind, located, place_in_file
+from poise.drivers.yamlfile import load_kind, place_in_file
 from poise.engine.happenings import left_out
 from poise.engine.scenario import Nemesis
-from poise.errors import ErrorRecord, Fault, PoiseError
+from poise.errors import ErrorRecord, Fault, PoiseError, located
 from poise.kernel.controller import Settings
 from poise.model.fleet import model_of
 from poise.model.fleetfile import DeclaredFleet, compile_fleet

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from poise.drivers.yamlfile import is_kind, load_kind, located, place_in_file
+from poise.drivers.yamlfile import is_kind, load_kind, place_in_file
 from poise.engine.serving import ANSWERED, CANCELLED, FrontTwin, Load, ServiceTwin, Story, Trial
-from poise.errors import InputError, SpecError
+from poise.errors import InputError, SpecError, located
 from poise.model.servers import Measured, Server, Serving, Speed, Table
 from poise.model.servicefile import DeclaredService, compile_service
 from poise.model.serving_upstreams import Front, compile_upstreams

@@ -8,8 +8,8 @@ from poise.cli.directives import no_flags
 from poise.cli.nodes import read_fleet
 from poise.cli.render import show_error
 from poise.cli.submit import asked_for
-from poise.drivers.yamlfile import load_yaml, located, place_in_file
-from poise.errors import SpecError
+from poise.drivers.yamlfile import load_yaml, place_in_file
+from poise.errors import SpecError, located
 from poise.model.spec import compile_spec
 
 JOB = """\
