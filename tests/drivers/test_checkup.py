@@ -1,12 +1,15 @@
 """What `poise doctor` says of a machine and a home, well and not well."""
 
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from poise.config import Home
 from poise.drivers import checkup
-from poise.drivers.checkup import devices, examine, exposed, file_system_of, folder, probe
+from poise.drivers.checkup import byte_code, devices, examine, exposed, file_system_of, folder, probe
 from poise.drivers.probes import Answer, Finding
 from poise.drivers.vault import Vault
 from poise.model.reports import Check
@@ -50,6 +53,22 @@ def test_a_machine_without_a_home_is_looked_at_and_nothing_is_made(tmp_path: Pat
     } <= set(found)
     assert all(check.status != "fail" for check in found.values())
     assert not home.root.exists()
+
+
+def test_modules_that_each_process_compiles_anew_are_worth_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "module.py"
+    module.write_text("answer = 42\n")
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert byte_code(tmp_path).status == "ok"  # the next process keeps what it compiles
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    check = byte_code(tmp_path)
+    assert (check.status, check.text.partition(";")[0]) == ("warn", "0 of 1 modules are compiled")
+    subprocess.run(shlex.split(check.hint), check=True)
+    assert byte_code(tmp_path) == Check("byte code", "ok", "1 of 1 modules are compiled")
+    module.write_text("answer = 42 + 1\n")
+    assert byte_code(tmp_path).status == "warn"
 
 
 def test_a_home_that_others_may_enter_is_worth_a_word(tmp_path: Path) -> None:
