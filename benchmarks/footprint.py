@@ -1,10 +1,9 @@
 """What Poise takes when it does nothing, and what its command costs.
 
-    python benchmarks/footprint.py [--jobs 1000] [--seconds 20] [--runs 30] [--starts 5] [--json]
+    python benchmarks/footprint.py [--jobs 1000] [--seconds 20] [--runs 30] [--json]
 
 CPU and resident memory of each process of Poise, over a time without work after jobs were run (CPU in pieces of five
-seconds, so that there is a range). `poise --help` beside `python -c pass` in turns. `poise run -- true` with nothing
-running, and with everything up.
+seconds, so that there is a range). `poise --help` beside `python -c pass` in turns.
 """
 
 import argparse
@@ -76,32 +75,16 @@ def command_line(runs: int) -> list[Figure]:
     ]
 
 
-def first_run(starts: int) -> list[Figure]:
-    """`poise run -- true`, the first in a new home and the next ones in the same."""
-    cold, warm = [], []
-    for _ in range(starts):
-        with harness.own_home() as home:
-            environ = harness.environ_of(home)
-            cold.append(_run([str(POISE), "run", "--", "true"], environ))
-            warm += [_run([str(POISE), "run", "--", "true"], environ) for _ in range(3)]
-    return [
-        Figure(name="poise run -- true, nothing running", unit="s", values=cold),
-        Figure(name="poise run -- true, everything up", unit="s", values=warm),
-    ]
-
-
-def _run(command: list[str], environ: dict[str, str] | None = None) -> float:
+def _run(command: list[str]) -> float:
     begun = perf_counter()
-    subprocess.run(command, check=True, env=environ, stdin=subprocess.DEVNULL, capture_output=True)
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
     return perf_counter() - begun
 
 
-def measure(jobs: int, seconds: float, runs: int, starts: int) -> list[Figure]:
+def measure(jobs: int, seconds: float, runs: int) -> list[Figure]:
     figures = idle(jobs, seconds)
     say("idle: done")
-    figures += command_line(runs)
-    say("poise --help: done")
-    return figures + first_run(starts)
+    return figures + command_line(runs)
 
 
 def main() -> int:
@@ -109,12 +92,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1000, help="jobs to run before")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long to watch it idle")
     parser.add_argument("--runs", type=int, default=30, help="of `poise --help`")
-    parser.add_argument("--starts", type=int, default=5, help="of `poise run` with nothing running")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    return harness.program(
-        lambda: measure(options.jobs, options.seconds, options.runs, options.starts), as_json=options.json
-    )
+    return harness.program(lambda: measure(options.jobs, options.seconds, options.runs), as_json=options.json)
 
 
 if __name__ == "__main__":

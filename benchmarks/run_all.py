@@ -33,6 +33,7 @@ import mixed
 import peers
 import precision
 import restart
+import starting
 from harness import Figure, say
 
 from poise.policy.suites import POLICIES
@@ -53,7 +54,8 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
             "submissions": lambda: latency.measure(20, 20.0, held_jobs=1000, rounds=2),
             "functions": lambda: functions.measure(500, 10_000, 2),
             "cache": lambda: cache.measure(cache.TRACE, (1,), cache.TTLS[:1]),
-            "footprint": lambda: footprint.measure(100, seconds=5.0, runs=5, starts=2),
+            "footprint": lambda: footprint.measure(100, seconds=5.0, runs=5),
+            "starts": lambda: starting.measure(2),
             "restart": lambda: restart.measure(10_000, repeats=2),
             "precision": lambda: precision.measure(["cnn"], rounds=1),
             "checkpoints": lambda: checkpoint_stall.measure(2, 128, 2),
@@ -71,7 +73,8 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Figure]]]:
         "submissions": lambda: latency.measure(200, 20.0, held_jobs=20_000, rounds=3),
         "functions": lambda: functions.measure(10_000, 1_000_000, 5),
         "cache": lambda: cache.measure(cache.TRACE, (cache.SHARED,), cache.TTLS[:1]),
-        "footprint": lambda: footprint.measure(1000, seconds=20.0, runs=30, starts=5),
+        "footprint": lambda: footprint.measure(1000, seconds=20.0, runs=30),
+        "starts": lambda: starting.measure(11),
         "restart": lambda: restart.measure(100_000, repeats=5),
         "precision": lambda: precision.measure(list(precision.SUBJECTS), rounds=3),
         "checkpoints": lambda: checkpoint_stall.measure(15, 384, 4),
