@@ -9,6 +9,7 @@ import msgspec
 from poise.cli.render import ago, print_json, say
 from poise.client import current_home
 from poise.control.start import connected
+from poise.errors import located
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,7 +108,7 @@ def set_policy(policy: str) -> "PolicyReport":
 def _sent(policy: str, send: "Callable[[str | dict[str, Any]], T]") -> "T":
     """Send a name, or the content of the file of this name."""
     from poise.drivers.plugins import choose_document, is_file
-    from poise.drivers.yamlfile import load_kind, located, place_in_file
+    from poise.drivers.yamlfile import load_kind, place_in_file
 
     if not is_file(policy):
         return send(policy)
