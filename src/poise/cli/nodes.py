@@ -60,6 +60,8 @@ def read_fleet(path: Path) -> "DeclaredFleet":
 
 def declared_fleet(home: Home) -> "DeclaredFleet | None":
     """The fleet that a home has instead of this machine; none where it is damaged, too."""
+    if not home.fleet.exists():
+        return None
     import msgspec
 
     from poise.model.fleetfile import DeclaredFleet

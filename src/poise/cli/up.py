@@ -416,10 +416,6 @@ def _settle_ray(home: Home, on: str | None, listen: str | None, *, gone: bool) -
 
 def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFleet | None":
     """The fleet that this home has from now on: as given, or as it was left. It changes only while nothing runs."""
-    import msgspec
-
-    from poise.model.fleetfile import check_local
-
     kept = declared_fleet(home)
     if file is None and not no_fleet:
         return kept
@@ -438,6 +434,10 @@ def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFle
     if wanted is None:
         home.fleet.unlink()
         return None
+    import msgspec
+
+    from poise.model.fleetfile import check_local
+
     check_local(wanted)
     ensure_home(home)
     write_whole(home.fleet, msgspec.json.encode(wanted))

@@ -15,15 +15,13 @@ are ended too, and so is this process. Whoever holds the locks already (children
 left alone, and replaced only when it is gone.
 """
 
-# pathlib would be the dearest import here:
+# pathlib would be the dearest import here; json and socket are imported where they are needed, which is seldom:
 # ruff: noqa: PTH103, PTH108, PTH110, PTH112, PTH118, PTH119, PTH122, PTH123, PTH208
 
 import contextlib
 import fcntl
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -113,6 +111,9 @@ class Gateway(Child):
             lock = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:  # it has ended in order
             return
+        import json
+        import socket
+
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with open(self.record) as file, open(BOOT) as boot:
@@ -197,6 +198,8 @@ def agents(home: str) -> tuple[list[Child], list[Child]]:
         return [on_ray], [retiring(program, folder) for folder in every_folder(node, nodes)]
     try:
         with open(declared) as file:
+            import json
+
             names = [node["name"] for node in json.load(file)["nodes"]]
     except FileNotFoundError:
         kept = {node: Child(program, os.path.join(node, "lock"))}
