@@ -103,21 +103,18 @@ def live_names(kind: str, typed: str) -> list[str]:
     """Names of jobs and tasks, nodes or tenants, if a control plane runs and answers at once."""
     from urllib.parse import quote
 
+    from poise.drivers.http import Connection
     from poise.drivers.reach import environment_home, reach
     from poise.drivers.security import token_for
     from poise.errors import PoiseError
 
+    path = f"/v1/names/{kind}?typed={quote(typed, safe='')}"
     try:
         home = environment_home()
-        head = (
-            f"GET /v1/names/{kind}?typed={quote(typed, safe='')} HTTP/1.1\r\nHost: poise\r\nConnection: close\r\n"
-            f"Authorization: Bearer {token_for(home)}\r\n\r\n"
-        )
-        with reach(home, SECONDS) as sock:
-            sock.sendall(head.encode("ascii"))
-            answer = b"".join(iter(lambda: sock.recv(65536), b""))
-        status, _, rest = answer.partition(b" ")[2].partition(b" ")
-        names = json.loads(rest.partition(b"\r\n\r\n")[2]) if status == b"200" else []
+        headers = {"Authorization": f"Bearer {token_for(home)}"}
+        with Connection(reach(home, SECONDS)) as connection:
+            answer = connection.ask("GET", path, headers)
+            names = json.loads(answer.read()) if answer.status == 200 else []
     except (OSError, ValueError, PoiseError):
         return []
     return [str(name) for name in names]

@@ -15,6 +15,7 @@ import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from types import FrameType
 from typing import Any, cast
 
 import uvicorn
@@ -288,6 +289,7 @@ class Entrance(uvicorn.Server):
         super().__init__(config)
         self._listening = listening
         self._context = context
+        self._closing = asyncio.Event()
 
     async def open(self, close: Callable[[], None]) -> None:
         """Serve until a signal comes, which is to `close` all entrances."""
@@ -306,6 +308,15 @@ class Entrance(uvicorn.Server):
         origins, handshakes = dict[str, Strangers](), Handshakes(HANDSHAKES)
         self.servers = cast(Any, [Listening(sock, origins, handshakes, self._take_in) for sock in sockets or []])
         self.started = True
+
+    async def main_loop(self) -> None:
+        """The inherited way looks ten times a second whether it is to close."""
+        await self.on_tick(0)  # makes the headers that all answers have
+        await self._closing.wait()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._closing.set()
 
     async def _take_in(self, sock: socket.socket, no_stranger: Callable[[], None]) -> None:
         def protocol() -> Heads:

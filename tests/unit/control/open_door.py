@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import signal
 import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping, MutableMapping
@@ -165,5 +166,5 @@ async def entered(app: App, path: Path, context: ssl.SSLContext | None = None) -
     try:
         yield entrance
     finally:
-        entrance.should_exit = True
+        entrance.handle_exit(signal.SIGTERM, None)
         await serving
