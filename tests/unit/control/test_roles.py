@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from poise.drivers.security import digest, worker_key
+from poise.kernel.ledger.state import job_status
 from poise.model.calls import ATTEMPT
 from poise.model.messages import Attempt
 from poise.model.tenants import Role
@@ -211,6 +212,14 @@ def test_who_cancels_everything_cancels_what_they_see() -> None:
     assert desk.call("POST", "/v1/cancel", who="ann").value == {"cancelled": 2}
     assert desk.call("POST", "/v1/cancel", who="ann").value == {"cancelled": 0}
     assert desk.call("POST", "/v1/cancel", who="operator").value == {"cancelled": 1}
+
+
+def test_jobs_after_others_are_cancelled_too_and_neither_begin_nor_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poise.control.api.CANCELLED_AT_ONCE", 1)
+    world = World().job("first").job("second", after=["first"]).job("third", **{"after-any": ["first"]})
+    desk = Desk(world)
+    assert desk.call("POST", "/v1/cancel").value == {"cancelled": 3}
+    assert [job_status(job) for job in world.ledger.jobs.values()] == ["cancelled"] * 3
 
 
 def test_an_operator_cancels_anybodys_work_and_an_admin_stops_it_all() -> None:

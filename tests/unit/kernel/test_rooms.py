@@ -57,7 +57,7 @@ TAMPERED: dict[str, Callable[[Ledger], object]] = {
     "a unit is not found": lambda ledger: ledger.jobs.units.popitem(),
     "a name is free that is not": lambda ledger: ledger.jobs._names.clear(),
     "a job is not followed": lambda ledger: ledger.jobs.awaited_by.clear(),
-    "units are miscounted": lambda ledger: ledger.jobs.count_over(next(iter(ledger.active.values()))),
+    "units are miscounted": lambda ledger: ledger.jobs.count_over(next(iter(ledger.jobs.values()))),
     "an active unit is forgotten": lambda ledger: ledger.active.popitem(),
     "an elastic unit is forgotten": lambda ledger: ledger.active.elastic.clear(),
     "a pending unit is in no queue": lambda ledger: ledger.queues.popitem(),

@@ -180,9 +180,8 @@ class Jobs(Room, dict[str, JobState]):
         else:
             self.cancelling.pop(job.id, None)
 
-    def count_over(self, unit: UnitState) -> None:
-        """Count a unit that is over."""
-        job = self[unit.job]
+    def count_over(self, job: JobState) -> None:
+        """Count a unit of this job that is over."""
         job.unfinished -= 1
         self._count(job, -1)
 
@@ -217,12 +216,17 @@ class Jobs(Room, dict[str, JobState]):
             if job.key:
                 self._keys.pop((job.tenant, job.key), None)
             for unit in job.units:
-                del self.units[unit.id]
-                self.dependents.pop(unit.id, None)
+                unit_id = unit.id
+                del self.units[unit_id]
+                if self.dependents:
+                    self.dependents.pop(unit_id, None)
                 for task in unit.spec.tasks:
                     del self.tasks[f"{job_id}.{task.name}"]
-        gone = frozenset(leaving)
-        self._state.finished = [job_id for job_id in finished if job_id not in gone]
+        if leaving == finished[: len(leaving)]:
+            del finished[: len(leaving)]
+        else:
+            gone = frozenset(leaving)
+            self._state.finished = [job_id for job_id in finished if job_id not in gone]
 
     def _oldest_of_the_most(self, history: int) -> list[str]:
         """The jobs to remove so that tenants share the history equally."""

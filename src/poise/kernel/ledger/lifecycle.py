@@ -109,15 +109,15 @@ class Lifecycle(Room):
 
     def close(self, unit: UnitState, status: UnitStatus, at: int) -> None:
         """Give a unit its final status."""
+        job = self._jobs[unit.job]
         if unit.status == "pending":
             self._queues.remove(unit)
-            book = self._jobs[unit.job].calls
-            if book is not None:
-                book.called_up -= 1
+            if job.calls is not None:
+                job.calls.called_up -= 1
         unit.status, unit.ended = status, at
         self._training.forget_unit(unit)
         self._queues.forget_yields(unit)
-        self._jobs.count_over(unit)
+        self._jobs.count_over(job)
 
     def skip(self, units: Iterable[UnitState], at: int) -> None:
         """Skip waiting units, and the units that need them. Iterative: graphs may be deep."""

@@ -139,8 +139,9 @@ class Training(Room):
 
     def forget_unit(self, unit: UnitState) -> None:
         """Remove a unit that is over."""
-        unit.speedups = None
-        self.speedups.pop(unit.id, None)
+        if unit.speedups is not None:
+            unit.speedups = None
+            del self.speedups[unit.id]
 
     def check(self, anew: "Training") -> None:
         hold_same("speedups", self.speedups, anew.speedups)
