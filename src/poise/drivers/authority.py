@@ -71,6 +71,10 @@ def ensure_authority(home: Home) -> bytes:
 def server_context(home: Home, names: Iterable[str], of: str = "server") -> ssl.SSLContext:
     """To listen with: a certificate for these names, made anew, since the machine's addresses may have changed. It is
     kept under a name of its own for each program that listens.
+
+    The server sends no session tickets. Python does not lock a connection between threads: a client that reads in one
+    thread and writes in another blocks in the write, if the other thread reads a ticket at that moment. One WebSocket
+    in a thousand got no answer. No client of Poise resumes sessions, so tickets are only work.
     """
     authority = x509.load_pem_x509_certificate(ensure_authority(home))
     signer = serialization.load_pem_private_key((home.authority / "authority.key").read_bytes(), None)
@@ -86,6 +90,7 @@ def server_context(home: Home, names: Iterable[str], of: str = "server") -> ssl.
     signed = built.sign(signer, hashes.SHA256())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0
     content = _private(secret) + signed.public_bytes(serialization.Encoding.PEM)
     _write(home.authority / f"{of}.pem", content, context.load_cert_chain)
     return context
