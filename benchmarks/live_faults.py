@@ -42,6 +42,17 @@ STALE_LEADERS = (
     f"{STANDBY}stood_still_says_nothing_any_more",
     f"{STANDBY}is_cut_off_from_the_store_leaves_before_another_leads",
 )
+ESCAPED = (
+    "drivers/test_process.py::test_a_killed_keeper_is_noticed_and_buried",
+    "drivers/test_process.py::test_agent_and_keeper_are_both_killed",
+    "drivers/test_process.py::test_what_bears_the_mark_is_killed_and_named_if_it_does_not_end_in_time",
+)
+KEEPERS_DISK = (
+    "drivers/test_keeper.py::test_what_cannot_be_recorded_is_not_run_but_handed_back",
+    "drivers/test_keeper.py::test_an_ending_that_cannot_be_written_holds_the_slot",
+    "drivers/test_keeper.py::test_an_ending_has_its_place_on_a_disk_that_fills_meanwhile",
+)
+EVALUATIONS = ("train/test_evaluating.py", "unit/kernel/test_node.py", "train/test_adapters.py")
 CHECKPOINTS = ("train/test_checkpoints.py",)
 RESIZES = (
     "faults/test_resizing.py",
@@ -100,6 +111,8 @@ def cases(sizes: Sizes) -> list[Case]:
         Case(1, "kill -9 of a command", processes.command_killed, BY_EVENTS, 1.0, 5.0),
         Case(1, "kill -9 of a member of a gang", processes.member_killed, BY_EVENTS, 1.0, 5.0),
         Case(1, "kill -9 of a worker of training", work.worker_killed, BY_EVENTS, 1.0, 30.0),
+        Case(1, "SIGTERM of a worker of training", work.worker_asked_to_end, BY_EVENTS, None, 30.0),
+        tested(1, "kill -9 of a keeper whose command has escaped", *ESCAPED, checks="S4 S5"),
         Case(2, "kill -9 of the agent", processes.agent_killed, BY_CLOCK, 10.0, 5.0),
         Case(2, "kill -9 of the agent, back after it was given up", processes.agent_away, both, 10.0, 5.0),
         Case(3, "a node is gone, of two on this machine", machines.machine_gone, BY_EVENTS, 3.0, 2.0),
@@ -130,6 +143,7 @@ def cases(sizes: Sizes) -> list[Case]:
             for which in machines.PARTITIONS
         ),
         Case(6, f"a network comes and goes {machines.FLAPS} times", machines.flapping, BY_CLOCK, None, 10.0),
+        Case(6, f"the network of all nodes fails for {machines.ALL_CUT:g} s", machines.all_cut, BY_CLOCK, None, 10.0),
         Case(6, "a network is cut, `lease: exclusive`", machines.exclusive, BY_CLOCK, 10.0, None, "S5"),
         Case(8, "the wall clock jumps by an hour, ahead and back", clocks.wall_clock_jumps, BY_CLOCK, None, 10.0),
         *(
@@ -143,6 +157,8 @@ def cases(sizes: Sizes) -> list[Case]:
             for what, whose in STAND_STILL.items()
         ),
         Case(9, "the log's disk is full", disks.disk_full, f"{BY_CLOCK}: one refused `poise submit`", None, 5.0, "S3"),
+        Case(9, "a node's disk is full, its agent and keepers killed", disks.node_disk_full, BY_CLOCK, None, 5.0, "S4"),
+        tested(9, "a keeper's disk is full", *KEEPERS_DISK),
         Case(10, f"{disks.FLIPS} flipped bits", disks.bits_flipped, f"{BY_CLOCK}: one refused `poise up`"),
         Case(10, "a torn tail", disks.tail_torn, f"{BY_CLOCK}: one `poise up`", checks="S3"),
         Case(
@@ -155,6 +171,7 @@ def cases(sizes: Sizes) -> list[Case]:
         Case(12, "a command exceeds its memory", work.memory_exceeded, BY_EVENTS, 1.0, 5.0),
         Case(12, "a command exceeds its memory each time", work.memory_always_exceeded, BY_EVENTS),
         Case(14, "a command hangs, `hang: 2s`", work.hung, BY_EVENTS, 60.0, 60.0),
+        tested(14, "an evaluation takes longer than a step", *EVALUATIONS),
         Case(15, "one of many parts runs at half its speed", work.half_speed, BY_EVENTS, 60.0),
         Case(16, "one device of three goes and comes back", machines.device_goes, BY_EVENTS, 5.0, ONE_ROUND),
         Case(16, "another machine under the same name", machines.another_under_its_name, BY_EVENTS, 5.0, ONE_ROUND),

@@ -1,16 +1,18 @@
-"""Rows 9 and 10: the disk of the log is full, and the log is damaged."""
+"""Rows 9 and 10: the disk of the log or of a node is full, and the log is damaged."""
 
 import contextlib
 import random
 import time
 
 from system.damage import cut, fill, filled, flip, history, small_disk, tear
-from system.living import PATIENCE, Living, until
+from system.living import PATIENCE, Diary, Living, kill, until
 
-from chaos.turns import SLEEP, SMALL, Stage, Turn, running, untouched
+from chaos.turns import SLEEP, SMALL, Stage, Turn, replaced, running, untouched
 from poise.errors import PoiseError
 
 FLIPS = 5
+WAITING = 4
+"""Commands that are submitted while the disk of their node is full."""
 
 
 # --- 9, 10: the log's disk -------------------------------------------------------------------------------------------
@@ -22,7 +24,7 @@ def disk_full(living: Stage) -> Turn:
     living.up()
     pids = living.pid("control"), living.pid("agent")
     job, pid = running(living, {"run": SLEEP, "resources": {"cpu": 0.1}})
-    ballast = filled(living, leaving=1_200_000)
+    ballast = filled(living.home.root, leaving=1_200_000)
     assert fill(living).record.code == "E202"
     client = living.client()
     begun = time.monotonic()
@@ -46,6 +48,33 @@ def _accepts(living: Living) -> bool:
     with contextlib.suppress(PoiseError):
         return bool(living.client().submit(SMALL))
     return False
+
+
+def node_disk_full(living: Stage) -> Turn:
+    """A node that cannot record what it starts starts nothing, and says so, though its agent and its keepers are killed
+    meanwhile. Nothing runs twice. *recovered*: from when there is room until all that waited has run.
+    """
+    living.use(small_disk(living, "4m", living.home.node))
+    living.up()
+    client, diary = living.client(), Diary(living.work / "diary")
+    assert client.wait(client.submit(SMALL), PATIENCE).status == "done"
+    ballast = filled(living.home.node, leaving=0)
+    begun = time.monotonic()
+    jobs = [client.submit({"run": diary.command(0.1), "resources": {"cpu": 0.1}}) for _ in range(WAITING)]
+    until(lambda: client.nodes()[0].status == "unfit", "the node says so", living.messages)
+    noticed = time.monotonic() - begun
+    until(lambda: not any(report.status == "running" for report in client.jobs()), "what could be recorded has ended")
+    agent = living.pid("agent")
+    for pid in (agent, *living.keepers()):
+        kill(pid)
+    replaced(living, "agent", agent)
+    ballast.unlink()
+    freed = time.monotonic()
+    assert {client.wait(job, PATIENCE).status for job in jobs} == {"done"}
+    recovered = time.monotonic() - freed
+    diary.check()
+    assert sorted(diary.endings()) == sorted(f"{job}.main" for job in jobs), "something ran twice"
+    return Turn([noticed], [recovered])
 
 
 def bits_flipped(living: Stage) -> Turn:

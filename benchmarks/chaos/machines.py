@@ -59,6 +59,9 @@ def machine_gone_apart(living: Stage) -> Turn:
 
 NEAR, FAR = "a", "b"
 FLAPS = 4
+ALL_CUT = 15.0
+"""Seconds; a node that is silent for 10 s is lost."""
+
 ALIVE = 'while echo "$POISE_EPOCH" >> {}; do sleep 0.02; done'
 """Says so for as long as it is."""
 
@@ -137,6 +140,25 @@ def flapping(living: Stage) -> Turn:
     assert not observer.saw("lost", name=FAR), "it was given up"
     untouched(living, job, pid)
     assert living.client().job(also).tasks[0].epoch == 1
+    return Turn([], [recovered - healed])
+
+
+def all_cut(living: Stage) -> Turn:
+    """The network of the control plane fails for longer than a node may be silent: it takes no node for lost, and all
+    work keeps running. *recovered*: from when the network is whole until all nodes are up.
+    """
+    apart = _apart(living)
+    observer = Observer(living)
+    jobs = [_on(node, apart, {"run": SLEEP}) for node in NODES]
+    apart.networks.cut(CONTROL)
+    time.sleep(ALL_CUT)
+    apart.networks.join(CONTROL)
+    healed = time.monotonic()
+    until(lambda: set(apart.statuses().values()) == {"up"}, "all are back", living.messages)
+    recovered = time.monotonic()
+    for job, pid in jobs:
+        untouched(living, job, pid)
+    assert not observer.saw("lost"), "a node was taken for lost"
     return Turn([], [recovered - healed])
 
 

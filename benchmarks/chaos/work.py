@@ -135,6 +135,29 @@ def worker_killed(living: Stage) -> Turn:
     return Turn([noticed - killed], [again - noticed])
 
 
+def worker_asked_to_end(living: Stage) -> Turn:
+    """One of three that train together gets SIGTERM, from a person or a machine that goes down: all save and end
+    together, and the job is retried. *recovered*: until steps that follow were made.
+    """
+    from system.test_elastic_training import Trained
+
+    training = Trained(living, f"1..{WORKERS}", **ENDLESS)
+    observer = Observer(living)
+    training.until_step(5, world=WORKERS)
+    victim = training.running()[f"main[{WORKERS - 1}]"]
+    assert victim.pid
+    asked = time.monotonic()
+    os.kill(victim.pid, signal.SIGTERM)
+    noticed, finished = observer.until("finished", task=victim.task, epoch=1)
+    step = training.said().step
+    training.until_step(step + 2, world=WORKERS)
+    again = time.monotonic()
+    assert step >= 5, "it began from the start"
+    assert training.client.job(training.id).status == "running", finished
+    training.client.cancel(training.id)
+    return Turn([noticed - asked], [again - noticed])
+
+
 def resized(living: Stage) -> Turn:
     """Training of three gives room to urgent work as it runs, and takes it back. *recovered*: from when the urgent work
     is submitted, and from when it has ended, until steps were made in the new size.

@@ -23,10 +23,13 @@ class NotHere(Exception):
 
 
 @contextlib.contextmanager
-def small_disk(living: Living, size: str) -> Iterator[None]:
-    """A disk of its own for the home that is not there yet. Raises `NotHere` where nobody may mount one."""
-    living.home.root.mkdir(mode=0o700)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(living.home.root)]
+def small_disk(living: Living, size: str, at: Path | None = None) -> Iterator[None]:
+    """A disk of its own for the home that is not there yet, or for a folder of it. Raises `NotHere` where nobody may
+    mount one.
+    """
+    folder = at or living.home.root
+    folder.mkdir(mode=0o700, parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(folder)]
     mounted = subprocess.run(command, capture_output=True, check=False)
     if mounted.returncode:
         raise NotHere(f"this machine lets nobody mount: {mounted.stderr.decode().strip()}")
@@ -35,16 +38,15 @@ def small_disk(living: Living, size: str) -> Iterator[None]:
     finally:
         for pid in living.processes():
             kill(pid)
-        subprocess.run(["umount", "-l", living.home.root], check=True)
+        subprocess.run(["umount", "-l", folder], check=True)
 
 
-def filled(living: Living, *, leaving: int) -> Path:
-    """A file on the home's disk that leaves so many bytes."""
-    ballast = living.home.root / "ballast"
-    with ballast.open("wb") as file:
+def filled(folder: Path, *, leaving: int) -> Path:
+    """A file on the disk of a folder that leaves so many bytes."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):  # OSError: it is full
         while (status := os.statvfs(ballast)).f_bavail * status.f_bsize > leaving:
             file.write(b"x" * 65536)
-            file.flush()
     return ballast
 
 

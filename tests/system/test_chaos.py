@@ -30,6 +30,7 @@ SOON_OVER = (
     "the control plane killed 8 times, under load",
     "a network is cut, both ways",
     "an agent stands still for 4 s",
+    "a node's disk is full, its agent and keepers killed",
     "one device of three goes and comes back",
     "another machine under the same name",
     "kill -9 of a replica in the midst of a batch",

@@ -177,7 +177,7 @@ def _a_disk_fills_and_is_freed(living: Living) -> None:
     control, agent = living.pid("control"), living.pid("agent")
     running = living.poise("submit", "--cpu", "0.1", "--", "sh", "-c", "sleep 6; echo survived > survived").text.strip()
     until(living.tasks, "it runs")
-    ballast = filled(living, leaving=1_200_000)
+    ballast = filled(living.home.root, leaving=1_200_000)
     _is_refused_clearly_and_still_read(living, fill(living))
     accepted = {job.id for job in living.client().jobs(everything=True)}
     time.sleep(6)
