@@ -123,9 +123,17 @@ def test_a_cordon_outlives_the_control_plane_and_ends_when_somebody_says_so() ->
 def test_a_device_that_failed_once_is_closed_by_hand() -> None:
     """Found by chance: the columns showed a device that has failed, and after a restart one that has not."""
     world = World().nodes(1, gpus=2).fault("n1", FELL).drain("n1:0", on=False).round().drain("n1:0", on=True)
-    assert cordon(world, "n1") == "by hand"
+    assert cordon(world, "n1") == "XID 79, by hand"
     again = replay(world.log)
     assert world.ledger.snapshot(world.now) == again.snapshot(world.now)
+
+
+def test_closing_a_device_by_hand_does_not_forget_whom_it_has_failed() -> None:
+    world = World().nodes(1, gpus=1).job("a", gpu=1).round().start("a.main").fault("n1", FELL)
+    for on in (False, True, False):
+        world.drain("n1:0", on=on)
+    assert world.after("1s").status("a") == "pending"
+    assert world.job("b", gpu=1).after("1s").where("b") == ["n1"], "others may have it"
 
 
 def test_a_fault_of_a_device_that_has_been_replaced_closes_nothing() -> None:

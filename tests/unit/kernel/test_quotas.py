@@ -53,6 +53,12 @@ def test_a_lowered_quota_takes_nothing_away_and_a_lifted_one_lets_go_on() -> Non
     assert world.quota("ann", none=True).round().status("b") == "placed"
 
 
+def test_work_of_a_lost_node_is_placed_elsewhere_in_the_room_that_it_holds_itself() -> None:
+    world = World().nodes(2).quota("ann", cpu=1).job("a", tenant="ann").round().start("a")
+    world.lose("n1").after("5s")
+    assert (world.where("a"), world.ledger.quotas.held("ann").cpu) == (["n2"], 1000)
+
+
 def test_brief_work_of_a_bounded_tenant_does_not_wait_behind_that_of_others() -> None:
     world = World().nodes(1, cpu=1).quota("ann", cpu=1)
     for name in ("ann", "bob"):

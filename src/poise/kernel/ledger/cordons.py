@@ -4,7 +4,7 @@ import msgspec
 
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.changes import Changes
-from poise.kernel.ledger.places import Cordon
+from poise.kernel.ledger.places import BY_HAND, Cordon
 from poise.kernel.ledger.room import Handlers, Room, hold
 from poise.kernel.ledger.state import State
 from poise.model.events import DeviceCordoned, DeviceDrained
@@ -56,8 +56,8 @@ class Cordons(Room, dict[str, Cordon]):
 
     def _drained(self, event: DeviceDrained) -> None:
         known = self.get(event.id)
-        if event.on:
-            self[event.id] = Cordon(event.at)
+        if event.on:  # one that has failed is still kept from the work that it failed
+            self[event.id] = Cordon(event.at, known.code, BY_HAND) if known and known.code else Cordon(event.at)
         elif known is not None and known.code:
             self[event.id] = msgspec.structs.replace(known, opened=event.at)
             opened = sorted((cordon.opened, device) for device, cordon in self.items() if cordon.opened)

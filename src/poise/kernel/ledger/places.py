@@ -85,6 +85,9 @@ class NodeState(msgspec.Struct):
         return sum(share.memory for share in self.shares.get(device_key(device), ()))
 
 
+BY_HAND = "by hand"
+
+
 class Cordon(msgspec.Struct, frozen=True):
     """Why a device gives no room: it failed (`code`, `text`) at this instant, or somebody closed it. One that failed is
     remembered when it has been opened again (an instant, 0: it has not been).
@@ -98,7 +101,7 @@ class Cordon(msgspec.Struct, frozen=True):
     @property
     def why(self) -> str:
         """For people."""
-        return ", ".join(part for part in (self.code, self.text) if part) or "by hand"
+        return ", ".join(part for part in (self.code, self.text) if part) or BY_HAND
 
 
 def device_key(index: int) -> str:
