@@ -100,6 +100,20 @@ def test_an_ending_that_is_told_again_after_it_is_durable_may_be_forgotten() -> 
     assert bench.ended() == [("a", "done")]
 
 
+def test_an_ending_is_kept_until_the_report_that_tells_it_is_durable() -> None:
+    """Else the control plane takes what has ended for lost when the connection breaks, and has it run again."""
+    bench = Bench()
+    bench.launch(launch("a"), launch("b"))
+    bench.end("a")
+    bench.end("b")
+    assert bench.ended() == [("a", "done")]
+    bench.feed(Acked(serial=1))
+    bench.said.clear()
+    bench.feed(Disconnected())
+    bench.feed(Connected())
+    assert bench.ended() == [("b", "done")]
+
+
 # --- a node that can start nothing ----------------------------------------------------------------------------------
 
 
