@@ -391,7 +391,8 @@ def test_the_limit_of_the_log_refuses_appends_and_reads_go_on(path: Path) -> Non
         assert store.append([note(1)], expected=last) == last + 1
 
 
-def test_a_failure_is_told_once_and_drops_what_was_queued(path: Path) -> None:
+def test_a_failure_is_told_once_and_drops_what_was_queued(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("poise.drivers.grouped.GROUP_LIMIT", 1)
     owner = Owner()
     failures: list[Exception] = []
     told: list[int] = []
@@ -401,7 +402,9 @@ def test_a_failure_is_told_once_and_drops_what_was_queued(path: Path) -> None:
         with store._writing:
             store.append([note(1)], expected=0)
         owner.run(until=lambda: told == [1])
-        store.append([Note("x" * 1_000_000)], expected=1)
+        with store._writing:
+            store.append([Note("x" * 1_000_000)], expected=1)
+            store.append([Note("behind it")], expected=2)
         owner.run(until=lambda: bool(failures))
         assert isinstance(failures[0], StoreFull)
         with pytest.raises(StoreFull):
