@@ -403,17 +403,20 @@ def test_a_failure_is_told_once_and_drops_what_was_queued(path: Path, monkeypatc
             store.append([note(1)], expected=0)
         owner.run(until=lambda: told == [1])
         with store._writing:
-            store.append([Note("x" * 1_000_000)], expected=1)
-            store.append([Note("behind it")], expected=2)
+            store.append([note(2)], expected=1)
+            store.append([Note("x" * 1_000_000)], expected=2)
+            store.append([Note("behind it")], expected=3)
+            store.checkpoint(4, b"of what is not durable")
         owner.run(until=lambda: bool(failures))
         assert isinstance(failures[0], StoreFull)
         with pytest.raises(StoreFull):
-            store.append([note(2)], expected=1)
+            store.append([note(3)], expected=2)
         assert store.recover()
-        store.append([note(2)], expected=1)
-        owner.run(until=lambda: told == [1, 2])
+        store.append([note(3)], expected=2)
+        owner.run(until=lambda: told == [1, 2, 3])
         assert len(failures) == 1
-        assert list(store.read()) == [(1, note(1)), (2, note(2))]
+        assert list(store.read()) == [(1, note(1)), (2, note(2)), (3, note(3))]
+        assert store.latest_checkpoint() is None
 
 
 @pytest.fixture
