@@ -25,7 +25,7 @@ from poise.kernel.controller import AddToken, Controller, Settings, Submit
 from poise.kernel.ledger import Ledger
 from poise.model.decisions import Plan
 from poise.model.events import Event, JobSubmitted, NodeLost, NodeSuspected, decode_event, encode_event
-from poise.model.messages import Beat, Hello
+from poise.model.messages import Beat, Desired, Heard, Hello
 from poise.model.resources import Node
 from poise.model.spec import compile_spec
 from poise.model.tenants import Role
@@ -95,6 +95,48 @@ class Talking(asyncio.Protocol):
 
     def close(self) -> None:
         self._task.cancel()
+
+
+class Heeded:
+    """The newest connection of a node, or an older one: what it is told, and whether it was hung up on."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[object] = asyncio.Queue()
+        self.closed = False
+
+    def send(self, message: object) -> None:
+        self.told.put_nowait(message)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_the_end_of_an_older_connection_leaves_the_newer_one_alone(tmp_path: Path) -> None:
+    """It may be noticed after the node has come again."""
+    node = Node(name="n1", incarnation="1", cpu=1000, memory=2**30)
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        store: SqliteStore[Event] = SqliteStore(
+            tmp_path / "log.db", encode_event, decode_event, call_soon=loop.call_soon_threadsafe
+        )
+        controller, decider = Controller(load_ledger(store), Settings(policy="poise")), InlineDecider(POLICY)
+        host = Host(controller, store, SystemClock(), decider, loop, tell=print, guard=contextlib.nullcontext)
+        host.begin(boot="boot", boottime=0)
+        older, newer = Heeded(), Heeded()
+        async with asyncio.timeout(30):
+            for channel in (older, newer):
+                host.connect(node, host.accepted(), channel)
+                host.hear("n1", channel, Hello(node=node))
+                assert isinstance(await channel.told.get(), Desired)
+            assert older.closed
+            host.disconnect("n1", older)
+            host.hear("n1", newer, Beat(number=7))
+            while not isinstance(await newer.told.get(), Heard):
+                pass
+        host.end()
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize("loop", [asyncio.run, uvloop.run])
