@@ -696,7 +696,7 @@ def routes() -> str:
                     "duration",
                     "nanoseconds",
                     "`elapsed`, `wait`, `run`, `cpu` of a task, `expected`, `slack`, `remaining`, `latency`; `start`, "
-                    "`left` and `prediction.run` of an explanation, from now",
+                    "`left` and `prediction.run` of an explanation, from now; null: unknown",
                 ),
                 ("moment in the log", "nanoseconds since the log was born", "`at` of an event"),
                 ("CPUs", "thousandths of a CPU", "`cpu`, `cpu_used` of a node, `prediction.cpu`"),

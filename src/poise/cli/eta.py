@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from poise.cli import output
 from poise.cli.numbers import WholeRange
@@ -149,11 +150,24 @@ def _shown(told: "Etas") -> Shown:
             right=True,
         ),
         Column(
-            "ON TIME", [f"{eta.on_time / 10:g} %" if eta.on_time >= 0 else "" for eta in etas], right=True, bare=True
+            "ON TIME",
+            [f"{eta.on_time / 10:g} %" if eta.on_time >= 0 and not eta.unknown else "" for eta in etas],
+            right=True,
+            bare=True,
         ),
         Column("FAILS", [f"{eta.fails / 10:g} %" if eta.fails else "" for eta in etas], right=True, bare=True),
     ]
-    return Shown(told, [eta.job for eta in etas], columns, notes=_notes(told))
+    known_only = msgspec.structs.replace(told, jobs=tuple(map(_known_times, etas)))
+    return Shown(known_only, [eta.job for eta in etas], columns, notes=_notes(told))
+
+
+def _known_times(eta: "Eta") -> "Eta":
+    """Without the times that rest on a run time of which nothing is known."""
+    if not eta.unknown:
+        return eta
+    nothing = msgspec.structs.replace(eta.finish, p10=None, p50=None, p90=None)
+    start = nothing if eta.unknown == "start" else eta.start
+    return msgspec.structs.replace(eta, start=start, finish=nothing, on_time=-1)
 
 
 def _columns(title: str, ranges: "Sequence[Range | None]", known: Sequence[bool]) -> list[Column]:

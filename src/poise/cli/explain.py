@@ -169,7 +169,8 @@ def _draw_explanation(told: Explanation) -> None:
         click.echo("\nwhat happened:")
         for event in told.story:
             click.echo(f"  {_moment(event.at)}  {event.text}")
-    if any(waiting.start is not None and waiting.start.latest is None for waiting in told.waiting):
+    starts = [waiting.start for waiting in told.waiting if waiting.start is not None]
+    if any(start.latest is None and not start.guesses for start in starts):
         say(f"poise: `poise eta {told.job}` looks further ahead, in many futures")
     if told.left_out:
         say(f"poise: {told.left_out} more; `poise explain --all {told.job}` tells them too")
@@ -289,7 +290,7 @@ def _without_subject(reason: Reason, nodes: Sequence[str], count: int) -> str:
 def _foreseen_time(left: Foreseen) -> str:
     if left.source == UNKNOWN:
         return "unknown run time"
-    return f"{format_duration(left.mean)} ± {format_duration(left.deviation)} ({left.source})"
+    return f"{left.text(format_duration)} ({left.source})"
 
 
 def _ends_in(left: Foreseen) -> str:
@@ -324,8 +325,7 @@ def _prediction_lines(prediction: Prediction) -> list[str]:
         ("of its devices", prediction.device, _per_cent),
     ):
         if amount is not None:
-            mean, deviation = shown(amount.mean), shown(amount.deviation)
-            lines.append(f"{mean} ± {deviation} {name} ({prediction.runs} runs)")
+            lines.append(f"{amount.text(shown)} {name} ({prediction.runs} runs)")
     return lines
 
 

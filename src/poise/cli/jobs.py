@@ -113,6 +113,7 @@ def _job_shown(report: JobReport) -> Shown:
     ]
     if report.critical_path:
         left = f" ({format_duration(report.remaining)} of it expected still to come)" if report.remaining else ""
+        left = " (the rest of it has an unknown run time)" if report.remaining is None else left
         head.append(f"critical path: {' → '.join(report.critical_path)}{left}")
     if report.calls is not None:
         calls = report.calls

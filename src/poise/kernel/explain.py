@@ -29,10 +29,11 @@ from poise.kernel.ledger import (
     units_status,
 )
 from poise.model import graph
-from poise.model.decisions import Reason, Why
+from poise.model.decisions import UNKNOWN, Reason, Why
 from poise.model.events import Preempted, Resized, Straggling
 from poise.model.jobs import Ending, Unit, retries_of
 from poise.model.load import LEVELS, Load, Upkeep
+from poise.model.profiles import estimate_run
 from poise.model.quotas import Amounts, Quota, asked
 from poise.model.reports import (
     AttemptReport,
@@ -110,7 +111,7 @@ def job_report(
         counts=counts,
         command=job_text(job, sum(counts.values())),
         critical_path=path,
-        remaining=sum(unit.expected for unit in job.units if unit.spec.name in path and not unit.over),
+        remaining=_sum_known(known_run(ledger, unit) for unit in job.units if unit.spec.name in path and not unit.over),
         note=job.note,
         retries=retries_of(unit.spec.retry for unit in job.units) if tasks and job.calls is None else "",
         secrets=tuple(sorted({*job.secrets}.union(*(unit.spec.secrets for unit in job.units)))),
@@ -128,6 +129,19 @@ def job_report(
         if tasks
         else (),
     )
+
+
+def known_run(ledger: Ledger, unit: UnitState) -> int:
+    """The expected run time of a unit in nanoseconds; 0 if neither history nor a declaration tells it."""
+    told = unit.status == "done" or unit.left
+    known = told or estimate_run(ledger.profiles.get(unit.spec.kind), unit.spec.declared).source != UNKNOWN
+    return unit.expected if known else 0
+
+
+def _sum_known(runs: Iterable[int]) -> int | None:
+    """The sum; None if one of them is unknown."""
+    runs = list(runs)
+    return sum(runs) if all(runs) else None
 
 
 def job_text(job: JobState, tasks: int) -> str:
@@ -177,7 +191,7 @@ def task_report(
         cpu=ending.cpu,
         started=ledger.leader.wall(started),
         ended=ledger.leader.wall(task.ended),
-        expected=unit.expected,
+        expected=known_run(ledger, unit),
         slack=slack,
         critical=len(job.units) > 1 and slack == 0,
         outcome=ending.outcome if has_ended else "",

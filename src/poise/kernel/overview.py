@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from poise.kernel.explain import reasons, task_status
+from poise.kernel.explain import known_run, reasons, task_status
 from poise.kernel.ledger import Ledger, NodeState, UnitState
 from poise.model.events import Event, Finished, Placed, Returned
 from poise.model.load import LEVELS, Load
@@ -182,7 +182,7 @@ def _task(ledger: Ledger, unit: UnitState, index: int, now: int) -> TaskUse:
         cpus=task.cpus,
         pid=task.pid or None,
         run=now - task.started if task.started else 0,
-        expected=unit.expected,
+        expected=known_run(ledger, unit),
         command=" ".join(spec.argv)[:200],
     )
 

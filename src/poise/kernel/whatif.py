@@ -183,6 +183,8 @@ def _starts(foresee: Foresee, plan: Plan, pending: Sequence[Alike]) -> list[Star
 
 def _bounded(start: Start, view: Snapshot, not_before: int, soonest: Reservation | None) -> Start:
     """Where nothing is foreseen: not before there is room for it if nobody else takes any."""
+    if start.guesses:
+        return msgspec.structs.replace(start, earliest=None, likely=None, latest=None)
     if start.earliest is not None or soonest is None or soonest.at >= ENDLESS:  # behind what serves
         return start
     return msgspec.structs.replace(start, earliest=max(soonest.at, not_before) - view.now)
@@ -212,15 +214,16 @@ def _frees(view: Snapshot, soonest: Reservation | None, everything: bool) -> tup
             if ends(resident, view.now, speeds) <= soonest.at:
                 nodes.setdefault(resident.unit, []).append(view.fleet.names[row])
                 first.setdefault(resident.unit, resident)
-    freeing = []
+    freeing: list[tuple[int, Freeing]] = []
     for unit, resident in first.items():
         estimate = speeds.of_attempt(resident)
         elapsed = max(0, view.now - resident.since) if resident.running else 0
         left = _STOPPING if resident.stopping else _left(estimate, elapsed)
         overrun = _has_overrun(estimate, elapsed) and not resident.stopping
-        freeing.append(Freeing(unit=unit, nodes=tuple(dict.fromkeys(nodes[unit])), left=left, overrun=overrun))
-    freeing.sort(key=lambda of: (of.left.mean, of.unit))
-    return tuple(freeing if everything else freeing[:FEW])
+        one = Freeing(unit=unit, nodes=tuple(dict.fromkeys(nodes[unit])), left=left, overrun=overrun)
+        freeing.append((ends(resident, view.now, speeds), one))
+    freeing.sort(key=lambda of: (of[0], of[1].unit))
+    return tuple(one for _, one in (freeing if everything else freeing[:FEW]))
 
 
 def _going(view: Snapshot, running: Active) -> Going:
@@ -250,13 +253,15 @@ _STOPPING = Foreseen(mean=GRACE, deviation=0, source="is being stopped")
 
 
 def _left(estimate: Estimate, elapsed: int) -> Foreseen:
+    if estimate.source == UNKNOWN:
+        return _foreseen(estimate)
     overrun = _has_overrun(estimate, elapsed)
     mean = remaining(elapsed, estimate.mean, estimate.deviation)
     return Foreseen(mean=mean, deviation=mean if overrun else estimate.deviation, source=estimate.source)
 
 
 def _has_overrun(estimate: Estimate, elapsed: int) -> bool:
-    return elapsed > estimate.mean + CERTAIN * estimate.deviation
+    return estimate.source != UNKNOWN and elapsed > estimate.mean + CERTAIN * estimate.deviation
 
 
 def _prediction(view: Snapshot, candidate: Candidate, size: int = 0) -> Prediction:
@@ -265,9 +270,9 @@ def _prediction(view: Snapshot, candidate: Candidate, size: int = 0) -> Predicti
     """
     fleet = view.fleet
     speeds = Speeds(fleet.models, view.profiles, view.throughputs)
-    run: dict[str, Foreseen] = {}
+    best: dict[str, Estimate] = {}
     if candidate.serves:
-        run["any"] = _foreseen(NO_END)
+        best["any"] = NO_END
     for shape in (candidate.shape, *candidate.others) if not candidate.serves else ():
         on_devices = shape.gpus > 0
         could = ability(fleet, shape)
@@ -275,18 +280,18 @@ def _prediction(view: Snapshot, candidate: Candidate, size: int = 0) -> Predicti
         for model, able, estimate in zip(fleet.models, could.models, of, strict=False):
             if not ((able and on_devices) or (not on_devices and model.kind == "cpu")):
                 continue
-            told = _foreseen(in_size(estimate, candidate.least, size or candidate.least))
-            if model.called not in run or told.mean < run[model.called].mean:
-                run[model.called] = told
+            found = in_size(estimate, candidate.least, size or candidate.least)
+            if model.called not in best or found.mean < best[model.called].mean:
+                best[model.called] = found
     known = view.profiles.get(candidate.kind, Profile())
-    if not run:
-        run["any"] = _foreseen(estimate_run(known, candidate.declared))
+    if not best:
+        best["any"] = estimate_run(known, candidate.declared)
 
     def learned(mean: int, deviation: int) -> Foreseen | None:
         return Foreseen(mean=mean, deviation=deviation, source="history") if mean else None
 
     return Prediction(
-        run=run,
+        run={called: _foreseen(found) for called, found in best.items()},
         runs=known.count,
         memory=learned(known.memory, known.memory_deviation),
         cpu=learned(known.cpu, known.cpu_deviation),
@@ -295,7 +300,12 @@ def _prediction(view: Snapshot, candidate: Candidate, size: int = 0) -> Predicti
 
 
 def _foreseen(estimate: Estimate) -> Foreseen:
-    return Foreseen(mean=estimate.mean, deviation=estimate.deviation, source=estimate.source)
+    known = estimate.source != UNKNOWN
+    return Foreseen(
+        mean=estimate.mean if known else None,
+        deviation=estimate.deviation if known else None,
+        source=estimate.source,
+    )
 
 
 # --- which nodes refuse ----------------------------------------------------------------------------------------------

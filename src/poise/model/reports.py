@@ -3,7 +3,7 @@
 Times of day are seconds since 1970 (0: not yet), durations are nanoseconds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -47,7 +47,7 @@ class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
     """One task: what ran where and when, and why it was placed there or still waits. `artifact` is the one of several
     that was started, `sweep` what it tries of a sweep, `pid` its process, if it has one now. `time_limit` is how long
     an attempt may run, in nanoseconds (0: without limit), `retries` says what is retried, and how often, `input` what
-    it takes input from (empty: it takes none).
+    it takes input from (empty: it takes none). `expected` is 0 where nothing is known of the run time.
     """
 
     task: str
@@ -110,6 +110,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     """One job. `exit_code` is what `poise wait` ends with: 0, or the first failed task's; none while unfinished. `note`
     is what the user was told when it was submitted, `user` what the client called them. `retries`: see `PlanReport`.
     `secrets` are names.
+    `remaining` is the expected run time of the rest of the critical path; None where a run time in it is unknown.
     """
 
     id: str
@@ -124,7 +125,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[str, int]
     command: str
     critical_path: tuple[str, ...] = ()
-    remaining: int = 0
+    remaining: int | None = 0
     calls: "CallsReport | None" = None
     training: tuple[TrainingReport, ...] = ()
     note: str = ""
@@ -448,8 +449,8 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskUse(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that holds room: where, which devices, since when, and for how long it is foreseen, in nanoseconds.
-    `pid` is its process, once it has one.
+    """A task that holds room: where, which devices, since when, and the expected run time in nanoseconds
+    (0: unknown). `pid` is its process, once it has one.
     """
 
     task: str
@@ -565,11 +566,19 @@ ExecLine = ExecStarted | ExecOutput | ExecEnd
 
 
 class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
-    """A foreseen amount, its mean deviation, and where it comes from, as in `Estimate`."""
+    """A foreseen amount, its mean deviation, and where it comes from, as in `Estimate`. Both are None where the source
+    is `default`: nothing is known of it.
+    """
 
-    mean: int
-    deviation: int
+    mean: int | None
+    deviation: int | None
     source: str
+
+    def text(self, form: Callable[[int], str]) -> str:
+        """`5m ± 1m`, or `unknown`."""
+        if self.mean is None or self.deviation is None:
+            return "unknown"
+        return f"{form(self.mean)} ± {form(self.deviation)}"
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -587,7 +596,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Start(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When the first of the units starts, in nanoseconds from now: a tenth of so many `futures` is before `earliest`,
     half before `likely`, nine tenths before `latest`. None where it does not start in as many, and `why`; an `earliest`
-    alone is a bound. `guesses` names units that end before it and of whose run time nothing is known.
+    alone is a bound. `guesses` names units that end before it and of whose run time nothing is known; then all
+    three are None.
     """
 
     earliest: int | None = None

@@ -10,6 +10,7 @@ from poise.drivers.logfile import write_log
 from poise.drivers.sqlite import SqliteStore
 from poise.model.events import Event, decode_event, encode_event
 from poise.testing import World
+from poise.units import SECOND
 from unit.engine.test_futures import stopped
 
 
@@ -55,22 +56,54 @@ def test_errors_say_what_to_type(log: Path, capsys: pytest.CaptureFixture[str], 
     assert json.loads(capsys.readouterr().out)["error"]["hint"] == hint
 
 
+def written(world: World, home: Path) -> None:
+    """The log of a world as that of a home."""
+    home.mkdir()
+    store: SqliteStore[Event] = SqliteStore(home / "log.db", encode_event, decode_event)
+    store.append(world.log, expected=0)
+    store.close()
+
+
+def test_the_rest_of_a_graph_is_unknown_if_a_run_time_in_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POISE_HOME", str(tmp_path / "home"))
+    a, b = {"run": "a", "expect": "5s"}, {"run": "b", "needs": ["a"]}
+    world = World().nodes(1)
+    world.graph("guessed", tasks={"a": a, "b": b}).graph("told", tasks={"a": a, "b": b | {"expect": "5s"}})
+    written(world, tmp_path / "home")
+    for name, remaining, said in (
+        ("guessed", None, "the rest of it has an unknown run time"),
+        ("told", 10 * SECOND, "10.0 s of it expected still to come"),
+    ):
+        assert main(["show", name, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["remaining"] == remaining
+        assert main(["show", name]) == 0
+        assert f"critical path: a → b ({said})" in capsys.readouterr().out
+
+
 def test_a_run_time_of_which_nothing_is_known_is_told_as_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No half a second for a job of thirty: neither `eta` nor `explain` tells a number that nobody knows."""
-    home = tmp_path / "home"
-    home.mkdir()
-    monkeypatch.setenv("POISE_HOME", str(home))
+    monkeypatch.setenv("POISE_HOME", str(tmp_path / "home"))
     world = World().nodes(1, cpu=1).job("train", run="train").round().start("train").job("next", run="other", cpu=1)
-    store: SqliteStore[Event] = SqliteStore(home / "log.db", encode_event, decode_event)
-    store.append(world.log, expected=0)
-    store.close()
+    written(world, tmp_path / "home")
     assert main(["eta", "--json"]) == 0
-    assert [eta["unknown"] for eta in json.loads(capsys.readouterr().out)["jobs"]] == ["end", "start"]
+    train, other = json.loads(capsys.readouterr().out)["jobs"]
+    assert (train["unknown"], other["unknown"]) == ("end", "start")
+    assert [train["finish"], other["start"], other["finish"]] == [{"p10": None, "p50": None, "p90": None}] * 3
     assert main(["eta"]) == 0
     rows = capsys.readouterr().out.splitlines()
     assert [row.count("unknown") for row in rows[1:3]] == [4, 7]
+    assert main(["explain", "next", "--json"]) == 0
+    [waiting] = json.loads(capsys.readouterr().out)["waiting"]
+    unknown = {"mean": None, "deviation": None, "source": "default"}
+    assert waiting["start"]["guesses"] == ["j1.main"]
+    assert not {"earliest", "likely", "latest"} & waiting["start"].keys()
+    assert [*waiting["prediction"]["run"].values(), *(one["left"] for one in waiting["frees"])] == [unknown] * 2
+    assert main(["show", "next", "--json"]) == 0
+    assert [task["expected"] for task in json.loads(capsys.readouterr().out)["tasks"]] == [0]
     for name in ("train", "next"):
         assert main(["explain", name]) == 0
         told = capsys.readouterr().out
