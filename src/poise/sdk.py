@@ -150,11 +150,12 @@ def task(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
     """Make a function a task.
 
     `cpu`, `memory`, `gpu`, `gpu_memory`, `gpu_share`, `gpu_kind`, `gpu_model`, `backend`, `precision`, `ops` and
-    `network` say what one call needs, `node`, `exclude_node` and `label` where it may run. `priority`, `weight`, `env`
-    and `name` are as in a job file; `secrets` are variables with their values, which the log keeps sealed. `retries` is
-    how often a call is made again that raises; one whose worker dies is made again in any case. `most` is how many
-    workers there may be. `workers=4` makes each call a gang: four processes that start together and are each called;
-    the result is the list of theirs, by `poise.rank()`.
+    `network` say what one call needs, `node`, `exclude_node` and `label` where it may run, `spread` and `together` on
+    which values of a label the members of a gang run. `priority`, `weight`, `env` and `name` are as in a job file;
+    `secrets` are variables with their values, which the log keeps sealed. `retries` is how often a call is made again
+    that raises; one whose worker dies is made again in any case. `most` is how many workers there may be. `workers=4`
+    makes each call a gang: four processes that start together and are each called; the result is the list of theirs,
+    by `poise.rank()`.
     """
     _checked(options)
     if function is not None:

@@ -62,6 +62,8 @@ ABOUT_NODES = frozenset(
         "NODE_DRAINED",
         "NODE_LOST",
         "GANG_INCOMPLETE",
+        "SPREAD",
+        "TOGETHER",
         "NO_SUCH_DEVICE",
         "OTHER_NODE",
     )

@@ -95,7 +95,7 @@ from poise.model.messages import (
 from poise.model.profiles import ENOUGH_RUNS
 from poise.model.quotas import Quota
 from poise.model.reports import Changed, Drained
-from poise.model.resources import PLENTY, Device, Node, identity_of, is_declared
+from poise.model.resources import PLENTY, Device, Node, Shape, identity_of, is_declared
 from poise.model.spec import Compiled
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role, Token
 from poise.model.times import Times
@@ -103,7 +103,7 @@ from poise.model.training import DEVICE_MEMORY, LIBRARY_THREADS, PHASE, TELL_EVE
 from poise.model.triggers import Triggers
 from poise.model.views import Snapshot
 from poise.policy.emptying import may_go
-from poise.policy.feasible import ability, capacity
+from poise.policy.feasible import ability, capacity, grouped
 from poise.policy.recipe import Recipe
 from poise.policy.suites import is_fixed
 from poise.units import MILLISECOND, SECOND
@@ -830,9 +830,12 @@ class Controller:
             return False
         fleet = self.ledger.columns.room()
         arrays = fleet.free, fleet.device_memory, fleet.device_share
-        return any(
-            int(capacity(fleet, ask.shape, ability(fleet, ask.shape), *arrays).sum()) >= ask.tasks for ask in self._asks
-        )
+
+        def room(shape: Shape) -> int:
+            found = capacity(fleet, shape, ability(fleet, shape), *arrays)
+            return int((grouped(fleet, shape.where, found) if shape.where.groups else found).sum())
+
+        return any(room(ask.shape) >= ask.tasks for ask in self._asks)
 
     def snapshot(self, now: int) -> Snapshot:
         """What the policy is shown now."""

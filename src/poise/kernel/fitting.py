@@ -56,6 +56,17 @@ def _check_fits(fleet: Fleet, unit: Unit) -> None:
     room = max(capacity_when_empty(fleet, unit.shape_of(of)) for of in range(len(unit.variants) + 1))
     if room >= wanted:
         return
+    if room and (where := unit.shape.where).groups:
+        label = where.spread or where.together
+        values = {value: None for node in fleet.nodes if unit.shape.where.admits(node) and (value := node.label(label))}
+        raise SpecError(
+            f"gang `{unit.name}` on {where.describe()} can never start whole",
+            code="E110",
+            field=f"resources.{'spread' if where.spread else 'together'}",
+            need=f"{wanted} tasks of {unit.shape.describe()} at once",
+            have=f"room for {room} (values of `{label}`: {some([*values], FEW)})",
+            hint=f"workers: {room}",
+        )
     if room:
         raise SpecError(
             f"gang `{unit.name}` can never start whole",
@@ -147,6 +158,11 @@ def _nowhere(nodes: Sequence[Node], unit: Unit) -> SpecError:
             if there:
                 one = (difflib.get_close_matches(values[0], there, n=1) or [*there])[0]
                 hint = f"`--label {label}={one}`; `poise nodes -o wide` shows all"
+    for name in ("spread", "together"):
+        label = getattr(where, name)
+        if label and not any(node.label(label) for node in nodes):
+            message, field, have = f"`{unit.name}`: no node has a label `{label}`", name, ""
+            hint = f"`--{name} node`; `poise nodes -o wide` shows all labels"
     at = "resources" if field == "resources" else f"resources.{field}"
     return SpecError(message, code="E110", field=at, need=where.describe(), have=have, hint=hint)
 

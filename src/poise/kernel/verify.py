@@ -11,7 +11,7 @@ from poise.kernel.ledger import Ledger, NodeState, UnitState, device_key, leased
 from poise.model.decisions import Decision, Fixable, Hold, Place, Preempt, Reason, Rejection, Resize, Spot
 from poise.model.events import Held, Placed, Preempted, Resized
 from poise.model.fleet import model_of
-from poise.model.resources import PLENTY, WHOLE, Shape, identity_of
+from poise.model.resources import PLENTY, WHOLE, Shape, Where, identity_of
 from poise.policy.feasible import NAMED, can_do
 from poise.units import format_bytes, format_cpu, format_rate
 
@@ -53,6 +53,7 @@ def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:
         reasons += _against_waiting(ledger, shape, place.spots, brief)
     else:
         reasons += _against_room(ledger, shape, place.spots)
+        reasons += _against_groups(ledger, shape.where, place.spots)
     if reasons:
         return _refuse(place, reasons)
     return Placed(
@@ -195,6 +196,22 @@ def _against_room(ledger: Ledger, shape: Shape, spots: tuple[Spot, ...]) -> list
             if need > free:
                 reasons.append(Reason(code=code, subject=name, need=shown(need), have=shown(free)))
         reasons += _against_devices(ledger, state, shape, here)
+    return reasons
+
+
+def _against_groups(ledger: Ledger, where: Where, spots: tuple[Spot, ...]) -> list[Reason]:
+    """Whether the tasks of a gang are spread, and together, as they have to be."""
+    reasons: list[Reason] = []
+    nodes = [ledger.nodes[spot.node].node for spot in spots if spot.node in ledger.nodes] if where.groups else []
+    values = [node.label(where.spread) for node in nodes] if where.spread else []
+    reasons += [
+        Reason(code="NOT_SPREAD", subject=where.spread, have=value, need=str(values.count(value)))
+        for value in dict.fromkeys(values)
+        if values.count(value) > 1
+    ]
+    values = list(dict.fromkeys(node.label(where.together) for node in nodes)) if where.together else []
+    if len(values) > 1:
+        reasons.append(Reason(code="NOT_TOGETHER", subject=where.together, have=", ".join(values)))
     return reasons
 
 

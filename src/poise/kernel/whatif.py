@@ -71,6 +71,9 @@ TRIED = 32
 NEW = "the new one"
 """What a node that is not there yet is called."""
 
+OF_GANGS = ("GANG_INCOMPLETE", "SPREAD", "TOGETHER")
+"""Reasons why a gang cannot start whole."""
+
 CERTAINLY_HELD = ("QUOTA", "KEPT", "RESERVED", "BEHIND", "PREEMPTING", "PARTITION_BUSY")
 """Reasons of a policy against nodes that have room."""
 
@@ -359,7 +362,7 @@ def _refusing_alike(
                 for shape, able, lacks in zip(shapes, ables, lacking, strict=True)
             ]
             reasons = _each_once(against) if all(against) else _held_there(held, "")
-            reasons = reasons or tuple(reason for reason in held if reason.code == "GANG_INCOMPLETE")
+            reasons = reasons or tuple(reason for reason in held if reason.code in OF_GANGS)
         yield Refusing(count=len(rows), nodes=names, reasons=reasons)
 
 
@@ -514,6 +517,8 @@ def _in_part(fleet: Fleet, row: int, candidate: Candidate, shape: Shape) -> list
     here = int(capacity(fleet, shape, able, fleet.free, fleet.device_memory, fleet.device_share)[row])
     if here >= needed:
         return []
+    if shape.where.spread:
+        return []  # it takes one of them
     subject = fleet.names[row]
     return [Reason(code="GANG_INCOMPLETE", subject=subject, need=str(needed), have=str(here))]
 
@@ -826,9 +831,13 @@ class _Search:
             ("operators", bool(wants.ops), _wanting(shape, ops=())),
             ("device memory", shape.gpu_memory > 0, msgspec.structs.replace(shape, gpu_memory=0)),
         ]
-        wished = [(name, without) for name, asked, without in drops if asked]
-        for name, without in wished:
-            found = self._try(self._with(shape=without), "wishes", f"any {name} will do", 1.0)
+        wished = [(f"any {name} will do", without) for name, asked, without in drops if asked]
+        if where.spread:
+            wished.append((f"several tasks may run on one {where.spread}", _on(shape, spread="")))
+        if where.together:
+            wished.append((f"the tasks may run on more than one {where.together}", _on(shape, together="")))
+        for text, without in wished:
+            found = self._try(self._with(shape=without), "wishes", text, 1.0)
             if found is not None:
                 yield found
         if len(wished) > 1:

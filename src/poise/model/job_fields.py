@@ -346,6 +346,26 @@ class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
             python=True,
         ),
     ] = {}
+    spread: Annotated[
+        str,
+        Field(
+            "A label: each task of the gang runs on another value of it. `zone`, `rack` and `node` are labels too.",
+            example="zone",
+            form={"pattern": NAMES["pattern"]},
+            flag=Flag("--spread", "LABEL", "Run each task of a gang on another zone, rack, node or other label."),
+            python=True,
+        ),
+    ] = ""
+    together: Annotated[
+        str,
+        Field(
+            "A label: all tasks of the gang run on one value of it, whichever has room.",
+            example="rack",
+            form={"pattern": NAMES["pattern"]},
+            flag=Flag("--together", "LABEL", "Run all tasks of a gang on one zone, rack, node or other label."),
+            python=True,
+        ),
+    ] = ""
     ops: Annotated[list[str], Field("Operators that the device must support.", example="[matmul]", python=True)] = []
     network: Annotated[
         Quantity,

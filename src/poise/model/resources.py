@@ -60,17 +60,27 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
     """Which nodes a task may run on. Empty fields ask for nothing.
 
     `nodes` names any that will do, `without` those that will not; of each of `labels` a node must have one of the
-    values, and none of those in `without_labels`. A node's zone and rack are labels too.
+    values, and none of those in `without_labels`. A node's zone, rack and name (`node`) are labels too. Of a gang, all
+    tasks run on different values of the label `spread`, and on one value of the label `together`.
     """
 
     nodes: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     labels: Labels = ()
     without_labels: Labels = ()
+    spread: str = ""
+    together: str = ""
+
+    @property
+    def groups(self) -> bool:
+        """Whether the tasks of a gang may not run on just any nodes that each could run on."""
+        return bool(self.spread or self.together)
 
     def admits(self, node: "Node") -> bool:
         """Whether a task may run on this node."""
         if (self.nodes and node.name not in self.nodes) or node.name in self.without:
+            return False
+        if self.groups and not all(node.label(name) for name in (self.spread, self.together) if name):
             return False
         return all(node.label(name) in values for name, values in self.labels) and not any(
             node.label(name) in values for name, values in self.without_labels
@@ -81,7 +91,9 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
         told = [f"node {' or '.join(self.nodes)}"] if self.nodes else []
         told += [f"{name}={' or '.join(values)}" for name, values in self.labels]
         told += [f"not {name}={' or '.join(values)}" for name, values in self.without_labels]
-        return ", ".join(told + ([f"not node {' or '.join(self.without)}"] if self.without else []))
+        told += [f"not node {' or '.join(self.without)}"] if self.without else []
+        told += [f"a different {self.spread} for each task"] if self.spread else []
+        return ", ".join(told + ([f"one {self.together} for all tasks"] if self.together else []))
 
 
 ANYWHERE = Where()
@@ -213,8 +225,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sources: dict[str, str] = {}
 
     def label(self, name: str) -> str:
-        """The value of a label, `zone` and `rack` among them; empty where it has none of this name."""
-        return self.labels.get(name) or {"zone": self.zone, "rack": self.rack}.get(name, "")
+        """The value of a label, `zone`, `rack` and `node` among them; empty where it has none of this name."""
+        return self.labels.get(name) or {"zone": self.zone, "rack": self.rack, "node": self.name}.get(name, "")
 
 
 def check_node_name(name: str, field: str) -> None:

@@ -549,6 +549,12 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
     if parts and most > 1:
         error = SpecError("a task is a gang or cut by data, not both", field=f"{field}parts", hint="drop `workers`")
         found.add(error, f"{field}workers")
+    if shape.where.groups and (most == 1 or size.least < most):
+        name = "spread" if shape.where.spread else "together"
+        what = f"`{name}` is for a gang that keeps its size"
+        need = "workers: 2 or more"
+        error = SpecError(what, field=f"{field}resources.{name}", need=need, have=_size_text(size), hint="workers: 2")
+        found.add(error, f"{field}workers")
     if parts and (spec.stdin or spec.tty):
         given = "tty" if spec.tty else "stdin"
         hint = f"drop `{given}`, or give the input in files"
@@ -625,6 +631,12 @@ def _read(spec: TaskSpec, at: str, found: Findings) -> dict[str, Any]:
 
 
 _PLAIN = Unit(name="", tasks=())
+
+
+def _size_text(size: _Size) -> str:
+    if size.parts:
+        return f"{size.parts} parts"
+    return f"workers: {size.least}..{size.most}" if size.least < size.most else f"workers: {size.most}"
 
 
 def _artifacts(spec: TaskSpec, field: str, found: Findings) -> tuple[str, tuple[str, ...], Shape, tuple[Variant, ...]]:
@@ -948,7 +960,20 @@ def _where(resources: ResourcesSpec, field: str, found: Findings) -> Where:
             if some:
                 made[label] = some
     labels, without_labels = (tuple(sorted(of.items())) for of in of_labels)
-    return Where(nodes=nodes, without=without, labels=labels, without_labels=without_labels)
+    for name in ("spread", "together"):
+        if label := getattr(resources, name):
+            found.get(None, check_name, label, f"{field}.{name}")
+    if resources.spread and resources.spread == resources.together:
+        error = SpecError("tasks cannot be spread over a label and together by it", field=f"{field}.together")
+        found.add(error, f"{field}.spread")
+    return Where(
+        nodes=nodes,
+        without=without,
+        labels=labels,
+        without_labels=without_labels,
+        spread=resources.spread,
+        together=resources.together,
+    )
 
 
 def label_value(name: str, value: Any, at: str) -> str:

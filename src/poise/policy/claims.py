@@ -17,6 +17,7 @@ from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.allowance import Allowance
 from poise.policy.emptying import hand_over
+from poise.policy.feasible import gang_incomplete
 from poise.policy.place import Draft
 from poise.policy.reclaim import service
 from poise.policy.score import TERMS
@@ -188,7 +189,7 @@ class _Placing:
         over = self.allowance.against(candidate) if candidate.tenant else ()
         if rows and not over:
             rows = rows[: self.allowance.room_of(candidate, claim.shape)]
-            room = self.draft.capacity(claim.shape)
+            room = self.draft.room_each(claim.shape)
             if all(room[row] >= tasks for row, tasks in Counter(rows).items()):
                 self._place(candidate, claim.shape, 0, rows, words)
                 return
@@ -239,7 +240,7 @@ class _Placing:
         needed = candidate.least or candidate.tasks
         if needed > 1:
             have = min(needed - 1, int(self.draft.capacity(candidate.shape).sum()))
-            found.append(Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(have)))
+            found.append(gang_incomplete(self.view.fleet, candidate.shape.where, needed, have))
         for shape in (candidate.shape, *candidate.others):
             found += self._refused(shape)
         if found:

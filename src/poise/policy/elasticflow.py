@@ -569,7 +569,7 @@ class Board:
 
     def holds(self, claim: Claim, rows: Rows) -> bool:
         """Whether there is room for it there."""
-        room = self.draft.capacity(claim.shape)
+        room = self.draft.room_each(claim.shape)
         return all(room[row] >= tasks for row, tasks in Counter(rows).items())
 
     def find(self, claim: Claim, tasks: int, where: Bools) -> Rows:
@@ -584,7 +584,7 @@ class Board:
             stays = claim.resident is not None and claim.resident.resizes
             if (tasks <= len(ordered) or stays) and self.holds(claim, tuple(ordered[:tasks])):
                 mine = tuple(ordered[:tasks])
-        room = np.where(where, self.draft.capacity(claim.shape), 0)
+        room = self.draft.within(claim.shape, np.where(where, self.draft.room_each(claim.shape), 0))
         for row, count in Counter(mine).items():
             room[row] = max(0, room[row] - count)
         rows = list(mine)

@@ -137,6 +137,9 @@ def _ability(fleet: Fleet, shape: Shape) -> Ability:
     for array in (room, where):
         array.setflags(write=False)
     most = room_when_empty(room, np.bincount(fleet.kind[where], minlength=len(likes)))
+    if shape.where.groups:
+        by_row = np.minimum(np.where(where, room[fleet.kind], 0), MOST_TASKS)
+        most = int(grouped(fleet, shape.where, by_row).sum())
     return Ability(models, room, uniform, most, all(uniform), where, bool(where.all()), {})
 
 
@@ -208,6 +211,50 @@ def capacity_on(rows: Ints, fleet: Fleet, shape: Shape, able: Ability, free: Int
             here = np.minimum(here, free[DEVICES, rows] // shape.gpus)
         here = np.minimum(here, _tasks_of(shape, usable))
     return np.asarray(np.maximum(here, 0))
+
+
+def grouped(fleet: Fleet, where: Where, room: Ints) -> Ints:
+    """(N,): as much of the `room` on each node as one gang may use, however its tasks are placed in that.
+
+    Where it is spread by a label: for each value one task, on the node that it fills most. Where it is together by a
+    label: the room of the value that has most.
+    """
+    if where.spread:
+        of = values_of(fleet, where.spread)
+        rows = np.flatnonzero((room > 0) & (of >= 0))
+        rows = rows[np.lexsort((rows, room[rows]))]
+        _, first = np.unique(of[rows], return_index=True)
+        room = np.zeros_like(room)
+        room[rows[first]] = 1
+    if where.together:
+        of = values_of(fleet, where.together)
+        room = np.where(of >= 0, room, 0)
+        if room.any():
+            room = np.where(of == np.bincount(of[of >= 0], weights=room[of >= 0]).argmax(), room, 0)
+    return room
+
+
+def values_of(fleet: Fleet, label: str) -> Ints:
+    """(N,): the number of each node's value of a label, -1 where it has none."""
+    known: Ints | None = fleet.runs.get(("label", label))
+    if known is None:
+        numbers: dict[str, int] = {"": -1}
+        values = [node.label(label) for node in fleet.nodes]
+        known = np.array([numbers.setdefault(value, len(numbers) - 1) for value in values], np.int64)
+        fleet.runs["label", label] = known
+    return known
+
+
+def gang_incomplete(fleet: Fleet, where: Where, needed: int, have: int) -> Reason:
+    """That there is room for fewer tasks of a gang than it must have."""
+    if where.spread:
+        of = values_of(fleet, where.spread)
+        names = list(dict.fromkeys(fleet.nodes[row].label(where.spread) for row in np.flatnonzero(of >= 0).tolist()))
+        there = ", ".join(names[:NAMED]) + (", …" if len(names) > NAMED else "")
+        return Reason(code="SPREAD", subject=where.spread, need=str(needed), have=f"{have} of {there}")
+    if where.together:
+        return Reason(code="TOGETHER", subject=where.together, need=str(needed), have=str(have))
+    return Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(have))
 
 
 def capacity_when_empty(fleet: Fleet, shape: Shape) -> int:

@@ -256,7 +256,7 @@ class _Board:
 
     def holds(self, claim: Claim, rows: Rows) -> bool:
         """Whether there is room for it there."""
-        room = self.draft.capacity(claim.shape)
+        room = self.draft.room_each(claim.shape)
         return all(room[row] >= tasks for row, tasks in Counter(rows).items())
 
     def put(self, claim: Claim, rows: Rows) -> None:

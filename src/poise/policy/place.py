@@ -18,7 +18,7 @@ from poise.model.fleet import CPU, DEVICES, MEMORY, NETWORK, Fleet, Floats, Ints
 from poise.model.profiles import BRIEF, Estimate
 from poise.model.resources import WHOLE, Shape, Where
 from poise.model.views import Candidate, Snapshot
-from poise.policy.feasible import NAMED, Ability, Summary, ability, capacity, capacity_on, fits, refusals
+from poise.policy.feasible import NAMED, Ability, Summary, ability, capacity, capacity_on, fits, grouped, refusals
 from poise.policy.fragments import Typical, typical
 from poise.policy.predict import speeds_of
 from poise.policy.room import Room, room_on
@@ -232,8 +232,16 @@ class Draft:
         return max(0, min(bounds))
 
     def capacity(self, shape: Shape) -> Ints:
-        """(N,): how many tasks of the shape each node could take now; to be read only. What changed since it was asked
-        last is looked at again.
+        """(N,): how many tasks of one unit each node could take now, as `grouped` has it; to be read only."""
+        return self.within(shape, self.room_each(shape))
+
+    def within(self, shape: Shape, room: Ints) -> Ints:
+        """(N,): of so much room what one unit may use, as `grouped` has it."""
+        return grouped(self.fleet, shape.where, room) if shape.where.groups else room
+
+    def room_each(self, shape: Shape) -> Ints:
+        """(N,): how many tasks of the shape each node could take now, whatever its unit asks of nodes together; to be
+        read only. What changed since it was asked last is looked at again.
         """
         known = self._capacity.get(shape)
         able, arrays = self.able(shape), (self.free, self.memory, self.share)

@@ -19,11 +19,12 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from poise.model.fleet import CLASSES, CPU, DEVICES, MEMORY, NETWORK, Bools, Fleet, Resident
+from poise.model.fleet import CLASSES, CPU, DEVICES, MEMORY, NETWORK, Bools, Fleet, Ints, Resident
 from poise.model.jobs import CLASS_WEIGHT, GRACE
 from poise.model.profiles import BRIEF, remaining
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate
+from poise.policy.feasible import values_of
 from poise.policy.place import Draft
 from poise.policy.predict import Speeds
 from poise.policy.rank import NEVER, STARVES, candidate_level, effective_class, level_of
@@ -302,7 +303,7 @@ def reserve(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> Res
         before = slots[-1][0] if len(slots) == tasks else None
         if before is not None and earliest > before:
             break
-        slots += [(at, row) for at in openings_on(draft, row, shape, tasks, now, before, earliest)]
+        slots += [(at, row) for at in openings_on(draft, row, shape, _most_on(shape, tasks), now, before, earliest)]
         slots = sorted(slots)[:tasks]
     if len(slots) < tasks:
         return None
@@ -321,7 +322,7 @@ def drain(shape: Shape, draft: Draft, tasks: int) -> dict[int, int] | None:
     rows: dict[int, int] = {}
     left = tasks
     for row in _nearest(draft, shape, tasks):
-        rows[row] = min(left, int(able.room[kind[row]]))
+        rows[row] = min(left, int(able.room[kind[row]]), _most_on(shape, tasks))
         left -= rows[row]
         if not left:
             return rows
@@ -423,7 +424,8 @@ def _cheapest(
         room.take(shape, picked or ())
         for other in {row, *(other for victim in victims for other in on.get(victim.unit, ()))}:
             offers.pop(other, None)
-            heappush(heap, (0.0, place[other], other))
+            if rows.get(other, 0) < _most_on(shape, tasks):
+                heappush(heap, (0.0, place[other], other))
     yielding = tuple(sorted(chosen.values(), key=_ordinal))
     cost = sum(cost_of(victim, draft.view.now) for victim in yielding)
     return Yielding(yielding, rows, cost, sum(price(victim) for victim in yielding))
@@ -477,6 +479,8 @@ def is_coming(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> d
             room.take(shape, picked)
             rows[row] = rows.get(row, 0) + 1
             left -= 1
+            if rows[row] == _most_on(shape, tasks):
+                break
     return None if left else rows
 
 
@@ -546,7 +550,7 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
     if draft.kept:
         mask[list(draft.kept)] = False  # as if those had started for whom it is kept, and did not end
     needs = np.array([[need] for need in asks.values() if need])
-    if tasks > 1 and yielding_to is None:
+    if _most_on(shape, tasks) > 1 and yielding_to is None:
         needs = needs * np.clip(able.room[fleet.kind], 1, tasks)
     if len(resources) == 1:
         lacks = np.maximum(0.0, 1 - free[0] / needs[0])
@@ -555,8 +559,33 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
     if yielding_to is not None:
         mask &= lacks <= 0
     rows = mask.nonzero()[0]
-    found: list[int] = rows[lacks[rows].argsort(kind="stable")[: LOOKED_AT + tasks - 1]].tolist()
+    rows = rows[lacks[rows].argsort(kind="stable")]
+    if shape.where.groups and tasks > 1:
+        rows = _of_groups(draft, shape, rows, tasks)
+    found: list[int] = rows[: LOOKED_AT + tasks - 1].tolist()
     return found
+
+
+def _of_groups(draft: Draft, shape: Shape, rows: Ints, tasks: int) -> Ints:
+    """Of rows in order those on which a gang may be placed in any way, where it is spread with one task on each: the
+    first row of each value. Where it is together: the rows of the first value whose nodes hold enough.
+    """
+    where, fleet = shape.where, draft.fleet
+    if where.spread:
+        _, first = np.unique(values_of(fleet, where.spread)[rows], return_index=True)
+        rows = rows[np.sort(first)]
+    if where.together:
+        of = values_of(fleet, where.together)[rows]
+        room = np.minimum(draft.able(shape).by_row(fleet)[rows], _most_on(shape, tasks))
+        enough = np.bincount(of, weights=room) >= tasks if len(rows) else np.zeros(0, bool)
+        values = [value for value in dict.fromkeys(of.tolist()) if enough[value]]
+        rows = rows[of == values[0]] if values else rows[:0]
+    return rows
+
+
+def _most_on(shape: Shape, tasks: int) -> int:
+    """How many tasks of a gang may be on one node."""
+    return 1 if shape.where.spread else tasks
 
 
 def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices) -> list[int]:
@@ -564,6 +593,13 @@ def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices) -> li
     fleet, able = draft.fleet, draft.able(shape)
     could = able.where & (fleet.closed == 0)
     could[list(draft.kept)] = False
+    if shape.where.groups and tasks > 1:
+        rows = np.flatnonzero(could & (draft.capacity(shape) > 0)).tolist()
+        ordered = np.array(
+            list(dict.fromkeys([*rows, *(row for row in prices.rows(shape.gpus) if could[row])])), np.int64
+        )
+        found: list[int] = _of_groups(draft, shape, ordered, tasks)[: LOOKED_AT + tasks - 1].tolist()
+        return found
     most = LOOKED_AT + tasks - 1
     rows = np.flatnonzero(could & (draft.capacity(shape) > 0))[:most].tolist() if tasks > 1 else []
     known = set(rows)

@@ -76,8 +76,10 @@ def find_smaller(
 ) -> Smaller | None:
     """Members of gangs that can be spared for a unit, task by task on the node where fewest have to leave; None where
     that does not make room for all of its tasks. A gang keeps at least its number in `sizes`. Units that were `asked`
-    in this round already are not asked again.
+    in this round already are not asked again. Nothing shrinks for a gang that is spread or together by a label.
     """
+    if shape.where.groups and tasks > 1:
+        return None
     now, brief = draft.view.now, is_brief(draft.view.profiles.get(candidate.kind), shape, tasks)
 
     def may(resident: Resident) -> bool:

@@ -27,7 +27,7 @@ from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.allowance import Allowance
 from poise.policy.emptying import hand_over
-from poise.policy.feasible import ability, capacity_when_empty
+from poise.policy.feasible import ability, capacity_when_empty, gang_incomplete
 from poise.policy.place import Draft, close_together
 from poise.policy.predict import Speeds
 from poise.policy.room import Room, room_on
@@ -515,12 +515,13 @@ class Stage:
 
     def _sit(self, draft: Draft, claim: Claim, shape: Shape) -> list[Spot]:
         """Spots for all tasks, close together; none if there is not room for all."""
-        room = draft.capacity(shape)
+        room = draft.room_each(shape)
         candidate = claim.candidate
         if candidate is not None and candidate.avoid in draft.fleet.rows:
             others = room.copy()
             others[draft.fleet.rows[candidate.avoid]] = 0
-            room = others if int(others.sum()) >= claim.tasks else room
+            room = others if int(draft.within(shape, others).sum()) >= claim.tasks else room
+        room = draft.within(shape, room)
         if int(room.sum()) < claim.tasks:
             return []
         return [draft.take(row, claim.candidate, shape) for row in close_together(draft.fleet, room, claim.tasks)]
@@ -588,8 +589,7 @@ class Stage:
         needed = candidate.least or candidate.tasks
         if needed > 1:
             have = min(needed - 1, int(self._draft.capacity(candidate.shape).sum()))
-            gang = Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(have))
-            there = (gang, *there)
+            there = (gang_incomplete(self.view.fleet, candidate.shape.where, needed, have), *there)
         if entry is not None and entry.model >= 0:
             return (Reason(code="PREEMPTING", have="work there", need=candidate.unit), *there)
         if first and candidate.unit != first:

@@ -7,13 +7,15 @@ its partition could never hold moves on to the next that could.
 
 from collections import Counter
 
+import numpy as np
+
 from poise.model.decisions import Decision, Hold, Place, Plan, Reason, Why
 from poise.model.fleet import CPU, Ints, Resident
 from poise.model.resources import Shape
 from poise.model.views import Snapshot
 from poise.policy.allowance import Allowance
 from poise.policy.emptying import hand_over
-from poise.policy.feasible import ability, refusals
+from poise.policy.feasible import ability, gang_incomplete, refusals
 from poise.policy.place import Draft
 from poise.policy.score import TERMS
 from poise.units import format_cpu
@@ -98,6 +100,8 @@ class Static:
         taken = list(used)
         rows: list[int] = []
         room = draft.capacity(shape).copy()
+        if shape.where.groups:
+            able = np.minimum(able, room)
         place = first - 1
         alone = _is_one_node(partitions)
         for index in range(needed):
@@ -105,7 +109,7 @@ class Static:
             row, size = partitions[place]
             refused: list[Reason] = []
             if room[row] <= 0:  # taken before, or by the members of this gang
-                gang = Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(index))
+                gang = gang_incomplete(fleet, shape.where, needed, index)
                 refused = draft.reasons_on(row, shape) or [gang]
             cpu = shape.cpu if not alone else 0 if index else shape.cpu * needed  # on one node all take theirs at once
             if not _take_partitions(taken, partitions, place, cpu):

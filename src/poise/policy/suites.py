@@ -26,7 +26,7 @@ from poise.policy.choose import Item, choose
 from poise.policy.elastic import speeds_with, worth_having
 from poise.policy.elasticflow import ElasticFlow
 from poise.policy.emptying import being_emptied, hand_over, keep_for_leaving
-from poise.policy.feasible import room_when_empty
+from poise.policy.feasible import MOST_TASKS, gang_incomplete, grouped, room_when_empty
 from poise.policy.goodput import Goodput
 from poise.policy.growing import COOL_DOWN, GROWS_BY, Begun, changes, hand_out, sizes, units_of
 from poise.policy.place import Draft, close_together
@@ -551,19 +551,23 @@ class _Round:
         row = self.draft.best_whole(candidate, shape, needed, candidate.tasks, without=without)
         if row is not None:
             return [row] * needed
-        room = self.draft.capacity(shape)
-        self._gang_room[shape] = int(room.sum())
+        fleet = self.draft.fleet
+        self._gang_room[shape] = int(self.draft.capacity(shape).sum())
+        room = self.draft.room_each(shape)
         if without >= 0:
             room = np.where(np.arange(len(room)) == without, 0, room)
-        if int(room.sum()) < needed:
+        if self._gang_room[shape] < needed or int(room.sum()) < needed:
             return []
-        fleet = self.draft.fleet
         masks = [mask for _, mask in self._by_speed(candidate, shape)]
         most = self.draft.able(shape).by_row(fleet)
-        if all(mask is not None and int(most[mask].sum()) < needed for mask in masks):
+
+        def on(mask: Any, room: Ints) -> Ints:
+            return self.draft.within(shape, room if mask is None else np.where(mask, room, 0))
+
+        if all(mask is not None and int(on(mask, most).sum()) < needed for mask in masks):
             masks.append(None)  # no model alone could ever hold it
         for mask in masks:
-            here = room if mask is None else np.where(mask, room, 0)
+            here = on(mask, room)
             if int(here.sum()) >= needed:
                 rows = close_together(fleet, here, needed)
                 if rows:
@@ -863,7 +867,7 @@ class _Round:
         if needed > 1:
             room = self._room_at_end(candidate.shape) + self.draft.kept_now(candidate.unit)
             have = min(needed - 1, room)
-            reasons.append(Reason(code="GANG_INCOMPLETE", need=str(needed), have=str(have)))
+            reasons.append(gang_incomplete(self.view.fleet, candidate.shape.where, needed, have))
         for shape in (candidate.shape, *candidate.others):
             known = self._told.get(shape)
             if known is None:
@@ -898,6 +902,9 @@ class _Round:
 
     def _most_of(self, shape: Shape) -> int:
         fleet, able = self.view.fleet, self.draft.able(shape)
+        if shape.where.groups:
+            room = np.minimum(able.by_row(fleet), MOST_TASKS)
+            return int(grouped(fleet, shape.where, np.where(self._open, room, 0)).sum())
         return room_when_empty(able.room, np.bincount(fleet.kind[self._open & able.where], minlength=len(fleet.likes)))
 
     # --- what runs ---------------------------------------------------------------------------------------------------

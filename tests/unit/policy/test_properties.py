@@ -60,6 +60,14 @@ PLACES: list[dict[str, Any]] = [
 ]
 """Which nodes will do."""
 
+GROUPS: list[dict[str, Any]] = [
+    {"spread": "node"},
+    {"spread": "zone"},
+    {"together": "rack"},
+    {"spread": "node", "together": "zone"},
+]
+"""On which nodes the tasks of a gang may run together."""
+
 
 def any_offer(chance: Random) -> dict[str, Any]:
     """What a node offers: CPUs, GiB, (model, GiB) of its devices, Gbit/s (0: not said), zone, rack, whether
@@ -101,6 +109,8 @@ def any_work(chance: Random) -> dict[str, Any]:
     for field, values in fields.items():
         if chance.random() < 0.3:
             work[field] = chance.choice(values)
+    if work["workers"] in (2, 3) and chance.random() < 0.5:
+        work["where"] = work["where"] | chance.choice(GROUPS)
     return work
 
 
@@ -306,10 +316,11 @@ class Story(RuleBasedStateMachine):
         if len(unit.spec.tasks) == 1:
             assert not silent, (unit.id, silent, codes)
         else:  # nodes where single tasks of a gang would fit are counted
-            [gang] = [reason for reason in found if reason.code == "GANG_INCOMPLETE"]
-            assert int(gang.have) < int(gang.need) == (unit.spec.least or len(unit.spec.tasks))
+            [gang] = [reason for reason in found if reason.code in ("GANG_INCOMPLETE", "SPREAD", "TOGETHER")]
+            have = int(gang.have.partition(" ")[0])
+            assert have < int(gang.need) == (unit.spec.least or len(unit.spec.tasks))
             assert all(room_left(self.world, name, unit.spec.shape) for name in silent), (unit.id, silent, codes)
-            assert len(silent) <= int(gang.have)
+            assert gang.code != "GANG_INCOMPLETE" or len(silent) <= have
 
     # --- what always holds -------------------------------------------------------------------------------------------
 
@@ -339,6 +350,16 @@ class Story(RuleBasedStateMachine):
         if hasattr(self, "world"):
             for name, offered in self.world.known.items():
                 assert all(launch.shape.where.admits(offered) for launch in launches_on(self.world, name))
+
+    @invariant()
+    def gangs_are_spread_and_together_as_they_have_to_be(self) -> None:
+        for unit in units(self.world) if hasattr(self, "world") else ():
+            where = unit.shape.where
+            nodes = [self.world.known[task.node] for task in unit.tasks if task.active]
+            values = [offered.label(where.spread) for offered in nodes]
+            assert not where.spread or ("" not in values and len(set(values)) == len(values))
+            values = [offered.label(where.together) for offered in nodes]
+            assert not where.together or ("" not in values and len(set(values)) <= 1)
 
     @invariant()
     def s2_gangs_run_whole_or_not_at_all(self) -> None:
