@@ -76,7 +76,8 @@ class Executor(Protocol):
     has not started; both answer through `on_change`. The outcome of a running one that is stopped with `hung`, which
     says what was seen of it, is `hung`. `renew` says, before `start` and again later, at which instant the
     attempt is to be killed, even if whoever said so has ended; its outcome is `lost` then. `order` tells one that was
-    started who belongs to its gang from now on. `forget` says that an ending is durable elsewhere.
+    started who belongs to its gang from now on, `limit` gives one another time limit. `forget` says that an ending is
+    durable elsewhere.
     """
 
     on_change: Callable[[Sequence[Running], Sequence[Ended]], None]
@@ -85,6 +86,7 @@ class Executor(Protocol):
     def stop(self, attempt: Attempt, hung: str = "") -> None: ...
     def renew(self, attempt: Attempt, until: int) -> None: ...
     def order(self, attempt: Attempt, orders: Orders) -> None: ...
+    def limit(self, attempt: Attempt, time_limit: int) -> None: ...
     def forget(self, attempts: Sequence[Attempt]) -> None: ...
 
 
@@ -99,6 +101,8 @@ def carry_out(effect: node.ToExecutor, executor: Executor) -> None:
             executor.renew(effect.attempt, effect.until)
         case node.Order():
             executor.order(effect.attempt, effect.orders)
+        case node.Limit():
+            executor.limit(effect.attempt, effect.time_limit)
         case node.Forget():
             executor.forget(effect.attempts)
 

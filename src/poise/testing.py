@@ -471,6 +471,9 @@ class World:
                 run = self.now - self.started.get(attempt, self.now)
                 ended.append(Ended(attempt=attempt, ending=Ending(outcome=outcome, run=run)))
         holds.update((launch.attempt, launch) for launch in desired.launches)
+        for limited in desired.limited:
+            launch = holds[limited.attempt]
+            holds[limited.attempt] = msgspec.structs.replace(launch, time_limit=limited.time_limit)
         self.orders.update((launch.attempt, launch.orders) for launch in desired.launches if launch.founded)
         self.orders.update((ordered.attempt, ordered.orders) for ordered in desired.orders)
         if not ended:

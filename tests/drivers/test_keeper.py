@@ -385,6 +385,24 @@ def test_a_command_is_stopped_at_its_time_limit_though_the_agent_is_gone(connect
     assert 400 * MILLISECOND <= deaf["run"] < 4 * SECOND
 
 
+def test_a_time_limit_is_changed_while_the_command_runs_and_before(connect: Open, tmp_path: Path) -> None:
+    line = connect()
+    begun = tmp_path / "begun"
+    given = {"time_limit": 60 * SECOND, "grace": 50 * MILLISECOND}
+    line.shell("first", f"touch {begun}; sleep 60", **given)
+    line.shell("next", "sleep 60", **given)
+    line.shell("last", "sleep 0.3", time_limit=200 * MILLISECOND)
+    wait_until(begun.exists)
+    line.say("limit", ["j1.last", 1], 0)
+    line.say("limit", ["j1.next", 1], 300 * MILLISECOND)
+    line.say("limit", ["j1.first", 1], 400 * MILLISECOND)
+    for name, limit in (("first", 0.4), ("next", 0.3)):
+        ending = line.ending(name)
+        assert (ending["outcome"], ending["note"]) == ("timeout", f"over its time limit of {limit:g} s")
+        assert limit * SECOND <= ending["run"] < 10 * SECOND
+    assert line.ending("last")["outcome"] == "done"
+
+
 def test_any_write_is_progress_and_the_next_agent_needs_to_do_nothing(connect: Open, tmp_path: Path) -> None:
     path = tmp_path / "steps"
     line = connect()

@@ -8,9 +8,11 @@ from poise.drivers.nemeses import shipped
 from poise.engine.scenario import Act, Incident, Scenario, scenario_of
 from poise.engine.seeds import nemeses_of
 from poise.engine.simulation import Simulation
+from poise.kernel.controller import ChangeJob, Reply
 from poise.model.events import Finished, decode_event
 from poise.model.record import unseal
 from poise.model.resources import Node
+from poise.model.spec import compile_spec
 from poise.units import SECOND
 
 
@@ -34,6 +36,37 @@ def test_it_ends_in_time_though_control_plane_and_agent_were_killed() -> None:
     assert ended.outcome == "timeout"
     assert ended.run == 10 * SECOND
     assert simulation.judge.starts == 1
+
+
+def test_a_limit_that_was_changed_holds_though_who_heard_of_it_was_killed() -> None:
+    simulation = Simulation(
+        Scenario(
+            seed=1,
+            nodes=(Node(name="n1", incarnation="0", cpu=2000, memory=2**33),),
+            acts=(Act(at=SECOND, act="submit", key="k", document={"run": "work 90", "time-limit": "10s"}),),
+            incidents=(
+                Incident(at=4 * SECOND, fault="kill-control"),
+                Incident(at=6 * SECOND, fault="kill-agent", node="n1"),
+            ),
+            heals=20 * SECOND,
+            ends=400 * SECOND,
+        )
+    )
+    like = compile_spec({"run": "true", "time-limit": "30s"}, wall=0)
+
+    replies: list[Reply] = []
+
+    def change() -> None:
+        job = simulation.people.jobs["k"]
+        make = lambda request: ChangeJob(request, job, like, ("time-limit",))  # noqa: E731
+        assert simulation.home.control.ask(make, replies.append)
+
+    simulation.timeline.call_at(3 * SECOND, change)
+    simulation.run()
+    assert [reply.error for reply in replies] == [None]
+    events = [decode_event(unseal(record)) for record in simulation.disk.sound(0, simulation.disk.synced)]
+    [ended] = [event.ending for event in events if isinstance(event, Finished)]
+    assert (ended.outcome, ended.run) == ("timeout", 30 * SECOND)
 
 
 def limited(document: dict[str, Any]) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def set_(job: str, preempt: bool | None, as_json: bool, **flags: Any) -> int:
     """Change a JOB (id, name, or JOB.TASK) that waits or runs, e.g. `poise set j1 priority=high deadline=2h`.
 
     NAME=VALUE stands for `--NAME VALUE`. A deadline counts from now. `deadline=none` takes a deadline away, `node=` any
-    restriction to nodes. Running tasks keep their resources; priority, deadline and weight change at once.
+    restriction to nodes. Running tasks keep their resources; priority, deadline, weight and time limit change at once.
     """
     spec = asked(dict.fromkeys(FLAGS) | flags, dict(os.environ))
     spec |= {name: nothing for name, nothing in _NOTHING.items() if spec.get(name) == "none"}

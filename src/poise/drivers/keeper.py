@@ -30,6 +30,7 @@ Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", 
     * `["hello", {"spare": prefix, "cgroup": {"version", "parent", "home"} or null}]` first; answered with all it holds.
     * `["run", ATTEMPT, ORDER, RECORD]`: RECORD is opaque and comes back on hello.
     * `["renew", ATTEMPT, UNTIL]`: another deadline.
+    * `["limit", ATTEMPT, TIME_LIMIT]`: another time limit, in nanoseconds from its start (0: none).
     * `["stop", ATTEMPT, HUNG]`: SIGTERM, `grace`, SIGKILL; one that has not started is `returned`. HUNG, if it is there
       and not empty, is what was seen of one that hangs: its outcome is `hung` then.
     * `["forget", [ATTEMPT, ...]]`: these endings are durable elsewhere.
@@ -726,6 +727,7 @@ class Keeper:
         self._leaving = False
         self._stuck: set[int] = set()
         self._renewed: dict[bytes, int] = {}  # later deadlines of what has not begun
+        self._limits: dict[bytes, int] = {}  # other time limits of what has not begun
 
         self._events: list[bytes] = []
         self._entries: list[bytes] = []
@@ -918,6 +920,8 @@ class Keeper:
             self._on_stop(text_of(message[1]), *message[2:3])
         elif kind == "renew":
             self._on_renew(text_of(message[1]), message[2])
+        elif kind == "limit":
+            self._on_limit(text_of(message[1]), message[2])
         elif kind == "forget":
             self._on_forget([text_of(attempt) for attempt in message[1]])
         elif kind == "feed":
@@ -994,6 +998,16 @@ class Keeper:
         elif key in self._known and key not in self._endings:
             self._renewed[key] = until
 
+    def _on_limit(self, key: bytes, limit: int) -> None:
+        command = self._command
+        if command is not None and command.key == key:
+            if not (command.stopping or command.overran or command.kill_at):
+                command.time_limit = limit
+                command.limit_at = command.since + limit if limit else 0
+                command.plan()
+        elif key in self._known and key not in self._endings:
+            self._limits[key] = limit
+
     def _on_forget(self, keys: list[bytes]) -> None:
         forgotten = [key for key in keys if self._endings.pop(key, None) is not None]
         if not forgotten:
@@ -1056,6 +1070,7 @@ class Keeper:
     def _end(self, key: bytes, ending: bytes) -> None:
         line = b'["ended",%b,{%b}]' % (key, ending)
         self._renewed.pop(key, None)
+        self._limits.pop(key, None)
         self._endings[key] = line
         self._entries.append(line)
         self._events.append(line)
@@ -1299,6 +1314,7 @@ class Keeper:
         order = parse(line, len(RUN) + len(key) + 1)  # the record behind it is not for us
         command = Command(key, line, order)
         command.until = self._renewed.pop(key, command.until)
+        command.time_limit = self._limits.pop(key, command.time_limit)
         if command.until and left(command.until) <= 0:
             self._end(key, b'"outcome":"returned","note":' + quote(LEASE_OVER))
             return

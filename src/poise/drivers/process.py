@@ -297,6 +297,7 @@ class Keepers:
         self.address = ""
         """Of this machine to the others that a gang may be on; none where there are no others."""
         self.until: dict[Attempt, int] = {}
+        self.limits: dict[Attempt, int] = {}  # time limits other than those that attempts were launched with
         self.closing = False
         self._serving = serving
         cgroup = None
@@ -377,6 +378,13 @@ class Keepers:
         slot = self._where.get(attempt)
         if slot is not None:
             slot.renew(attempt, until)
+
+    def limit(self, attempt: Attempt, time_limit: int) -> None:
+        """The keeper stops the attempt when it has run for so long, and not when it had been told before (0: never)."""
+        slot = self._where.get(attempt)
+        if slot is not None:
+            self.limits[attempt] = time_limit
+            slot.limit(attempt, time_limit)
 
     def order(self, attempt: Attempt, orders: Orders) -> None:
         """Tells a member of an elastic gang who belongs to it from now on; it is there, or comes, to read it."""
@@ -494,7 +502,9 @@ class Keepers:
             progress=_progress(result) if launch.hang else "",
             until=self.until.get(attempt, 0),
             append=attempt.epoch > 1 and "%a" not in launch.output.replace("%%", ""),
-            **limits_of(launch) | {"output": output_path(launch)} | ({"stdin": False, "tty": 0} if launch.rank else {}),
+            **limits_of(launch)
+            | {"output": output_path(launch), "time_limit": self.limits.get(attempt, launch.time_limit)}
+            | ({"stdin": False, "tty": 0} if launch.rank else {}),
         )
         return _encode(_Run(attempt, order, launch)) + b"\n"
 
@@ -508,6 +518,8 @@ class Keepers:
     def changed(self, running: list[Running], ended: list[Ended]) -> None:
         for done in ended if self.until else ():
             self.until.pop(done.attempt, None)
+        for done in ended if self.limits else ():
+            self.limits.pop(done.attempt, None)
         if self._observed is not None:
             self._observed += ended
         elif (running or ended) and not self.closing:
@@ -584,6 +596,10 @@ class _Slot(asyncio.Protocol):
     def renew(self, attempt: Attempt, until: int) -> None:
         if self.up and attempt in self.held:
             self._say(_encode(["renew", attempt, until]) + b"\n")
+
+    def limit(self, attempt: Attempt, time_limit: int) -> None:
+        if self.up and attempt in self.held:
+            self._say(_encode(["limit", attempt, time_limit]) + b"\n")
 
     def say(self, *message: Any) -> None:
         """For what is only now: without a connection it is not said later either."""
@@ -741,8 +757,11 @@ class _Slot(asyncio.Protocol):
         for attempt, held in self.held.items():
             if attempt not in self._named:
                 self._say(self._keepers.launched(held))
-            elif attempt in self._keepers.until:
+                continue
+            if attempt in self._keepers.until:
                 self.renew(attempt, self._keepers.until[attempt])
+            if attempt in self._keepers.limits:
+                self.limit(attempt, self._keepers.limits[attempt])
         for attempt, hung in self._stopping.items():
             self._say(_encode(["stop", attempt, hung]) + b"\n")
         if self._forgotten:

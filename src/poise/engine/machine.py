@@ -139,6 +139,17 @@ class SimulatedExecutor:
         elif orders.rank < 0 and copy.since >= 0 and Random(f"leaves {attempt}").random() < 0.5:
             self._keepers.call_soon(self._leave, attempt)
 
+    def limit(self, attempt: Attempt, time_limit: int) -> None:
+        """Kept by the keeper. What runs ends by it, or goes on."""
+        found = self.copies.get(attempt)
+        if found is None:
+            return
+        slot, copy = found
+        copy.launch = msgspec.structs.replace(copy.launch, time_limit=time_limit)
+        if copy.since >= 0 and not copy.stopping and copy.hung < 0:
+            self._come_to(copy)
+            self._foresee(slot, copy)
+
     def telling(self) -> list[Told]:
         """What those that run have told of themselves."""
         return [copy.says for _, copy in self.copies.values() if copy.says is not None]

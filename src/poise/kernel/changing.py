@@ -10,7 +10,7 @@ from poise.errors import Conflict
 from poise.kernel.find import Found, find
 from poise.kernel.fitting import check_all
 from poise.kernel.ledger import JobState, Ledger
-from poise.model.changing import CHANGEABLE, HELD, LIMITS, changed
+from poise.model.changing import AT_START, CHANGEABLE, HELD, changed
 from poise.model.events import JobChanged
 from poise.model.reports import Changed
 from poise.model.resources import WHOLE
@@ -57,7 +57,7 @@ def change(
             what, hint = f"{spec.name} asks for no device", f"poise set {found.name} gpu=1"
             raise Conflict(what, field="resources", need="gpu", hint=hint)
     names = tuple(unit.id for unit, old, new in zip(units, before, anew, strict=True) if old != new)
-    later = sizes or any(path in LIMITS for path in paths)
+    later = sizes or any(path in AT_START for path in paths)
     running = sum(unit.status == "active" for unit in units) if later else 0
     event = JobChanged(at=now, job=job.id, units=names, like=like, paths=paths, by=bearer.token)
     return event, Changed(job=found.name, units=len(names), running=running)

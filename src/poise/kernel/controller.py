@@ -31,6 +31,7 @@ from poise.kernel.straggle import Paces, stragglers
 from poise.kernel.verify import verify_hold, verify_place, verify_preempt, verify_resize
 from poise.kernel.watch import Fired, Watch
 from poise.model.calls import FromCaller, FromWorker, ToCaller, ToWorker
+from poise.model.changing import LIVE
 from poise.model.decisions import Ask, Hold, Place, Plan, Preempt, Resize, Why
 from poise.model.events import (
     Began,
@@ -86,6 +87,7 @@ from poise.model.messages import (
     Heard,
     Hello,
     Launch,
+    Limited,
     Ordered,
     Report,
     Running,
@@ -1054,8 +1056,20 @@ class Controller:
             self._commit(event)
             if event.job in self.ledger.jobs.cancelling:
                 self._lateness.submitted(event.job)
+            if LIVE in event.paths:
+                self._limit(event.units)
             self._dirty = True
         return told
+
+    def _limit(self, names: Iterable[str]) -> None:
+        """Tell nodes the time limit that attempts of these units have from now on."""
+        limited: dict[str, list[Limited]] = {}
+        for unit in [self.ledger.jobs.units[name] for name in names]:
+            for index, task in enumerate(unit.tasks if unit.status == "active" else ()):
+                if task.active:
+                    limited.setdefault(task.node, []).append(Limited(attempt_of(unit, index), unit.spec.time_limit))
+        for node, attempts in limited.items():
+            self._send(node, Desired(limited=tuple(attempts)))
 
     def _retry_job(self, message: RetryJob, now: int) -> str:
         compiled, user = changing.to_retry(self.ledger, message.job, message.bearer)
@@ -1312,6 +1326,7 @@ class Controller:
                 self._finish(attempt, lost, now)
         keep, stops, recalls, launches = [], [], [], []
         orders: list[Ordered] = []
+        limited: list[Limited] = []
         drained = self.ledger.nodes[name].drained
         for unit, index in list(self.ledger.active.on(name)):
             attempt = attempt_of(unit, index)
@@ -1320,6 +1335,8 @@ class Controller:
             if attempt in holds:
                 keep.append(attempt)
                 orders += [Ordered(attempt, order) for of, order in orders_of(unit) if of == index and unit.generation]
+                if unit.limited == unit.placed_in:
+                    limited.append(Limited(attempt, unit.spec.time_limit))
                 if leaves:
                     stops.append(attempt)
                 elif drained and waits:
@@ -1336,6 +1353,7 @@ class Controller:
             keep=tuple(keep),
             complete=True,
             orders=tuple(orders),
+            limited=tuple(limited),
         )
 
     def _take_report(self, name: str, running: Iterable[Running], ended: Iterable[Ended], now: int) -> None:

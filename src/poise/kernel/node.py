@@ -107,6 +107,13 @@ class Order(msgspec.Struct, frozen=True):
     orders: Orders
 
 
+class Limit(msgspec.Struct, frozen=True):
+    """The attempt has another time limit from now on: nanoseconds from its start, or 0."""
+
+    attempt: Attempt
+    time_limit: int
+
+
 class Forget(msgspec.Struct, frozen=True):
     """The endings of these attempts are durable in the log; their evidence may go."""
 
@@ -161,7 +168,7 @@ class Disconnected(msgspec.Struct, frozen=True):
     pass
 
 
-ToExecutor = Start | Stop | Renew | Order | Forget
+ToExecutor = Start | Stop | Renew | Order | Limit | Forget
 Effect = ToExecutor | Say | Hang
 Message = (
     Desired | Acked | Heard | Changed | Faulted | Fitness | Telling | Load | Upkeep | Window | Connected | Disconnected
@@ -229,6 +236,7 @@ class NodeMachine:
         self._unsaid_running: dict[Attempt, Running] = {}
         self._unsaid_ended: dict[Attempt, Ended] = {}
         self._orders: dict[Attempt, Orders] = {}  # the latest of each
+        self._limits: dict[Attempt, int] = {}  # time limits other than those that attempts were launched with
         self._told: dict[Attempt, Told] = {}  # the latest of each that runs
         self._unsaid_told: dict[Attempt, Told] = {}
         self._steps = Steps()
@@ -428,6 +436,8 @@ class NodeMachine:
         effects: list[Effect] = []
         for ordered in desired.orders:
             effects.extend(self._order(ordered.attempt, ordered.orders))
+        for limited in desired.limited:
+            effects.extend(self._limit(limited.attempt, limited.time_limit))
         if desired.complete:
             wanted = {*desired.keep, *(launch.attempt for launch in desired.launches)}
             for attempt in [attempt for attempt in self._launches if attempt not in wanted]:
@@ -459,6 +469,13 @@ class NodeMachine:
             return []
         self._orders[attempt] = orders
         return [Order(attempt, orders)] if attempt in self._slot_of else []
+
+    def _limit(self, attempt: Attempt, time_limit: int) -> list[Effect]:
+        """Another time limit; one that waits for its slot gets it when it starts."""
+        if attempt not in self._launches:
+            return []
+        self._limits[attempt] = time_limit
+        return [Limit(attempt, time_limit)] if attempt in self._slot_of else []
 
     def _acked(self, serial: int, now: int) -> list[Effect]:
         report = self._in_flight.pop(serial, None)
@@ -540,7 +557,7 @@ class NodeMachine:
         self._leased.pop(attempt, None)
         self._told_until.pop(attempt, None)
         self._run_out.discard(attempt)
-        for said in (self._orders, self._told):  # its last word still goes out, with its ending or before
+        for said in (self._orders, self._limits, self._told):  # its last word still goes out, with its ending or before
             said.pop(attempt, None)
         self._running.pop(attempt, None)
         self._unsaid_running.pop(attempt, None)
@@ -672,6 +689,8 @@ class NodeMachine:
                 effects.append(Start(taken.index, launch.launch, taken.cpus))
                 if (orders := self._orders.get(launch.launch.attempt)) is not None:
                     effects.append(Order(launch.launch.attempt, orders))
+                if (time_limit := self._limits.get(launch.launch.attempt)) is not None:
+                    effects.append(Limit(launch.launch.attempt, time_limit))
         return effects
 
     def _next(self, pool: Pool, now: int) -> tuple[Line, Waiting] | None:

@@ -39,8 +39,11 @@ CHANGEABLE: Mapping[str, tuple[str, ...]] = {
 HELD = "shape."
 """How paths begin that say what a running attempt holds. It keeps that."""
 
-LIMITS = ("grace", "time_limit")
+AT_START = ("grace",)
 """Paths that a node was told when an attempt started. It holds the attempt to what it was told."""
+
+LIVE = "time_limit"
+"""The path of which a node is told for an attempt that runs."""
 
 
 def fields_in(document: Mapping[str, Any]) -> tuple[str, ...]:

@@ -101,6 +101,13 @@ class Ordered(msgspec.Struct, frozen=True, array_like=True):
     orders: Orders
 
 
+class Limited(msgspec.Struct, frozen=True, array_like=True):
+    """The time limit of an attempt from now on, in nanoseconds from its start (0: none)."""
+
+    attempt: Attempt
+    time_limit: int
+
+
 MAX_NODE_FRAME = 64 * 2**20
 """Bytes of one frame of a node: it may hold as many attempts as a control plane takes units."""
 
@@ -226,6 +233,7 @@ class Desired(msgspec.Struct, frozen=True, tag="desired", kw_only=True, omit_def
     """Launch these, stop those. When `complete`, whatever the node holds beyond `keep` must be stopped.
 
     `recalls` are handed back if they still wait for a slot, and go on otherwise. `orders` are told before any of it.
+    `limited` are attempts whose time limit has changed since they were launched.
     """
 
     launches: tuple[Launch, ...] = ()
@@ -234,6 +242,7 @@ class Desired(msgspec.Struct, frozen=True, tag="desired", kw_only=True, omit_def
     keep: tuple[Attempt, ...] = ()
     complete: bool = False
     orders: tuple[Ordered, ...] = ()
+    limited: tuple[Limited, ...] = ()
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

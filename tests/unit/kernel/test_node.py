@@ -11,6 +11,7 @@ from poise.kernel.node import (
     Fitness,
     Forget,
     Hang,
+    Limit,
     NodeMachine,
     Renew,
     Say,
@@ -30,6 +31,7 @@ from poise.model.messages import (
     Heard,
     Hello,
     Launch,
+    Limited,
     Report,
     Running,
     Told,
@@ -818,3 +820,12 @@ def test_a_machine_that_slept_does_not_count_that() -> None:
     bench.feed(telling("a", 5, step_time=SECOND))
     bench.now += 3600 * SECOND
     assert stands_still(bench, 30) == []
+
+
+def test_another_time_limit_is_passed_on_now_or_with_the_start() -> None:
+    bench = Bench(cpu=1)
+    bench.feed(Desired(launches=(launch("a"), launch("b"))))
+    told = bench.feed(Desired(limited=(Limited(at("a"), SECOND), Limited(at("b"), 0), Limited(at("gone"), 1))))
+    assert told == [Limit(at("a"), SECOND)]
+    after = bench.feed(Changed(ended=(Ended(attempt=at("a"), ending=Ending(outcome="timeout")),)))
+    assert [effect for effect in after if isinstance(effect, Limit)] == [Limit(at("b"), 0)]

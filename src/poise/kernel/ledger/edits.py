@@ -7,7 +7,7 @@ from poise.kernel.ledger.paths import Paths
 from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.room import Handlers, Room
 from poise.kernel.ledger.state import queue_of_unit
-from poise.model.changing import changed
+from poise.model.changing import LIVE, changed
 from poise.model.events import JobChanged, JobHeld
 
 
@@ -46,6 +46,8 @@ class Edits(Room):
             unit.spec = changed(unit.spec, event.like, event.paths, at_rest=at_rest)
             unit.next_spec = None if later == unit.spec else later
             unit.queue = queue_of_unit(job, unit)
+            if LIVE in event.paths and not at_rest:
+                unit.limited = unit.placed_in
             if "deadline" in event.paths:
                 unit.missed = None
             if pending:

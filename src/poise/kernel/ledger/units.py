@@ -65,7 +65,7 @@ class UnitState(msgspec.Struct, gc=False):
     it was steady.
     `carried` is what it did in this placement before that, in nanoseconds of one task. One that was `missed` is
     cancelled, since a deadline could not be met any more. `lost` counts the attempts that were, where they do not count
-    as `tries`.
+    as `tries`. `limited` is the epoch in which it was placed when its time limit changed while it was active.
     """
 
     spec: Unit
@@ -123,6 +123,7 @@ class UnitState(msgspec.Struct, gc=False):
     missed: Missed | None = None
     lost: int = 0
     leases: dict[str, int] = {}
+    limited: int = 0
 
     def fork(self) -> "UnitState":
         """A copy that changes by itself."""
