@@ -496,6 +496,12 @@ def test_much_works_without_a_control_plane(living: Living) -> None:
     assert "not up" in living.poise("status").text
 
 
+def test_the_first_command_is_refused_if_this_machine_can_never_run_it(living: Living) -> None:
+    refused = living.poise("run", "--node", "nowhere", "--", "true")
+    assert (refused.code, refused.out) == (125, b"")
+    assert "error[E110]: `main`: no node has the name `nowhere`\n  where   --node" in refused.err
+
+
 def test_submit_checks_a_file_before_it_starts_a_control_plane_for_it(living: Living) -> None:
     living.file("wrong.yaml", "kind: graph\nname: -x\ntasks:\n  a: {run: x, cpus: 2}\n  b: {run: x, needs: [c]}\n")
     refused = living.poise("submit", "--json", "wrong.yaml")

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ RESTART_SECONDS = 1.0
 ASK_SECONDS = 0.05
 """How often to ask a control plane that starts, which is asked at once where it makes its socket."""
 
+NODE_SECONDS = 5.0
+"""The agent of this machine has joined a new control plane by then."""
 
 SUBMIT_ATTEMPTS = 3
 """Submissions to try while control planes leave because they are idle."""
@@ -150,20 +152,38 @@ def submit(
     if if_revision is not None or home.elsewhere is not None or (home.others and may_be_asked(home)):
         client = connected(home)
         return client, client.submit(spec, user=user, say=say, if_revision=if_revision)
+    is_new = False
     if not running_here(home) and not supervised(home):
         from poise.model.secrets import named
         from poise.model.spec import compile_spec  # not needed where a control plane does it
 
         compile_spec(named(spec), wall=time.time())
+        is_new = _asks(spec) and not home.log.exists()
     key = new_key()
     for left in range(SUBMIT_ATTEMPTS, 0, -1):
         client = ensure_up(home, UNTIL_IDLE)
         try:
+            if is_new:
+                _await_node(client)
             return client, client.submit(spec, key=key, user=user, say=say)
         except Unreachable:
             if left == 1:
                 raise
     raise AssertionError("unreachable")
+
+
+def _asks(spec: Mapping[str, Any]) -> bool:
+    """Whether a checked job file says what its tasks need."""
+    return any("resources" in task or "workers" in task for task in (spec, *spec.get("tasks", {}).values()))
+
+
+def _await_node(client: Client) -> None:
+    """Wait until a new control plane knows this machine: it refuses what the machine can never run, and would accept
+    anything while it knows no node.
+    """
+    deadline = time.monotonic() + NODE_SECONDS
+    while not client.nodes() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def lasting(home: Home, *options: str) -> Callable[[], Client]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from poise.kernel.book import CallBook
+from poise.kernel.fitting import nowhere
 from poise.kernel.lateness import lost_deadlines
 from poise.kernel.ledger import (
     CAUSES,
@@ -269,7 +270,7 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
         ]
         found += turn_of(job, unit)
     elif unit.status == "pending":
-        found += [*_back(unit, now), *_held(ledger, unit)]
+        found += [*nowhere(ledger.columns.room(), unit.spec), *_back(unit, now), *_held(ledger, unit)]
         if not found:
             found.append(Reason(code="NEXT_ROUND"))
     elif unit.status == "skipped":
@@ -358,8 +359,8 @@ class Alike(NamedTuple):
     """Units of a job that wait and ask for the same: the ids of all, and the first of them as a policy would see it.
 
     Before `not_before` (an instant, 0: none) it is not tried again, for the reasons `back`; `unseen` units of the queue
-    come before it and are not shown in the view. `artifacts` names what it has to choose from, by number. `late` tells
-    that its deadline is lost.
+    come before it and are not shown in the view. `artifacts` names what it has to choose from, by number. `never` tells
+    that no node could run it, `late` that its deadline is lost.
     """
 
     units: tuple[str, ...]
@@ -369,6 +370,7 @@ class Alike(NamedTuple):
     unseen: int
     artifacts: tuple[str, ...]
     late: tuple[Reason, ...] = ()
+    never: tuple[Reason, ...] = ()
 
 
 class After(NamedTuple):
@@ -634,6 +636,7 @@ def _alike(ledger: Ledger, units: list[UnitState], view: Snapshot, lost: Mapping
         unseen=unseen,
         artifacts=artifacts_of(first.spec),
         late=_late(first, lost),
+        never=tuple(nowhere(ledger.columns.room(), first.spec)),
     )
 
 

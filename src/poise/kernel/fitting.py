@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from poise.errors import SpecError
+from poise.model.decisions import Reason
 from poise.model.document import Findings, some
 from poise.model.fleet import DeviceModel, Fleet, model_of
 from poise.model.jobs import Unit
@@ -39,6 +40,15 @@ def check_all(units: Sequence[Unit], fleet: Fleet, tenant: str, quota: Quota | N
             error.record = msgspec.structs.replace(error.record, field=f"{field}{error.record.field}")
             found.add(error)
     found.check()
+
+
+def nowhere(fleet: Fleet, unit: Unit) -> list[Reason]:
+    """That no node here could ever run the unit, as it would be refused now; nothing if one could."""
+    try:
+        _check_fits(fleet, unit)
+    except SpecError as error:
+        return [Reason(code="NOWHERE", have=error.record.message, fixable="never")]
+    return []
 
 
 def _task_of(unit: Unit) -> str:

@@ -129,6 +129,7 @@ def _waiting(
     candidate = alike.candidate
     why = _why_held(plan, candidate, alike.unseen)
     held = (*alike.back, *(reason for reason in why if not alike.back or reason.code != "NEXT_ROUND"), *alike.late)
+    held = (*alike.never, *held)
     order = hypothetical.order_of(policy)
     ahead, first = _before(order, view, ordered, alike, everything) if order is not None else (0, ())
     going = hypothetical.placed(plan, candidate.unit)

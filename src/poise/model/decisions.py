@@ -70,6 +70,7 @@ REASONS = {
     "NETWORK_BUSY": "{have} of network free, {need} needed",
     "NETWORK_TOO_SMALL": "has {have} of network in all, {need} needed",
     "NO_SUCH_DEVICE": "has no device that can do it: {need} needed, {have} there",
+    "NOWHERE": "no node can run it: {have}",
     "OTHER_NODE": "is not where it may run: {need} needed",
     "NOT_AT_ONCE": "all of it is free somewhere, but not on one of them at once: {need}",
     "STRAGGLING": "takes longer than its like, which took {need}",

@@ -21,8 +21,10 @@ class Amounts(NamedTuple):
         return Amounts(cpu + times * more_cpu, memory + times * more_memory, gpus + times * more_gpus)
 
     def holds(self, other: "Amounts") -> bool:
+        """Whether there is as much of all that the other has any of."""
         (cpu, memory, gpus), (need_cpu, need_memory, need_gpus) = self, other
-        return need_cpu <= cpu and need_memory <= memory and need_gpus <= gpus
+        enough = need_cpu <= max(0, cpu) and need_memory <= max(0, memory)
+        return enough and need_gpus <= max(0, gpus)
 
     def room_for(self, each: "Amounts") -> int:
         """How many times it holds another."""
@@ -30,7 +32,7 @@ class Amounts(NamedTuple):
 
     def refusal(self, tenant: str, other: "Amounts") -> Reason:
         """Why it does not hold another: of what there is too little in the quota, and how much is left of that."""
-        short = [place for place, (have, need) in enumerate(zip(self, other, strict=True)) if need > have]
+        short = [place for place, (have, need) in enumerate(zip(self, other, strict=True)) if need > max(0, have)]
         have = ", ".join(_words(place, self[place]) for place in short)
         need = ", ".join(_words(place, other[place]) for place in short)
         return Reason(code="QUOTA", subject=tenant, need=need, have=have)

@@ -1,12 +1,16 @@
 """What no node could ever run is refused with what was meant."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from poise.errors import SpecError
 from poise.model.catalogue import device_of
+from poise.model.decisions import Reason
 from poise.model.resources import Node
 from poise.testing import World, node
+from unit.kernel.test_whatif import waits
 
 
 def offering(name: str, *models: str) -> Node:
@@ -111,3 +115,22 @@ def test_what_is_too_large_for_the_nodes_where_it_may_run_is_told_of_these() -> 
     with pytest.raises(SpecError) as refused:
         lab().job("a", gpu=1, node="ascend")
     assert refused.value.record.have.startswith("closest is ascend: has no device that can do it")
+
+
+@pytest.mark.parametrize(
+    ("asks", "never"),
+    [
+        ({"node": "nowhere"}, "`main`: no node has the name `nowhere`"),
+        ({"label": {"zone": "eu"}}, "`main`: no node has the label zone=eu"),
+        ({"cpu": 100}, "`main` asks for more than any node has"),
+    ],
+)
+def test_what_came_before_the_first_node_says_that_no_node_can_run_it(asks: dict[str, Any], never: str) -> None:
+    world = World().job("a", **asks).round()
+    assert world.codes("a") == ["NO_NODES"]
+    world.nodes(2).round()
+    told = Reason(code="NOWHERE", have=never, fixable="never")
+    assert world.reasons("a")[0] == told
+    assert waits(world, "a").reasons[0] == told
+    world.join(msgspec.structs.replace(node("nowhere", cpu=200), zone="eu")).round()
+    assert world.where("a") == ["nowhere"]

@@ -59,6 +59,14 @@ def test_work_of_a_lost_node_is_placed_elsewhere_in_the_room_that_it_holds_itsel
     assert (world.where("a"), world.ledger.quotas.held("ann").cpu) == (["n2"], 1000)
 
 
+@pytest.mark.parametrize("policy", ["poise", "fifo", "finish-time-fair"])
+def test_more_devices_than_a_lowered_quota_do_not_hold_up_work_without_any(policy: str) -> None:
+    world = World(policy).join(node("n1", cpu=4, gpus=2)).job("a", tenant="ann", gpu=2).round()
+    world.quota("ann", gpu=1).job("b", tenant="ann").job("c", tenant="ann", gpu=1).round()
+    assert (world.status("b"), world.status("c")) == ("placed", "pending")
+    assert next(reason.sentence() for reason in world.reasons("c")) == "the quota of ann has -1 GPU left, 1 GPU needed"
+
+
 def test_brief_work_of_a_bounded_tenant_does_not_wait_behind_that_of_others() -> None:
     world = World().nodes(1, cpu=1).quota("ann", cpu=1)
     for name in ("ann", "bob"):
