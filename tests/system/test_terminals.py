@@ -239,6 +239,16 @@ def test_a_terminal_that_is_closed_hangs_up(shared: Living, screens: list[Screen
     assert (report.exit_code, report.tasks[0].outcome) == (129, "signal")
 
 
+def test_a_terminal_that_is_closed_while_its_job_waits_cancels_it(shared: Living, screens: list[Screen]) -> None:
+    before = shared.poise("submit", "--hold", "--", "true").text.strip()
+    screen = Screen(shared, "run", "-it", "--name", "waits", "--after-any", before, "--", "sh", "-i")
+    screens.append(screen)
+    until(lambda: any(job.name == "waits" for job in shared.client().jobs()), "it is submitted", shared.processes)
+    screen.hang_up()
+    assert shared.client().wait("waits").status == "cancelled"
+    shared.poise("cancel", before)
+
+
 def test_a_terminal_whose_client_is_killed_hangs_up(shared: Living, screens: list[Screen]) -> None:
     screen = shell(shared, screens, "run", "-it", "--name", "killed")
     screen.process.kill()

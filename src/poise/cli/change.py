@@ -10,6 +10,7 @@ from poise.cli.render import print_json, say
 from poise.client import Client, current_home
 from poise.control.start import connected
 from poise.model.changing import fields_in
+from poise.model.reports import JobReport
 
 
 @click.command()
@@ -18,7 +19,7 @@ from poise.model.changing import fields_in
 def hold(jobs: tuple[str, ...], as_json: bool) -> int:
     """Hold every JOB (id or name): tasks that have not started wait until `poise release`. Running tasks continue."""
     client = connected(current_home())
-    held = [client.hold(job) for job in _all_there(client, jobs)]
+    held = [client.hold(job.id) for job in _all_there(client, jobs)]
     if as_json:
         print_json({"held": held})
     else:
@@ -32,17 +33,22 @@ def hold(jobs: tuple[str, ...], as_json: bool) -> int:
 def release(jobs: tuple[str, ...], as_json: bool) -> int:
     """Release every JOB (id or name) that is on hold. It waits for room from now on."""
     client = connected(current_home())
-    released = [client.release(job) for job in _all_there(client, jobs)]
+    there = _all_there(client, jobs)
+    released = [client.release(job.id) for job in there if job.hold]
+    others = [client.release(job.id) for job in there if not job.hold]  # refused if it is over
     if as_json:
         print_json({"released": released})
-    else:
+        return 0
+    if released:
         say(f"released: {', '.join(released)}")
+    if others:
+        say(f"not on hold: {', '.join(others)}")
     return 0
 
 
-def _all_there(client: Client, jobs: tuple[str, ...]) -> list[str]:
-    """Their ids. Raises `NotFound` before anything is done if one of them is not there."""
-    return [client.job(job).id for job in jobs]
+def _all_there(client: Client, jobs: tuple[str, ...]) -> list[JobReport]:
+    """Raises `NotFound` before anything is done if one of them is not there."""
+    return [client.job(job) for job in jobs]
 
 
 @click.command()

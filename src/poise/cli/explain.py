@@ -29,6 +29,9 @@ from poise.model.reports import (
 from poise.model.secrets import named
 from poise.units import format_bytes, format_cpu, format_duration
 
+ELSEWHERE = "OTHER_NODE"
+"""The reason of a node that the job does not ask for."""
+
 GOES_ON = "; it serves until it is ended"
 
 
@@ -182,9 +185,19 @@ def _draw_waiting(waiting: Waiting) -> None:
     if waiting.asks:
         click.echo(f"  asks for        {waiting.asks}{' each' if waiting.count > 1 else ''}")
     by_node = {reason for refusing in waiting.refusing for reason in refusing.reasons}
-    _draw_lines("because", [reason.sentence() for reason in waiting.reasons if reason not in by_node])
+    elsewhere = {
+        node
+        for refusing in waiting.refusing
+        if all(reason.code == ELSEWHERE for reason in refusing.reasons)
+        for node in refusing.nodes
+    }
+    because = [reason for reason in waiting.reasons if reason not in by_node and reason.subject not in elsewhere]
+    _draw_lines("because", [reason.sentence() for reason in because])
     nodes = []
     for refusing in waiting.refusing:
+        if len(refusing.nodes) > 1 and elsewhere.issuperset(refusing.nodes):
+            nodes += [reason.sentence() for reason in refusing.reasons]
+            continue
         name = f"{refusing.count} nodes like " if refusing.count > len(refusing.nodes) else ""
         what = "; ".join(_without_subject(reason, refusing.nodes, refusing.count) for reason in refusing.reasons)
         nodes.append(f"{name}{', '.join(refusing.nodes)}: {what or 'has room'}")

@@ -70,7 +70,7 @@ def _jobs_shown(jobs: list[JobReport], filtered: bool = False) -> Shown:
             Column("NAME", [job.name or "-" for job in jobs]),
             *([Column("TENANT", [job.tenant for job in jobs])] if several else []),
             Column("USER", [job.user or "-" for job in jobs], only="wide"),
-            Column("STATUS", [status_text(job.status) for job in jobs]),
+            Column("STATUS", [_status_of(job) for job in jobs]),
             Column("EXIT", ["-" if job.exit_code is None else str(job.exit_code) for job in jobs], only="wide"),
             Column("TASKS", [counts_text(job.counts) for job in jobs]),
             Column("SUBMITTED", [f"{ago(job.submitted)} ago" for job in jobs], moving=True),
@@ -108,7 +108,7 @@ def _job_shown(report: JobReport) -> Shown:
     who = f" by {report.user}" if report.user else ""
     whose = f" for {report.tenant}" if report.tenant != DEFAULT else ""
     head = [
-        f"{click.style(title, bold=True)}  {status_text(report.status)}  {report.command}",
+        f"{click.style(title, bold=True)}  {_status_of(report)}  {report.command}",
         f"submitted {ago(report.submitted)} ago{who}{whose}{ended}",
     ]
     if report.critical_path:
@@ -128,6 +128,8 @@ def _job_shown(report: JobReport) -> Shown:
         head.append(f"secrets: {', '.join(report.secrets)}")
     if report.note and report.exit_code is None:
         head.append(f"note: {report.note}")
+    if report.hold:
+        head.append(f"on hold: what runs continues, and nothing else starts; `poise release {report.id}`")
     tasks, graph = report.tasks, len(report.critical_path) > 0
     return Shown(
         report,
@@ -160,6 +162,10 @@ def _job_shown(report: JobReport) -> Shown:
         notes=[note for task in tasks for note in _notes(task)],
         over=report.exit_code is not None,
     )
+
+
+def _status_of(job: JobReport) -> str:
+    return status_text(f"{job.status} (on hold)" if job.hold else job.status)
 
 
 def _sweep(tasks: Sequence[TaskReport]) -> Iterator[Column]:

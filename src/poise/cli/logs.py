@@ -4,6 +4,7 @@ import re
 import sys
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 import click
 
@@ -36,7 +37,12 @@ LONGEST = 64 * 1024
     help="Begin each line with its rank in the gang, or its task. [default: of a gang, unless it is one rank]",
 )
 @click.option("--task", default="", metavar="NAME", help="Only this task of the job, as JOB.NAME does.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value: what each attempt wrote, by stream.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON value: what each attempt wrote, by stream. With -t, each line with its time.",
+)
 @click.argument("job")
 def logs(
     job: str,
@@ -61,12 +67,15 @@ def logs(
     pieces = (line for line in lines if isinstance(line, LogPiece) and line.data)
     if as_json:
         written: dict[tuple[str, int, str], bytes] = {}
+        timed: dict[tuple[str, int, str], TimedLines] = {}
         for piece in pieces:
             key = (piece.task, piece.epoch, piece.stream)
             written[key] = written.get(key, b"") + piece.data
+            timed.setdefault(key, TimedLines()).add(piece)
         print_json(
             [
                 {"task": name, "epoch": epoch, "stream": stream, "text": data.decode("utf-8", "replace")}
+                | ({"lines": timed[name, epoch, stream].all()} if timestamps else {})
                 for (name, epoch, stream), data in written.items()
             ]
         )
@@ -76,6 +85,26 @@ def logs(
         printer.print(piece)
     printer.close()
     return 0
+
+
+class TimedLines:
+    """Lines of one stream, each with the time when its beginning was written (seconds since 1970; 0: not known)."""
+
+    def __init__(self) -> None:
+        self._lines: list[tuple[float, bytes]] = []
+        self._open = False  # the last one has not ended
+
+    def add(self, piece: LogPiece) -> None:
+        for part in filter(None, re.split(rb"(?<=\n)", piece.data)):
+            if self._open:
+                at, begun = self._lines[-1]
+                self._lines[-1] = at, begun + part
+            else:
+                self._lines.append((piece.at, part))
+            self._open = not part.endswith(b"\n")
+
+    def all(self) -> list[dict[str, Any]]:
+        return [{"at": at, "text": line.removesuffix(b"\n").decode("utf-8", "replace")} for at, line in self._lines]
 
 
 class Printer:

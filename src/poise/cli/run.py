@@ -81,7 +81,9 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
             return 0
         except HungUpError:
             with contextlib.suppress(PoiseError):
-                if not client.give(job, hang_up=True).epoch:  # it does not run yet: nobody would be there when it does
+                if client.job(job).status in ("waiting", "pending", "placed"):
+                    client.cancel(job)  # nobody would be there when it runs
+                elif not client.give(job, hang_up=True).epoch:
                     client.cancel(job)
             return 128 + signal.SIGHUP
         except Unreachable as error:

@@ -116,6 +116,7 @@ def job_report(
         note=job.note,
         retries=retries_of(unit.spec.retry for unit in job.units) if tasks and job.calls is None else "",
         secrets=tuple(sorted({*job.secrets}.union(*(unit.spec.secrets for unit in job.units)))),
+        hold=job.hold and not job.ended,
         calls=_calls_report(job.calls) if job.calls is not None else None,
         training=tuple(
             TrainingReport(unit=unit.id, heard=ledger.leader.wall(known.at), said=known.said)

@@ -323,7 +323,11 @@ def _refusing(view: Snapshot, candidate: Candidate, held: Sequence[Reason], ever
     if len(fleet) > NAMED:
         yield from _refusing_alike(fleet, shapes, held, everything)
         return
+    elsewhere: list[int] = []
     for row, name in enumerate(fleet.names):
+        if not (everything or any(shape.where.admits(fleet.nodes[row]) for shape in shapes)):
+            elsewhere.append(row)
+            continue
         against = [refusals(fleet, row, shape) for shape in shapes]
         fitting = next((shape for shape, reasons in zip(shapes, against, strict=True) if not reasons), None)
         if fitting is None:
@@ -331,6 +335,12 @@ def _refusing(view: Snapshot, candidate: Candidate, held: Sequence[Reason], ever
         else:
             reasons = (*_held_there(held, name), *_in_part(fleet, row, candidate, fitting))
         yield Refusing(count=1, nodes=(name,), reasons=reasons)
+    if elsewhere:
+        names = tuple(fleet.names[row] for row in elsewhere)
+        subject = names[0] if len(names) == 1 else f"{len(names)} other nodes"
+        need = " or ".join(dict.fromkeys(shape.where.describe() for shape in shapes))
+        reason = Reason(code="OTHER_NODE", subject=subject, need=need, fixable="never")
+        yield Refusing(count=len(names), nodes=names, reasons=(reason,))
 
 
 def _held_there(held: Sequence[Reason], node: str) -> tuple[Reason, ...]:
@@ -832,13 +842,14 @@ class _Search:
             ("operators", bool(wants.ops), _wanting(shape, ops=())),
             ("device memory", shape.gpu_memory > 0, msgspec.structs.replace(shape, gpu_memory=0)),
         ]
-        wished = [(f"any {name} will do", without) for name, asked, without in drops if asked]
+        wished = [(name, f"any {name} will do", without) for name, asked, without in drops if asked]
         if where.spread:
-            wished.append((f"several tasks may run on one {where.spread}", _on(shape, spread="")))
+            wished.append(("spread", f"several tasks may run on one {where.spread}", _on(shape, spread="")))
         if where.together:
-            wished.append((f"the tasks may run on more than one {where.together}", _on(shape, together="")))
-        for text, without in wished:
-            found = self._try(self._with(shape=without), "wishes", text, 1.0)
+            text = f"the tasks may run on more than one {where.together}"
+            wished.append(("together", text, _on(shape, together="")))
+        for name, text, without in wished:
+            found = self._try(self._with(shape=without), "wishes", text, 1.0, self._unasked(name))
             if found is not None:
                 yield found
         if len(wished) > 1:
@@ -847,6 +858,15 @@ class _Search:
             found = self._try(self._with(shape=without), "wishes", any_will, float(len(wished)))
             if found is not None:
                 yield found
+
+    def _unasked(self, wish: str) -> str:
+        """What to type so that it may run on other nodes, for work that is submitted already."""
+        where = self._shape.where
+        fields = {
+            "node": ("node=" if where.nodes else "", "exclude-node=" if where.without else ""),
+            "label": ("label=",),
+        }.get(wish, ())
+        return f"poise set {self._candidate.unit} {' '.join(filter(None, fields))}" if fields else ""
 
     def workers(self) -> Iterator[Suggestion]:
         """Fewer tasks: as many as can start together now."""

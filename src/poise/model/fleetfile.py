@@ -288,7 +288,17 @@ def check_place(zone: str, rack: str, at: str, found: Findings) -> None:
 
 def labels_from(given: Mapping[str, Any], at: str, found: Findings) -> dict[str, str]:
     """Labels of a node, from a file."""
-    return {name: found.get("", label_value, name, of, f"{at}.{name}") for name, of in given.items()}
+    return {name: found.get("", _value_of_label, name, of, f"{at}.{name}") for name, of in given.items()}
+
+
+def _value_of_label(name: str, value: Any, at: str) -> str:
+    """Checked: a job can ask for it. Raises SpecError."""
+    text = label_value(name, value, at)
+    if text.startswith("!") or "," in text:
+        what, need = "no job could ask for this label", "a value without `,` that does not begin with `!`"
+        hint = f"{name}: {text.lstrip('!').replace(',', '-') or 'yes'}"
+        raise SpecError(what, field=at, need=need, have=text[:80], hint=hint)
+    return text
 
 
 def _devices(specs: Iterable[DeviceSpec], at: str, found: Findings) -> tuple[Device, ...]:

@@ -111,6 +111,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     is what the user was told when it was submitted, `user` what the client called them. `retries`: see `PlanReport`.
     `secrets` are names.
     `remaining` is the expected run time of the rest of the critical path; None where a run time in it is unknown.
+    `hold`: it is on hold, and what of it has not started does not start.
     """
 
     id: str
@@ -132,6 +133,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[TaskReport, ...] = ()
     retries: str = ""
     secrets: tuple[str, ...] = ()
+    hold: bool = False
 
 
 JobStatus = Literal["waiting", "pending", "placed", "running", "idle", "done", "failed", "cancelled", "skipped"]

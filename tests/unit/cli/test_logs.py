@@ -2,7 +2,7 @@
 
 import pytest
 
-from poise.cli.logs import Printer
+from poise.cli.logs import Printer, TimedLines
 from poise.model.reports import LogPiece
 
 
@@ -54,3 +54,15 @@ def test_a_line_that_does_not_end_is_not_held_back_for_ever(capsysbinary: pytest
     printer = Printer(timestamps=False, label=True)
     printer.print(piece(b"x" * 100_000))
     assert len(capsysbinary.readouterr().out) == len("[main] ") + 100_001
+
+
+def test_each_line_has_its_time_in_json_too() -> None:
+    timed = TimedLines()
+    for one in (piece(b"one\ntw", at=0.25), piece(b"o\r\n", at=90), piece(b"\nlast", at=91)):
+        timed.add(one)
+    assert timed.all() == [
+        {"at": 0.25, "text": "one"},
+        {"at": 0.25, "text": "two\r"},
+        {"at": 91, "text": ""},
+        {"at": 91, "text": "last"},
+    ]

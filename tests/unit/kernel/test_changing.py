@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from poise.errors import Conflict, NotFound, PoiseError, SpecError
+from poise.kernel.explain import job_report
 from poise.kernel.visible import Sight
 from poise.model.events import JobChanged, JobHeld
 from poise.model.jobs import Priority
@@ -33,6 +34,20 @@ def test_what_is_on_hold_does_not_start_until_it_is_released() -> None:
     assert [reason.sentence() for reason in world.reasons("a")] == ["is on hold: `poise release j1` lets it start"]
     assert checked(world).hold("a", False).round().where("a") == ["n1"]
     checked(world)
+
+
+def test_a_running_job_says_that_it_is_on_hold() -> None:
+    world = World().nodes(1).job("a").round().start("a.main").hold("a")
+
+    def shown() -> tuple[str, bool]:
+        report = job_report(world.ledger, world.state("a"), world.now, tasks=True)
+        return report.status, report.hold
+
+    assert shown() == ("running", True)
+    world.hold("a", False)
+    assert shown() == ("running", False)
+    world.hold("a").finish("a.main")
+    assert shown() == ("done", False)
 
 
 def test_a_job_is_submitted_on_hold() -> None:

@@ -430,6 +430,7 @@ def test_another_node_than_it_asked_for() -> None:
     assert [reason.code for reason in world.reasons("b")] == ["CPU_BUSY", "OTHER_NODE"]
     found = suggested(world, "b")["wishes"]
     assert (found.text, found.nodes) == ("any node will do", ("n2",))
+    assert found.command == "poise set j2.main node="
 
 
 def test_a_higher_priority_and_who_yields_to_it() -> None:
@@ -612,3 +613,14 @@ def test_a_quota_below_what_waits_is_told_by_unblock() -> None:
     assert "it needs 2 CPU, more than the whole quota of tenant `ann` (1 CPU)" in told
     world.quota("ann", cpu=2)
     assert "quota" not in unblocked(world, "j1").text
+
+
+def test_nodes_that_a_pinned_job_does_not_ask_for_are_told_as_one() -> None:
+    world = World().nodes(4, cpu=1).job("a", node="n2").job("b", node="n2").round()
+    told = [(of.count, of.nodes, [reason.sentence() for reason in of.reasons]) for of in waits(world, "b").refusing]
+    assert told == [
+        (1, ("n2",), ["n2: 0 CPU free, 1 needed"]),
+        (3, ("n1", "n3", "n4"), ["3 other nodes: is not where it may run: node n2 needed"]),
+    ]
+    everything = explained(world, "b", everything=True).waiting[0].refusing
+    assert [of.nodes for of in everything] == [("n1",), ("n2",), ("n3",), ("n4",)]

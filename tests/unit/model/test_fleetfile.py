@@ -161,6 +161,8 @@ def test_another_file_is_no_fleet() -> None:
         ({"latency": "2h"}, "nodes.n.latency", "E103"),
         ({"labels": {"a": [1]}}, "nodes.n.labels.a", "E102"),
         ({"labels": {"": 1}}, "nodes.n.labels.", "E107"),
+        ({"labels": {"team": "a,b"}}, "nodes.n.labels.team", "E102"),
+        ({"labels": {"team": "!a"}}, "nodes.n.labels.team", "E102"),
         ({"zone": "z" * 1000}, "nodes.n.zone", "E103"),
         ({"devices": {"model": "H100"}}, "nodes.n.devices", "E102"),
         ({"devices": [{"model": "H100", "count": 65}]}, "nodes.n.devices[0].count", "E103"),
