@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from poise.client import AsyncClient, Client
     from poise.drivers.heartbeat import step
     from poise.errors import CallFailed, CallLost, GangBroken, Misused, PoiseError
+    from poise.model.reports import LogPiece
     from poise.sdk import Mapped, Task, close, gather, rank, task, world_size
 
 _HOMES = {
@@ -19,6 +20,7 @@ _HOMES = {
     "Client": "client",
     "Future": "calls",
     "GangBroken": "errors",
+    "LogPiece": "model.reports",
     "Mapped": "sdk",
     "Misused": "errors",
     "PoiseError": "errors",
@@ -40,6 +42,7 @@ __all__ = [
     "Client",
     "Future",
     "GangBroken",
+    "LogPiece",
     "Mapped",
     "Misused",
     "PoiseError",
