@@ -22,7 +22,7 @@ _ANOTHER_NAME = {
         "nodes": "sinfo node hosts",
         "drain": "cordon",
         "hold": "suspend pause",
-        "release": "resume unsuspend uncordon",
+        "release": "resume unsuspend unpause uncordon",
         "retry": "requeue rerun restart",
         "set": "update modify alter scontrol-update edit patch",
         "top": "stats",
@@ -38,6 +38,9 @@ _FUNCTIONS = {"set": "set_"}
 _DESTRUCTIVE = ("cancel", "drain")
 _TYPING_ERROR = 0.8
 """How alike a word is, at least, to what it suggests of these: `cancle` and `cancel` are to 0.83."""
+
+_ALIKE = 0.75
+"""The same for other commands: `shwo` and `show` are to 0.75, `shutdown` and `show` to 0.67."""
 
 _A_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\[\]-]*")
 
@@ -76,7 +79,7 @@ def _meant(word: str, *others: str) -> str:
     if other is None:
         harmless = [name for name in COMMANDS if name not in ("down", *_DESTRUCTIVE)]  # `down` stops everything
         near = difflib.get_close_matches(word, _DESTRUCTIVE, n=1, cutoff=_TYPING_ERROR)
-        near += difflib.get_close_matches(word, harmless, n=1)
+        near += difflib.get_close_matches(word, harmless, n=1, cutoff=_ALIKE)
         return near[0] if near else "--help"
     if other == "cancel":
         named = all(_A_NAME.fullmatch(one) for one in others)

@@ -24,6 +24,10 @@ VERBS = {
     "apply -f x.yaml": "submit",
     "shwo": "show",
     "cancle": "cancel",
+    "unpause j1": "release",
+    "shutdown": "--help",
+    "destroy j1": "--help",
+    "halt": "--help",
     "xyzzy": "--help",
 }
 """What is typed, and what is suggested."""
