@@ -261,6 +261,22 @@ class Client:
         """Submit anew what of a job that is over was not done. Answers with the new job's id."""
         return self._call("POST", f"/v1/jobs/{_part(name)}/retry", _Job).job
 
+    def remove(self, *jobs: str) -> list[str]:
+        """Remove ended jobs, by id or name, with their output, values and checkpoints: all of them or none. Answers
+        with their ids. Raises `Conflict` where one has not ended.
+        """
+        return self._call("POST", "/v1/remove", dict[str, list[str]], {"jobs": jobs}, timeout=THOUGHT)["removed"]
+
+    def remove_all(
+        self, *, statuses: Collection[JobStatus] = (), name: str = "", user: str = "", older_than: str | float = 0
+    ) -> list[str]:
+        """Remove all ended jobs that this token may see: with one of the `statuses`, with a name or id like the
+        pattern `name`, of that `user`, and that ended at least `older_than` ago (seconds, or `7d`). Answers with their
+        ids.
+        """
+        asked = {"all": True, "statuses": statuses, "name": name, "user": user, "older_than": older_than}
+        return self._call("POST", "/v1/remove", dict[str, list[str]], asked, timeout=THOUGHT)["removed"]
+
     def cancel_all(self) -> int:
         """Cancel all unfinished jobs that this token may see; answers with how many, once that is durable."""
         return self._call("POST", "/v1/cancel", dict[str, int], timeout=THOUGHT)["cancelled"]
@@ -871,6 +887,9 @@ class AsyncClient:
 
     async def retry(self, name: str) -> str:
         return await self._ask(lambda client: client.retry(name))
+
+    async def remove(self, *jobs: str) -> list[str]:
+        return await self._ask(lambda client: client.remove(*jobs))
 
     async def explain(self, name: str, *, everything: bool = False) -> Explanation:
         return await self._ask(lambda client: client.explain(name, everything=everything))

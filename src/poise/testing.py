@@ -37,6 +37,7 @@ from poise.kernel.controller import (
     HoldJob,
     Message,
     Recovered,
+    RemoveJobs,
     Reply,
     Request,
     RetryJob,
@@ -286,6 +287,9 @@ class World:
 
     def retry(self, job: str, bearer: Bearer = HOME) -> "World":
         return self.ask(RetryJob(self.request(), job, bearer))
+
+    def remove(self, *jobs: str, bearer: Bearer = HOME) -> "World":
+        return self.ask(RemoveJobs(self.request(), jobs, bearer))
 
     def drain(self, name: str, on: bool = True, *, moves: bool = False) -> "World":
         return self.ask(Drain(self.request(), name, on, moves=moves))

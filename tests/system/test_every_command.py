@@ -46,6 +46,7 @@ WORKS = {
     "release": "release --json WAITS",
     "set": "set --json WAITS --priority high",
     "retry": "retry --json WAITS",
+    "rm": "rm --json WAITS",
     "nodes": "nodes --json",
     "profile": "profile --json",
     "drain": "drain --json --undo NODE",
@@ -125,7 +126,7 @@ def test_no_command_is_left_out() -> None:
     assert WORKS.keys() | LONG == COMMANDS.keys()
 
 
-IN_A_ROW = ("why-not", "hold", "release", "set", "cancel", "retry", "drain")
+IN_A_ROW = ("why-not", "hold", "release", "set", "cancel", "retry", "rm", "drain")
 """What changes a job that waits, in an order in which each can."""
 
 

@@ -115,6 +115,12 @@ def test_jobs_that_the_ledger_has_forgotten_are_told_of() -> None:
     assert told(world).statuses == {"done": 40}
 
 
+def test_removed_jobs_are_told_of() -> None:
+    report = told(finished().remove("a").after("1s"))
+    assert (report.statuses, report.attempts) == ({"done": 1}, 2)
+    assert [(one.subject, one.text) for one in report.happenings if one.kind == "removed"] == [("j1", "by their users")]
+
+
 def test_lists_are_bounded_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "MOST", dict.fromkeys(history.MOST, 2))
     monkeypatch.setattr(history, "POINTS", 10)

@@ -1,4 +1,4 @@
-"""`poise hold`, `release`, `set` and `retry`: what becomes of a job after it was submitted."""
+"""`poise hold`, `release`, `set`, `retry` and `rm`: what becomes of a job after it was submitted."""
 
 import os
 from typing import Any
@@ -8,9 +8,18 @@ import click
 from poise.cli.asking import FLAGS, asked, changing, note_units, told_as_flags
 from poise.cli.render import print_json, say
 from poise.client import Client, current_home
-from poise.control.start import connected
+from poise.control.start import UNTIL_IDLE, connected, ensure_up
 from poise.model.changing import fields_in
-from poise.model.reports import JobReport
+from poise.model.document import some
+from poise.model.reports import JobReport, JobStatus
+
+ENDED: tuple[JobStatus, ...] = ("done", "failed", "cancelled", "skipped")
+"""Statuses of jobs that have ended."""
+
+FEW = 12
+"""Removed jobs that are named."""
+
+_ONLY = "Remove only ended jobs"
 
 
 @click.command()
@@ -66,6 +75,45 @@ def retry(job: str, quiet: bool, as_json: bool) -> int:
         click.echo(made)
         if not quiet:
             say(f"poise: status: `poise show {made}`, output: `poise logs -f {made}`")
+    return 0
+
+
+@click.command()
+@click.option("--all", "everything", is_flag=True, help="Remove every ended job that you may see.")
+@click.option(
+    "--status", "statuses", type=click.Choice(ENDED), multiple=True, help=f"{_ONLY} with this status. Repeatable."
+)
+@click.option("--name", default="", metavar="PATTERN", help=f"{_ONLY} with such a name or id, e.g. 'train-*'.")
+@click.option("--user", default="", metavar="NAME", help=f"{_ONLY} of this user.")
+@click.option("--older-than", metavar="TIME", help="Remove only jobs that ended at least this long ago, e.g. 7d.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@click.argument("jobs", nargs=-1, metavar="JOB...")
+def rm(
+    jobs: tuple[str, ...],
+    everything: bool,
+    statuses: tuple[JobStatus, ...],
+    name: str,
+    user: str,
+    older_than: str | None,
+    as_json: bool,
+) -> int:
+    """Remove every JOB (id or name) with its output, values and checkpoints. Unfinished jobs are refused: cancel them
+    first. If one of several cannot be removed, none is.
+
+    Instead of names, give --all or a filter: every ended job that matches is removed.
+    """
+    filters = bool(everything or statuses or name or user or older_than is not None)
+    if filters == bool(jobs):
+        raise click.UsageError("name jobs, or give --all or a filter: one of both")
+    client = ensure_up(current_home(), UNTIL_IDLE)
+    if jobs:
+        removed = client.remove(*jobs)
+    else:
+        removed = client.remove_all(statuses=statuses, name=name, user=user, older_than=older_than or 0)
+    if as_json:
+        print_json({"removed": removed})
+    else:
+        say(f"removed {some(removed, FEW)}" if removed else "no ended job matches")
     return 0
 
 

@@ -13,12 +13,13 @@ from poise.cli.main import COMMANDS, broken_pipe, help_text
 _ANOTHER_NAME = {
     name: ours
     for ours, names in {
-        "cancel": "stop kill scancel delete del rm remove terminate abort qdel bkill",
+        "cancel": "stop kill scancel delete del terminate abort qdel bkill",
         "ls": "ps queue squeue sacct jobs list get qstat bjobs",
         "show": "describe inspect scontrol info job",
         "run": "srun salloc exec",
         "submit": "sbatch apply create qsub bsub",
         "logs": "log attach tail output",
+        "rm": "remove prune",
         "nodes": "sinfo node hosts",
         "drain": "cordon",
         "hold": "suspend pause",
@@ -77,7 +78,7 @@ def _meant(word: str, *others: str) -> str:
     """What to type instead of a word that is no command."""
     other = _ANOTHER_NAME.get(word)
     if other is None:
-        harmless = [name for name in COMMANDS if name not in ("down", *_DESTRUCTIVE)]  # `down` stops everything
+        harmless = [name for name in COMMANDS if name not in ("down", "rm", *_DESTRUCTIVE)]
         near = difflib.get_close_matches(word, _DESTRUCTIVE, n=1, cutoff=_TYPING_ERROR)
         near += difflib.get_close_matches(word, harmless, n=1, cutoff=_ALIKE)
         return near[0] if near else "--help"

@@ -38,12 +38,14 @@ from poise.drivers.plugins import Choice, choose, choose_document, is_file, sett
 from poise.drivers.security import caller_key, worker_key
 from poise.drivers.series import Series
 from poise.drivers.system import Effort
+from poise.drivers.tidy import remove_folders
 from poise.drivers.vault import Vault
 from poise.engine.lookahead import LookAhead
 from poise.errors import NotFound, NotLeading, SpecError, StoreFull
 from poise.kernel import controller as machine
 from poise.kernel import whatif
 from poise.kernel.audit import audit_report
+from poise.kernel.changing import to_remove
 from poise.kernel.explain import (
     Question,
     job_report,
@@ -119,6 +121,9 @@ MAX_LISTED = 1_000_000
 CANCELLED_AT_ONCE = 1024
 """Jobs that are cancelled in one turn of the loop, some 20 ms, and by one record of the log, where all are to be."""
 
+REMOVED_AT_ONCE = 1024
+"""Jobs that one request removes at most by their names, and that one record of the log removes of all."""
+
 MAX_REVISION = 2**53 - 1
 """The largest integer that JSON keeps exact wherever it is read."""
 
@@ -163,6 +168,29 @@ class Change(msgspec.Struct, frozen=True):
     """Fields of a job file with their new values, such as `{"priority": "high", "resources": {"memory": "8GiB"}}`."""
 
     spec: dict[str, Any]
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """Ids of jobs that were removed, with their output, values and checkpoints."""
+
+    removed: tuple[str, ...]
+
+
+class RemoveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ended jobs to remove: `jobs` by id or name; or `all` of them, or those with one of the `statuses`, with a `name`
+    or id like the pattern, of a `user`, or that ended at least `older_than` ago, a duration.
+    """
+
+    jobs: Annotated[tuple[str, ...], msgspec.Meta(max_length=REMOVED_AT_ONCE)] = ()
+    all: bool = False
+    statuses: tuple[JobStatus, ...] = ()
+    name: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    user: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    older_than: Quantity | None = None
+
+    @property
+    def filters(self) -> bool:
+        return bool(self.all or self.statuses or self.name or self.user or self.older_than is not None)
 
 
 class DrainRequest(msgspec.Struct, frozen=True):
@@ -438,6 +466,31 @@ def make_app(
             few = latest_first[first : first + CANCELLED_AT_ONCE]
             count += await plane.request(partial(machine.CancelJobs, jobs=few, bearer=bearer))
         return Cancelled(count)
+
+    @routes.post(
+        "/v1/remove",
+        summary="Remove ended jobs, by name or by filter, with their output, values and checkpoints",
+        status=202,
+        role=SUBMITTER,
+    )
+    async def remove(bearer: Bearer, data: RemoveRequest) -> Removed:
+        if bool(data.jobs) == data.filters:
+            raise SpecError("name jobs, or filter them: one of both", code="E101", field="jobs", hint='{"all": true}')
+        plane.check_leading()
+        ledger = await plane.settled()
+        if data.jobs:
+            ended = to_remove(ledger, data.jobs, bearer)
+        else:
+            age = parse_or_raise(parse_duration, data.older_than or 0, "older_than", MAX_DURATION)
+            until = plane.clock.now() - age
+            seen = listed(Sight(ledger, bearer).jobs(), statuses=data.statuses, name=data.name, user=data.user)
+            ended = [job for job in seen if 0 < job.ended <= until]
+        removed: list[str] = []
+        for first in range(0, len(ended), REMOVED_AT_ONCE):
+            few = tuple(job.id for job in ended[first : first + REMOVED_AT_ONCE])
+            await asyncio.to_thread(remove_folders, (home.logs, home.values, home.meetings, home.checkpoints), few)
+            removed += await plane.request(partial(machine.RemoveJobs, jobs=few, bearer=bearer))
+        return Removed(tuple(removed))
 
     @routes.get(
         "/v1/jobs/{name}/explanation",

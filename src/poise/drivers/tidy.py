@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from pathlib import Path
 
 GANGS = "gang-"
@@ -20,3 +20,10 @@ def remove_abandoned(folder: Path, kept: Set[str], seconds: float) -> None:
         least = GANG_SECONDS if path.name.startswith(GANGS) else seconds
         if path.name not in kept and unchanged > least:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_folders(folders: Iterable[Path], jobs: Iterable[str]) -> None:
+    """Remove the folders of these jobs, where there are any. Ids of jobs are names of folders, not paths."""
+    for folder in folders:
+        for job in jobs:
+            shutil.rmtree(folder / job, ignore_errors=True)

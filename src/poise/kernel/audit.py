@@ -10,6 +10,7 @@ from poise.model.events import (
     JobChanged,
     JobHeld,
     JobsCancelled,
+    JobsRemoved,
     JobSubmitted,
     NodeDrained,
     QuotaSet,
@@ -50,6 +51,8 @@ def _in_words(event: AUDITED) -> str:
             return f"cancelled {event.job}"
         case JobsCancelled():
             return f"cancelled {some(event.jobs, FEW)}"
+        case JobsRemoved():
+            return f"removed {some(event.jobs, FEW)} of {event.tenant}"
         case JobHeld():
             return f"{'held' if event.on else 'released'} {event.job}{f': {event.why}' if event.why else ''}"
         case JobChanged():

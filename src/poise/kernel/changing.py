@@ -1,8 +1,8 @@
-"""What people do to a job after it was submitted: hold it, change it, try it again. Each is checked here, and changes
-nothing by itself.
+"""What people do to a job after it was submitted: hold it, change it, try it again, remove it. Each is checked here,
+and changes nothing by itself.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import msgspec
 
@@ -97,6 +97,22 @@ def to_retry(ledger: Ledger, name: str, bearer: Bearer) -> tuple[Compiled, str]:
         job.name, job.folder, job.env, units, note=note, tenant=job.tenant, retry_of=job.id, secrets=job.secrets
     )
     return compiled, job.user
+
+
+def to_remove(ledger: Ledger, names: Iterable[str], bearer: Bearer) -> list[JobState]:
+    """The ended jobs of these names, each once. Raises `NotFound` and `Conflict`."""
+    jobs: dict[str, JobState] = {}
+    for name in names:
+        found = find(ledger, name, bearer=bearer)
+        job = found.job
+        if not found.whole:
+            what, hint = "a job is removed as a whole", f"`poise rm {job.id}`"
+            raise Conflict(what, field="job", have=found.name, hint=hint)
+        if not job.ended:
+            what, hint = f"job {job.id} has not ended", f"`poise cancel {job.id}`, then `poise wait {job.id}`"
+            raise Conflict(what, field="job", hint=hint)
+        jobs[job.id] = job
+    return list(jobs.values())
 
 
 def _check_unfinished(found: Found) -> None:

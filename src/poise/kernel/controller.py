@@ -48,6 +48,7 @@ from poise.model.events import (
     JobCancelled,
     JobHeld,
     JobsCancelled,
+    JobsRemoved,
     JobSubmitted,
     NodeDrained,
     NodeForgotten,
@@ -247,6 +248,14 @@ class RetryJob(msgspec.Struct, frozen=True):
     bearer: Bearer = HOME
 
 
+class RemoveJobs(msgspec.Struct, frozen=True):
+    """Remove ended jobs, by name or id: all of them or none. Answered with their ids."""
+
+    request: int
+    jobs: tuple[str, ...]
+    bearer: Bearer = HOME
+
+
 class Drain(msgspec.Struct, frozen=True):
     """`node` is a node, or a device of one: `n1:0`. With `moves`, what runs on a node goes on elsewhere."""
 
@@ -401,6 +410,7 @@ Request = (
     | HoldJob
     | ChangeJob
     | RetryJob
+    | RemoveJobs
     | Drain
     | GiveUp
     | Lend
@@ -511,6 +521,7 @@ QUIET = (
     CallTried,
     Returned,
     CallsClosed,
+    JobsRemoved,
 )
 """Events that change nothing for the policy, unless more waits to be placed after them; a round for nodes that have
 joined is asked for by itself.
@@ -649,6 +660,8 @@ class Controller:
                 self._answer(message.request, lambda: self._change_job(message, now))
             case RetryJob():
                 self._answer(message.request, lambda: self._retry_job(message, now))
+            case RemoveJobs():
+                self._answer(message.request, lambda: self._remove_jobs(message, now))
             case Drain():
                 self._answer(message.request, lambda: self._drain(message, now))
             case GiveUp():
@@ -1076,6 +1089,14 @@ class Controller:
         job = self.would_submit(compiled, user)
         self._commit(JobSubmitted(at=now, job=job, by=message.bearer.token))
         return job.id
+
+    def _remove_jobs(self, message: RemoveJobs, now: int) -> tuple[str, ...]:
+        """One event for each tenant: nobody else learns of it."""
+        jobs = changing.to_remove(self.ledger, message.jobs, message.bearer)
+        for tenant in sorted({job.tenant for job in jobs}):
+            own = tuple(job.id for job in jobs if job.tenant == tenant)
+            self._commit(JobsRemoved(at=now, jobs=own, tenant=tenant, by=message.bearer.token))
+        return tuple(job.id for job in jobs)
 
     def _stop_cancelled(self, job: JobState, units: Iterable[UnitState], now: int) -> None:
         """What runs of a job that was cancelled is asked to end."""

@@ -33,6 +33,7 @@ from poise.model.events import (
     JobChanged,
     JobHeld,
     JobsCancelled,
+    JobsRemoved,
     JobSubmitted,
     Lagging,
     NodeDrained,
@@ -282,6 +283,8 @@ class History:
                 self._note(event.at, "cancelled", event.job, f"by {event.by or 'its user'}", event.job)
             case JobsCancelled():
                 self._note(event.at, "cancelled", some(event.jobs, FEW), f"by {event.by or 'their users'}", *event.jobs)
+            case JobsRemoved():
+                self._note(event.at, "removed", some(event.jobs, FEW), f"by {event.by or 'their users'}", *event.jobs)
             case JobHeld():
                 why = event.why or f"by {event.by or 'its user'}"
                 self._note(event.at, "held" if event.on else "released", event.job, why, event.job)

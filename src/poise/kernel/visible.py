@@ -31,6 +31,7 @@ from poise.model.events import (
     JobChanged,
     JobHeld,
     JobsCancelled,
+    JobsRemoved,
     JobSubmitted,
     Lagging,
     NodeDrained,
@@ -146,7 +147,7 @@ class Sight:
             case JobsCancelled():
                 own = tuple(job for job in event.jobs if self._is_own(job))
                 return self._asked(msgspec.structs.replace(event, jobs=own)) if own else None
-            case QuotaSet():
+            case QuotaSet() | JobsRemoved():
                 return self._asked(event) if event.tenant == self.bearer.tenant else None
             case NodeJoined() | NodeDrained() | DeviceDrained() | Configured():
                 return self._asked(event)

@@ -127,6 +127,15 @@ class JobChanged(msgspec.Struct, frozen=True, tag="job-changed", kw_only=True, o
     by: str = ""
 
 
+class JobsRemoved(msgspec.Struct, frozen=True, tag="jobs-removed", kw_only=True, omit_defaults=True):
+    """Ended jobs of one tenant are removed from the ledger, by id."""
+
+    at: int
+    jobs: tuple[str, ...]
+    tenant: str
+    by: str = ""
+
+
 class DeadlinesMissed(msgspec.Struct, frozen=True, tag="deadlines-missed", kw_only=True):
     """Deadlines of a job could not be met any more, and its user wanted such work cancelled: these units are cancelled,
     what needs them is skipped, and the rest goes on.
@@ -463,6 +472,7 @@ Event = (
     | UnitsCancelled
     | JobHeld
     | JobChanged
+    | JobsRemoved
     | DeadlinesMissed
     | Placed
     | Preempted
@@ -506,6 +516,7 @@ AUDITED = (
     | UnitsCancelled
     | JobHeld
     | JobChanged
+    | JobsRemoved
     | NodeDrained
     | DeviceDrained
     | QuotaSet

@@ -12,7 +12,9 @@ VERBS = {
     "scancel 7": "cancel 7",
     "stop": "cancel JOB",
     "stop $(rm)": "cancel JOB",
-    "rm -f j1": "cancel JOB",
+    "delete -f j1": "cancel JOB",
+    "remove j1": "rm",
+    "run2": "run",
     "delete job": "cancel job",
     "squeue": "ls",
     "sbatch job.sh": "submit",
@@ -47,6 +49,11 @@ def test_another_tools_verb_suggests_ours(typed: str) -> None:
 @pytest.mark.parametrize("word", ["stop", "end", "halt", "shutdown", "quit", "dow", "downn", "own", "donw", "do", "dn"])
 def test_no_wrong_word_suggests_to_stop_everything(word: str) -> None:
     assert suggested(word) != "down"
+
+
+@pytest.mark.parametrize("word", ["r", "rn", "rmm", "rum", "rml"])
+def test_no_wrong_word_suggests_to_remove(word: str) -> None:
+    assert suggested(word) != "rm"
 
 
 def test_every_command_is_in_one_group_or_is_another_name() -> None:

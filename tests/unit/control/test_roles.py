@@ -30,6 +30,7 @@ NEEDS = {
     "POST /v1/jobs/{name}/release": Role.SUBMITTER,
     "POST /v1/jobs/{name}/change": Role.SUBMITTER,
     "POST /v1/jobs/{name}/retry": Role.SUBMITTER,
+    "POST /v1/remove": Role.SUBMITTER,
     "GET /v1/jobs/{name}/explanation": Role.VIEWER,
     "GET /v1/jobs/{name}/deadline": Role.VIEWER,
     "GET /v1/jobs/{name}/why-not/{node}": Role.VIEWER,
@@ -97,7 +98,12 @@ def walk(job: str = "j9") -> Iterator[tuple[str, str, Role]]:
 
 def ask(desk: Desk, method: str, path: str, secret: str | None) -> Any:
     kind = "application/x-ndjson" if method == "STREAM" else "application/json"
-    bodies = {"change": b'{"spec": {"priority": "low"}}', "input": b"{}", "exec": b'{"run": ["true"]}'}
+    bodies = {
+        "change": b'{"spec": {"priority": "low"}}',
+        "input": b"{}",
+        "exec": b'{"run": ["true"]}',
+        "remove": b'{"jobs": ["j9"]}',
+    }
     body = bodies.get(path.rpartition("/")[2], b"{")
     return desk.call({"STREAM": "POST"}.get(method, method), path, body, who=secret, kind=kind)
 

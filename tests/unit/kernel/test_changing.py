@@ -7,7 +7,7 @@ import pytest
 from poise.errors import Conflict, NotFound, PoiseError, SpecError
 from poise.kernel.explain import job_report
 from poise.kernel.visible import Sight
-from poise.model.events import JobChanged, JobHeld
+from poise.model.events import JobChanged, JobHeld, JobsRemoved
 from poise.model.jobs import Priority
 from poise.model.tenants import Bearer, Role
 from poise.testing import World, node, replay
@@ -293,3 +293,54 @@ def test_the_name_of_another_that_is_not_over_is_not_taken() -> None:
     world = World().nodes(1).job("a", retry={"limit": 0}).round().start("a").finish("a", outcome="failed").job("a")
     with pytest.raises(Conflict, match="is taken"):
         world.retry("j1")
+
+
+# --- remove ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_ended_job_is_removed_and_is_not_there_any_more() -> None:
+    world = World().nodes(1).job("a").job("b").round().start("a").finish("a")
+    assert checked(world.remove("a")).replies[-1].value == ("j1",)
+    assert list(world.ledger.jobs) == ["j2"]
+    with pytest.raises(NotFound):
+        world.remove("j1")
+    checked(world.restart(from_checkpoint=True)).job("a")
+    assert world.state("a").id == "j3", "ids are not given twice"
+
+
+def test_of_several_jobs_all_are_removed_or_none() -> None:
+    world = World().nodes(1).job("a").job("b").job("c").cancel("a").cancel("b")
+    for names, error in ((("a", "c"), Conflict), (("a", "x"), NotFound), (("a", "j2.main"), Conflict)):
+        with pytest.raises(error):
+            world.remove(*names)
+    assert world.remove("a", "b", "j1").replies[-1].value == ("j1", "j2")
+    with pytest.raises(Conflict) as refused:
+        world.remove("c")
+    assert "poise cancel j3" in refused.value.record.hint
+
+
+def test_what_came_after_a_removed_job_goes_on() -> None:
+    world = World().nodes(2).job("a").job("x").round().start("a", "x").job("b", after=["a", "x"])
+    world.finish("a").remove("a").round()
+    assert [reason.need for reason in world.reasons("b")] == ["j2"]
+    checked(world.restart()).finish("x").round()
+    assert world.status("b") == "placed"
+    world.job("c", retry={"limit": 0}).round().start("c").job("d", after=["c"]).finish("c", outcome="failed")
+    assert checked(world.remove("c")).status("d") == "skipped"
+    with pytest.raises(NotFound, match="there is no job `c`"):
+        world.job("e", after=["c"])
+
+
+def test_a_tenant_removes_and_sees_removals_of_its_own_only() -> None:
+    world = World().nodes(1).job("a", tenant="ann").job("b").cancel("j1").cancel("j2")
+    with pytest.raises(NotFound):
+        world.remove("j2", bearer=ANN)
+    world.remove("j1", "j2")
+    shown = [Sight(world.ledger, ANN).event(event) for event in world.log if isinstance(event, JobsRemoved)]
+    assert [event and event.jobs for event in shown] == [("j1",), None]
+
+
+def test_a_job_that_served_calls_is_removed() -> None:
+    world = World().nodes(1).job("a", calls=True).round()
+    world.cancel("a").finish_all(outcome="stopped")
+    checked(world.remove("a").after("1m"))

@@ -140,6 +140,12 @@ class Story(RuleBasedStateMachine):
             with suppress(InputError):  # all of it may be done
                 self.world.retry(data.draw(st.sampled_from(ended)))
 
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        ended = [job.id for job in self.world.ledger.jobs.values() if job.ended]
+        if ended:
+            self.world.remove(*data.draw(st.lists(st.sampled_from(ended), unique=True, min_size=1)))
+
     @rule(data=st.data(), on=st.booleans())
     def drain(self, data: st.DataObject, on: bool) -> None:
         if self.world.ledger.nodes:

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 
 from poise.kernel.book import CallBook
-from poise.kernel.ledger.room import Room, hold, hold_same
+from poise.kernel.ledger.room import Handlers, Room, hold, hold_same
 from poise.kernel.ledger.state import JobState, State, queue_of
 from poise.kernel.ledger.tasks import TaskState
 from poise.kernel.ledger.units import UnitState
-from poise.model.events import JobSubmitted
+from poise.model.events import JobsRemoved, JobSubmitted
 from poise.model.jobs import Unit
 from poise.model.messages import Attempt
 from poise.model.tenants import DEFAULT, HOME, Bearer
@@ -48,6 +48,9 @@ class Jobs(Room, dict[str, JobState]):
                 job.calls.restore_order()
             if job.unfinished:
                 self._count(job, job.unfinished)
+
+    def handlers(self) -> Handlers:
+        return {JobsRemoved: self._removed}
 
     # --- finding -----------------------------------------------------------------------------------------------------
 
@@ -206,7 +209,13 @@ class Jobs(Room, dict[str, JobState]):
     def forget_old(self, history: int, *, fair: bool) -> None:
         """Remove the oldest finished jobs until `history` are left. The log still has them."""
         finished = self._state.finished
-        leaving = self._oldest_of_the_most(history) if fair else finished[: len(finished) - history]
+        self._forget(self._oldest_of_the_most(history) if fair else finished[: len(finished) - history])
+
+    def _removed(self, event: JobsRemoved) -> None:
+        self._forget(event.jobs)
+
+    def _forget(self, leaving: Collection[str]) -> None:
+        """Remove finished jobs and all indexes of them."""
         for job_id in leaving:
             job = self.pop(job_id)
             ended = self._ended_of[job.tenant]
@@ -222,7 +231,8 @@ class Jobs(Room, dict[str, JobState]):
                     self.dependents.pop(unit_id, None)
                 for task in unit.spec.tasks:
                     del self.tasks[f"{job_id}.{task.name}"]
-        if leaving == finished[: len(leaving)]:
+        finished = self._state.finished
+        if list(leaving) == finished[: len(leaving)]:
             del finished[: len(leaving)]
         else:
             gone = frozenset(leaving)
