@@ -44,7 +44,14 @@ from poise.model.reports import STATUSES
 from poise.policy.feasible import FALLBACKS
 from poise.policy.suites import POLICIES
 
-KINDS = {"JOB": "job", "NODE": "node", "TENANT": "tenant", "FILE": "file", "--] COMMAND": "command"}
+KINDS = {
+    "JOB": "job",
+    "NODE": "node",
+    "TENANT": "tenant",
+    "SCHEDULE": "schedule",
+    "FILE": "file",
+    "--] COMMAND": "command",
+}
 """What is to be completed, by how a metavar begins."""
 
 WORDS = {name: [*POLICIES, ":files"] for name in ("--policy", "policy")} | {

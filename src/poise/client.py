@@ -51,6 +51,7 @@ from poise.model.reports import (
     PolicyRequest,
     QuotaReport,
     RefusalsReport,
+    ScheduleReport,
     ShadowReport,
     StatusReport,
     TokenReport,
@@ -288,6 +289,22 @@ class Client:
     def profiles(self, node: str = "") -> list[NodeProfile]:
         """How busy nodes have been: one, or as many as are told of at once."""
         return self._call("GET", f"/v1/profiles?node={_quoted(node)}", list[NodeProfile])
+
+    def schedules(self) -> list[ScheduleReport]:
+        """All schedules that this token may see. A job with `every` or `cron`, submitted, makes one."""
+        return self._call("GET", "/v1/schedules", list[ScheduleReport])
+
+    def hold_schedule(self, name: str) -> str:
+        """Put a schedule on hold, by id or name: it submits no jobs. Answers with its id."""
+        return self._call("POST", f"/v1/schedules/{_part(name)}/hold", dict[str, str])["schedule"]
+
+    def release_schedule(self, name: str) -> str:
+        """Let a schedule go on that is on hold; what was due meanwhile is passed over. Answers with its id."""
+        return self._call("POST", f"/v1/schedules/{_part(name)}/release", dict[str, str])["schedule"]
+
+    def remove_schedule(self, name: str) -> str:
+        """Remove a schedule; its jobs stay. Answers with its id."""
+        return self._call("DELETE", f"/v1/schedules/{_part(name)}", dict[str, str])["schedule"]
 
     def quotas(self) -> list[QuotaReport]:
         return self._call("GET", "/v1/quotas", list[QuotaReport])
@@ -890,6 +907,9 @@ class AsyncClient:
 
     async def remove(self, *jobs: str) -> list[str]:
         return await self._ask(lambda client: client.remove(*jobs))
+
+    async def schedules(self) -> list[ScheduleReport]:
+        return await self._ask(lambda client: client.schedules())
 
     async def explain(self, name: str, *, everything: bool = False) -> Explanation:
         return await self._ask(lambda client: client.explain(name, everything=everything))

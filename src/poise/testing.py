@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from poise.drivers.calendar import around
 from poise.errors import PoiseError, StoreFull
 from poise.kernel.controller import (
     Append,
@@ -35,9 +36,11 @@ from poise.kernel.controller import (
     HangCaller,
     HangCalls,
     HoldJob,
+    HoldSchedule,
     Message,
     Recovered,
     RemoveJobs,
+    RemoveSchedule,
     Reply,
     Request,
     RetryJob,
@@ -123,7 +126,8 @@ class World:
         self._policy = policy_named(policy) if isinstance(policy, str) else policy
         self.now = SECOND
         self.check = check
-        self.controller = Controller(Ledger(), Settings(policy=self._policy.name, poll=poll, **settings))
+        self.ahead = 0.0
+        self.controller = Controller(Ledger(), Settings(policy=self._policy.name, poll=poll, **settings), around)
         self.log: list[Event] = []
         self.durable = 0
         self.slow_disk = False
@@ -145,6 +149,11 @@ class World:
         self._serials = 0
         self._checked: tuple[Ledger, int] | None = None
         self._perform(self.controller.begin(self.now, boot="boot", boottime=self.now, wall=WALL))
+
+    @property
+    def wall(self) -> float:
+        """The wall clock, in seconds since 1970. Somebody has set it `ahead` by so many seconds."""
+        return WALL + (self.now - SECOND) / SECOND + self.ahead
 
     @property
     def ledger(self) -> Ledger:
@@ -211,7 +220,7 @@ class World:
             self.now = min(end, max(self.now + MILLISECOND, min(wakeup, self.now + SECOND)))
 
     def tick(self) -> "World":
-        self._perform(self.controller.tick(self.now))
+        self._perform(self.controller.tick(self.now, wall=self.wall))
         return self
 
     def start(self, *tasks: str) -> "World":
@@ -291,6 +300,12 @@ class World:
     def remove(self, *jobs: str, bearer: Bearer = HOME) -> "World":
         return self.ask(RemoveJobs(self.request(), jobs, bearer))
 
+    def hold_schedule(self, name: str, on: bool = True, bearer: Bearer = HOME) -> "World":
+        return self.ask(HoldSchedule(self.request(), name, on, bearer))
+
+    def remove_schedule(self, name: str, bearer: Bearer = HOME) -> "World":
+        return self.ask(RemoveSchedule(self.request(), name, bearer))
+
     def drain(self, name: str, on: bool = True, *, moves: bool = False) -> "World":
         return self.ask(Drain(self.request(), name, on, moves=moves))
 
@@ -353,8 +368,8 @@ class World:
         """
         del self.log[self.durable :]
         ledger = Ledger.decode(self.ledger.encode()) if from_checkpoint else replay(self.log)
-        self.controller = Controller(ledger, msgspec.structs.replace(self.controller.settings, **settings))
-        self._perform(self.controller.begin(self.now, boot="boot", boottime=self.now, wall=WALL))
+        self.controller = Controller(ledger, msgspec.structs.replace(self.controller.settings, **settings), around)
+        self._perform(self.controller.begin(self.now, boot="boot", boottime=self.now, wall=self.wall))
         for name in sorted(self.connected):
             self.connect(name)
         return self

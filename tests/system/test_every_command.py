@@ -46,6 +46,7 @@ WORKS = {
     "release": "release --json WAITS",
     "set": "set --json WAITS --priority high",
     "retry": "retry --json WAITS",
+    "schedules": "schedules --json",
     "rm": "rm --json WAITS",
     "nodes": "nodes --json",
     "profile": "profile --json",

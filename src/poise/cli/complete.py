@@ -16,7 +16,7 @@ FLAGS = Path(__file__).with_name("flags.json")
 SECONDS = 0.1
 """That a control plane may take to answer; one that is busier is not waited for."""
 
-LIVE = ("job", "node", "tenant")
+LIVE = ("job", "node", "tenant", "schedule")
 """Kinds of names that a control plane knows."""
 
 Branch = dict[str, Any]

@@ -20,6 +20,7 @@ _ANOTHER_NAME = {
         "submit": "sbatch apply create qsub bsub",
         "logs": "log attach tail output",
         "rm": "remove prune",
+        "schedules": "cron crontab scrontab cronjob schedule",
         "nodes": "sinfo node hosts",
         "drain": "cordon",
         "hold": "suspend pause",

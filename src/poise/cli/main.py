@@ -41,6 +41,7 @@ COMMANDS = {
     "release": ("poise.cli.change", "Release jobs that are on hold"),
     "set": ("poise.cli.change", "Change the priority, deadline, resources, … of an unfinished job"),
     "retry": ("poise.cli.change", "Run the failed and skipped tasks of a job again"),
+    "schedules": ("poise.cli.schedules", "List, hold, release and remove schedules of recurring jobs"),
     "rm": ("poise.cli.change", "Remove ended jobs and their output"),
     "nodes": ("poise.cli.nodes", "List nodes and their use"),
     "profile": ("poise.cli.profile", "Show how busy nodes have been, with advice"),
@@ -71,7 +72,7 @@ COMMANDS = {
 
 GROUPS = {
     "First steps": ("run", "submit", "ls", "show", "logs", "wait", "cancel", "explain", "up", "down"),
-    "Jobs": ("exec", "attach", "hold", "release", "set", "retry", "rm"),
+    "Jobs": ("exec", "attach", "hold", "release", "set", "retry", "rm", "schedules"),
     "Forecasts": ("plan", "eta", "what-if"),
     "Fleet": ("status", "top", "nodes", "join", "profile", "drain", "doctor", "bench-devices", "catalogue"),
     "Policies": ("policy", "shadow"),

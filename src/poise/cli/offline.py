@@ -19,7 +19,7 @@ from poise.drivers.series import Series
 from poise.drivers.system import Effort, boot_id
 from poise.engine.host import ledger_at, load_ledger
 from poise.errors import Conflict, NotFound
-from poise.kernel.explain import job_report, node_report, question, status_report
+from poise.kernel.explain import job_report, node_report, question, schedule_report, status_report
 from poise.kernel.find import find, find_node, found_report, listed, of_rank
 from poise.kernel.ledger import Ledger, NodeState
 from poise.model.events import NodeJoined, decode_event
@@ -30,6 +30,7 @@ from poise.model.reports import (
     LogLine,
     NodeReport,
     PlanReport,
+    ScheduleReport,
     StatusReport,
     UnblockReport,
     WhyNot,
@@ -73,6 +74,11 @@ def jobs(home: Home, *, everything: bool, **wanted: Any) -> list[JobReport]:
     ledger = load(home)
     shown = listed(ledger.jobs.values() if everything else ledger.jobs.recent(20), **wanted)
     return [job_report(ledger, job, ledger.now, tasks=False) for job in shown]
+
+
+def schedules(home: Home) -> list[ScheduleReport]:
+    ledger = load(home)
+    return [schedule_report(ledger, of) for of in ledger.schedules.values()]
 
 
 def job(home: Home, name: str) -> JobReport:

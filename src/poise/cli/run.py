@@ -54,6 +54,8 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
     """
     environ = dict(os.environ)
     spec, place = _asked_for(command, asked(flags, environ), environ)
+    if spec.get("every") is not None or spec.get("cron"):
+        raise click.UsageError("`poise run` runs a command once\n\nhint: `poise submit`, which makes schedules")
     note_units(spec)
     spec["folder"] = str(Path.cwd())
     spec["env"] = kept_environment() | spec.get("env", {})

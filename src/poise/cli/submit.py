@@ -38,6 +38,7 @@ def submit(source: tuple[str, ...], if_revision: int | None, quiet: bool, as_jso
     return.
 
     Without a control plane, the file is checked first and then one is started, which stays until no job is left.
+    With --every or --cron it makes a schedule and prints its id: see `poise schedules`.
     Only what is declared reaches the command: an environment variable with the value `null` is taken from here. Paths
     are relative to the file's folder. A script says what it needs in `#POISE` lines at its head. Flags override both.
     """
@@ -47,6 +48,8 @@ def submit(source: tuple[str, ...], if_revision: int | None, quiet: bool, as_jso
         client, job = start.submit(
             current_home(), spec, user=user_name(), say=None if quiet else tell, if_revision=if_revision
         )
+    if spec.get("every") is not None or spec.get("cron"):
+        return _told_of_schedule(job, quiet, as_json)
     looks = has_deadline(spec) and not quiet
     if as_json:
         print_json({"job": job} | ({"deadline": forecast_of(client, job)} if looks else {}))
@@ -56,6 +59,16 @@ def submit(source: tuple[str, ...], if_revision: int | None, quiet: bool, as_jso
         say(f"poise: status: `poise show {job}`, output: `poise logs -f {job}`")
     if looks and (told := forecast_of(client, job)) is not None:
         tell(told.sentence())
+    return 0
+
+
+def _told_of_schedule(schedule: str, quiet: bool, as_json: bool) -> int:
+    if as_json:
+        print_json({"schedule": schedule})
+        return 0
+    click.echo(schedule)
+    if not quiet:
+        say(f"poise: its jobs: `poise schedules`; to end it: `poise schedules rm {schedule}`")
     return 0
 
 

@@ -37,6 +37,7 @@ from poise.control.entrance import Entrance
 from poise.control.lifetime import Lifetime
 from poise.control.plane import Plane, clock_of
 from poise.decoding import json_decoder
+from poise.drivers import calendar
 from poise.drivers.lock import take_lock
 from poise.drivers.logs import keep_pruned
 from poise.drivers.messages import Seldom, turn_over
@@ -180,7 +181,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     deciders = Deciders(lambda: plane.ledger.leader.began, Times(decide=options.decide_within))
     with contextlib.suppress(SpecError):  # of a policy that the log names and that is not here each round will tell
         await deciders.prepare(choice_of(settings))
-    plane = Plane(Controller(ledger, settings), store, clock_of(ledger), deciders, holds=holds)
+    plane = Plane(Controller(ledger, settings, calendar.around), store, clock_of(ledger), deciders, holds=holds)
     if shared is None:
         plane.begin(boot=boot_id(), boottime=boottime())
         await plane.settled()  # who does not get the log takes nobody's place at the socket

@@ -94,6 +94,7 @@ from poise.model.reports import (
     PolicyRequest,
     QuotaReport,
     RefusalsReport,
+    ScheduleReport,
     ShadowReport,
     StatusReport,
     TokenReport,
@@ -149,8 +150,8 @@ Answered = TypeVar("Answered")
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """A job is accepted: its record is durable. `note` is what is to be known of it. Where it serves calls,
-    `caller_key` lets its caller speak for it on `/v1/calls`.
+    """A job, or a schedule of jobs, is accepted: its record is durable. `note` is what is to be known of it. Where it
+    serves calls, `caller_key` lets its caller speak for it on `/v1/calls`.
     """
 
     job: str
@@ -168,6 +169,12 @@ class Change(msgspec.Struct, frozen=True):
     """Fields of a job file with their new values, such as `{"priority": "high", "resources": {"memory": "8GiB"}}`."""
 
     spec: dict[str, Any]
+
+
+class ScheduleChanged(msgspec.Struct, frozen=True):
+    """The id of a schedule that was held, released or removed. The record is durable."""
+
+    schedule: str
 
 
 class Removed(msgspec.Struct, frozen=True):
@@ -205,6 +212,8 @@ class NamedNodes(msgspec.Struct, frozen=True):
 
     nodes: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=100_000)]
 
+
+NameKind = Literal["job", "node", "tenant", "schedule"]
 
 Place = Annotated[int, msgspec.Meta(ge=0, le=MAX_REVISION)]
 
@@ -669,10 +678,10 @@ def make_app(
 
     @routes.get(
         "/v1/names/{kind}",
-        summary="Names of kind job, node or tenant that begin as `typed`, to complete them",
+        summary="Names of kind job, node, tenant or schedule that begin as `typed`, to complete them",
         role=VIEWER,
     )
-    async def names(bearer: Bearer, kind: Literal["job", "node", "tenant"], typed: str = "") -> list[str]:
+    async def names(bearer: Bearer, kind: NameKind, typed: str = "") -> list[str]:
         return find_names(await plane.settled(), kind, typed, bearer)
 
     @routes.post(
@@ -704,6 +713,37 @@ def make_app(
     )
     async def lend(bearer: Bearer, data: NamedNodes) -> dict[str, str]:
         return {"node": await plane.request(lambda request: machine.Lend(request, data.nodes, bearer))}
+
+    @routes.get("/v1/schedules", summary="Schedules: when they submit jobs, and how the last one ended", role=VIEWER)
+    async def schedules(bearer: Bearer) -> list[ScheduleReport]:
+        return Sight(await plane.settled(), bearer).schedules()
+
+    @routes.post(
+        "/v1/schedules/{name}/hold",
+        summary="Put a schedule on hold: it submits no jobs; those that it has submitted go on",
+        status=202,
+        role=SUBMITTER,
+    )
+    async def hold_schedule(bearer: Bearer, name: str) -> ScheduleChanged:
+        return ScheduleChanged(await plane.request(lambda number: machine.HoldSchedule(number, name, True, bearer)))
+
+    @routes.post(
+        "/v1/schedules/{name}/release",
+        summary="Let a schedule go on that is on hold; what was due meanwhile is passed over",
+        status=202,
+        role=SUBMITTER,
+    )
+    async def release_schedule(bearer: Bearer, name: str) -> ScheduleChanged:
+        return ScheduleChanged(await plane.request(lambda number: machine.HoldSchedule(number, name, False, bearer)))
+
+    @routes.delete(
+        "/v1/schedules/{name}",
+        summary="Remove a schedule; its jobs stay",
+        status=202,
+        role=SUBMITTER,
+    )
+    async def remove_schedule(bearer: Bearer, name: str) -> ScheduleChanged:
+        return ScheduleChanged(await plane.request(lambda number: machine.RemoveSchedule(number, name, bearer)))
 
     @routes.get("/v1/quotas", summary="What tenants may hold at once, and what they hold", role=VIEWER)
     async def quotas(bearer: Bearer) -> list[QuotaReport]:

@@ -60,7 +60,8 @@ class Lifetime:
         while self._until_idle:
             await asyncio.sleep(_LOOK_EVERY)
             now = self._plane.clock.now()
-            if self._requests or self._plane.ledger.jobs.unfinished():
+            ledger = self._plane.ledger
+            if self._requests or ledger.jobs.unfinished() or ledger.schedules.any_awaited:
                 idle_since = now
             elif now - idle_since > Times().idle_exit and self._until_idle:
                 self._left_at = self._plane.ledger.revision

@@ -25,7 +25,7 @@ from poise.drivers.vault import Vault
 from poise.engine.host import load_ledger
 from poise.errors import Conflict, InputError, PoiseError
 from poise.kernel.ledger import Ledger
-from poise.model.events import Event, JobSubmitted, decode_event, encode_event
+from poise.model.events import Event, JobSubmitted, ScheduleAdded, decode_event, encode_event
 from poise.model.times import Times
 
 LOOK_SECONDS = 0.25
@@ -67,9 +67,10 @@ async def open_shared(url: str, home: Home, token: str, address: str) -> "Shared
         )
         try:
             shared = Shared(store, load_ledger(store), lease, digest(token), Vault.of(home), _parted(address)[1])
-            shared.compare_keys(
-                text for job in shared.ledger.jobs.values() if not job.ended for text in job.sealed_texts()
-            )
+            ledger = shared.ledger
+            unfinished = (job for job in ledger.jobs.values() if not job.ended)
+            recurring = (schedule.job for schedule in ledger.schedules.values())
+            shared.compare_keys(text for job in (*unfinished, *recurring) for text in job.sealed_texts())
             shared.leader()
             return shared
         except PoiseError:
@@ -171,7 +172,8 @@ class Shared(NamedTuple):
             plane.start_from(await asyncio.to_thread(load_ledger, self.store))
             return True
         plane.take_in(events, looked)
-        submitted = (event.job for _, event in events if isinstance(event, JobSubmitted))
+        submitted = [event.job for _, event in events if isinstance(event, JobSubmitted)]
+        submitted += [event.schedule.job for _, event in events if isinstance(event, ScheduleAdded)]
         self.compare_keys(text for job in submitted for text in job.sealed_texts())
         return len(events) == PAGE
 

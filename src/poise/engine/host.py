@@ -290,7 +290,7 @@ class Host:
         else:
             self._taken_in_until = self._heard_until
         began = self.clock.now()
-        effects.extend(self.controller.tick(now, self._taken_in_until))
+        effects.extend(self.controller.tick(now, self._taken_in_until, self.clock.wall()))
         self._perform(effects, self.clock.now() - began)
         self._arm()
 

@@ -14,6 +14,9 @@ from poise.model.events import (
     JobSubmitted,
     NodeDrained,
     QuotaSet,
+    ScheduleAdded,
+    ScheduleHeld,
+    ScheduleRemoved,
     TokenAdded,
     TokenRevoked,
     UnitsCancelled,
@@ -53,6 +56,15 @@ def _in_words(event: AUDITED) -> str:
             return f"cancelled {some(event.jobs, FEW)}"
         case JobsRemoved():
             return f"removed {some(event.jobs, FEW)} of {event.tenant}"
+        case ScheduleAdded():
+            made = event.schedule
+            name = f" {made.job.name}" if made.job.name else ""
+            return f"added schedule {made.id}{name} of {made.job.tenant}: {made.rule.sentence()}"
+        case ScheduleHeld():
+            why = f": {event.why}" if event.why else ""
+            return f"{'held' if event.on else 'released'} schedule {event.schedule}{why}"
+        case ScheduleRemoved():
+            return f"removed schedule {event.schedule} of {event.tenant}"
         case JobHeld():
             return f"{'held' if event.on else 'released'} {event.job}{f': {event.why}' if event.why else ''}"
         case JobChanged():

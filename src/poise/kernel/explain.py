@@ -20,6 +20,7 @@ from poise.kernel.ledger import (
     Ledger,
     NodeState,
     PastAttempt,
+    ScheduleState,
     TaskState,
     UnitState,
     deciding_ending,
@@ -29,6 +30,7 @@ from poise.kernel.ledger import (
     may_follow,
     units_status,
 )
+from poise.kernel.timetable import wall_of
 from poise.model import graph
 from poise.model.decisions import UNKNOWN, Reason, Why
 from poise.model.events import Preempted, Resized, Straggling
@@ -44,6 +46,7 @@ from poise.model.reports import (
     PhaseTimes,
     PolicyReport,
     QuotaReport,
+    ScheduleReport,
     StatusReport,
     TaskReport,
     TokenReport,
@@ -577,6 +580,29 @@ def quota_report(tenant: str, quota: Quota, held: Amounts) -> QuotaReport:
         cpu_held=held.cpu,
         memory_held=held.memory,
         gpu_held=held.gpus / WHOLE,
+    )
+
+
+def schedule_report(ledger: Ledger, schedule: ScheduleState) -> ScheduleReport:
+    rule, job, last = schedule.rule, schedule.job, ledger.jobs.get(schedule.last)
+    tasks = [task for unit in job.units for task in unit.tasks]
+    return ScheduleReport(
+        id=schedule.id,
+        name=job.name,
+        tenant=job.tenant,
+        user=job.user,
+        command=_command(tasks[0].argv) if len(job.units) == 1 else f"graph of {len(tasks)} tasks",
+        every=rule.every,
+        cron=rule.cron,
+        time_zone=rule.zone if rule.cron else "",
+        overlap=rule.overlap,
+        held=schedule.held,
+        next=0.0 if schedule.held else wall_of(ledger, schedule, schedule.due),
+        last_due=wall_of(ledger, schedule, schedule.last_due),
+        last_job=schedule.last,
+        last_status=job_status(last) if last is not None else "",
+        jobs=schedule.number,
+        refused=schedule.refused,
     )
 
 

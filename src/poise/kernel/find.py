@@ -142,11 +142,14 @@ def only(typed: str, known: Mapping[str, str], what: str) -> str:
 
 
 def names(ledger: Ledger, kind: str, typed: str, bearer: Bearer = HOME) -> list[str]:
-    """What could be meant by what was typed so far, at most `MANY`: names of `kind` job, node or tenant that the bearer
-    may see. Of jobs the latest come first; tasks are named once their job is.
+    """What could be meant by what was typed so far, at most `MANY`: names of `kind` job, node, tenant or schedule that
+    the bearer may see. Of jobs the latest come first; tasks are named once their job is.
     """
     if kind == "node":
         known: Iterable[str] = ledger.nodes
+    elif kind == "schedule":
+        seen = [of for of in ledger.schedules.values() if bearer.sees(of.job.tenant)]
+        known = (*(of.job.name for of in seen if of.job.tenant == bearer.tenant), *(of.id for of in seen))
     elif kind == "tenant":
         known = sorted(filter(bearer.sees, _tenants(ledger)))
     else:

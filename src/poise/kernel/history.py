@@ -49,6 +49,10 @@ from poise.model.events import (
     Preempted,
     QuotaSet,
     Resized,
+    ScheduleAdded,
+    ScheduleHeld,
+    ScheduleRemoved,
+    ScheduleTurn,
     Started,
     Straggling,
     Triggered,
@@ -285,6 +289,16 @@ class History:
                 self._note(event.at, "cancelled", some(event.jobs, FEW), f"by {event.by or 'their users'}", *event.jobs)
             case JobsRemoved():
                 self._note(event.at, "removed", some(event.jobs, FEW), f"by {event.by or 'their users'}", *event.jobs)
+            case ScheduleAdded():
+                made = event.schedule
+                self._note(event.at, "schedule added", made.job.name or made.id, made.rule.sentence())
+            case ScheduleTurn():
+                if event.refused:
+                    self._note(event.at, "schedule refused", event.schedule, event.refused)
+            case ScheduleHeld():
+                self._note(event.at, "schedule held" if event.on else "schedule released", event.schedule, event.why)
+            case ScheduleRemoved():
+                self._note(event.at, "schedule removed", event.schedule, f"by {event.by or 'its user'}")
             case JobHeld():
                 why = event.why or f"by {event.by or 'its user'}"
                 self._note(event.at, "held" if event.on else "released", event.job, why, event.job)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from poise.kernel.explain import quota_report
+from poise.kernel.explain import quota_report, schedule_report
 from poise.kernel.ledger import JobState, Ledger, tenant_of_queue
 from poise.model.events import (
     Began,
@@ -47,6 +47,10 @@ from poise.model.events import (
     QuotaSet,
     Resized,
     Returned,
+    ScheduleAdded,
+    ScheduleHeld,
+    ScheduleRemoved,
+    ScheduleTurn,
     SpeedupsTold,
     Started,
     Straggling,
@@ -55,7 +59,8 @@ from poise.model.events import (
     TrainingTold,
     UnitsCancelled,
 )
-from poise.model.reports import Ahead, NodeReport, QuotaReport, StatusReport
+from poise.model.jobs import Job
+from poise.model.reports import Ahead, NodeReport, QuotaReport, ScheduleReport, StatusReport
 from poise.model.secrets import HIDDEN
 from poise.model.tenants import Bearer, Role
 
@@ -71,13 +76,20 @@ _WRITTEN_BY_USERS = frozenset({"name", "command", "user", "result", "artifact", 
 Report = TypeVar("Report")
 
 
-def _without_sealed(event: JobSubmitted) -> JobSubmitted:
-    """The event with the names of secrets, and nothing of their values."""
-    job, replace = event.job, msgspec.structs.replace
+def _without_sealed(event: Any) -> Any:
+    """An event with the names of secrets, and nothing of their values."""
+    replace = msgspec.structs.replace
+    if isinstance(event, ScheduleAdded):
+        return replace(event, schedule=replace(event.schedule, job=_hidden(event.schedule.job)))
+    return replace(event, job=_hidden(event.job)) if isinstance(event, JobSubmitted) else event
+
+
+def _hidden(job: Job) -> Job:
+    replace = msgspec.structs.replace
     if not job.secrets and not any(unit.secrets for unit in job.units):
-        return event
+        return job
     units = tuple(replace(unit, secrets=dict.fromkeys(unit.secrets, HIDDEN)) for unit in job.units)
-    return replace(event, job=replace(job, secrets=dict.fromkeys(job.secrets, HIDDEN), units=units))
+    return replace(job, secrets=dict.fromkeys(job.secrets, HIDDEN), units=units)
 
 
 class Sight:
@@ -95,6 +107,10 @@ class Sight:
             return own
         latest = frozenset(self.ledger.jobs.latest_ended(recent, tenant))
         return (job for job in own if not job.ended or job.id in latest)
+
+    def schedules(self) -> list[ScheduleReport]:
+        known = self.ledger.schedules.values()
+        return [schedule_report(self.ledger, of) for of in known if self.bearer.sees(of.job.tenant)]
 
     def quotas(self) -> list[QuotaReport]:
         return [
@@ -131,8 +147,7 @@ class Sight:
         """The record as the bearer may see it, or None; sealed values are shown to nobody. Of a job that the ledger has
         forgotten only its submission is known to be one's own.
         """
-        if isinstance(event, JobSubmitted):
-            event = _without_sealed(event)
+        event = _without_sealed(event)
         if isinstance(event, TokenAdded) and self.bearer.role == Role.ADMIN:
             return msgspec.structs.replace(event, token=msgspec.structs.replace(event.token, hash=""))
         if isinstance(event, TokenAdded | TokenRevoked) and self.bearer.role < Role.ADMIN:
@@ -147,7 +162,14 @@ class Sight:
             case JobsCancelled():
                 own = tuple(job for job in event.jobs if self._is_own(job))
                 return self._asked(msgspec.structs.replace(event, jobs=own)) if own else None
-            case QuotaSet() | JobsRemoved():
+            case ScheduleAdded():
+                return self._asked(event) if event.schedule.job.tenant == self.bearer.tenant else None
+            case ScheduleHeld() | ScheduleTurn():
+                known = self.ledger.schedules.get(event.schedule)
+                if known is None or known.job.tenant != self.bearer.tenant:
+                    return None
+                return event if isinstance(event, ScheduleTurn) else self._asked(event)
+            case QuotaSet() | JobsRemoved() | ScheduleRemoved():
                 return self._asked(event) if event.tenant == self.bearer.tenant else None
             case NodeJoined() | NodeDrained() | DeviceDrained() | Configured():
                 return self._asked(event)

@@ -14,6 +14,7 @@ from poise.model.deadlines import Missed
 from poise.model.decisions import Cause, Reason, Spot, Why
 from poise.model.jobs import Ending, Job, Speedups, Unit
 from poise.model.quotas import Quota
+from poise.model.recurring import Schedule
 from poise.model.resources import Node
 from poise.model.tenants import Token
 from poise.model.training import Training
@@ -132,6 +133,49 @@ class JobsRemoved(msgspec.Struct, frozen=True, tag="jobs-removed", kw_only=True,
 
     at: int
     jobs: tuple[str, ...]
+    tenant: str
+    by: str = ""
+
+
+class ScheduleAdded(msgspec.Struct, frozen=True, tag="schedule-added", kw_only=True, omit_defaults=True):
+    """A schedule was accepted. `key` makes a repeated submission of the same tenant harmless."""
+
+    at: int
+    schedule: Schedule
+    key: str = ""
+    by: str = ""
+
+
+class ScheduleTurn(msgspec.Struct, frozen=True, tag="schedule-turn", kw_only=True, omit_defaults=True):
+    """What was `due` of a schedule is done: `job` was submitted, or none, because it was `refused`. The `next` one is
+    due then. Turns since `missed` were passed over, as no control plane was there (0: none). Times as of `Schedule`.
+    """
+
+    at: int
+    schedule: str
+    due: int
+    next: int
+    job: str = ""
+    refused: str = ""
+    missed: int = 0
+
+
+class ScheduleHeld(msgspec.Struct, frozen=True, tag="schedule-held", kw_only=True, omit_defaults=True):
+    """A schedule is on hold, or no longer (`on`), and is then next due at `next`. `why` where Poise itself held it."""
+
+    at: int
+    schedule: str
+    on: bool
+    next: int = 0
+    why: str = ""
+    by: str = ""
+
+
+class ScheduleRemoved(msgspec.Struct, frozen=True, tag="schedule-removed", kw_only=True, omit_defaults=True):
+    """A schedule of a tenant submits nothing any more. Its jobs stay."""
+
+    at: int
+    schedule: str
     tenant: str
     by: str = ""
 
@@ -473,6 +517,10 @@ Event = (
     | JobHeld
     | JobChanged
     | JobsRemoved
+    | ScheduleAdded
+    | ScheduleTurn
+    | ScheduleHeld
+    | ScheduleRemoved
     | DeadlinesMissed
     | Placed
     | Preempted
@@ -517,6 +565,9 @@ AUDITED = (
     | JobHeld
     | JobChanged
     | JobsRemoved
+    | ScheduleAdded
+    | ScheduleHeld
+    | ScheduleRemoved
     | NodeDrained
     | DeviceDrained
     | QuotaSet

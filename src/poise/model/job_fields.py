@@ -35,6 +35,7 @@ from poise.model.fields import (
     duration,
 )
 from poise.model.jobs import Lease, terminal_size
+from poise.model.recurring import Overlap
 from poise.model.secrets import MAX_SECRETS, OURS
 from poise.model.sweep import SweepSpec
 from poise.units import SECOND, format_duration
@@ -912,6 +913,45 @@ class JobSpec(TaskSpec, forbid_unknown_fields=True):
             calls=False,
         ),
     ] = False
+    every: Annotated[
+        Quantity | None,
+        Field(
+            "Make it a schedule: submit such a job now, and again each time this much has passed.",
+            example="1h",
+            form=DURATION,
+            flag=Flag("--every", "TIME", "Submit such a job now, and again each time this much has passed, e.g. 1h."),
+            calls=False,
+        ),
+    ] = None
+    cron: Annotated[
+        str,
+        Field(
+            "Make it a schedule: submit such a job at the times of a cron expression. Its fields are minute, hour, day "
+            "of the month, month and day of the week.",
+            example="'0 3 * * *'",
+            flag=Flag("--cron", "EXPRESSION", "Submit such a job at these times, e.g. '0 3 * * *': daily at 3 a.m."),
+            calls=False,
+        ),
+    ] = ""
+    time_zone: Annotated[
+        str,
+        Field(
+            "Time zone of `cron`, by its IANA name. `UTC` by default.",
+            example="Europe/Zurich",
+            flag=Flag("--time-zone", "ZONE", "Time zone of --cron, e.g. Europe/Zurich. [default: UTC]"),
+            calls=False,
+        ),
+    ] = msgspec.field(name="time-zone", default="")
+    overlap: Annotated[
+        Overlap | None,
+        Field(
+            "When a job of the schedule is due and an earlier one is unfinished: `skip` (the default) submits none, "
+            "`allow` submits it, `replace` cancels the earlier one first.",
+            example="replace",
+            flag=Flag("--overlap", "POLICY", "If the last job of a schedule is unfinished: skip, allow or replace it."),
+            calls=False,
+        ),
+    ] = None
     calls: Annotated[
         bool,
         Field(

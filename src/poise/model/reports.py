@@ -165,6 +165,31 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
     cordoned: str = ""
 
 
+class ScheduleReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule: `every` in nanoseconds (0: by `cron`, in the time zone `time_zone`), and the `overlap` of its jobs.
+    `next` is when it is due (0: it is `held`), `last_due` when it was, in seconds since 1970. `jobs` counts those that
+    it has submitted; `last_job` is the latest, with its status (empty: it has been removed). `refused` says why the
+    last turn submitted none.
+    """
+
+    id: str
+    name: str
+    tenant: str
+    user: str
+    command: str
+    every: int
+    cron: str
+    time_zone: str
+    overlap: str
+    held: bool
+    next: float
+    last_due: float
+    last_job: str
+    last_status: str
+    jobs: int
+    refused: str
+
+
 class QuotaReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the work of a tenant may hold at once (none: without bound), and what it holds. CPU in milli-CPU, memory in
     bytes, devices as a number, of which shares are parts.

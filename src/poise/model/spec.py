@@ -69,6 +69,7 @@ from poise.model.jobs import (
     Work,
 )
 from poise.model.quotas import Quota
+from poise.model.recurring import DEFAULT_ZONE, Rule, check_cron
 from poise.model.resources import ANY_GPU, ANYWHERE, PLENTY, WHOLE, Shape, Wants, Where
 from poise.model.secrets import compiled as compiled_secrets
 from poise.model.secrets import size_of
@@ -101,8 +102,14 @@ MAX_CYCLES = 10
 MAX_SERVES = 1024
 """Bytes of what is said of a replica: it stands in every story of what made room for it."""
 
+LEAST_EVERY = 1 * SECOND
+
+NEVER_RECURRING = ("after", "after-any", "after-failure", "begin", "calls", "serves", "stdin", "tty")
+"""Fields that make sense of one job only."""
+
 MAX_TEXT = 4096
 _JOB_ID = re.compile(r"j[0-9]+")
+_SCHEDULE_ID = re.compile(r"s[0-9]+")
 _NAME = re.compile(NAME)
 
 
@@ -126,7 +133,7 @@ LEAST_PART = 10
 
 class Compiled(NamedTuple):
     """A job without its id, the jobs it comes after as the user named them, and what the user is to be told of it.
-    `due_by` names, by unit, the field in which its deadline was written.
+    `due_by` names, by unit, the field in which its deadline was written. What `recurs` is a schedule.
     """
 
     name: str
@@ -143,6 +150,7 @@ class Compiled(NamedTuple):
     hold: bool = False
     retry_of: str = ""
     secrets: Mapping[str, str] = {}
+    recurs: Rule | None = None
 
     @property
     def all_after(self) -> tuple[tuple[str, ...], ...]:
@@ -254,6 +262,40 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], tenant: str,
         after_failure=tuple(top.after_failure),
         hold=top.hold,
         secrets=_job_secrets(top, found) if top.secrets else {},
+        recurs=_recurs(top, found),
+    )
+
+
+def _recurs(top: JobSpec, found: Findings) -> Rule | None:
+    """When a schedule submits such a job; None where it is one job."""
+    if top.every is None and not top.cron:
+        for field, given in (("time-zone", top.time_zone), ("overlap", top.overlap)):
+            if given:
+                what, hint = "it says when a job recurs, and this one does not", "cron: '0 3 * * *'"
+                found.add(SpecError(what, code="E105", field=field, have=given, hint=hint))
+        return None
+    if top.every is not None and (top.cron or top.time_zone):
+        field = "cron" if top.cron else "time-zone"
+        found.add(SpecError("a job recurs by `every` or by `cron`", code="E105", field=field, hint="every: 1h"))
+    if _SCHEDULE_ID.fullmatch(top.name):
+        found.add(SpecError("this name looks like the id of a schedule", code="E107", field="name", have=top.name))
+    for of in declared(JobSpec).values():
+        if of.name in NEVER_RECURRING and _is_set(top, of):
+            found.add(SpecError(f"`{of.name}` does not go with a schedule", code="E105", field=of.name))
+    deadlines = {"deadline": top.deadline} | {f"tasks.{name}.deadline": of.deadline for name, of in top.tasks.items()}
+    for field, deadline in deadlines.items():
+        by = deadline.by if isinstance(deadline, DeadlineSpec) else deadline
+        if _is_moment(by):
+            what, need = "a moment is the deadline of one job", "a time from submission"
+            found.add(SpecError(what, code="E105", field=field, need=need, have=str(by), hint="deadline: 2h"))
+    every = 0 if top.every is None else found.get(LEAST_EVERY, duration, top.every, "every")
+    if top.every is not None and every < LEAST_EVERY:
+        need = f"at least {format_duration(LEAST_EVERY)}"
+        found.add(SpecError("it would recur too often", code="E103", field="every", need=need, have=shown(top.every)))
+    if top.cron:
+        found.get(None, check_cron, top.cron, "cron")
+    return Rule(
+        every=every, cron=" ".join(top.cron.split()), zone=top.time_zone or DEFAULT_ZONE, overlap=top.overlap or "skip"
     )
 
 
@@ -1037,11 +1079,16 @@ def _due(value: Quantity | DeadlineSpec | None, field: str, wall: float, found: 
     return _Due(found.get(0, _time_to, value, field, wall, "deadline"))
 
 
+def _is_moment(value: Quantity | None) -> bool:
+    """Whether it is a moment, and not a duration."""
+    return isinstance(value, str) and re.match(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", value) is not None
+
+
 def _time_to(value: Quantity | None, field: str, wall: float, what: str) -> int:
     """Nanoseconds from submission, from `30m` or `2026-12-01T12:00:00+01:00`; 0 for none. `what` it is, for people."""
     if value is None:
         return 0
-    if isinstance(value, str) and re.match(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", value):
+    if isinstance(value, str) and _is_moment(value):
         moment = read_moment(value, field)
         left = int((moment - datetime.fromtimestamp(wall, UTC)).total_seconds() * SECOND)
         if left > MAX_DURATION:

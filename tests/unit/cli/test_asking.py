@@ -73,7 +73,8 @@ def test_every_field_has_a_flag_or_a_reason() -> None:
         "--hold --after-any j2 --after-failure j3 "
         "--class c --parts 2 --workers 1 --checkpoint 1m --no-preempt --weight 1 --name n --retries 1 --grace 1s "
         "--hang 1s --time-limit 1h --interactive --tty --output o "
-        "--env A=1 --secret B --sweep a=1,2 --at-most 2 --lease exclusive"
+        "--env A=1 --secret B --sweep a=1,2 --at-most 2 --lease exclusive "
+        "--every 1h --cron * --time-zone UTC --overlap skip"
     )
     told = flags_of(*examples.split())
     set_here = {*told, *told["resources"]}

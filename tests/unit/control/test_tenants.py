@@ -24,10 +24,12 @@ AT_LARGE = (
     "/v1/quotas", "/v1/policy", "/v1/shadow", "/v1/tokens", "/v1/audit", "/v1/overview", "/v1/names/job",
     "/v1/names/node", "/v1/names/tenant",
     "/v1/names/job?typed=j", "/v1/events?after=0&follow=false", "/v1/events?after=0&follow=false&decisions=true",
-    "/v1/refusals",
+    "/v1/refusals", "/v1/schedules", "/v1/names/schedule",
 )  # fmt: skip
 ABOUT_A_JOB = ("", "/explanation?all=true", "/deadline", "/unblock", "/logs", "/why-not/n0", "/why-not/n9")
-STEPS = ("submit", "submit", "submit", "graph", "let", "let", "end", "cancel", "quota", "lose", "wait")
+STEPS = (
+    "submit", "submit", "submit", "graph", "let", "let", "end", "cancel", "quota", "lose", "wait", "schedule", "remove"
+)  # fmt: skip
 FEW = 3
 """Jobs of others that are asked about: they are not there, one like the other."""
 
@@ -88,6 +90,15 @@ def any_step(desk: Desk, chance: Random, step: int) -> None:
             jobs = [job.id for job in world.ledger.jobs.values() if not job.ended]
             if jobs:
                 world.cancel(chance.choice(jobs))
+        case "schedule":
+            tenant = chance.choice(["ann", "bob"])
+            world.job(
+                f"{tenant}-{step}", every="5m", overlap=chance.choice(["allow", "skip", "replace"]), tenant=tenant
+            )
+        case "remove":
+            ended = [job.id for job in world.ledger.jobs.values() if job.ended]
+            if ended:
+                world.remove(chance.choice(ended))
         case "quota":
             world.quota(chance.choice(["ann", "bob"]), cpu=chance.choice([1, 2, 3]))
         case "lose":

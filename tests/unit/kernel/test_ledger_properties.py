@@ -140,6 +140,27 @@ class Story(RuleBasedStateMachine):
             with suppress(InputError):  # all of it may be done
                 self.world.retry(data.draw(st.sampled_from(ended)))
 
+    @rule(
+        every=st.sampled_from(["5s", "1m", None]),
+        overlap=st.sampled_from(["allow", "skip", "replace"]),
+        hold=st.booleans(),
+        cpu=st.sampled_from([1, MOST_CPUS]),
+    )
+    def submit_schedule(self, every: str | None, **fields: Any) -> None:
+        when = {"every": every} if every else {"cron": "* * * * *", "time-zone": "Europe/Zurich"}
+        if len(self.world.ledger.schedules) < 3:
+            self._submit({"run": "true", **when, **fields})
+
+    @rule(data=st.data(), what=st.sampled_from(["hold", "release", "remove"]))
+    def change_schedule(self, data: st.DataObject, what: str) -> None:
+        if not self.world.ledger.schedules:
+            return
+        name = data.draw(st.sampled_from(list(self.world.ledger.schedules)))
+        if what == "remove":
+            self.world.remove_schedule(name)
+        else:
+            self.world.hold_schedule(name, what == "hold")
+
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
         ended = [job.id for job in self.world.ledger.jobs.values() if job.ended]
@@ -284,6 +305,8 @@ class Story(RuleBasedStateMachine):
             world.drain(name, False)
             for device in world.known[name].devices:
                 world.drain(f"{name}:{device.index}", False)
+        for schedule in list(world.ledger.schedules):
+            world.remove_schedule(schedule)
         for job in world.ledger.jobs.values():
             if job.hold and not job.ended:
                 world.hold(job.id, False)

@@ -20,6 +20,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "at_most": {"run": "x", "parts": 2},
     "phases": {"run": "x", "resources": {"cpu": 8}},
     "artifacts": {},
+    "time-zone": {"run": "x", "cron": "0 3 * * *"},
+    "overlap": {"run": "x", "every": "1h"},
 }
 """What an example of a field needs beside it; `run` where nothing is said."""
 

@@ -3,7 +3,15 @@
 from poise.kernel.ledger.ledger import Ledger
 from poise.kernel.ledger.places import Cordon, NodeState, device_key
 from poise.kernel.ledger.room import InvariantBroken
-from poise.kernel.ledger.state import JobState, State, job_status, may_follow, tenant_of_queue, units_status
+from poise.kernel.ledger.state import (
+    JobState,
+    ScheduleState,
+    State,
+    job_status,
+    may_follow,
+    tenant_of_queue,
+    units_status,
+)
 from poise.kernel.ledger.tasks import PastAttempt, TaskState, is_loss
 from poise.kernel.ledger.units import CAUSES, UnitState, attempt_of, deciding_ending, leased, orders_of
 
@@ -15,6 +23,7 @@ __all__ = [
     "Ledger",
     "NodeState",
     "PastAttempt",
+    "ScheduleState",
     "State",
     "TaskState",
     "UnitState",

@@ -34,6 +34,7 @@ from poise.kernel.ledger.profiles import Profiles
 from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.quotas import Quotas
 from poise.kernel.ledger.room import Handlers, InvariantBroken, Room, hold
+from poise.kernel.ledger.schedules import Schedules
 from poise.kernel.ledger.seats import Seats
 from poise.kernel.ledger.shown import Shown
 from poise.kernel.ledger.state import State, decode, encoder, queue_of_unit
@@ -62,6 +63,7 @@ class Ledger:
         self.tokens = Tokens(state)
         self.profiles = Profiles(state)
         self.jobs = Jobs(state)
+        self.schedules = Schedules(state, self.jobs)
         self.active = Active(self.jobs, changes)
         self.queues = Queues(state, self.jobs, self.active, changes)
         self.leader = Leader(state, self.queues)
@@ -93,6 +95,7 @@ class Ledger:
             self.tokens,
             self.profiles,
             self.jobs,
+            self.schedules,
             self.active,
             self.queues,
             self.leader,

@@ -17,6 +17,7 @@ from poise.model.events import Began
 from poise.model.jobs import Job, Unit, Work
 from poise.model.profiles import Profile
 from poise.model.quotas import Quota
+from poise.model.recurring import Rule
 from poise.model.tenants import DEFAULT, Token
 
 NO_WORK = Work()
@@ -82,6 +83,32 @@ class JobState(msgspec.Struct, gc=False):
         return self.calls
 
 
+class ScheduleState(msgspec.Struct, gc=False):
+    """A schedule. `due` as of `Schedule`; `number` counts the jobs that it has submitted, of which `last` is the latest
+    and `unfinished` those that had not ended at the last turn. `last_due` is when that was due, `refused` why it
+    submitted none, or why Poise holds it.
+    """
+
+    id: str
+    rule: Rule
+    job: Job
+    due: int
+    added: int
+    key: str = ""
+    by: str = ""
+    held: bool = False
+    number: int = 0
+    last: str = ""
+    last_due: int = 0
+    refused: str = ""
+    unfinished: list[str] = []
+
+    @property
+    def called(self) -> str:
+        """Its name, or else its id."""
+        return self.job.name or self.id
+
+
 class State(msgspec.Struct):
     """Everything that a checkpoint holds. `yielded` says which units have yielded to which that still wait.
     `quotas` are by tenant, `cordons` by the identity of a device.
@@ -110,6 +137,8 @@ class State(msgspec.Struct):
     tokens_ever: int = 0
     cordons: dict[str, Cordon] = {}
     began: Began | None = None
+    schedules: dict[str, ScheduleState] = {}
+    schedules_ever: int = 0
 
     def fork(self, jobs: Collection[str] | None = None) -> "State":
         """A copy that changes by itself, of all jobs or of these. What nothing changes any more is shared: jobs that

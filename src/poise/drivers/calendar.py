@@ -1,0 +1,50 @@
+"""The times of cron expressions in time zones. The rules of time zones are read from the system, or from `tzdata`.
+
+Where clocks go forward, a time of day that is skipped comes right after the gap. Where they go back, a time of day that
+comes twice counts once; an expression whose hour or minute is `*` follows the elapsed time instead. Debian's cron does
+the same.
+"""
+
+from datetime import UTC, datetime, tzinfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from cronsim import CronSim
+
+from poise.errors import SpecError
+from poise.units import SECOND
+
+
+def around(cron: str, zone: str, wall: int) -> tuple[int, int]:
+    """The latest time of the expression at or before `wall`, and the first one after it; all in nanoseconds since 1970.
+    Raises SpecError for a time zone that is not known here, and for an expression without any time in 50 years.
+    """
+    within = _zone(zone)
+    past = CronSim(cron, _moment(wall + SECOND, within), reverse=True)
+    to_come = CronSim(cron, _moment(wall, within))
+    try:
+        return (
+            next(at for at in map(_nanoseconds, past) if at <= wall),
+            next(at for at in map(_nanoseconds, to_come) if at > wall),
+        )
+    except StopIteration:
+        raise SpecError("the cron expression has no time to come", code="E103", field="cron", have=cron) from None
+
+
+def _moment(wall: int, zone: tzinfo) -> datetime:
+    return datetime.fromtimestamp(wall // SECOND, UTC).astimezone(zone)
+
+
+def _nanoseconds(moment: datetime) -> int:
+    return int(moment.timestamp()) * SECOND
+
+
+def _zone(name: str) -> tzinfo:
+    if name == "UTC":
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        hint = "`time-zone: Europe/Zurich`; on a machine without time zones: `pip install tzdata`"
+        raise SpecError(
+            "this time zone is not known", code="E103", field="time-zone", have=name[:80], hint=hint
+        ) from None
