@@ -211,6 +211,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "policy.json"
 
     @property
+    def notifications(self) -> Path:
+        """Where notifications may go, and the commands for them; written by hand, if at all."""
+        return self.root / "notifications.yaml"
+
+    @property
     def devices(self) -> Path:
         """What a person says of this machine's devices; written by hand, if at all."""
         return self.root / "devices.yaml"

@@ -1,6 +1,13 @@
 """Recurring work on a running Poise: a schedule keeps a control plane up, and survives its kill."""
 
+from functools import partial
+
+from poise.client import Client
 from system.living import Living, kill, until
+
+
+def goes_on(client: Client, turns: int) -> bool:
+    return client.schedules()[0].jobs >= turns
 
 
 def test_a_killed_control_plane_submits_each_turn_once_and_one_without_schedules_leaves(living: Living) -> None:
@@ -10,7 +17,7 @@ def test_a_killed_control_plane_submits_each_turn_once_and_one_without_schedules
     until(lambda: [job.name for job in client.jobs()], "the first turn is now")
     for turns in (2, 4):
         kill(living.pid("control"))
-        until(lambda turns=turns: client.schedules()[0].jobs >= turns, "turns go on")
+        until(partial(goes_on, client, turns), "turns go on")
     assert living.poise("schedules", "hold", "beat", "--json").value == {"held": ["s1"]}
     [beat] = living.poise("schedules", "--json").value
     names = [job.name for job in client.jobs(everything=True)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 
 from poise.drivers.schemas import FILES, schema_of
@@ -17,6 +18,7 @@ from poise.errors import SpecError
 from poise.model.devicefile import compile_devices
 from poise.model.fleetfile import compile_fleet
 from poise.model.keys import compile_keys
+from poise.model.notices import Notice, compile_notifications
 from poise.model.servicefile import compile_service
 from poise.model.serving_upstreams import compile_upstreams
 from poise.model.spec import compile_spec
@@ -41,6 +43,15 @@ def compile_job(document: Any) -> object:
     return compile_spec(document, wall=1_700_000_000.0)
 
 
+def read_notice(document: Any) -> object:
+    """As a receiver reads it that is no stricter than its schema."""
+    try:
+        VALIDATORS["notice"].validate(document)
+        return msgspec.convert(document, Notice)
+    except (jsonschema.ValidationError, msgspec.ValidationError) as error:
+        raise SpecError(str(error)) from None
+
+
 COMPILE: dict[str, Callable[[Any], object]] = {
     "job": compile_job,
     "fleet": compile_fleet,
@@ -50,6 +61,8 @@ COMPILE: dict[str, Callable[[Any], object]] = {
     "world": compile_world,
     "service": compile_service,
     "upstreams": compile_upstreams,
+    "notifications": compile_notifications,
+    "notice": read_notice,
     "keys": compile_keys,
 }
 
@@ -151,6 +164,23 @@ MORE: dict[str, list[Any]] = {
                 {"name": "app", "tenant": "ann", "sha256": "a" * 64, "scopes": ["ask", "read"], "models": ["m"]},
                 {"name": "ci", "token": "t3", "rate": "600/m", "tokens": "1000000/d"},
             ],
+        }
+    ],
+    "notifications": [
+        {
+            "kind": "notifications",
+            "key": "k",
+            "commands": {"mail": ["mail", "ann@example.org"], "page": ["page"]},
+            "private": ["hooks.internal"],
+            "notify": ["command:mail", "webhook:https://hooks.example.org/poise?x=1"],
+            "notify-on": ["failure", "start"],
+        }
+    ],
+    "notice": [
+        {
+            "id": "j1/end/0", "moment": "end", "job": "j1", "name": "", "tenant": "default", "user": "ann",
+            "status": "done", "exit_code": 0, "command": "true", "note": "", "submitted": 1.5, "ended": 2.5,
+            "elapsed": 1,
         }
     ],
     "upstreams": [

@@ -159,7 +159,10 @@ def _job_shown(report: JobReport) -> Shown:
             Column("COMMAND", [" ".join(" ".join(task.command).split()) for task in tasks], only="wide"),
         ],
         head=[*head, ""],
-        notes=[note for task in tasks for note in _notes(task)],
+        notes=[
+            *(note for task in tasks for note in _notes(task)),
+            *(f"  notice {name} was not delivered: {why}" for name, why in report.unnotified.items()),
+        ],
         over=report.exit_code is not None,
     )
 

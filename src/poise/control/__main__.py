@@ -35,6 +35,7 @@ from poise.control.api import make_app
 from poise.control.deciders import Deciders
 from poise.control.entrance import Entrance
 from poise.control.lifetime import Lifetime
+from poise.control.notices import Notifier, Targets
 from poise.control.plane import Plane, clock_of
 from poise.decoding import json_decoder
 from poise.drivers import calendar
@@ -212,6 +213,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     standing_by = None if shared is None else asyncio.create_task(_stand_by(shared, plane, lifetime))
     leaving = asyncio.create_task(lifetime.leave_when_idle())
     tidying = [asyncio.create_task(_tidy_folders(plane, home)), asyncio.create_task(_tidy_messages(home))]
+    tidying.append(asyncio.create_task(Notifier(plane, Targets(home)).run()))
     if beyond is not None:  # what nodes of other homes send is kept here, where there may be no agent
         tidying.append(asyncio.create_task(keep_pruned(home.logs)))
     await serving

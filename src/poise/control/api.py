@@ -29,6 +29,7 @@ from poise.control.hot import (
 )
 from poise.control.kept import forget_policy
 from poise.control.lifetime import Lifetime
+from poise.control.notices import Targets
 from poise.control.openapi import SCHEMA, LoggedEvent, document
 from poise.control.plane import Plane
 from poise.control.routes import Content, Request, Routes, Stream
@@ -294,7 +295,7 @@ def make_app(
     """
 
     gate, consoles = Gatekeeper(plane, token), Consoles(plane)
-    series, vault = Series(home.series), Vault.of(home)
+    series, vault, targets = Series(home.series), Vault.of(home), Targets(home)
     chances = chances or Chances(plane, home)
 
     def allow(scope: Scope, needed: Role | None) -> None:
@@ -372,7 +373,7 @@ def make_app(
         bearer: Bearer, request: Request, data: Submission, if_revision: Revision | None = None
     ) -> Submitted:
         spec = vault.sealed(data.spec, bearer.tenant)
-        compiled = await plane.prepare(spec, bearer.tenant, len(request.body))
+        compiled = targets.admit(await plane.prepare(spec, bearer.tenant, len(request.body)), bearer)
         await chances.check(compiled, data.key, data.user)
         job = await plane.request(
             lambda number: machine.Submit(number, compiled, data.key, data.user, if_revision, bearer)
@@ -897,7 +898,7 @@ def make_app(
         return caller_key(token, job.id, job.tenant) if job is not None and job.calls is not None else ""
 
     hot: dict[str, tuple[Role | None, App]] = {
-        "submissions": (Role.SUBMITTER, Submissions(plane, gate, chances, vault, caller_key_of)),
+        "submissions": (Role.SUBMITTER, Submissions(plane, targets, gate, chances, vault, caller_key_of)),
         "channel": (Role.NODE, NodeChannel(plane, gate, series, home, vault, key_of, consoles)),
         "calls": (Role.SUBMITTER, CallerChannel(plane, gate, caller_key_of)),
         "workers": (None, WorkerChannel(plane, gate, key_of)),

@@ -19,6 +19,7 @@ from poise.control.chances import Chances
 from poise.control.consoles import Consoles
 from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import Receive, Scope, Send, hang_up, refuse, secret_of, text_headers
+from poise.control.notices import Targets
 from poise.control.plane import Plane
 from poise.control.shares import Turns
 from poise.decoding import json_decoder, msgpack_decoder
@@ -111,7 +112,14 @@ _accepted = msgspec.json.Encoder()
 
 
 async def submit(
-    plane: Plane, chances: Chances, vault: Vault, bearer: Bearer, key_of: "KeyOf", line: bytes, done: "Done"
+    plane: Plane,
+    targets: Targets,
+    chances: Chances,
+    vault: Vault,
+    bearer: Bearer,
+    key_of: "KeyOf",
+    line: bytes,
+    done: "Done",
 ) -> None:
     """Compile one submission and post it; raises PoiseError when it cannot be compiled, or has a strict deadline that
     is unlikely to be met. Only the latter is waited for, and what is large.
@@ -120,7 +128,8 @@ async def submit(
         submission = _submission.decode(line)
     except UNREADABLE as error:
         raise not_json(error) from None
-    compiled = await plane.prepare(vault.sealed(submission.spec, bearer.tenant), bearer.tenant, len(line))
+    spec = vault.sealed(submission.spec, bearer.tenant)
+    compiled = targets.admit(await plane.prepare(spec, bearer.tenant, len(line)), bearer)
     if compiled.strict:
         await chances.check(compiled, submission.key, submission.user)
     answer = _answering(done, compiled.note, key_of)
@@ -130,8 +139,11 @@ async def submit(
 class Submissions:
     """One `POST` of many lines; answers stream back while lines still come in, for as long as the token stands."""
 
-    def __init__(self, plane: Plane, gate: Gatekeeper, chances: Chances, vault: Vault, key_of: KeyOf) -> None:
+    def __init__(
+        self, plane: Plane, targets: Targets, gate: Gatekeeper, chances: Chances, vault: Vault, key_of: KeyOf
+    ) -> None:
         self._plane = plane
+        self._targets = targets
         self._gate = gate
         self._chances = chances
         self._vault = vault
@@ -173,7 +185,7 @@ class Submissions:
                 continue
             done = stream.expect()
             try:
-                await submit(self._plane, self._chances, self._vault, bearer, self._key_of, line, done)
+                await submit(self._plane, self._targets, self._chances, self._vault, bearer, self._key_of, line, done)
             except PoiseError as error:
                 done(Accepted(error=error.record))
 

@@ -61,7 +61,8 @@ class Lifetime:
             await asyncio.sleep(_LOOK_EVERY)
             now = self._plane.clock.now()
             ledger = self._plane.ledger
-            if self._requests or ledger.jobs.unfinished() or ledger.schedules.any_awaited:
+            busy = ledger.jobs.unfinished() or ledger.schedules.any_awaited or ledger.jobs.notifying
+            if self._requests or busy:
                 idle_since = now
             elif now - idle_since > Times().idle_exit and self._until_idle:
                 self._left_at = self._plane.ledger.revision

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import msgspec
 
 from poise.engine import scenario
-from poise.model import devicefile, fleetfile, keys, servicefile, serving_upstreams, worldfile
+from poise.model import devicefile, fleetfile, keys, notices, servicefile, serving_upstreams, worldfile
 from poise.model.catalogue import CATALOGUE
 from poise.model.fields import (
     BYTES,
@@ -43,6 +43,8 @@ FILES = {
     "world": "What a trace is tried in: `poise simulate --world FILE.yaml`, `poise rehearse --world FILE.yaml`",
     "service": "A model that answers requests: `poise serve FILE.yaml`",
     "upstreams": "Model servers behind one front: `poise serve FILE.yaml`",
+    "notifications": "Where notices of jobs may go: `notifications.yaml` in the home",
+    "notice": "A notice about a job, as a webhook or a command gets it: `poise submit --notify TARGET`",
     "keys": "Who may ask a gateway, and how much: `poise serve --keys FILE.yaml`",
 }
 """The kinds of files, and what each is for."""
@@ -56,6 +58,8 @@ _ROOTS: dict[str, type[msgspec.Struct]] = {
     "world": worldfile.WorldSpec,
     "service": servicefile.ServiceSpec,
     "upstreams": serving_upstreams.UpstreamsSpec,
+    "notifications": notices.NotificationsSpec,
+    "notice": notices.Notice,
     "keys": keys.KeysSpec,
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -243,6 +247,13 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "service.queue": COUNT | {"maximum": servicefile.MOST_WAITING},
     "service.body": BYTES,
     "service.timeout": DURATION,
+    "notifications.kind": {"const": "notifications"},
+    "notifications.commands": {
+        "propertyNames": NAMES,
+        "additionalProperties": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        "maxProperties": notices.MOST_COMMANDS,
+    },
+    "notifications.notify": notices.TARGETS,
     "keys.kind": {"const": "keys"},
     "keys.keys": {"minItems": 1, "maxItems": keys.MOST_KEYS},
     "key.name": NAMES,
@@ -333,6 +344,7 @@ _RULES: dict[str, Schema] = {
     "world": {"required": ["kind"]},
     "service": {"required": ["kind", "name", "model"]},
     "upstreams": {"required": ["kind", "upstreams"]},
+    "notifications": {"required": ["kind"]},
     "keys": {"required": ["kind", "keys"]},
     "KeySpec": {"required": ["name"]},
     "TaskSpec": {"anyOf": [{"required": ["run"]}, {"required": ["artifacts"]}]},
@@ -340,6 +352,25 @@ _RULES: dict[str, Schema] = {
 """What has to be there."""
 
 MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
+    "notifications.kind": "`notifications`.",
+    "notifications.key": "Key that webhooks are signed with: HMAC-SHA256 of the body, in the header `Poise-Signature`.",
+    "notifications.commands": "Commands that jobs may name, as lists of words. They run where the control plane runs.",
+    "notifications.private": "Hosts at private addresses that every tenant may name in a webhook.",
+    "notifications.notify": "Targets of jobs that name none themselves.",
+    "notifications.notify-on": "When these are notified: at the `start`, `end` or `failure` of a job.",
+    "notice.id": "Id of the notice: the same when it is delivered twice.",
+    "notice.moment": "Event of the job: `start`, `end` or `failure`.",
+    "notice.job": "Id of the job.",
+    "notice.name": "Name of the job; empty if it has none.",
+    "notice.tenant": "Tenant of the job.",
+    "notice.user": "User of the job, as the client said.",
+    "notice.status": "Status of the job: `running`, `done`, `failed`, `cancelled`, `skipped` and others.",
+    "notice.exit_code": "Exit code of `poise wait`; `null` while the job is unfinished.",
+    "notice.command": "Command of the job, or its number of tasks.",
+    "notice.note": "Note on the job, such as the schedule that it is of.",
+    "notice.submitted": "Time of submission, in seconds since 1970.",
+    "notice.ended": "Time of the end, in seconds since 1970; 0 while the job is unfinished.",
+    "notice.elapsed": "Seconds since the submission, or from there to the end.",
     "nemesis.kind": "`nemesis`.",
     "nemesis.name": "Name of the nemesis.",
     "nemesis.about": "Description in one sentence.",

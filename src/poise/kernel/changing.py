@@ -94,7 +94,15 @@ def to_retry(ledger: Ledger, name: str, bearer: Bearer) -> tuple[Compiled, str]:
     )
     note = f"retry of {job.id}"
     compiled = Compiled(
-        job.name, job.folder, job.env, units, note=note, tenant=job.tenant, retry_of=job.id, secrets=job.secrets
+        job.name,
+        job.folder,
+        job.env,
+        units,
+        note=note,
+        tenant=job.tenant,
+        retry_of=job.id,
+        secrets=job.secrets,
+        notify=job.notify,
     )
     return compiled, job.user
 

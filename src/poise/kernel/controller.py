@@ -60,6 +60,7 @@ from poise.model.events import (
     NodeSuspected,
     NodeTrusted,
     NodeUnfit,
+    Notified,
     Placed,
     PolicyFailed,
     Preempted,
@@ -285,6 +286,15 @@ class RemoveSchedule(msgspec.Struct, frozen=True):
     bearer: Bearer = HOME
 
 
+class NoticeDone(msgspec.Struct, frozen=True):
+    """A notice of a job was delivered, or given up because it `failed`."""
+
+    request: int
+    job: str
+    notice: str
+    failed: str = ""
+
+
 class Drain(msgspec.Struct, frozen=True):
     """`node` is a node, or a device of one: `n1:0`. With `moves`, what runs on a node goes on elsewhere."""
 
@@ -442,6 +452,7 @@ Request = (
     | RemoveJobs
     | HoldSchedule
     | RemoveSchedule
+    | NoticeDone
     | Drain
     | GiveUp
     | Lend
@@ -553,6 +564,7 @@ QUIET = (
     Returned,
     CallsClosed,
     JobsRemoved,
+    Notified,
     ScheduleAdded,
     ScheduleHeld,
     ScheduleRemoved,
@@ -705,6 +717,8 @@ class Controller:
                 self._answer(message.request, lambda: self._hold_schedule(message, now))
             case RemoveSchedule():
                 self._answer(message.request, lambda: self._remove_schedule(message, now))
+            case NoticeDone():
+                self._answer(message.request, lambda: self._notice_done(message, now))
             case Drain():
                 self._answer(message.request, lambda: self._drain(message, now))
             case GiveUp():
@@ -1245,6 +1259,12 @@ class Controller:
             own = tuple(job.id for job in jobs if job.tenant == tenant)
             self._commit(JobsRemoved(at=now, jobs=own, tenant=tenant, by=message.bearer.token))
         return tuple(job.id for job in jobs)
+
+    def _notice_done(self, message: NoticeDone, now: int) -> None:
+        """A job may have been removed meanwhile."""
+        job = self.ledger.jobs.get(message.job)
+        if job is not None and message.notice in job.notices:
+            self._commit(Notified(at=now, job=job.id, notice=message.notice, failed=message.failed))
 
     def _stop_cancelled(self, job: JobState, units: Iterable[UnitState], now: int) -> None:
         """What runs of a job that was cancelled is asked to end."""

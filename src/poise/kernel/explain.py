@@ -133,6 +133,7 @@ def job_report(
         )
         if tasks
         else (),
+        unnotified={name: why for name, why in job.notified.items() if why} if tasks else {},
     )
 
 

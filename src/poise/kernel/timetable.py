@@ -64,7 +64,16 @@ def compiled(ledger: Ledger, schedule: ScheduleState, turn: Turn) -> Compiled:
     passed = ", for all turns since the control plane was away" if turn.missed else ""
     note = f"job {number} of schedule {schedule.called}, due {moment(ledger, schedule, turn.due)}{passed}"
     name = f"{schedule.called}-{number}"
-    return Compiled(name, job.folder, job.env, job.units, note=note, tenant=job.tenant, secrets=job.secrets)
+    return Compiled(
+        name,
+        job.folder,
+        job.env,
+        job.units,
+        note=note,
+        tenant=job.tenant,
+        secrets=job.secrets,
+        notify=job.notify,
+    )
 
 
 def wall_of(ledger: Ledger, schedule: ScheduleState, due: int) -> float:

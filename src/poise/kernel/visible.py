@@ -42,6 +42,7 @@ from poise.model.events import (
     NodeSuspected,
     NodeTrusted,
     NodeUnfit,
+    Notified,
     Placed,
     Preempted,
     QuotaSet,
@@ -175,7 +176,7 @@ class Sight:
                 return self._asked(event)
             case Placed() | Preempted() | Resized():
                 return self._only(event, frozenset()) if self._is_own(event.unit) else None
-            case DeadlinesMissed() | FunctionTold() | Called() | CallTried() | Returned() | CallsClosed():
+            case DeadlinesMissed() | Notified() | FunctionTold() | Called() | CallTried() | Returned() | CallsClosed():
                 return event if self._is_own(event.job) else None
             case Started() | Finished() | Straggling() | Lagging():
                 return event if self._is_own(event.task) else None

@@ -180,6 +180,15 @@ class ScheduleRemoved(msgspec.Struct, frozen=True, tag="schedule-removed", kw_on
     by: str = ""
 
 
+class Notified(msgspec.Struct, frozen=True, tag="notified", kw_only=True, omit_defaults=True):
+    """A notice of a job was delivered, by its name as of `JobState.notices`; or it was given up because it `failed`."""
+
+    at: int
+    job: str
+    notice: str
+    failed: str = ""
+
+
 class DeadlinesMissed(msgspec.Struct, frozen=True, tag="deadlines-missed", kw_only=True):
     """Deadlines of a job could not be met any more, and its user wanted such work cancelled: these units are cancelled,
     what needs them is skipped, and the rest goes on.
@@ -521,6 +530,7 @@ Event = (
     | ScheduleTurn
     | ScheduleHeld
     | ScheduleRemoved
+    | Notified
     | DeadlinesMissed
     | Placed
     | Preempted

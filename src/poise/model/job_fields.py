@@ -35,6 +35,7 @@ from poise.model.fields import (
     duration,
 )
 from poise.model.jobs import Lease, terminal_size
+from poise.model.notices import TARGETS, Moment
 from poise.model.recurring import Overlap
 from poise.model.secrets import MAX_SECRETS, OURS
 from poise.model.sweep import SweepSpec
@@ -913,6 +914,37 @@ class JobSpec(TaskSpec, forbid_unknown_fields=True):
             calls=False,
         ),
     ] = False
+    notify: Annotated[
+        list[str],
+        Field(
+            "Targets to notify: `webhook:URL`, which gets JSON, or `command:NAME`, a command of the home.",
+            example="[webhook:https://hooks.example.org/poise]",
+            form=TARGETS,
+            flag=Flag(
+                "--notify",
+                "TARGET",
+                "Notify webhook:URL, or command:NAME of the home. Repeatable.",
+                reads=as_texts,
+                repeatable=True,
+            ),
+            calls=False,
+        ),
+    ] = []
+    notify_on: Annotated[
+        list[Moment],
+        Field(
+            "When to notify: at its `start`, its `end`, or its `failure`. `[end]` by default.",
+            example="[failure]",
+            flag=Flag(
+                "--notify-on",
+                "MOMENT",
+                "Notify at its start, end or failure. Repeatable. [default: end]",
+                reads=as_texts,
+                repeatable=True,
+            ),
+            calls=False,
+        ),
+    ] = msgspec.field(name="notify-on", default_factory=list)
     every: Annotated[
         Quantity | None,
         Field(

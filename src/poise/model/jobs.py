@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from poise.model.deadlines import IfLate
+from poise.model.notices import Notify
 from poise.model.resources import Shape
 from poise.model.tenants import DEFAULT
 from poise.units import SECOND
@@ -311,7 +312,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     `note` is what the user was told when it was submitted, `user` who the client says its user is, for people to read.
     With `calls` its units are workers that serve calls of functions. One on `hold` waits until it is released.
     `retry_of` is the job of which it runs again what was not done. `secrets` are variables of all its units, as sealed
-    texts (`model/secrets.py`).
+    texts (`model/secrets.py`). `notify` says who is told of it.
     """
 
     id: str
@@ -329,6 +330,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     hold: bool = False
     retry_of: str = ""
     secrets: dict[str, str] = {}
+    notify: Notify | None = None
 
     def sealed_texts(self) -> Iterator[str]:
         """Those of the job and of its units."""

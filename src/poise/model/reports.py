@@ -112,6 +112,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     `secrets` are names.
     `remaining` is the expected run time of the rest of the critical path; None where a run time in it is unknown.
     `hold`: it is on hold, and what of it has not started does not start.
+    `unnotified` are notices that could not be delivered, each with the reason.
     """
 
     id: str
@@ -134,6 +135,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     retries: str = ""
     secrets: tuple[str, ...] = ()
     hold: bool = False
+    unnotified: dict[str, str] = {}
 
 
 JobStatus = Literal["waiting", "pending", "placed", "running", "idle", "done", "failed", "cancelled", "skipped"]

@@ -68,6 +68,7 @@ from poise.model.jobs import (
     Variant,
     Work,
 )
+from poise.model.notices import Notify, compile_notify
 from poise.model.quotas import Quota
 from poise.model.recurring import DEFAULT_ZONE, Rule, check_cron
 from poise.model.resources import ANY_GPU, ANYWHERE, PLENTY, WHOLE, Shape, Wants, Where
@@ -151,6 +152,7 @@ class Compiled(NamedTuple):
     retry_of: str = ""
     secrets: Mapping[str, str] = {}
     recurs: Rule | None = None
+    notify: Notify | None = None
 
     @property
     def all_after(self) -> tuple[tuple[str, ...], ...]:
@@ -180,6 +182,7 @@ class Compiled(NamedTuple):
             hold=self.hold,
             retry_of=self.retry_of,
             secrets=dict(self.secrets),
+            notify=self.notify,
         )
 
 
@@ -263,6 +266,7 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], tenant: str,
         hold=top.hold,
         secrets=_job_secrets(top, found) if top.secrets else {},
         recurs=_recurs(top, found),
+        notify=compile_notify(top.notify, top.notify_on, "notify", found),
     )
 
 

@@ -74,7 +74,8 @@ def test_every_field_has_a_flag_or_a_reason() -> None:
         "--class c --parts 2 --workers 1 --checkpoint 1m --no-preempt --weight 1 --name n --retries 1 --grace 1s "
         "--hang 1s --time-limit 1h --interactive --tty --output o "
         "--env A=1 --secret B --sweep a=1,2 --at-most 2 --lease exclusive "
-        "--every 1h --cron * --time-zone UTC --overlap skip"
+        "--every 1h --cron * --time-zone UTC --overlap skip "
+        "--notify command:x --notify-on end"
     )
     told = flags_of(*examples.split())
     set_here = {*told, *told["resources"]}

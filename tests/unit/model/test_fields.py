@@ -20,6 +20,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "at_most": {"run": "x", "parts": 2},
     "phases": {"run": "x", "resources": {"cpu": 8}},
     "artifacts": {},
+    "notify-on": {"run": "x", "notify": ["command:mail"]},
     "time-zone": {"run": "x", "cron": "0 3 * * *"},
     "overlap": {"run": "x", "every": "1h"},
 }

@@ -47,8 +47,15 @@ class Attempts(Room):
         task = unit.tasks[index]
         task.status, task.pid, task.cpus = "running", event.pid, event.cpus
         task.started = task.started or event.at
+        self._note_run(unit)
         self._changes.residents.pop(unit.id, None)
         self._changes.rows.add(task.node)
+
+    def _note_run(self, unit: UnitState) -> None:
+        """Its job has started, of which somebody may be to be told."""
+        job = self._jobs[unit.job]
+        if job.notify is not None:
+            self._jobs.index_notices(job)
 
     def _finished(self, event: Finished) -> None:
         unit, index = self._jobs.tasks[event.task]
@@ -62,6 +69,7 @@ class Attempts(Room):
         self._nodes.count_end(task.node, ending)
         if ending.outcome != "returned":
             task.started = task.started or max(unit.placed, event.at - ending.run)
+            self._note_run(unit)
         if not task.leaving:  # the end of a member that was released says nothing about the gang
             self._learn(unit, task, ending)
             if ending.outcome == "stopped" and unit.stopping in CAUSES:

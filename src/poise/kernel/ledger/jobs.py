@@ -10,7 +10,7 @@ from poise.kernel.ledger.room import Handlers, Room, hold, hold_same
 from poise.kernel.ledger.state import JobState, State, queue_of
 from poise.kernel.ledger.tasks import TaskState
 from poise.kernel.ledger.units import UnitState
-from poise.model.events import JobsRemoved, JobSubmitted
+from poise.model.events import JobsRemoved, JobSubmitted, Notified
 from poise.model.jobs import Unit
 from poise.model.messages import Attempt
 from poise.model.tenants import DEFAULT, HOME, Bearer
@@ -34,6 +34,8 @@ class Jobs(Room, dict[str, JobState]):
         """Unfinished jobs that come after a job, by the id of that job."""
         self.cancelling: dict[str, JobState] = {}
         """Unfinished jobs by id that have a unit to cancel when its deadline cannot be met."""
+        self.notifying: dict[str, int] = {}
+        """Jobs with notices that are due, by id, and the revision since when."""
         self._names: dict[tuple[str, str], str] = {}
         self._keys: dict[tuple[str, str], str] = {}
         self._unfinished = 0
@@ -50,7 +52,7 @@ class Jobs(Room, dict[str, JobState]):
                 self._count(job, job.unfinished)
 
     def handlers(self) -> Handlers:
-        return {JobsRemoved: self._removed}
+        return {JobsRemoved: self._removed, Notified: self._notified}
 
     # --- finding -----------------------------------------------------------------------------------------------------
 
@@ -170,6 +172,7 @@ class Jobs(Room, dict[str, JobState]):
             hold=job.hold,
             retry_of=job.retry_of,
             secrets=job.secrets,
+            notify=job.notify,
             turns=turns,
         )
         self._index(made)
@@ -182,6 +185,18 @@ class Jobs(Room, dict[str, JobState]):
             self.cancelling[job.id] = job
         else:
             self.cancelling.pop(job.id, None)
+
+    def index_notices(self, job: JobState) -> None:
+        """Something has happened of which its targets may be to be told."""
+        if job.notices:
+            self.notifying.setdefault(job.id, self._state.revision)
+        else:
+            self.notifying.pop(job.id, None)
+
+    def _notified(self, event: Notified) -> None:
+        job = self[event.job]
+        job.notified = {**job.notified, event.notice: event.failed}
+        self.index_notices(job)
 
     def count_over(self, job: JobState) -> None:
         """Count a unit of this job that is over."""
@@ -196,6 +211,8 @@ class Jobs(Room, dict[str, JobState]):
             job.calls.forget()
         self._state.finished.append(job.id)
         self._note_end(job)
+        if job.notify is not None:
+            self.index_notices(job)
         if job.name:
             self._names.pop((job.tenant, job.name), None)
         for other in job.after:  # a cancelled job no longer waits for them
@@ -218,6 +235,7 @@ class Jobs(Room, dict[str, JobState]):
         """Remove finished jobs and all indexes of them."""
         for job_id in leaving:
             job = self.pop(job_id)
+            self.notifying.pop(job_id, None)
             ended = self._ended_of[job.tenant]
             del ended[job_id]
             if not ended:
@@ -282,6 +300,8 @@ class Jobs(Room, dict[str, JobState]):
                 task_id = unit_id if task.name == unit.spec.name else f"{job.id}.{task.name}"
                 self.tasks[task_id] = (unit, index)
         self.index_late(job)
+        if job.notify is not None:
+            self.index_notices(job)
         for unit in job.units:
             for need in dict.fromkeys(unit.spec.needs):
                 self.dependents.setdefault(f"{job.id}.{need}", []).append(unit)
@@ -293,7 +313,7 @@ class Jobs(Room, dict[str, JobState]):
             left = sum(1 for unit in job.units if not unit.over)
             hold(job.unfinished == left, f"{job.id} counts {job.unfinished} unfinished units, has {left}")
             hold(bool(job.ended) == (left == 0), f"{job.id} ended={job.ended} with {left} units left")
-        for index in ("units", "tasks", "dependents", "cancelling"):
+        for index in ("units", "tasks", "dependents", "cancelling", "notifying"):
             hold_same(index, getattr(self, index).keys(), getattr(anew, index).keys())
         for index in ("awaited_by", "_names", "_keys", "_unfinished", "_unfinished_of"):
             hold_same(index, getattr(self, index), getattr(anew, index))

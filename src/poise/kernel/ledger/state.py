@@ -15,6 +15,7 @@ from poise.kernel.ledger.units import OVER, UnitState
 from poise.model.decisions import Reason
 from poise.model.events import Began
 from poise.model.jobs import Job, Unit, Work
+from poise.model.notices import Notify
 from poise.model.profiles import Profile
 from poise.model.quotas import Quota
 from poise.model.recurring import Rule
@@ -28,7 +29,8 @@ COMPRESSED = b"\x78"
 
 class JobState(msgspec.Struct, gc=False):
     """A job and its units. `unfinished` counts units that are not over; `awaited` the jobs it still comes after, and
-    one more while it is on `hold`: as long as there is any, nothing of it becomes pending. Of one that serves calls,
+    one more while it is on `hold`: as long as there is any, nothing of it becomes pending. `notified` are the notices
+    that are dealt with, each with why it could not be delivered, if so. Of one that serves calls,
     `calls` is the book of them and the units are its workers. Where only so many parts of a task run at once, `turns`
     is, by task, how many have had their turn beyond the first. `secrets` are sealed. `held_for` is why Poise has put it
     on hold; empty where a user has.
@@ -57,6 +59,8 @@ class JobState(msgspec.Struct, gc=False):
     retry_of: str = ""
     secrets: dict[str, str] = {}
     held_for: str = ""
+    notify: Notify | None = None
+    notified: dict[str, str] = {}
 
     def sealed_texts(self) -> Iterator[str]:
         """Those of the job and of its units."""
@@ -69,6 +73,20 @@ class JobState(msgspec.Struct, gc=False):
         made.units, made.turns = [unit.fork() for unit in self.units], self.turns.copy()
         made.calls = self.calls.fork() if self.calls is not None else None
         return made
+
+    @property
+    def notices(self) -> list[str]:
+        """Notices that are due and not in `notified`: `end/0` is for its first target."""
+        if self.notify is None:
+            return []
+        on, status = self.notify.on, job_status(self) if self.ended else ""
+        due = ["start"] if "start" in on and _has_run(self) else []
+        if status and "end" in on:
+            due.append("end")
+        elif status == "failed" and "failure" in on:
+            due.append("failure")
+        names = (f"{moment}/{place}" for moment in due for place in range(len(self.notify.targets)))
+        return [name for name in names if name not in self.notified]
 
     @property
     def calls_closed(self) -> bool:
@@ -176,6 +194,10 @@ def may_follow(job: Job | JobState, other: str, status: str) -> bool:
     if other in job.after_any:
         return True
     return status == ("failed" if other in job.after_failure else "done")
+
+
+def _has_run(job: JobState) -> bool:
+    return any(task.started or task.ending is not None or task.past for unit in job.units for task in unit.tasks)
 
 
 def job_status(job: JobState) -> str:

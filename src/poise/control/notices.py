@@ -1,0 +1,224 @@
+"""Notices of jobs: who may be told, and telling them.
+
+The ledger knows which notices are due, and the log which were delivered, so that a restart loses none. One that was
+delivered just before a crash is delivered again: receivers tell doubles apart by the id. Nothing of this runs on the
+loop but the bookkeeping: a receiver that is slow or gone holds up one thread of its own.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import cast
+from urllib.parse import urlsplit
+
+import msgspec
+
+from poise.config import Home
+from poise.control.plane import Plane
+from poise.drivers import webhooks
+from poise.drivers.webhooks import Undelivered
+from poise.drivers.yamlfile import load_yaml, located, place_in_file
+from poise.errors import NotLeading, PoiseError, SpecError, StoreFull
+from poise.kernel import controller as machine
+from poise.kernel.explain import job_report
+from poise.kernel.ledger import JobState
+from poise.model.notices import (
+    COMMAND,
+    WEBHOOK,
+    Moment,
+    Notice,
+    Notifications,
+    Notify,
+    compile_notifications,
+    unknown_command,
+)
+from poise.model.spec import Compiled
+from poise.model.tenants import Bearer, Role
+from poise.units import SECOND
+
+THREADS = 8
+OF_RECEIVER = 2
+"""Notices on their way to one receiver at a time."""
+
+GOING = 256
+"""Notices that are on their way, or wait to be sent again. Further ones wait in the ledger."""
+
+GOING_OF_RECEIVER = 32
+
+DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 120.0, 300.0)
+"""Seconds before each further try. After the last one a notice is given up."""
+
+RECORD_AGAIN = 5.0
+"""Seconds between two tries to record that a notice is dealt with, while the disk of the log is full."""
+
+EVERY = 0.2
+"""Seconds between two looks at what is due."""
+
+_log = logging.getLogger("poise.control")
+
+
+class Targets:
+    """What the home says of notifications, in a file that is read again when it has changed."""
+
+    def __init__(self, home: Home) -> None:
+        self._path = home.notifications
+        self._read: tuple[tuple[int, int], Notifications] | None = None
+
+    def of_home(self) -> Notifications:
+        """On any thread. Raises SpecError for a file that cannot be read."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return Notifications()
+        state, read = (found.st_mtime_ns, found.st_size), self._read
+        if read is None or read[0] != state:
+            with located(place_in_file(self._path)):
+                self._read = read = (state, compile_notifications(load_yaml(self._path)))
+        return read[1]
+
+    def admit(self, compiled: Compiled, bearer: Bearer) -> Compiled:
+        """A job with whom it may notify: its own targets, or else those that the home names for all jobs. Raises
+        SpecError for a command that the home does not have, and for a webhook at a private address of a bearer who is
+        no admin.
+        """
+        if compiled.calls:
+            return compiled
+        of_home, trusted = self.of_home(), bearer.role >= Role.ADMIN
+        if compiled.notify is None:
+            return compiled._replace(notify=of_home.notify)
+        for target in compiled.notify.targets:
+            if target.startswith(COMMAND) and target.removeprefix(COMMAND) not in of_home.commands:
+                raise unknown_command(target, of_home.commands)
+            host = urlsplit(target.removeprefix(WEBHOOK)).hostname or "" if target.startswith(WEBHOOK) else ""
+            if not trusted and host and webhooks.is_private_literal(host, of_home.private):
+                what, hint = "this webhook is at a private address", "`private:` in `notifications.yaml` of the home"
+                raise SpecError(what, code="E105", field="notify", have=host, hint=hint)
+        return compiled._replace(notify=msgspec.structs.replace(compiled.notify, trusted=trusted))
+
+
+class Notifier:
+    """Tells the targets of jobs, while this control plane leads."""
+
+    def __init__(self, plane: Plane, targets: Targets, delays: tuple[float, ...] = DELAYS) -> None:
+        self._plane = plane
+        self._targets = targets
+        self._delays = delays
+        self._going: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._of_receiver: Counter[str] = Counter()
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._threads = ThreadPoolExecutor(THREADS, "notice")
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        news = self._plane.follow()
+        try:
+            while True:
+                news.clear()
+                if self._plane.behind is None:
+                    self._begin()
+                await asyncio.sleep(EVERY)
+                await news.wait()
+        finally:
+            self._plane.unfollow(news)
+            for task in self._going.values():
+                task.cancel()
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self) -> None:
+        """Send what is due and durable, and is not on its way."""
+        jobs, durable = self._plane.ledger.jobs, self._plane.controller.durable
+        for job_id, since in jobs.notifying.items():
+            if len(self._going) >= GOING:
+                return
+            job = jobs[job_id]
+            for name in job.notices if since <= durable else ():
+                receiver = _receiver(_target(job, name))
+                if (job_id, name) not in self._going and self._of_receiver[receiver] < GOING_OF_RECEIVER:
+                    self._of_receiver[receiver] += 1
+                    going = asyncio.create_task(self._deliver(job, name, receiver))
+                    self._going[job_id, name] = going
+                    going.add_done_callback(partial(self._gone, job_id, name, receiver))
+
+    def _gone(self, job_id: str, name: str, receiver: str, task: asyncio.Task[None]) -> None:
+        del self._going[job_id, name]
+        self._of_receiver[receiver] -= 1
+        if not self._of_receiver[receiver]:
+            del self._of_receiver[receiver]
+            self._turns.pop(receiver, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a notice of %s is not dealt with: %s", job_id, error)
+
+    async def _deliver(self, job: JobState, name: str, receiver: str) -> None:
+        """Send a notice until it is taken or given up, and record that."""
+        notice, target, failed = self._notice(job, name), _target(job, name), ""
+        for delay in (*self._delays, None):
+            try:
+                async with self._turns.setdefault(receiver, asyncio.Semaphore(OF_RECEIVER)):
+                    send = partial(self._send, target, notice, job.notify)
+                    await asyncio.get_running_loop().run_in_executor(self._threads, send)
+                failed = ""
+                break
+            except Undelivered as error:
+                failed = str(error)
+                if delay is None or not error.worth_retrying:
+                    _log.warning("notice %s is given up: %s", notice.id, failed)
+                    break
+                await asyncio.sleep(delay)
+        while True:
+            try:
+                await self._plane.request(partial(machine.NoticeDone, job=job.id, notice=name, failed=failed))
+                return
+            except NotLeading:
+                return  # the next leader sends it again
+            except StoreFull:
+                await asyncio.sleep(RECORD_AGAIN)
+
+    def _send(self, target: str, notice: Notice, notify: Notify | None) -> None:
+        """On a thread. Raises `Undelivered`."""
+        body = msgspec.json.encode(notice)
+        try:
+            of_home = self._targets.of_home()
+        except (PoiseError, OSError) as error:
+            raise Undelivered(f"`notifications.yaml` cannot be read: {error}") from None
+        if target.startswith(WEBHOOK):
+            url = target.removeprefix(WEBHOOK)
+            private = (notify is not None and notify.trusted) or urlsplit(url).hostname in of_home.private
+            webhooks.post(url, body, notice.id, key=of_home.key, private=private)
+            return
+        argv = of_home.commands.get(target.removeprefix(COMMAND))
+        if argv is None:
+            raise Undelivered(f"this home has no {target}", worth_retrying=False)
+        told = {"JOB": notice.job, "NAME": notice.name, "STATUS": notice.status, "MOMENT": notice.moment}
+        webhooks.run(argv, body, {f"POISE_{what}": text for what, text in told.items()})
+
+    def _notice(self, job: JobState, name: str) -> Notice:
+        ledger = self._plane.ledger
+        report = job_report(ledger, job, self._plane.clock.now(), tasks=False)
+        return Notice(
+            id=f"{job.id}/{name}",
+            moment=cast(Moment, name.partition("/")[0]),
+            job=job.id,
+            name=job.name,
+            tenant=job.tenant,
+            user=job.user,
+            status=report.status,
+            exit_code=report.exit_code,
+            command=report.command,
+            note=job.note,
+            submitted=report.submitted,
+            ended=report.ended,
+            elapsed=report.elapsed / SECOND,
+        )
+
+
+def _target(job: JobState, name: str) -> str:
+    """The target of a notice."""
+    targets = job.notify.targets if job.notify is not None else ()
+    return targets[int(name.partition("/")[2])]
+
+
+def _receiver(target: str) -> str:
+    """What may be slow or gone: the host of a webhook, or a command."""
+    return (urlsplit(target.removeprefix(WEBHOOK)).netloc if target.startswith(WEBHOOK) else target).lower()
