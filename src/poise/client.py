@@ -911,6 +911,15 @@ class AsyncClient:
     async def schedules(self) -> list[ScheduleReport]:
         return await self._ask(lambda client: client.schedules())
 
+    async def hold_schedule(self, name: str) -> str:
+        return await self._ask(lambda client: client.hold_schedule(name))
+
+    async def release_schedule(self, name: str) -> str:
+        return await self._ask(lambda client: client.release_schedule(name))
+
+    async def remove_schedule(self, name: str) -> str:
+        return await self._ask(lambda client: client.remove_schedule(name))
+
     async def explain(self, name: str, *, everything: bool = False) -> Explanation:
         return await self._ask(lambda client: client.explain(name, everything=everything))
 

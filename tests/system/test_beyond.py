@@ -124,6 +124,16 @@ def test_somebody_elsewhere_works_on_a_machine_elsewhere(beyond: Beyond) -> None
     assert beyond.ann("up").code == 1
 
 
+def test_a_removed_job_leaves_no_output_on_either_machine(beyond: Beyond) -> None:
+    assert beyond.ann("run", "--name", "gone", "--", "echo", "hello").text == "hello\n"
+    job = beyond.ann("show", "gone", "--json").value["id"]
+    copies = [home.logs / job for home in (beyond.living.home, beyond.node)]
+    assert [copy.exists() for copy in copies] == [True, True]
+    assert beyond.ann("rm", "gone", "--json").value == {"removed": [job]}
+    until(lambda: not any(copy.exists() for copy in copies), "its output is gone")
+    assert beyond.ann("show", "gone").code == 1
+
+
 def test_input_and_a_command_beside_reach_a_machine_elsewhere(beyond: Beyond) -> None:
     address, token = beyond.address.text, beyond.submitter.read_text().strip()
     there = Client(home_elsewhere(beyond.living.work / "ann", address), token=token)

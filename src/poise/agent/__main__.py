@@ -67,6 +67,7 @@ from poise.drivers.system import (
     probe_cgroups,
     settle_memory,
 )
+from poise.drivers.tidy import remove_folders
 from poise.errors import ErrorRecord, NotFound, NotLeading, PoiseError
 from poise.kernel import node as machine
 from poise.kernel.frames import Broken, Frames
@@ -75,6 +76,7 @@ from poise.model.fleetfile import DeclaredFleet
 from poise.model.load import Load, Pace
 from poise.model.messages import (
     Attempt,
+    Desired,
     Ended,
     FromAgent,
     FromConsole,
@@ -362,6 +364,8 @@ class Agent:
                 elif isinstance(message, Met):
                     self._meetings.take(message)
                 elif not isinstance(message, Kept):
+                    if isinstance(message, Desired) and message.removed:
+                        await asyncio.to_thread(remove_folders, (self._home.logs,), message.removed)
                     self._feed(message)
                 elif self._shipping is not None:
                     self._shipping.kept(message)

@@ -1255,9 +1255,16 @@ class Controller:
     def _remove_jobs(self, message: RemoveJobs, now: int) -> tuple[str, ...]:
         """One event for each tenant: nobody else learns of it."""
         jobs = changing.to_remove(self.ledger, message.jobs, message.bearer)
+        there: dict[str, dict[str, None]] = {}  # jobs whose output a node may have
+        for job in jobs:
+            for task in (task for unit in job.units for task in unit.tasks):
+                for node in (task.node, *(past.node for past in task.past)):
+                    there.setdefault(node, {})[job.id] = None
         for tenant in sorted({job.tenant for job in jobs}):
             own = tuple(job.id for job in jobs if job.tenant == tenant)
             self._commit(JobsRemoved(at=now, jobs=own, tenant=tenant, by=message.bearer.token))
+        for node, removed in there.items():
+            self._send(node, Desired(removed=tuple(removed)))
         return tuple(job.id for job in jobs)
 
     def _notice_done(self, message: NoticeDone, now: int) -> None:

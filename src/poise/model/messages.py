@@ -234,6 +234,7 @@ class Desired(msgspec.Struct, frozen=True, tag="desired", kw_only=True, omit_def
 
     `recalls` are handed back if they still wait for a slot, and go on otherwise. `orders` are told before any of it.
     `limited` are attempts whose time limit has changed since they were launched.
+    The output of `removed` jobs is deleted; a node that is away keeps its copy until it is pruned.
     """
 
     launches: tuple[Launch, ...] = ()
@@ -243,6 +244,7 @@ class Desired(msgspec.Struct, frozen=True, tag="desired", kw_only=True, omit_def
     complete: bool = False
     orders: tuple[Ordered, ...] = ()
     limited: tuple[Limited, ...] = ()
+    removed: tuple[str, ...] = ()
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -85,3 +85,10 @@ def test_every_suggestion_is_a_command() -> None:
     for typed in VERBS:
         name = suggested(typed).split()[0]
         assert name == "--help" or name in commands.list_commands(click.Context(commands))
+
+
+@pytest.mark.parametrize("flags", [("--every", "1h"), ("--cron", "0 3 * * *")])
+def test_what_is_waited_for_runs_once(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *flags, "--", "true"]) == 125
+    assert "`poise submit`, which makes schedules" in capsys.readouterr().err
+    assert main(["rm"]) == main(["rm", "j1", "--all"]) == main(["rm", "j1", "--older-than", "7d"]) == 1

@@ -258,6 +258,14 @@ def test_the_api_admits_targets_on_both_ways_in(tmp_path: Path) -> None:
     assert [job.notify and job.notify.trusted for job in desk.world.ledger.jobs.values()] == [True]
 
 
+def test_what_serves_tells_nobody_by_default(tmp_path: Path) -> None:
+    write(tmp_path, "commands: {mail: ['true']}\nnotify: [command:mail]\n")
+    targets = Targets(Home(tmp_path))
+    for spec in ({"run": "x", "serves": "digits"}, {"run": "x", "calls": True, "parts": 2}):
+        assert targets.admit(compile_spec(spec, wall=WALL), HOME).notify is None
+    assert targets.admit(compile_spec({"run": "x"}, wall=WALL), HOME).notify is not None
+
+
 def test_a_file_with_mistakes_says_where(tmp_path: Path) -> None:
     write(tmp_path, "commands: {mail: []}\nnotify: [command:page]\n")
     with pytest.raises(SpecError) as refused:

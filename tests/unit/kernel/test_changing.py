@@ -9,6 +9,7 @@ from poise.kernel.explain import job_report
 from poise.kernel.visible import Sight
 from poise.model.events import JobChanged, JobHeld, JobsRemoved
 from poise.model.jobs import Priority
+from poise.model.messages import Desired
 from poise.model.tenants import Bearer, Role
 from poise.testing import World, node, replay
 from poise.units import HOUR, MINUTE
@@ -338,6 +339,14 @@ def test_a_tenant_removes_and_sees_removals_of_its_own_only() -> None:
     world.remove("j1", "j2")
     shown = [Sight(world.ledger, ANN).event(event) for event in world.log if isinstance(event, JobsRemoved)]
     assert [event and event.jobs for event in shown] == [("j1",), None]
+
+
+def test_nodes_on_which_it_ran_remove_its_output() -> None:
+    world = World().join(node("n1", cpu=1)).join(node("n2", cpu=1)).join(node("n3", cpu=1))
+    world.job("a", node="n1").job("b", node="n2").round().start("a", "b").finish("a", "b").job("c").cancel("c")
+    world.disconnect("n2").remove("a", "b", "c")
+    told = [(send.node, send.message.removed) for send in world.sent if isinstance(send.message, Desired)]
+    assert [one for one in told if one[1]] == [("n1", ("j1",))]
 
 
 def test_a_job_that_served_calls_is_removed() -> None:
