@@ -7,7 +7,7 @@ loop but the bookkeeping: a receiver that is slow or gone holds up one thread of
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import cast
@@ -38,14 +38,11 @@ from poise.model.spec import Compiled
 from poise.model.tenants import Bearer, Role
 from poise.units import SECOND
 
-THREADS = 8
-OF_RECEIVER = 2
-"""Notices on their way to one receiver at a time."""
+THREADS = 16
+"""Each is held up by one receiver at most."""
 
-GOING = 256
-"""Notices that are on their way, or wait to be sent again. Further ones wait in the ledger."""
-
-GOING_OF_RECEIVER = 32
+GOING, GOING_OF_RECEIVER = 1024, 4
+"""Notices that are on their way, or wait to be sent again: of all, and of one receiver. Further ones wait."""
 
 DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 120.0, 300.0)
 """Seconds before each further try. After the last one a notice is given up."""
@@ -55,6 +52,9 @@ RECORD_AGAIN = 5.0
 
 EVERY = 0.2
 """Seconds between two looks at what is due."""
+
+_Key = tuple[str, str]
+"""A job and a notice of it."""
 
 _log = logging.getLogger("poise.control")
 
@@ -105,14 +105,21 @@ class Notifier:
         self._plane = plane
         self._targets = targets
         self._delays = delays
-        self._going: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._news = asyncio.Event()
+        self._looked: set[str] = set()
+        """Jobs whose notices are all waiting or going."""
+        self._waiting: dict[str, deque[_Key]] = {}
+        """By receiver."""
+        self._going: dict[_Key, asyncio.Task[None]] = {}
+        self._taken: set[_Key] = set()
+        """Notices that wait or are going."""
         self._of_receiver: Counter[str] = Counter()
-        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
         self._threads = ThreadPoolExecutor(THREADS, "notice")
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        news = self._plane.follow()
+        news = self._news = self._plane.follow()
         try:
             while True:
                 news.clear()
@@ -127,35 +134,59 @@ class Notifier:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self) -> None:
-        """Send what is due and durable, and is not on its way."""
+        """Take in what is due and durable, and send as much of it as may be on its way."""
         jobs, durable = self._plane.ledger.jobs, self._plane.controller.durable
         for job_id, since in jobs.notifying.items():
-            if len(self._going) >= GOING:
-                return
-            job = jobs[job_id]
-            for name in job.notices if since <= durable else ():
-                receiver = _receiver(_target(job, name))
-                if (job_id, name) not in self._going and self._of_receiver[receiver] < GOING_OF_RECEIVER:
-                    self._of_receiver[receiver] += 1
-                    going = asyncio.create_task(self._deliver(job, name, receiver))
-                    self._going[job_id, name] = going
-                    going.add_done_callback(partial(self._gone, job_id, name, receiver))
+            if job_id in self._looked or since > durable:
+                continue
+            self._looked.add(job_id)
+            for name in jobs[job_id].notices:
+                if (key := (job_id, name)) not in self._taken:
+                    self._taken.add(key)
+                    self._waiting.setdefault(_receiver(_target(jobs[job_id], name)), deque()).append(key)
+        for receiver in list(self._waiting):
+            self._send_to(receiver)
 
-    def _gone(self, job_id: str, name: str, receiver: str, task: asyncio.Task[None]) -> None:
-        del self._going[job_id, name]
+    def _send_to(self, receiver: str) -> None:
+        """Send what waits for a receiver, as far as there is room."""
+        waiting = self._waiting.get(receiver, deque())
+        while waiting and self._of_receiver[receiver] < GOING_OF_RECEIVER and len(self._going) < GOING:
+            key = waiting.popleft()
+            job = self._plane.ledger.jobs.get(key[0])
+            if job is None or key[1] not in job.notices:  # it was removed
+                self._forget(key)
+                continue
+            self._of_receiver[receiver] += 1
+            self._going[key] = asyncio.create_task(self._deliver(job, key[1], receiver))
+            self._going[key].add_done_callback(partial(self._gone, key, receiver))
+        if not waiting:
+            self._waiting.pop(receiver, None)
+
+    def _gone(self, key: _Key, receiver: str, task: asyncio.Task[None]) -> None:
+        del self._going[key]
+        self._forget(key)
         self._of_receiver[receiver] -= 1
         if not self._of_receiver[receiver]:
             del self._of_receiver[receiver]
             self._turns.pop(receiver, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a notice of %s is not dealt with: %s", job_id, error)
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            _log.error("a notice of %s is not dealt with: %s", key[0], error)
+        self._send_to(receiver)
+        self._news.set()  # more may have happened to its job meanwhile
+
+    def _forget(self, key: _Key) -> None:
+        """It is dealt with; its job is looked at again, since more may have happened to it."""
+        self._taken.discard(key)
+        self._looked.discard(key[0])
 
     async def _deliver(self, job: JobState, name: str, receiver: str) -> None:
         """Send a notice until it is taken or given up, and record that."""
         notice, target, failed = self._notice(job, name), _target(job, name), ""
         for delay in (*self._delays, None):
             try:
-                async with self._turns.setdefault(receiver, asyncio.Semaphore(OF_RECEIVER)):
+                async with self._turns.setdefault(receiver, asyncio.Lock()):
                     send = partial(self._send, target, notice, job.notify)
                     await asyncio.get_running_loop().run_in_executor(self._threads, send)
                 failed = ""

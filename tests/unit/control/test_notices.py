@@ -155,6 +155,46 @@ def test_a_receiver_that_is_gone_keeps_none_from_another(receiver: Receiver, tmp
     asyncio.run(tell())
 
 
+def test_many_notices_of_one_receiver_are_all_sent_once(receiver: Receiver, tmp_path: Path) -> None:
+    async def tell() -> None:
+        async with open_door(tmp_path) as door:
+            targets = Targets(Home(tmp_path))
+            for _ in range(30):
+                await over(door.plane, targets, [receiver.url, receiver.url + "&y=2"])
+            notifier = asyncio.create_task(Notifier(door.plane, targets, AT_ONCE).run())
+            await until(lambda: not door.plane.ledger.jobs.notifying)
+            notifier.cancel()
+            await asyncio.gather(notifier, return_exceptions=True)
+
+    asyncio.run(tell())
+    assert sorted(headers["Poise-Notice"] for headers, _ in receiver.got) == sorted(
+        f"j{number}/end/{place}" for number in range(1, 31) for place in (0, 1)
+    )
+
+
+def test_what_happens_while_a_notice_is_on_its_way_is_told_too(receiver: Receiver, tmp_path: Path) -> None:
+    receiver.statuses = [503, 503]
+
+    async def tell() -> None:
+        async with open_door(tmp_path) as door:
+            targets = Targets(Home(tmp_path))
+            document = {"run": "true", "notify": [receiver.url], "notify-on": ["start", "end"]}
+            compiled = targets.admit(compile_spec(document, wall=WALL), HOME)
+            job_id: str = await door.plane.request(lambda number: Submit(number, compiled))
+            job = door.plane.ledger.jobs[job_id]
+            job.units[0].tasks[0].started = door.plane.clock.now()  # as a node would say
+            door.plane.ledger.jobs.index_notices(job)
+            notifier = asyncio.create_task(Notifier(door.plane, targets, (0.5, 0.01)).run())
+            await until(lambda: len(receiver.got) == 1)
+            await door.plane.request(lambda number: Cancel(number, job_id))
+            await until(lambda: not door.plane.ledger.jobs.notifying)
+            notifier.cancel()
+            await asyncio.gather(notifier, return_exceptions=True)
+
+    asyncio.run(tell())
+    assert [json.loads(body)["moment"] for _, body in receiver.got] == ["start", "start", "start", "end"]
+
+
 def test_what_was_due_before_a_restart_is_told_after_it(receiver: Receiver, tmp_path: Path) -> None:
     async def end() -> None:
         async with open_door(tmp_path) as door:
