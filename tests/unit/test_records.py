@@ -161,11 +161,13 @@ def test_a_fork_of_the_state_shares_nothing_that_is_changed_in_place() -> None:
     assert forked == state
     replaced = {
         ".jobs[].env",
+        ".jobs[].notified",
         ".jobs[].secrets",
         ".jobs[].units[].barred",
         ".jobs[].units[].tasks[].past",
         ".memory[]",
         ".memory[][]",
+        ".schedules[].unfinished",
     }
     assert set(shared(state, forked)) == replaced
     job.ended = 1

@@ -103,7 +103,7 @@ def told(folder: Path, notify: list[str], bearer: Bearer = HOME, delays: tuple[f
             await until(lambda: not door.plane.ledger.jobs.notifying)
             notifier.cancel()
             await asyncio.gather(notifier, return_exceptions=True)
-            return job.notified
+            return door.plane.ledger.jobs[job.id].notified
 
     return asyncio.run(tell())
 
@@ -147,7 +147,7 @@ def test_a_receiver_that_is_gone_keeps_none_from_another(receiver: Receiver, tmp
             for _ in range(40):
                 await over(door.plane, targets, ["webhook:http://127.0.0.1:1/"])
             job = await over(door.plane, targets, [receiver.url])
-            await until(lambda: "end/0" in job.notified)
+            await until(lambda: "end/0" in door.plane.ledger.jobs[job.id].notified)
             assert len(door.plane.ledger.jobs.notifying) == 40
             notifier.cancel()
             await asyncio.gather(notifier, return_exceptions=True)

@@ -128,3 +128,12 @@ def test_moments_without_anybody_to_tell_are_refused() -> None:
     with pytest.raises(SpecError) as refused:
         World().job("a", **{"notify-on": ["end"]})
     assert refused.value.record.field == "notify-on"
+
+
+def test_a_fork_does_not_learn_of_notices_and_turns() -> None:
+    world = World(dead_after=0).nodes(1).job("a", notify=[HOOK]).job("s", every="1h").round().finish("a")
+    fork = world.ledger.fork()
+    before = fork.encode()
+    tell(world, "j1", "end/0").after("1h").hold_schedule("s")
+    assert fork.encode() == before
+    assert world.ledger.encode() != before

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from copy import copy
 from itertools import islice
 
 from poise.kernel.book import CallBook
@@ -195,6 +196,8 @@ class Jobs(Room, dict[str, JobState]):
 
     def _notified(self, event: Notified) -> None:
         job = self[event.job]
+        if job.ended:  # forks share it
+            job = self[event.job] = copy(job)
         job.notified = {**job.notified, event.notice: event.failed}
         self.index_notices(job)
 

@@ -172,6 +172,7 @@ class State(msgspec.Struct):
         made.profiles, made.held, made.memory = dict(self.profiles), self.held.copy(), self.memory.copy()
         made.yielded, made.quotas, made.tokens = dict(self.yielded), dict(self.quotas), dict(self.tokens)
         made.cordons = dict(self.cordons)
+        made.schedules = {schedule_id: copy(schedule) for schedule_id, schedule in self.schedules.items()}
         return made
 
 
