@@ -19,8 +19,8 @@ from poise.config import Home
 from poise.control.plane import Plane
 from poise.drivers import webhooks
 from poise.drivers.webhooks import Undelivered
-from poise.drivers.yamlfile import load_yaml, located, place_in_file
-from poise.errors import NotLeading, PoiseError, SpecError, StoreFull
+from poise.drivers.yamlfile import load_yaml, place_in_file
+from poise.errors import NotLeading, PoiseError, SpecError, StoreFull, located
 from poise.kernel import controller as machine
 from poise.kernel.explain import job_report
 from poise.kernel.ledger import JobState
