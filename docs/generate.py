@@ -143,7 +143,7 @@ def commands() -> str:
     lines = [
         "# Commands",
         "",
-        "Every command works on the home named by `POISE_HOME`, or `~/.poise`. Data goes to stdout, talk to stderr.",
+        "Every command uses the home named by `POISE_HOME`, or `~/.poise`. Data goes to stdout, messages to stderr.",
         "With `--json` a command prints exactly one JSON value, in [these units](api.md#units). See also",
         "[exit codes](exit-codes.md).",
         "",
@@ -226,19 +226,20 @@ def error_codes() -> str:
     lines = [
         "# Errors",
         "",
-        "An error has a code that does not change, one sentence, and, where they help, the place (`where`), what was",
-        'needed, what there is, and a hint that can be typed. With `--json` it is `{"error": {…}}` on stdout; the',
-        "API answers with the same record. Of a file everything that is wrong is told at once: the first error holds",
-        "the `others`. On the command line `at` is the place in the file (`train.yaml:3:7`: line and column).",
+        "An error has a code that does not change, and one sentence. If they help, it also has the place (`where`),",
+        "the expected and the actual value, and a hint that can be typed. With `--json` it is",
+        '`{"error": {…}}` on stdout; the API answers with the same record. All errors of a file are reported at once:',
+        "the first error holds the `others`. On the command line `at` is the place in the file (`train.yaml:3:7`: line",
+        "and column).",
         "",
-        "`E1…` is about what was asked for: exit code 1. `E2…` is about Poise or its machine: exit code 2 (`E204`: 1).",
+        "`E1…` concerns the request: exit code 1. `E2…` concerns Poise or its machine: exit code 2 (`E204`: 1).",
         "",
         *_table(("code", "meaning"), [(f"`{code}`", text) for code, text in errors.CODES.items()]),
         "",
         "## The tree",
         "",
         *_table(
-            ("exception", "exit code", "HTTP status", "code unless another is named"),
+            ("exception", "exit code", "HTTP status", "default code"),
             [
                 (f"{'· ' * depth}`{kind.__name__}`", str(kind.exit_code), str(kind.status), f"`{kind.default_code}`")
                 for depth, kind in _tree(errors.PoiseError, 0)
@@ -267,7 +268,7 @@ def python() -> str:
             if method.startswith("_") or not (inspect.isfunction(function) or isinstance(function, property)):
                 continue
             lines += [f"### `{name}.{method}`", "", *_described(function, method)]
-    beside = "Names beside [`poise.Session`](#poisesession); each is imported from the module that it is shown with."
+    beside = "Names beside [`poise.Session`](#poisesession); import each from the module in its heading."
     lines += ["## Training", "", beside, ""]
     for module, names in TRAINING.items():
         for name in names:
@@ -313,14 +314,14 @@ def exit_codes() -> str:
                 ("0", "Done."),
                 (
                     str(errors.InputError.exit_code),
-                    "What you asked for cannot be done as asked (`E1…`); usage errors too.",
+                    "The request is invalid or cannot be fulfilled (`E1…`); also usage errors.",
                 ),
                 (str(errors.Fault.exit_code), "Poise or its machine failed (`E2…`)."),
                 ("130", "Interrupted with Ctrl-C."),
             ],
         ),
         "",
-        "Whoever reads a pipe may stop reading: `poise events | head` ends with 0.",
+        "A reader may close a pipe: `poise events | head` exits with 0.",
         "",
         "While Poise is up with other nodes, `poise up --fleet` or `--no-fleet` ends with 1 (`E121`), and changes",
         "nothing. If Poise is up with these nodes already, the command ends with 0.",
@@ -328,7 +329,7 @@ def exit_codes() -> str:
         "`poise doctor` ends with 1 if it finds something that does not work or is open to others (`fail`), else",
         "with 0.",
         "",
-        "`poise compare` ends with 1 or 2 if a trial came to no end, as its policy failed; the others are told all the",
+        "`poise compare` ends with 1 or 2 if the policy of a trial failed; the others are reported all the",
         "same.",
         "",
         f"{own} end with the command's own code instead:",
@@ -339,7 +340,7 @@ def exit_codes() -> str:
                 ("0", "Every task is done."),
                 ("1 … 255", "The code of the first task that failed; of `wait JOB.TASK`, of that task."),
                 ("128 + N", "A signal N ended it: 137 is SIGKILL, 143 is SIGTERM."),
-                ("137", "Also: it went over its memory limit. `poise show` tells the two apart."),
+                ("137", "Also: it exceeded its memory limit. `poise show` distinguishes the two."),
                 ("124", "It reached its `time-limit`, or has hung: it was silent for longer than its `hang`."),
                 ("130", "The job or the task was cancelled, or the command was interrupted with Ctrl-C."),
                 (
@@ -403,23 +404,24 @@ def devices() -> str:
     lines = [
         "# Devices",
         "",
-        "What is known of a device comes from four places, and figure by figure the first in this list is believed:",
-        "`declared` by a person, `measured` by `poise bench-devices`, said by the `driver`, or in the `catalogue`.",
-        "`poise nodes --json` names the place of each figure under `sources`.",
+        "The figures of a device have four sources. For each figure the first source in this list counts: `declared`",
+        "by a person, `measured` by `poise bench-devices`, reported by the `driver`, or listed in the `catalogue`.",
+        "`poise nodes --json` names the source of each figure under `sources`.",
         "",
         "## The catalogue",
         "",
         "Peak rates in TFLOPS (int8: TOPS), matrix units included, without sparsity, with accumulation in fp32 where a",
-        "precision has two rates; the last column is TFLOPS per watt in fp16. What no maker's document says is empty.",
-        "No maker publishes which operators a device supports: it is taken to support all, unless it is declared.",
+        "precision has two rates; the last column is TFLOPS per watt in fp16. Figures without a maker's document are "
+        "empty.",
+        "No maker publishes the operators of a device: it counts as supporting all, unless you declare them.",
         "",
         *_table(
             ("model", "kind", "backend", "memory", "bandwidth", *PRECISIONS, "power", "per watt"),
             rows,
         ),
         "",
-        "A driver's name is recognised with the words around it (`NVIDIA A100-SXM4-80GB`). A device with another",
-        "amount of memory than its model is a part of one, and gets no figures: a slice, or one die of two.",
+        "Poise recognizes a model in the driver's name (`NVIDIA A100-SXM4-80GB`). A device with another",
+        "amount of memory than its model counts as a part of one (a slice, or one die of two), and gets no figures.",
         "",
         "## Sources",
         "",
@@ -427,8 +429,8 @@ def devices() -> str:
         "",
         "## `devices.yaml`",
         "",
-        "A file of this name in the home says what a person knows of the devices of this machine. It completes what is",
-        "found and makes no devices. The JSON Schema is in [`devices.schema.json`](devices.schema.json).",
+        "A file of this name in the home declares facts about the devices of this machine. It completes the detected",
+        "figures and adds no devices. The JSON Schema is in [`devices.schema.json`](devices.schema.json).",
         "",
         *_fields(schema["properties"]),
         "",
@@ -450,10 +452,10 @@ def fleet_file() -> str:
     lines = [
         "# Fleet file",
         "",
-        "Nodes of one machine, as they are declared: `poise up --fleet FILE` starts them, `poise nodes --fleet FILE`",
+        "Declared nodes of one machine: `poise up --fleet FILE` starts them, `poise nodes --fleet FILE`",
         "only shows them. The JSON Schema is in [`fleet.schema.json`](fleet.schema.json). Unknown fields are refused.",
         "",
-        "A device whose model the catalogue knows needs nothing else; what is given takes the catalogue's place.",
+        "A device with a model of the catalogue needs no other fields; values in the file override the catalogue.",
         "",
         "## The file",
         "",
@@ -479,12 +481,12 @@ def job_file() -> str:
     lines = [
         "# Job file",
         "",
-        "What a file holds, what a [request to the API](api.md#submitting) holds under `spec`, and what the flags of",
-        "`run` and `submit` say have one shape. The JSON Schema is in [`job.schema.json`](job.schema.json); an editor",
+        "A file, the value of `spec` in a [request to the API](api.md#submitting), and the flags of `run` and `submit`",
+        "have the same structure. The JSON Schema is in [`job.schema.json`](job.schema.json); an editor",
         "can check a file against it. Unknown fields are refused.",
         "",
-        "Files are YAML: `.yaml` or `.yml`, UTF-8, at most 4 MiB. `true` and `false` are the only truth values (`yes`,",
-        "`on` and `12:30` are texts), no key may be given twice, and tags are refused.",
+        "Files are YAML: `.yaml` or `.yml`, UTF-8, at most 4 MiB. `true` and `false` are the only booleans (`yes`,",
+        "`on` and `12:30` are strings), keys must be unique, and tags are refused.",
         "",
         "## A whole job",
         "",
@@ -501,7 +503,7 @@ def job_file() -> str:
         "",
         *_fields(definitions["ResourcesSpec"]["properties"]),
         "",
-        "A device does work of a `precision` that it lacks in the first of these that it has; one that has none of",
+        "A device without the `precision` of a task uses the first of these that it has; one that has none of",
         "them is not chosen. A device of which no rates are known is taken to have all.",
         "",
         *_table(
@@ -536,7 +538,7 @@ def job_file() -> str:
             ],
         ),
         "",
-        "In a `run` that is a list, `${lr}` or `{lr}` is replaced by the value; in a text it is a variable that the",
+        "In a `run` that is a list, `${lr}` or `{lr}` is replaced by the value; in a string it is a variable that the",
         "shell looks up. A name has small letters, digits and `_`.",
         "",
         "`expect` and `work` of a task with a `split` are those of all its items.",
@@ -559,7 +561,7 @@ def job_file() -> str:
         "",
         "## What a command finds in its environment",
         "",
-        "What the job declares, a `PATH` (`/usr/local/bin:/usr/bin:/bin` unless declared), and:",
+        "The variables that the job declares, a `PATH` (`/usr/local/bin:/usr/bin:/bin` by default), and:",
         "",
         *_table(
             ("variable", "meaning"),
@@ -567,15 +569,15 @@ def job_file() -> str:
                 ("`POISE_JOB`, `POISE_TASK`, `POISE_EPOCH`", "`j7`, `j7.train`, and the number of this attempt."),
                 (
                     "`POISE_UNIT`",
-                    "The task or gang: alike in all its attempts and members, and in no other job of any home.",
+                    "The task or gang: equal in all its attempts and members, and unique among the jobs of all homes.",
                 ),
-                ("`POISE_RESULT`", "A path: what is written there (JSON, 64 KiB at most) is the task's result."),
-                ("`POISE_MEMORY`", "Where memory was asked for: the bytes that the task may hold."),
+                ("`POISE_RESULT`", "A path: the file written there (JSON, 64 KiB at most) is the task's result."),
+                ("`POISE_MEMORY`", "With requested memory: its limit in bytes."),
                 (
                     "`POISE_GPU_SHARE`, `POISE_GPU_MEMORY`",
-                    "With a part of its devices: thousandths of their compute, and bytes of their memory.",
+                    "With a share of its devices: thousandths of their compute, and bytes of their memory.",
                 ),
-                ("`POISE_PROGRESS`", "In a task with a `hang`: a path. Touching it says that the task gets on."),
+                ("`POISE_PROGRESS`", "In a task with a `hang`: a path. Touching it reports progress."),
                 ("`POISE_RANK`, `POISE_WORLD_SIZE`", "In a gang."),
                 (
                     "`MASTER_ADDR`, `MASTER_PORT`, `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`",
@@ -585,14 +587,14 @@ def job_file() -> str:
                 ("`POISE_GANG_DIR`", "In a gang: a folder that its tasks share for this epoch."),
                 (
                     "`POISE_CHECKPOINTS`",
-                    "A folder for checkpoints: if `env` names none, the job's own, until a day after it is over.",
+                    "A folder for checkpoints: by default the job's own, which is removed a day after the job ends.",
                 ),
-                ("`POISE_REPORT`", "A file in which [training](../how-to/follow-training.md) may tell how it gets on."),
+                ("`POISE_REPORT`", "A file in which [training](../how-to/follow-training.md) may report its progress."),
                 ("`POISE_GANG_ADDRESS`", "In a gang that may be on several machines: this one's address."),
                 ("`POISE_PART`, `POISE_PARTS`", "In a task that is cut by data."),
-                ("`POISE_SWEEP_LR` and its like", "In a task with a `sweep`: the value that it tries of each name."),
+                ("`POISE_SWEEP_LR` and others", "In a task with a `sweep`: its value of each name."),
                 ("`POISE_ITEMS_FROM`, `POISE_ITEMS_TO`", "In a task with a `split`: its items, the last one excluded."),
-                ("`CUDA_VISIBLE_DEVICES` and its like", "Only the devices that the task was given; empty for none."),
+                ("`CUDA_VISIBLE_DEVICES` and others", "Only the assigned devices of the task; empty for none."),
             ],
         ),
     ]
@@ -657,9 +659,9 @@ def routes() -> str:
         "HTTP on the Unix socket `poise.sock` in the home, and on a loopback port that `control.json` names. Bodies",
         "are JSON of at most 4 MiB. The OpenAPI document is at `/v1/schema/openapi.json`.",
         "",
-        "Every request carries a token, that of the home or [one that was given](../how-to/share-a-machine.md), except",
-        "where the table says *no token*. It is answered with what is of the token's tenant; from the operator on,",
-        "with what is of all.",
+        "Every request needs a token, that of the home or [another one](../how-to/share-a-machine.md), except",
+        "where the table says *no token*. The answer has the data of the token's",
+        "tenant; operators and admins get the data of all tenants.",
         "",
         "```sh",
         'curl --unix-socket ~/.poise/poise.sock -H "Authorization: Bearer $(cat ~/.poise/token)" http://poise/v1/status',
@@ -669,8 +671,8 @@ def routes() -> str:
         "",
         "## Submitting",
         "",
-        "The body holds the job under `spec`, as [a file would](job-file.md), here in JSON. `POST /v1/plan` takes the",
-        "same.",
+        "The body holds the job under `spec`, with the fields of a [job file](job-file.md), in JSON. `POST /v1/plan`",
+        "takes the same.",
         "",
         "```sh",
         "curl --unix-socket ~/.poise/poise.sock \\",
@@ -678,8 +680,8 @@ def routes() -> str:
         """  -d '{"spec": {"name": "hello", "run": ["echo", "hello"]}}' http://poise/v1/jobs""",
         "```",
         "",
-        'The answer is `{"job":"j1","note":""}` once the job is durable. Beside `spec`, `user` is a name to show, and',
-        "`key` makes it harmless to send the same again: the second answer names the first job.",
+        'The answer is `{"job":"j1","note":""}` once the job is durable. Beside `spec`, `user` is a display',
+        "name, and `key` makes it safe to repeat the request: the second answer names the first job.",
         "",
         "## Routes",
         "",
@@ -689,7 +691,7 @@ def routes() -> str:
         "",
         *_table(("route", "parameter", "in", "type", "default"), parameters),
         "",
-        "`{name}` is a job's id or name; where a job is looked at and not changed, also `JOB.TASK`.",
+        "`{name}` is a job's id or name; in requests that only read, also `JOB.TASK`.",
         "",
         "## Units",
         "",
@@ -705,7 +707,7 @@ def routes() -> str:
                     "`elapsed`, `wait`, `run`, `cpu` of a task, `expected`, `slack`, `remaining`, `latency`; `start`, "
                     "`left` and `prediction.run` of an explanation, from now; null: unknown",
                 ),
-                ("moment in the log", "nanoseconds since the log was born", "`at` of an event"),
+                ("time in the log", "nanoseconds since the creation of the log", "`at` of an event"),
                 ("CPUs", "thousandths of a CPU", "`cpu`, `cpu_used` of a node, `prediction.cpu`"),
                 (
                     "memory",
@@ -728,13 +730,13 @@ def routes() -> str:
         "",
         "## Streams",
         "",
-        "* `POST /v1/jobs` with `Content-Type: application/x-ndjson` takes one submission a line and answers each, in",
-        "  order, as soon as it is durable, while lines still come in.",
+        "* `POST /v1/jobs` with `Content-Type: application/x-ndjson` takes one submission per line and answers each,",
+        "  in order, as soon as it is durable, while more lines arrive.",
         "* `GET /v1/events` answers with server-sent events. Each has the revision as its id, so a client that was cut",
-        "  off goes on with `Last-Event-ID`.",
+        "  off continues with `Last-Event-ID`.",
         "* `GET /v1/jobs/{name}/logs` answers with one JSON record a line: pieces of output (base64 in `data`), then",
         "  an end.",
-        "* `/v1/channel` is the WebSocket of agents: msgpack frames, not meant for people, in no OpenAPI document.",
+        "* `/v1/channel` is the WebSocket of agents: msgpack frames, which are not in the OpenAPI document.",
     ]
     return HEADER + "\n".join(lines) + "\n"
 
@@ -797,15 +799,15 @@ def _faults(figures: Sequence[dict[str, Any]]) -> list[str]:
     for figure in figures:
         fault, _, kind = figure["name"].removeprefix("fault ").rpartition(", ")
         if kind in kinds:
-            done.setdefault(fault, {"who says so": ""})[kind] = _fault_cell(figure)
+            done.setdefault(fault, {"measured by": ""})[kind] = _fault_cell(figure)
             if kind != "promises broken":
-                done[fault]["who says so"] = figure.get("note", "")
+                done[fault]["measured by"] = figure.get("note", "")
         elif figure["name"].startswith("fault "):  # absent
             done[figure["name"].removeprefix("fault ")] = {"noticed": figure.get("note", "")}
         else:
             beside.append(_figure(figure)[:2])
-    rows = [(fault, *(cells.get(head, "") for head in (*kinds, "who says so"))) for fault, cells in done.items()]
-    lines = _table(("fault", "noticed", "recovered", "promises", "who says so"), rows) if rows else []
+    rows = [(fault, *(cells.get(head, "") for head in (*kinds, "measured by"))) for fault, cells in done.items()]
+    lines = _table(("fault", "noticed", "recovered", "promises", "measured by"), rows) if rows else []
     return [*lines, "", *_table(("under the same kill", "median [min-max]"), beside)] if beside else lines
 
 

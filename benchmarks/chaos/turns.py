@@ -59,7 +59,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Case:
-    """One way to do the fault of a row; the limits are the targets of its row, in seconds, and `by` who says so.
+    """One way to do the fault of a row; the limits are the targets of its row, in seconds, and `by` the observer.
     `checks` are promises that the turn itself looks at, beside those that are judged after every turn. What is done
     `once` is not repeated: it is long, or nothing of it is timed.
     """

@@ -67,8 +67,8 @@ class Future(concurrent.futures.Future[R]):
     """The result of a call that may not have returned yet: a `concurrent.futures.Future` that can be awaited.
 
     `result()` raises the function's own exception, with the worker's traceback as its cause; `CallLost` when its
-    workers died again and again; `CancelledError` when it was cancelled. What stands in another call's arguments is
-    replaced by its result there.
+    workers died again and again; `CancelledError` when it was cancelled. A future in another call's arguments is
+    replaced by its result.
     """
 
     def __init__(self, name: str) -> None:
@@ -93,8 +93,8 @@ class Future(concurrent.futures.Future[R]):
         return "failed" if self.exception() is not None else "done"
 
     def cancel(self) -> bool:
-        """Ask that the call is not begun. True if that is sure already; else it is cancelled when nobody has begun it
-        (see `cancelled()` once it is done), and goes on where somebody has.
+        """Try to cancel the call before it starts. True if it certainly will not start; else it is cancelled if no
+        worker has started it (see `cancelled()` once it is done), and continues otherwise.
         """
         if self._calls is not None and self.number and not self.done():
             return self._calls.cancel(self)
@@ -207,7 +207,7 @@ class Calls:
                     raise CallFailed(
                         "one program submits too many functions",
                         need=f"at most {MAX_FUNCTIONS}",
-                        hint="define a function once, and give it what differs as an argument",
+                        hint="define a function once, and pass the differences as arguments",
                     )
                 index = self._indices[function] = len(self._functions)
                 self._functions.append(functions.reference(function, self._folder))

@@ -115,7 +115,7 @@ _receipt = json_decoder(Receipt).decode
 
 
 class Client:
-    """Talk to the control plane of a home.
+    """A client of the control plane of a home.
 
     >>> client = Client()        # doctest: +SKIP
     >>> client.wait(client.submit({"run": ["echo", "hello"]})).exit_code       # doctest: +SKIP
@@ -146,7 +146,7 @@ class Client:
 
     @property
     def door(self) -> Door:
-        """Where it asks: of several the one that answered last."""
+        """Its address; with several control planes, the one that answered last."""
         return door_of(self.home, self._turn)
 
     def close(self) -> None:
@@ -165,8 +165,8 @@ class Client:
         say: Callable[[str], None] | None = None,
         if_revision: int | None = None,
     ) -> str:
-        """Submit a job; its id comes back once it is durable. `say` is told what is to be known of it: that it may be
-        late, for one. With `if_revision` it is refused (`Conflict`) once the state has changed since that revision.
+        """Submit a job; returns its id once it is durable. `say` is called with notes, for example that the job may be
+        late. With `if_revision` it is refused (`Conflict`) once the state has changed since that revision.
         """
         accepted = self._submit(spec, key=key, user=user, if_revision=if_revision)
         if say is not None and accepted.note:
@@ -174,7 +174,7 @@ class Client:
         return accepted.job
 
     def serve_calls(self, spec: dict[str, Any], *, user: str = "") -> tuple[str, str]:
-        """Submit a job that serves calls: its id, and the key by which its caller speaks for it."""
+        """Submit a job that serves calls: its id, and the key of its caller."""
         accepted = self._submit(spec, user=user)
         return accepted.job, accepted.caller_key
 
@@ -195,9 +195,9 @@ class Client:
         user: str = "",
         latest: int = 0,
     ) -> list[JobReport]:
-        """The unfinished jobs and the latest finished ones, or `everything`. Of these only those in one of the
-        `statuses`, with a name or id like the pattern `name` (`train-*`), and of that `user`; at most so many of
-        the `latest` (0: all). In order of submission.
+        """The unfinished jobs and the latest finished ones, or `everything`. Filters: one of the `statuses`, a name or
+        id that matches the pattern `name` (`train-*`), the `user`, and at most the `latest` N (0: all). In order of
+        submission.
         """
         asked = [f"all={str(everything).lower()}", *(f"status={one}" for one in statuses)]
         asked += [f"name={_quoted(name)}"] if name else []
@@ -206,16 +206,18 @@ class Client:
         return self._all_pages(f"/v1/jobs?{'&'.join(asked)}&", list[JobReport], lambda job: job.id)
 
     def job(self, name: str, *, wait: float = 0.0) -> JobReport:
-        """One job by id or name, or some of its tasks; with `wait`, once they are over or the seconds have passed."""
+        """One job by id or name, or some of its tasks. With `wait`, it returns when they are over or the seconds have
+        passed.
+        """
         return self._call("GET", f"/v1/jobs/{_part(name)}?wait={wait:g}", JobReport, timeout=wait + PATIENCE)
 
     def explain(self, name: str, *, everything: bool = False) -> Explanation:
-        """Why a job waits and what frees it, why it is where it is, or what happened to it."""
+        """Why a job waits and what would start it, the reason for its placement, or its history."""
         path = f"/v1/jobs/{_part(name)}/explanation?all={str(everything).lower()}"
         return self._call("GET", path, Explanation, timeout=THOUGHT)
 
     def deadline(self, name: str) -> DeadlineForecast:
-        """How likely a job, or some of its tasks, meet their deadlines: simulated, which takes some seconds."""
+        """The chance that a job, or some of its tasks, meet their deadlines, from a simulation of some seconds."""
         return self._call("GET", f"/v1/jobs/{_part(name)}/deadline", DeadlineForecast, timeout=THOUGHT)
 
     def why_not(self, name: str, node: str) -> WhyNot:
@@ -228,12 +230,12 @@ class Client:
         return self._call("GET", f"/v1/jobs/{_part(name)}/unblock", UnblockReport, timeout=THOUGHT)
 
     def plan(self, spec: dict[str, Any], *, user: str = "", everything: bool = False) -> PlanReport:
-        """What would happen if a job were submitted now. Nothing changes."""
+        """The effects of submitting a job now. Nothing changes."""
         path = f"/v1/plan?all={str(everything).lower()}"
         return self._call("POST", path, PlanReport, {"spec": spec, "user": user}, timeout=THOUGHT)
 
     def wait(self, name: str, timeout: float | None = None) -> JobReport:
-        """Wait until a job, or some of its tasks, are over, or the time is up; the report says which."""
+        """Wait until a job, or some of its tasks, are over, or the time has passed; the report says which."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             longest = POLL[self._several]
@@ -243,23 +245,23 @@ class Client:
                 return report
 
     def cancel(self, name: str) -> str:
-        """Cancel a job, or some of its tasks; answers with the whole name of what was meant."""
+        """Cancel a job, or some of its tasks; returns its full name."""
         return self._call("POST", f"/v1/jobs/{_part(name)}/cancel", _Job).job
 
     def hold(self, name: str) -> str:
-        """Put a job on hold: what of it has not started does not start. Answers with its id."""
+        """Put a job on hold: waiting tasks do not start. Returns its id."""
         return self._call("POST", f"/v1/jobs/{_part(name)}/hold", _Job).job
 
     def release(self, name: str) -> str:
-        """Let a job go on that is on hold. Answers with its id."""
+        """Release a job that is on hold. Returns its id."""
         return self._call("POST", f"/v1/jobs/{_part(name)}/release", _Job).job
 
     def change(self, name: str, spec: dict[str, Any]) -> Changed:
-        """Give a job, or some of its tasks, new values of some fields of the job file: `{"priority": "high"}`."""
+        """Change fields of a job, or of some of its tasks: `{"priority": "high"}`."""
         return self._call("POST", f"/v1/jobs/{_part(name)}/change", Changed, {"spec": spec})
 
     def retry(self, name: str) -> str:
-        """Submit anew what of a job that is over was not done. Answers with the new job's id."""
+        """Submit the unfinished part of an ended job again. Returns the new job's id."""
         return self._call("POST", f"/v1/jobs/{_part(name)}/retry", _Job).job
 
     def remove(self, *jobs: str) -> list[str]:
@@ -279,7 +281,7 @@ class Client:
         return self._call("POST", "/v1/remove", dict[str, list[str]], asked, timeout=THOUGHT)["removed"]
 
     def cancel_all(self) -> int:
-        """Cancel all unfinished jobs that this token may see; answers with how many, once that is durable."""
+        """Cancel all unfinished jobs that this token may see; returns their number once that is durable."""
         return self._call("POST", "/v1/cancel", dict[str, int], timeout=THOUGHT)["cancelled"]
 
     def nodes(self) -> list[NodeReport]:
@@ -287,7 +289,7 @@ class Client:
         return self._all_pages("/v1/nodes?", list[NodeReport], lambda node: node.name)
 
     def profiles(self, node: str = "") -> list[NodeProfile]:
-        """How busy nodes have been: one, or as many as are told of at once."""
+        """Load history of one node, or of the first 256."""
         return self._call("GET", f"/v1/profiles?node={_quoted(node)}", list[NodeProfile])
 
     def schedules(self) -> list[ScheduleReport]:
@@ -310,8 +312,8 @@ class Client:
         return self._call("GET", "/v1/quotas", list[QuotaReport])
 
     def set_quota(self, tenant: str, bounds: Mapping[str, str | float] | None) -> str:
-        """What the work of a tenant may hold at once from now on: `cpu`, `memory`, `gpu`; None: anything. Returns what
-        is to be known of it, such as that nobody knows the tenant; mostly nothing.
+        """Set the quota of a tenant: `cpu`, `memory`, `gpu`; None removes it. Returns a note, for example that the
+        tenant is unknown; usually empty.
         """
         method = "DELETE" if bounds is None else "PUT"
         return self._call(method, f"/v1/quotas/{_part(tenant)}", dict[str, str], bounds).get("note", "")
@@ -321,61 +323,59 @@ class Client:
         return self._call("GET", "/v1/policy", PolicyReport)
 
     def set_policy(self, policy: str | Mapping[str, Any]) -> PolicyReport:
-        """Let another policy decide from now on: a name, or the content of a policy file. Raises `SpecError`."""
+        """Change the policy: a name, or the content of a policy file. Raises `SpecError`."""
         return self._call("PUT", "/v1/policy", PolicyReport, _policy_request(policy), timeout=THOUGHT)
 
     def shadow(self) -> ShadowReport:
-        """The policy in shadow, and how its plans compare with those of the policy that decides."""
+        """The shadow policy, and the comparison of its plans with those of the current policy."""
         return self._call("GET", "/v1/shadow", ShadowReport)
 
     def cast_shadow(self, policy: str | Mapping[str, Any]) -> ShadowReport:
-        """Ask another policy on each view too, by its name or the content of a file; nothing follows from its plans."""
+        """Start a shadow policy, by its name or the content of a file. Its plans have no effect."""
         return self._call("PUT", "/v1/shadow", ShadowReport, _policy_request(policy), timeout=THOUGHT)
 
     def end_shadow(self) -> ShadowReport:
-        """Ask it no longer; returns what was found."""
+        """Stop the shadow policy; returns its report."""
         return self._call("DELETE", "/v1/shadow", ShadowReport)
 
     def whoami(self, within: float = PATIENCE) -> WhoReport:
-        """The tenant and the role of the token that this client has. `within`: seconds that the answer may take."""
+        """The tenant and the role of the token that this client has. `within`: time limit in seconds."""
         return self._call("GET", "/v1/whoami", WhoReport, timeout=within)
 
     def tokens(self) -> list[TokenReport]:
-        """Those that were given, the latest revoked ones included."""
+        """The created tokens, including the latest revoked ones."""
         return self._call("GET", "/v1/tokens", list[TokenReport])
 
     def add_token(
         self, tenant: str, role: str, *, name: str = "", expires: str | float | None = None
     ) -> tuple[TokenReport, str]:
-        """A token for somebody of a tenant, and its secret, which only the caller knows; `expires` is a duration from
-        now.
-        """
+        """Create a token of a tenant, with its secret, which only the caller gets; `expires` is a duration from now."""
         secret = new_secret()
         body = {"tenant": tenant, "role": role, "hash": digest(secret), "name": name, "expires": expires}
         return self._call("POST", "/v1/tokens", TokenReport, body), secret
 
     def revoke_token(self, token: str) -> None:
-        """Nobody gets in with it any more."""
+        """Revoke a token."""
         self._call("DELETE", f"/v1/tokens/{_part(token)}", dict[str, str])
 
     def refusals(self) -> RefusalsReport:
-        """How many requests were refused since the control plane started, and the latest of them."""
+        """Number of refused requests since the start of the control plane, and the latest of them."""
         return self._call("GET", "/v1/refusals", RefusalsReport)
 
     def drain(self, node: str, *, on: bool = True, moves: bool = False) -> Drained:
-        """Close a node to new work, or open it again; with `moves`, what runs there goes on elsewhere."""
+        """Close a node to new work, or open it again; with `moves`, its running work moves elsewhere."""
         return self._call("POST", f"/v1/nodes/{_part(node)}/drain", Drained, {"on": on, "moves": moves})
 
     def give_up(self, *nodes: str) -> list[str]:
-        """Say that nodes are gone, by their whole names, so that their work begins elsewhere before their silence
-        tells. Name all that are missed together: where that is most of the fleet, they get a minute to come back.
-        Returns the names of those that are known. Should one of them be there all the same, it joins again.
+        """Report nodes as gone, by their full names, so that their work starts elsewhere before the time limit of
+        silence. Report all missing nodes together: if they are most of the fleet, they get a minute to come back.
+        Returns the names of the known ones. A node that is still there joins again.
         """
         return self._call("POST", "/v1/nodes/lost", dict[str, list[str]], {"nodes": nodes})["nodes"]
 
     def lend(self, *nodes: str) -> str:
-        """Say that others wait for the machine of one of these nodes, by their whole names. What runs on the one that
-        loses least is preempted, and the node is drained. Returns its name; empty where each runs what may not be
+        """Report that others wait for the machine of one of these nodes, by their full names. The work on the one that
+        loses least is preempted, and the node is drained. Returns its name; empty if each has work that may not be
         preempted.
         """
         return self._call("POST", "/v1/nodes/lend", dict[str, str], {"nodes": nodes})["node"]
@@ -384,11 +384,11 @@ class Client:
         return self._call("GET", "/v1/status", StatusReport)
 
     def overview(self) -> Overview:
-        """Everything at a glance, as `poise top` shows it."""
+        """The overview of `poise top`."""
         return self._call("GET", "/v1/overview", Overview)
 
     def stay(self) -> None:
-        """Keep a control plane up that was started for as long as there is a job."""
+        """Keep a control plane up that was started only for a job."""
         self._call("POST", "/v1/stay", dict[str, bool])
 
     def shutdown(self) -> None:
@@ -405,10 +405,10 @@ class Client:
         rank: int = -1,
         begun: Callable[[], None] | None = None,
     ) -> Iterator[LogLine]:
-        """Yield pieces of output, and an end. With `tail`, the output so far is cut to that many last lines of each
-        stream of each task's latest attempt; with `since`, to what was written from that time on, in seconds since
-        1970; `begun` is called once that is cut, before anything later comes. `rank` is one of a gang. A restart of the
-        control plane repeats no output. With several control planes, it asks the leader first; unless it is to
+        """Yield pieces of output, and an end. With `tail`, the existing output is cut to that many last lines of each
+        stream of each task's latest attempt. With `since`, it is cut to the output from that time on, in seconds since
+        1970. `begun` is called after this cut, before later output. `rank` selects one member of a gang. A restart of
+        the control plane repeats no output. With several control planes, it asks the leader first; unless it is to
         `follow`, it then asks the others for what the leader lacks.
         """
         given: dict[tuple[str, int, str], int] = {}
@@ -456,17 +456,18 @@ class Client:
         hold: float = 0.0,
         hang_up: bool = False,
     ) -> InputReport:
-        """Give a task a piece of its standard input, from byte `at` on of the attempt `epoch`, and perhaps the `end` of
-        it; answers with how much of it that attempt has taken. Without data it only tells. `size` is that of a
-        terminal, `ROWSxCOLUMNS`, which hangs up now with `hang_up`, or when it gets nothing for `hold` seconds.
+        """Send a task a piece of its standard input, from byte `at` on of the attempt `epoch`, and optionally its
+        `end`. Returns the amount that this attempt has accepted; without data it only reports that. `size` is the size
+        of a terminal, `ROWSxCOLUMNS`. The terminal hangs up at once with `hang_up`, or after `hold` seconds without
+        input.
         """
         piece = {"task": task, "epoch": epoch, "at": at, "data": data, "end": end}
         piece |= {"size": size, "hold": hold, "hang_up": hang_up}
         return self._call("POST", f"/v1/jobs/{_part(name)}/input", InputReport, piece, timeout=THOUGHT)
 
     def feed(self, name: str, source: "Source | bytes", *, task: str = "", joins: bool = False) -> None:
-        """Give a task its whole standard input, until the task is over; one that is started again is given all of it
-        again. With `joins` what others have given stays, and nothing is given again.
+        """Send a task its whole standard input, until the task is over; a restarted task gets all of it again. With
+        `joins`, input of others stays, and nothing is sent again.
         """
         self._feed(f"/v1/jobs/{_part(name)}/input", source, {"task": task}, joins=joins)
 
@@ -482,8 +483,9 @@ class Client:
         tty: str = "",
     ) -> Generator[ExecLine]:
         """Run a command beside a running task, in its folder, with its environment, devices and memory limit, and yield
-        what it writes, then how it has ended. It ends with the task, and when it is not read any more. `task` or `rank`
-        tell which where several run. With `stdin` it waits for input: see `feed_exec`; `tty` is the size of a terminal.
+        its output, then its result. It ends with the task, and when the output is no longer read. `task` or `rank`
+        select one of several running tasks. With `stdin` it waits for input: see `feed_exec`; `tty` is the size of a
+        terminal.
         """
         body = {"run": [*run], "task": task, "rank": rank, "env": dict(env or {}), "stdin": stdin, "tty": tty}
         decode = json_decoder(ExecLine).decode
@@ -500,10 +502,10 @@ class Client:
             pass
         except OSError as error:
             raise _unreachable(self.home, error) from None
-        raise Unreachable("the control plane has gone, and with it the command", hint=f"`poise show {name}`")
+        raise Unreachable("the control plane has ended, and so has the command", hint=f"`poise show {name}`")
 
     def feed_exec(self, name: str, source: "Source | bytes") -> None:
-        """Give a command beside a task its whole standard input; it goes by the name that `exec` yields first."""
+        """Send a command beside a task its whole standard input; its name is what `exec` yields first."""
         with contextlib.suppress(NotFound):  # it has ended
             self._feed(f"/v1/exec/{_part(name)}/input", source, {}, joins=False)
 
@@ -559,7 +561,7 @@ class Client:
         return self._records(f"/v1/events?decisions={str(decisions).lower()}&", after, follow)
 
     def audit(self, *, after: int = 0, follow: bool = False) -> Iterator[bytes]:
-        """Records of what somebody asked for, as JSON."""
+        """Records of requested changes, as JSON."""
         return self._records("/v1/audit?", after, follow)
 
     def _records(self, route: str, after: int, follow: bool) -> Iterator[bytes]:
@@ -578,8 +580,8 @@ class Client:
             self.status()  # wait for the control plane to be back, or raise; go on after the last record that came
 
     def submit_stream(self, specs: Iterable[dict[str, Any]]) -> Iterator[Receipt]:
-        """Submit one by one over one connection; receipts come in order, each as soon as its job is durable. Where the
-        connection is lost, what has no receipt yet goes out again to whoever leads then, and is accepted once.
+        """Submit one by one over one connection; receipts come in order, each as soon as its job is durable. If the
+        connection is lost, submissions without a receipt are sent again to the current leader, and are accepted once.
         """
         from poise.drivers.sending import Sending  # here, since commands do without
 
@@ -742,10 +744,10 @@ def _encoded(body: Any) -> bytes:
         return msgspec.json.encode(body)
     except (UnicodeEncodeError, RecursionError) as error:
         raise SpecError(
-            "this cannot be sent: texts are UTF-8, and nothing contains itself",
+            "this cannot be sent: strings must be UTF-8, and no value may contain itself",
             code="E101",
             have=ascii(str(error))[:120],
-            hint="put what is not text into a file",
+            hint="put binary data into a file",
         ) from None
 
 
@@ -794,7 +796,7 @@ def _unreachable(home: Home, error: Exception) -> PoiseError:
     if home.elsewhere is not None:
         if not home.elsewhere.exists():
             return Unreachable(
-                "no socket is there; a relative POISE_SOCKET goes by the folder that a command runs in",
+                "no socket is there; a relative POISE_SOCKET is relative to the folder of the command",
                 field=str(home.elsewhere),
                 hint=f"`export POISE_SOCKET=$PWD/{home.elsewhere.name}` in its folder, or ask who shares it",
             )
@@ -819,7 +821,7 @@ def _quoted(text: str) -> str:
 
 
 class AsyncClient:
-    """`Client` for programs that run an event loop: the same calls, to be awaited."""
+    """`Client` for programs with an event loop: the same calls, as coroutines."""
 
     def __init__(self, home: Home | Path | str | None = None, *, patience: float = PATIENCE) -> None:
         self.home = home if isinstance(home, Home) else current_home(home)
@@ -841,7 +843,7 @@ class AsyncClient:
     async def submit(
         self, spec: dict[str, Any], *, key: str = "", user: str = "", if_revision: int | None = None
     ) -> str:
-        """Submit a job; its id comes back once it is durable."""
+        """Submit a job; returns its id once it is durable."""
         key = key or new_key()
         return await self._ask(lambda client: client.submit(spec, key=key, user=user, if_revision=if_revision))
 
@@ -863,7 +865,7 @@ class AsyncClient:
         return await self._ask(lambda client: client.job(name))
 
     async def wait(self, name: str, timeout: float | None = None) -> JobReport:  # noqa: ASYNC109 — as `Client.wait`
-        """Wait until a job is over, or the time is up; the report says which."""
+        """Wait until a job is over, or the time has passed; the report says which."""
         return await self._ask(lambda client: client.wait(name, timeout))
 
     async def feed(self, name: str, source: "Source | bytes", *, task: str = "") -> None:
@@ -879,7 +881,7 @@ class AsyncClient:
         rank: int | None = None,
         env: Mapping[str, str] | None = None,
     ) -> AsyncIterator[ExecLine]:
-        """As `Client.exec`, without input."""
+        """Like `Client.exec`, without input."""
         import asyncio
 
         lines = Client(self.home, patience=self._patience).exec(name, run, task=task, rank=rank, env=env)
@@ -924,7 +926,7 @@ class AsyncClient:
         return await self._ask(lambda client: client.explain(name, everything=everything))
 
     async def deadline(self, name: str) -> DeadlineForecast:
-        """How likely a job, or some of its tasks, meet their deadlines."""
+        """The chance that a job, or some of its tasks, meet their deadlines."""
         return await self._ask(lambda client: client.deadline(name))
 
     async def why_not(self, name: str, node: str) -> WhyNot:
@@ -934,14 +936,14 @@ class AsyncClient:
         return await self._ask(lambda client: client.unblock(name))
 
     async def plan(self, spec: dict[str, Any], *, user: str = "", everything: bool = False) -> PlanReport:
-        """What would happen if a job were submitted now. Nothing changes."""
+        """The effects of submitting a job now. Nothing changes."""
         return await self._ask(lambda client: client.plan(spec, user=user, everything=everything))
 
     async def nodes(self) -> list[NodeReport]:
         return await self._ask(lambda client: client.nodes())
 
     async def profiles(self, node: str = "") -> list[NodeProfile]:
-        """How busy nodes have been: one, or as many as are told of at once."""
+        """Load history of one node, or of the first 256."""
         return await self._ask(lambda client: client.profiles(node))
 
     async def status(self) -> StatusReport:

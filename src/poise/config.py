@@ -26,7 +26,7 @@ class Address(msgspec.Struct, frozen=True):
         host, port = parse_place(place, field)
         if len(authority) != 64 or not set(authority) <= set("0123456789abcdef"):
             raise InputError(
-                "an address ends with the fingerprint of the authority that speaks for it",
+                "an address must end with the fingerprint of its authority",
                 field=field,
                 need="HOST:PORT#FINGERPRINT",
                 have=text[:200],

@@ -17,7 +17,7 @@
         ├── StoreDamaged      the log, or a checkpoint, does not read back as it was written
         ├── StoreNewer        the log was written by a newer Poise
         ├── CallLost          a call was lost with its workers
-        ├── GangBroken        the workers of a gang did not find each other, or one has gone
+        ├── GangBroken        the workers of a gang did not find each other, or one was lost
         ├── MemoryShort       no micro-batch is small enough for the memory that there is
         └── Busy              a bounded queue is full; try again
 
@@ -41,7 +41,7 @@ CODES = {
     "E106": "the graph has a cycle",
     "E107": "a name is used twice, or is not a valid name",
     "E108": "the deadline has passed already, or cannot be met",
-    "E109": "a trace is of no format that is known, is damaged, or has a row that cannot be read",
+    "E109": "a trace has an unknown format, is damaged, or has an invalid row",
     "E110": "no node has the resources that a task asks for",
     "E120": "there is no such job, task or node",
     "E121": "the job or node is not in a state that allows this",
@@ -53,8 +53,8 @@ CODES = {
     "E133": "the role of the token does not allow this",
     "E134": "certificate fingerprint mismatch",
     "E140": "the request is too large",
-    "E150": "a function cannot be called, or its exception cannot be brought here",
-    "E160": "training is used in a way that it cannot follow",
+    "E150": "a function cannot be called, or its exception cannot be loaded here",
+    "E160": "unsupported use of the training library",
     "E201": "no control plane answers",
     "E202": "the disk of the log is full",
     "E203": "the log is damaged",
@@ -62,14 +62,14 @@ CODES = {
     "E205": "a queue is full",
     "E206": "the log was written by a newer version",
     "E207": "a call was lost with its workers",
-    "E208": "the workers of a gang did not find each other, or one has gone",
+    "E208": "the workers of a gang did not find each other, or one was lost",
     "E209": "training runs out of memory with a single sample",
-    "E210": "a checkpoint is not as it was written",
+    "E210": "a checkpoint is damaged",
     "E211": "the store of the log does not answer",
-    "E212": "another control plane leads, or none does yet",
+    "E212": "another control plane leads, or there is no leader yet",
     "E213": "the store of the log cannot be used",
     "E214": "the Ray cluster does not answer, or does not let this machine in",
-    "E215": "a secret cannot be sealed or opened with the keys of this home",
+    "E215": "a secret cannot be encrypted or decrypted with the keys of this home",
     "E219": "the last checkpoint of training could not be written",
     "E299": "an internal error",
 }
@@ -108,8 +108,8 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class PoiseError(Exception):
-    """Base of the tree. `exit_code` is what the command line ends with, `status` the HTTP answer, `noted` what a
-    traceback adds to the sentence.
+    """Base of the tree. `exit_code` is the exit code of the command line, `status` the HTTP status, and `noted` the
+    addition to the sentence in a traceback.
     """
 
     exit_code: ClassVar[int] = 2
@@ -154,7 +154,7 @@ class InputError(PoiseError):
 def client_only() -> InputError:
     """The error where more is needed than the light client has."""
     hint = f"`pip install {DISTRIBUTION}` on Linux, or POISE_ADDRESS for a control plane on another machine"
-    return InputError("this needs all of Poise, and only its client is installed here", hint=hint)
+    return InputError("this needs the full package; only the client is installed here", hint=hint)
 
 
 class SpecError(InputError):
@@ -182,13 +182,13 @@ class Forbidden(InputError):
 
 
 class CallFailed(InputError):
-    """A function could not be called, or failed in a way that has no exception here."""
+    """A function could not be called, or its exception cannot be loaded here."""
 
     default_code = "E150"
 
 
 class Misused(InputError):
-    """Training was asked for something that it cannot do."""
+    """Unsupported use of the training library."""
 
     default_code = "E160"
     noted = ("need", "hint")
@@ -205,13 +205,13 @@ class Fault(PoiseError):
 
 
 class CallLost(Fault):
-    """A call was lost with its workers: they died as often as it may be tried, or could not be started."""
+    """A call was lost with its workers: all tries ended with a dead worker, or workers could not start."""
 
     default_code = "E207"
 
 
 class GangBroken(Fault):
-    """The workers of a gang did not find each other, or one of them has gone and nobody said how to go on."""
+    """The workers of a gang did not find each other, or one was lost and no orders came to continue."""
 
     default_code = "E208"
 

@@ -65,7 +65,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Task(Generic[P, R]):
-    """A function that can also be submitted. Called, it is the function; see `poise.task`."""
+    """A function that can also be submitted. A normal call runs it here; see `poise.task`."""
 
     def __init__(self, function: Callable[P, R], options: Mapping[str, Any], home: Home | None = None) -> None:
         functools.update_wrapper(self, function)
@@ -86,7 +86,7 @@ class Task(Generic[P, R]):
         return f"<poise.Task {self.__qualname__}>"
 
     def options(self, **options: Any) -> "Task[P, R]":
-        """The same function, asking for something else: `train.options(gpu=2).submit(7)`."""
+        """The same function with other requirements: `train.options(gpu=2).submit(7)`."""
         return Task(self.__poise_function__, self._options | _checked(options), self._home)
 
     def using(self, client: Client) -> "Task[P, R]":
@@ -94,7 +94,7 @@ class Task(Generic[P, R]):
         return Task(self.__poise_function__, self._options, client.home)
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[R]:
-        """Call it somewhere. Futures among the arguments, in lists and dictionaries too, give way to their results."""
+        """Submit a call. Futures among the arguments, also in lists and dictionaries, are replaced by their results."""
         return self._submit("call", list(args), kwargs)
 
     def map(
@@ -102,11 +102,11 @@ class Task(Generic[P, R]):
     ) -> "Mapped[R]":
         """Call it with each item (or one of each iterable), and iterate over the results in order.
 
-        Items are cut into pieces that take about `CHUNK_SECONDS`, as measured while they run; `chunk` fixes their size.
-        Items are taken as they are needed, so there may be endlessly many. With `for` or with `async for`.
+        Items are cut into chunks that take about `CHUNK_SECONDS`, as measured while they run; `chunk` fixes their size.
+        Items are read only when they are needed, so the input may be infinite. Use `for` or `async for`.
         """
         if chunk is not None and chunk < 1:
-            raise CallFailed("a piece has at least one item", field="chunk", have=str(chunk), hint="chunk=1")
+            raise CallFailed("a chunk has at least one item", field="chunk", have=str(chunk), hint="chunk=1")
         source: Iterable[Any] = zip(items, *more, strict=False) if more else items
         return Mapped(self, source, star=bool(more), chunk=chunk, progress=progress)
 
@@ -115,7 +115,7 @@ class Task(Generic[P, R]):
         home, arguments = self._home or _home_now(), [kind, positional, named]
         if home.elsewhere is not None:
             raise Conflict(
-                "functions are called on a control plane of one's own: their values are files in its home",
+                "functions need your own control plane, because their values are files in its home",
                 field=home.elsewhere_by,
                 have=str(home.elsewhere),
                 hint=f"`unset {home.elsewhere_by}`, or `poise submit`",
@@ -150,12 +150,12 @@ def task(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
     """Make a function a task.
 
     `cpu`, `memory`, `gpu`, `gpu_memory`, `gpu_share`, `gpu_kind`, `gpu_model`, `backend`, `precision`, `ops` and
-    `network` say what one call needs, `node`, `exclude_node` and `label` where it may run, `spread` and `together` on
-    which values of a label the members of a gang run. `priority`, `weight`, `env` and `name` are as in a job file;
-    `secrets` are variables with their values, which the log keeps sealed. `retries` is how often a call is made again
-    that raises; one whose worker dies is made again in any case. `most` is how many workers there may be. `workers=4`
-    makes each call a gang: four processes that start together and are each called; the result is the list of theirs,
-    by `poise.rank()`.
+    `network` are the requirements of one call; `node`, `exclude_node` and `label` select its nodes. `spread` and
+    `together` select on which values of a label the members of a gang run. `priority`, `weight`, `env` and `name` are
+    as in a job file; `secrets` are variables with their values, which are encrypted in the log. `retries` is how often
+    a call that raises is repeated; a call whose worker dies is always repeated. `most` is the maximum number of
+    workers. `workers=4` makes each call a gang: four processes start together and run the function; the result is the
+    list of their results, by `poise.rank()`.
     """
     _checked(options)
     if function is not None:
@@ -164,17 +164,17 @@ def task(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
 
 
 def rank() -> int:
-    """Which member of its gang this process is, from 0; 0 outside of gangs."""
+    """Number of this process in its gang, from 0; 0 outside gangs."""
     return int(os.environ.get("POISE_RANK", 0))
 
 
 def world_size() -> int:
-    """How many members its gang has; 1 outside of gangs."""
+    """Number of members of its gang; 1 outside gangs."""
     return int(os.environ.get("POISE_WORLD_SIZE", 1))
 
 
 def gather(futures: Iterable[Future[T]]) -> list[T]:
-    """All results, in order. Raises what the first that failed raised."""
+    """All results, in order. Raises the exception of the first failed call."""
     return [future.result() for future in list(futures)]
 
 
@@ -299,7 +299,7 @@ def _default_most(home: Home, options: Mapping[str, Any]) -> int:
 
 
 def close() -> None:
-    """Say that no more calls will come. Done at the end of the program; what was submitted is still made."""
+    """Announce that no more calls will come. This happens at the end of the program; submitted calls still run."""
     while _held_up and getattr(sys, "last_type", None) is not KeyboardInterrupt:
         time.sleep(0.005)
     for (_, _, process), calls in list(_all_calls.items()):
@@ -317,8 +317,7 @@ atexit.register(close)
 class Mapped(Generic[R]):
     """The results of a `map`, in the order of the items: iterate over it once, with `for` or `async for`.
 
-    The first pieces are under way as soon as it is made. At most `PIECES_AHEAD` of them are, beyond what has been
-    taken.
+    The first chunks start at once. At most `PIECES_AHEAD` chunks run in advance of the consumed results.
     """
 
     def __init__(
@@ -384,7 +383,7 @@ class Mapped(Generic[R]):
         self._pieces.appendleft((failed, 0))
 
     def cancel(self) -> None:
-        """Take no more items; pieces that have not begun are not begun."""
+        """Read no more items; chunks that have not started do not start."""
         self._items = iter(())
         for piece, _ in self._pieces:
             piece.cancel()

@@ -101,8 +101,8 @@ def test_a_damaged_file_costs_the_profile_of_its_own_node_only(tmp_path: Path) -
     (tmp_path / "n3.series").mkdir()
     well, other, folder = series.profiles(["n1", "n2", "n3"], START)
     assert (well.minutes, other.minutes, folder.minutes) == (1, 0, 0)
-    assert other.why == f"this is no series of a node, `rm {tmp_path}/n2.series`: it is begun anew"
-    assert "this series cannot be read, Is a directory, `ls -ld " in folder.why
+    assert other.why == f"this is not a load history of a node, `rm {tmp_path}/n2.series`: it is begun anew"
+    assert "this load history cannot be read, Is a directory, `ls -ld " in folder.why
 
 
 def test_a_control_plane_starts_whatever_lies_in_the_place_of_the_files(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_a_damaged_tail_that_was_acknowledged_is_refused_until_a_person_accepts_
     set_mark(path, 9)
     change(path, "UPDATE log SET record = x'00' WHERE revision > 8")
     before = files(path.parent)
-    with pytest.raises(StoreDamaged, match="ends at revision 8, but revision 9 had been made durable") as raised:
+    with pytest.raises(StoreDamaged, match="ends at revision 8, but revision 9 was durable") as raised:
         open_store(path)
     assert raised.value.record.code == "E203"
     assert files(path.parent) == before
@@ -289,14 +289,14 @@ def test_what_a_killed_process_left_is_whole(path: Path, tmp_path: Path) -> None
 def test_a_truncated_write_ahead_file_is_refused(path: Path, tmp_path: Path, share: float) -> None:
     left = abandon(path, 50, tmp_path / "left")
     os.truncate(wal(left), int(wal(left).stat().st_size * share))
-    with pytest.raises(StoreDamaged, match="but revision 50 had been made durable"):
+    with pytest.raises(StoreDamaged, match="but revision 50 was durable"):
         open_store(left)
 
 
 def test_a_missing_write_ahead_file_is_refused(path: Path, tmp_path: Path) -> None:
     left = abandon(path, 50, tmp_path / "left")
     wal(left).unlink()
-    with pytest.raises(StoreDamaged, match="but revision 50 had been made durable"):
+    with pytest.raises(StoreDamaged, match="but revision 50 was durable"):
         open_store(left)
 
 

@@ -152,7 +152,7 @@ def test_damage_is_found_wherever_it_is(tmp_path: Path) -> None:
 
 def test_what_is_no_log_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("poise log 1")
-    with pytest.raises(InputError, match="no log"), open_log(tmp_path / "text", decode_event):
+    with pytest.raises(InputError, match="not a log"), open_log(tmp_path / "text", decode_event):
         pass
     with pytest.raises(InputError, match="no log"), open_log(tmp_path / "missing", decode_event):
         pass

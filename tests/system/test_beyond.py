@@ -197,7 +197,7 @@ def test_another_machine_under_the_name_of_one_that_is_heard_takes_nothing_from_
     until(lambda: "start" in diary.path.read_text(), "it runs")
     before = len(events(beyond, "joined", "lost"))
     said = len(beyond.living.messages())
-    told = "node is refused: another machine of this name is heard; give this one another: `--name`"
+    told = "node is refused: another machine uses this name; give this one another name: `--name`"
     with beyond.also_offered(beyond.offers, "far", "home-namesake"):
         until(lambda: told in beyond.living.messages()[said:], "it says why", beyond.living.messages)
         refused = beyond.living.client().refusals().counts["E107"]

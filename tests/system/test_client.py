@@ -113,5 +113,5 @@ def test_what_needs_all_of_poise_says_so(
     python: Callable[..., subprocess.CompletedProcess[str]], command: tuple[str, ...]
 ) -> None:
     done = python(COMMAND, *command, alone=True)
-    assert done.returncode == 1 and "only its client is installed" in done.stderr, done
+    assert done.returncode == 1 and "only the client is installed" in done.stderr, done
     assert "pip install poise-scheduler" in done.stderr

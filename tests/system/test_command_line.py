@@ -343,7 +343,7 @@ def test_a_job_may_begin_later(shared: Living) -> None:
     [task] = shared.poise("show", job, "--json").value["tasks"]
     assert task["status"] == "pending"
     [reason] = task["reasons"]
-    assert reason.startswith("is not to begin before ")
+    assert reason.startswith("begins in ")
     assert shared.poise("wait", job).code == 0
     assert shared.poise("show", job, "--json").value["tasks"][0]["wait"] < 10**9, "it waited for nobody"
 

@@ -63,7 +63,7 @@ def test_a_waiting_job_is_explained(pair: Living) -> None:
     for said in (
         "left: fitting devices free: 0, needed: 1",
         "right: fitting",
-        "room comes when ",
+        "waits until ",
         "expected start  in ",
     ):
         assert said in done.text, done.text

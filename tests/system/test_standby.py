@@ -447,7 +447,7 @@ def test_while_the_store_is_away_what_runs_goes_on_and_what_needs_it_waits(pair:
         time.sleep(seconds)
         if seconds:
             until(lambda: not Client(Home(pair.second.home.root)).status().leader, "nobody leads", pair.story)
-            with pytest.raises(PoiseError, match=r"nobody is known to lead: .* does not answer"):
+            with pytest.raises(PoiseError, match=r"the leader is unknown: .* does not answer"):
                 Client(Home(pair.second.home.root), patience=0).cancel(held)
         assert not diary.endings().count("$POISE_TASK")
         pair.server.start()

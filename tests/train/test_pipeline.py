@@ -164,10 +164,10 @@ def test_how_many_micro_batches_is_found_by_measuring(whole: Whole) -> None:
 
 
 def test_what_cannot_be_is_refused_with_what_was_expected() -> None:
-    with pytest.raises(Misused, match="not of the size") as refused:
+    with pytest.raises(Misused, match="another size than") as refused:
         pipeline(digits_model()).step(*(one[1:] for one in digits(0)))
     assert refused.value.record.need == f"{SIZE * MANY} samples, in {MANY} micro-batches"
-    with pytest.raises(Misused, match="layer `0` gives no tensor"):
+    with pytest.raises(Misused, match="layer `0` returns no tensor"):
         Pipeline(nn.Sequential(nn.GRU(64, 8)), digits(0)[0], micro_batches=1)
     with pytest.raises(Misused, match="needs its target"):
         Pipeline(digits_model(), digits(0)[0], loss=cross_entropy, micro_batches=1)

@@ -205,7 +205,7 @@ def test_without_orders_a_lost_worker_ends_the_others_with_a_reason(workers: Wor
     workers.after("a", 3)
     workers.kill("b")
     assert workers.wait("a") == [1]
-    assert "a worker of the gang has gone" in workers.said("a")
+    assert "a worker of the gang was lost" in workers.said("a")
 
 
 @pytest.mark.parametrize("how", ["break", "exit"])
@@ -216,7 +216,7 @@ def test_who_leaves_training_alone_ends_the_others_with_a_reason(tmp_path: Path,
         began = time.monotonic()
         assert gang.wait("a", "b", "c") == [1, 0, 1], gang.said("a")
         assert "another worker has left training" in gang.said("a")
-        assert "`break` by what is the same at all workers" in gang.said("a")
+        assert "leave the loop on a condition that is equal on all workers" in gang.said("a")
         assert time.monotonic() - began < REGROUP_SECONDS  # nobody waits for orders that will not come
     finally:
         gang.end()
@@ -281,7 +281,7 @@ def test_a_worker_that_cannot_begin_ends_with_its_own_error(workers: Workers) ->
     workers.start("a", "b", orders=False)
     assert workers.wait("a", "b") == [1, 1]
     assert "checkpoints cannot be kept there" in workers.said("a")
-    assert "a worker of the gang has gone" in workers.said("b")
+    assert "a worker of the gang was lost" in workers.said("b")
     assert "terminate called" not in workers.said("a") + workers.said("b")
 
 
@@ -467,7 +467,7 @@ def test_a_model_and_an_optimizer_are_what_they_are_called() -> None:
         (1.0, "`loss` is of another kind"),
         (None, "`loss` is of another kind"),
         (torch.zeros(2, requires_grad=True), "no single number"),
-        (torch.zeros(()), "nothing can be learned"),
+        (torch.zeros(()), "this loss has no gradient"),
     ],
 )
 def test_a_loss_that_nothing_can_be_learned_from_is_told(loss: Any, what: str) -> None:
@@ -522,7 +522,7 @@ def test_a_pass_is_not_gone_on_with_in_another_order(tmp_path: Path, changed: di
     options["every"] = 100
     model, optimizer, data = _line(changed.pop("samples", 12))
     with (
-        pytest.raises(poise.Misused, match=f"begun in another order(.|\n)*need: {what}"),
+        pytest.raises(poise.Misused, match=f"started in another order(.|\n)*need: {what}"),
         poise.Session(model, optimizer, data, **options, **changed),
     ):
         pass

@@ -79,7 +79,7 @@ def test_the_examples_are_copied_where_one_works(tmp_path: Path, capsys: pytest.
     assert '"hello.yaml"' in capsys.readouterr().out
     assert (tmp_path / "examples" / "hello.yaml").read_text() == (ROOT / "examples" / "hello.yaml").read_text()
     assert main(["demo", "--examples", str(tmp_path / "examples")]) == 1
-    assert "there is such a folder already" in capsys.readouterr().err
+    assert "this folder exists already" in capsys.readouterr().err
 
 
 @CLONE

@@ -217,7 +217,7 @@ def _listening(home: Home) -> Address:
             if text := json_decoder(Endpoint).decode(home.endpoint.read_bytes()).address:
                 return Address.parse(text)
         time.sleep(LOOK_SECONDS / 10)
-    raise Fault("the control plane listens to no other machine", hint="`poise down`, then `poise up --on ray`")
+    raise Fault("the control plane does not listen for other machines", hint="`poise down`, then `poise up --on ray`")
 
 
 def _own_cluster(home: Home) -> str:

@@ -143,7 +143,7 @@ def note_unused(spec: dict[str, Any]) -> None:
     texts = [*spec["run"], *map(str, spec.get("env", {}).values())]
     if names and not any(f"{{{name}}}" in text or PREFIX in text for name in names for text in texts):
         name = next(iter(names))
-        say(f"poise: nothing in the command is `{{{name}}}`; each task finds its value in {PREFIX}{name.upper()}")
+        say(f"poise: the command does not contain `{{{name}}}`; each task finds its value in {PREFIX}{name.upper()}")
 
 
 def note_units(spec: dict[str, Any]) -> None:

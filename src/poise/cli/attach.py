@@ -15,15 +15,14 @@ from poise.model.reports import JobReport, TaskReport
 
 
 @click.command()
-@click.option("--no-stdin", is_flag=True, help="Give it no input; only follow what it writes.")
+@click.option("--no-stdin", is_flag=True, help="Send no input; only follow its output.")
 @click.option("-n", "--tail", type=WholeRange(min=0), default=0, metavar="N", help="Print the last N lines first.")
-@click.option("--json", "as_json", is_flag=True, help="Print the finished job as JSON; what it writes goes to stderr.")
+@click.option("--json", "as_json", is_flag=True, help="Print the finished job as JSON; its output goes to stderr.")
 @click.argument("job")
 def attach(job: str, no_stdin: bool, tail: int, as_json: bool) -> int:
-    """Follow what the running JOB (id, name, or JOB.TASK) writes from now on, and end with its exit code.
-
-    Input is given to a job that was started with -i or -it. Ctrl-P Ctrl-Q, or Ctrl-C where it has no terminal,
-    detaches; the job keeps running. The end of a file or a pipe is the end of the job's input.
+    """Follow the new output of the running JOB (id, name, or JOB.TASK), and exit with its exit code. Standard input is
+    sent to a job that was started with -i or -it. Ctrl-P Ctrl-Q, or Ctrl-C for a job without a terminal, detaches; the
+    job keeps running. The end of a file or a pipe is the end of the job's input.
     """
     home = current_home()
     client = connected(home)
@@ -50,7 +49,7 @@ def _takes_input(report: JobReport) -> TaskReport | None:
     """The task that is given input, if there is one."""
     tasks = [task for task in report.tasks if task.input and task.exit_code is None]
     if len(tasks) > 1:
-        say(f"poise: several tasks take input; to give one of them some: `poise attach {tasks[0].task}`")
+        say(f"poise: several tasks accept input; to send input to one: `poise attach {tasks[0].task}`")
     return tasks[0] if len(tasks) == 1 else None
 
 

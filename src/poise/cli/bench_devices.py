@@ -25,14 +25,13 @@ WITH_TORCH = ("cuda", "rocm", "cann")
 
 
 @click.command("bench-devices")
-@click.option("--quick", is_flag=True, help="A few seconds, and less exact.")
-@click.option("--no-save", is_flag=True, help="Only show it.")
+@click.option("--quick", is_flag=True, help="Measure for a few seconds only, less exactly.")
+@click.option("--no-save", is_flag=True, help="Show the results without saving them.")
 @output.forms(*output.ROWS)
 def bench_devices(quick: bool, no_save: bool, form: str) -> int:
-    """Measure the CPUs of this machine, and its accelerators where torch is installed: products of matrices by
-    precision, memory, links. The results are stored in this home, and replace the catalogue's figures.
-
-    Refused while commands run here, unless nothing is saved: what is measured beside other work is too low.
+    """Measure the CPUs of this machine, and its accelerators if torch is installed: matrix products by precision,
+    memory, links. The results are stored in this home, and override the catalogue's figures. Refused while commands run
+    here, unless you use --no-save: other work makes the measured rates too low.
     """
     home = current_home()
     if not no_save:
@@ -58,7 +57,7 @@ def bench_devices(quick: bool, no_save: bool, form: str) -> int:
         save_measured(home.profiles, one)
     output.show(lambda: _shown(found), form, False)
     if not no_save and form == "table":
-        say(f"poise: kept in {home.profiles}; `poise nodes --json` tells which figures are measured")
+        say(f"poise: kept in {home.profiles}; `poise nodes --json` shows the measured figures")
     return 0
 
 
@@ -70,7 +69,7 @@ def _check_idle(home: Home) -> None:
         raise Conflict(
             "commands run on this machine, so figures would be too low",
             have=", ".join(busy),
-            hint="wait until they are done (`poise ls`), or look only: `poise bench-devices --no-save`",
+            hint="wait until they are done (`poise ls`), or measure without saving: `poise bench-devices --no-save`",
         )
 
 

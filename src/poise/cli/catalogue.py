@@ -12,9 +12,8 @@ SHOWN = ("fp64", "fp32", "bf16", "fp16", "int8")
 @click.command()
 @output.forms(*output.ROWS)
 def catalogue(form: str) -> int:
-    """List the models of devices whose figures are known, from their makers' documents. Rates are peaks in 10^12
-    operations a second, without sparsity; `-` is what no document says. Devices of other models can be declared, or
-    measured.
+    """List the device models in the catalogue, with figures from their makers' documents. Rates are peaks in 10^12
+    operations a second, without sparsity; `-` means unknown. You can declare or measure devices of other models.
     """
     value = [
         {

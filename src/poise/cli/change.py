@@ -66,7 +66,7 @@ def _all_there(client: Client, jobs: tuple[str, ...]) -> list[JobReport]:
 @click.argument("job", metavar="JOB")
 def retry(job: str, quiet: bool, as_json: bool) -> int:
     """Submit the unfinished part of an ended JOB (id or name) again: tasks that failed, were skipped or cancelled. The
-    new job has an id of its own, which is printed. It has no deadline.
+    command prints the id of the new job. It has no deadline.
     """
     made = connected(current_home()).retry(job)
     if as_json:
@@ -144,13 +144,13 @@ def _as_flag(word: str) -> list[str]:
 
 @click.command(cls=_Assigned, name="set")
 @changing
-@click.option("--preempt/--no-preempt", "preempt", default=None, help="Whether it may be preempted.")
+@click.option("--preempt/--no-preempt", "preempt", default=None, help="Allow or forbid preemption.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("job", metavar="JOB")
 def set_(job: str, preempt: bool | None, as_json: bool, **flags: Any) -> int:
     """Change a JOB (id, name, or JOB.TASK) that waits or runs, e.g. `poise set j1 priority=high deadline=2h`.
 
-    NAME=VALUE stands for `--NAME VALUE`. A deadline counts from now. `deadline=none` takes a deadline away, `node=` any
+    NAME=VALUE stands for `--NAME VALUE`. A deadline counts from now. `deadline=none` removes a deadline, `node=` any
     restriction to nodes. Running tasks keep their resources; priority, deadline, weight and time limit change at once.
     """
     spec = asked(dict.fromkeys(FLAGS) | flags, dict(os.environ))
@@ -166,5 +166,5 @@ def set_(job: str, preempt: bool | None, as_json: bool, **flags: Any) -> int:
         return 0
     say(f"changed {changed.job}" if changed.units else f"{changed.job} has these values already")
     if changed.running:
-        say("what runs keeps what it was started with; its next attempt gets the new values")
+        say("running attempts keep their values; the next attempts get the new ones")
     return 0

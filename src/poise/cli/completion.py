@@ -68,7 +68,7 @@ SCRIPTS = {name: text.replace("@offers", COMPLETE) for name, text in (("bash", B
 @forms(*TEXT)
 @click.argument("shell", type=click.Choice(list(SCRIPTS)))
 def completion(shell: str, form: str) -> int:
-    """Print what SHELL needs to complete commands, flags, and the names of jobs, tasks, nodes and users.
+    """Print the completion script of SHELL for commands, flags, and the names of jobs, tasks, nodes and users.
 
     For bash: `poise completion bash > ~/.local/share/bash-completion/completions/poise`.
     """

@@ -26,7 +26,7 @@ FILE_WIDTH = 120
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-@click.option("--keep", is_flag=True, help="Keep the folder of the live part, and say where it is.")
+@click.option("--keep", is_flag=True, help="Keep the folder of the live part, and print its path.")
 @click.option(
     "--report",
     type=click.Path(path_type=Path),
@@ -42,7 +42,7 @@ FILE_WIDTH = 120
     help="Copy the example files to FOLDER, and run nothing.",
 )
 def demo(as_json: bool, keep: bool, report: Path, examples: Path | None) -> int:
-    """Show what Poise does: live on four declared devices, then on a week of a real cluster in the twin.
+    """Show Poise live on four declared devices, and then on a week of a real cluster in the twin.
 
     Live, a service answers a steady load, elastic training uses every idle device and gives way to an urgent job with a
     deadline; then a worker, an agent and the control plane are killed with kill -9. The devices are declared and their
@@ -114,7 +114,7 @@ def _copy_examples(to: Path) -> list[str]:
     try:
         shutil.copytree(found, to)
     except FileExistsError:
-        raise InputError("there is such a folder already", field="--examples", have=str(to), hint="another") from None
+        raise InputError("this folder exists already", field="--examples", have=str(to), hint="another") from None
     except (OSError, shutil.Error) as error:
         raise InputError(f"the examples cannot be copied: {error}", field="--examples", have=str(to)) from None
     say(f"poise: copied the examples to {to}; try `poise submit {to / 'hello.yaml'}`")

@@ -29,9 +29,9 @@ TAIL = 64 * 2**10
 @output.forms(*output.ROWS)
 def doctor(form: str) -> int:
     """Check this installation and suggest fixes: versions, home and disk, open ports, cgroups, limits, devices, extras,
-    the control plane and its last failure. Each line says what to type.
+    the control plane and its last failure. Each finding has a command that you can type.
 
-    The exit code is 1 if a line says `fail`, else 0. A `warn` is for your information.
+    The exit code is 1 if a line says `fail`, else 0. A `warn` needs no action.
     """
     home = current_home()
     checks = [*examine(home), *_control(home)]

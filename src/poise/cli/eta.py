@@ -27,11 +27,11 @@ if TYPE_CHECKING:  # the twin brings numpy
 
 
 @click.command()
-@click.option("--futures", type=WholeRange(2, 10_000), metavar="N", help="Follow N futures. [default: 200]")
+@click.option("--futures", type=WholeRange(2, 10_000), metavar="N", help="Number of simulated futures. [default: 200]")
 @click.option("--budget", metavar="TIME", help="Maximum time for the simulation. [default: 10s]")
-@click.option("--seed", type=WholeRange(0, 2**53), default=0, metavar="N", help="Draw other run times.")
-@click.option("--check", is_flag=True, help="Look back: how often past jobs came when it would have been foreseen.")
-@click.option("--from", "log", type=click.Path(path_type=Path), metavar="LOG", help="Look back at this log instead.")
+@click.option("--seed", type=WholeRange(0, 2**53), default=0, metavar="N", help="Random seed of the run times.")
+@click.option("--check", is_flag=True, help="Backtest: check past jobs against the forecasts that were possible then.")
+@click.option("--from", "log", type=click.Path(path_type=Path), metavar="LOG", help="Backtest on this log instead.")
 @output.forms(*output.ROWS)
 @click.argument("jobs", nargs=-1, metavar="[JOB]...")
 def eta(
@@ -39,8 +39,8 @@ def eta(
 ) -> int:
     """Forecast when each JOB (id, name, or JOB.TASK) starts and ends; without one, all unfinished jobs.
 
-    The scheduler is run forward from what it knows now, in many futures, each with run times as past work took them:
-    a tenth of the futures comes before the first of three times, half before the second, nine tenths before the third.
+    Poise simulates many futures from the current state, with run times drawn from past work. It prints three times: 10
+    % of the futures come before the first, 50 % before the second, 90 % before the third.
     """
     home = current_home()
     seconds = seconds_of(budget) if budget is not None else None
@@ -69,10 +69,10 @@ def seconds_of(budget: str) -> float:
         found = parse_duration(budget) / SECOND
     except ValueError as error:
         raise SpecError(
-            "this is no time", field="--budget", have=budget, need=str(error), hint="--budget 30s"
+            "this is not a time", field="--budget", have=budget, need=str(error), hint="--budget 30s"
         ) from None
     if found <= 0:
-        raise SpecError("there has to be some time", field="--budget", have=budget, hint="--budget 30s")
+        raise SpecError("the time must be above 0", field="--budget", have=budget, hint="--budget 30s")
     return found
 
 
@@ -85,11 +85,13 @@ def known_now(home: Home) -> "tuple[Ledger, int]":
     refuse_guest(home, "a forecast", "ask its owner")
     if not has_log(home):
         raise NotFound(
-            "there is nothing to foresee: no log", field=str(home.root), hint="`poise run -- echo hello`, or POISE_HOME"
+            "there is nothing to forecast: no log",
+            field=str(home.root),
+            hint="`poise run -- echo hello`, or POISE_HOME",
         )
     ledger = load(home)
     if not running(home):
-        say("poise: no control plane is running; this is what would come if one began now")
+        say("poise: no control plane is running; this is the forecast of a new one")
         return ledger, ledger.now
     return ledger, ledger.leader.resume_at(boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time())
 
@@ -235,7 +237,7 @@ def _check(home: Home, log: Path | None, futures: int | None, seconds: float | N
         refuse_guest(home, "a look back", "name a log: `--from LOG`")
         if not has_log(home):
             hint = "`poise run -- echo hello`, or POISE_HOME"
-            raise NotFound("there is nothing to look back at: no log", field=str(home.root), hint=hint)
+            raise NotFound("there is nothing to check: no log", field=str(home.root), hint=hint)
         log = home.root
     with open_log(log, decode_event) as recording:
         start = ledger_at(recording.start, lambda: recording.written_by)

@@ -10,12 +10,12 @@ from poise.control.start import connected
 
 
 @click.command()
-@click.option("--after", type=Whole(), default=0, metavar="REVISION", help="Only what came after this revision.")
-@click.option("--decisions", is_flag=True, help="Only decisions, and what forced them.")
-@click.option("-f", "--follow", is_flag=True, help="Follow the log; with --json, one line each.")
+@click.option("--after", type=Whole(), default=0, metavar="REVISION", help="Only events after this revision.")
+@click.option("--decisions", is_flag=True, help="Print only decisions and their triggers.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log; with --json, print one line per record.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value: a list of records.")
 def events(after: int, decisions: bool, follow: bool, as_json: bool) -> int:
-    """Print the log from its start: one record a line, as JSON. With --json it is one list, fit for export."""
+    """Print the log from its start: one record per line, as JSON. With --json, print one list for export."""
     found = connected(current_home()).events(after=after, decisions=decisions, follow=follow)
     if as_json and not follow:
         sys.stdout.buffer.write(b"[\n" + b",\n".join(found) + b"\n]\n")

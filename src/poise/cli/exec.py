@@ -16,13 +16,13 @@ from poise.model.reports import ExecEnd, ExecOutput, ExecStarted
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("-i", "--interactive", is_flag=True, help="Pass standard input on; a file or a pipe is in any case.")
+@click.option("-i", "--interactive", is_flag=True, help="Pass standard input on; a file or a pipe is always passed on.")
 @click.option("-t", "--tty", is_flag=True, help="Give the command this terminal.")
 @click.option("--rank", type=WholeRange(min=0), metavar="N", help="The member of a gang. [default: 0]")
 @click.option(
     "--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set an environment variable. Repeatable."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value: the exit code, and what it wrote.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value: the exit code, and the output.")
 @click.argument("job")
 @click.argument("command", nargs=-1, required=True, metavar="[--] COMMAND...")
 def exec(
@@ -34,7 +34,7 @@ def exec(
     variables: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Run COMMAND beside the running JOB (id, name, or JOB.TASK), and end with its exit code.
+    """Run COMMAND beside the running JOB (id, name, or JOB.TASK), and exit with its exit code.
 
     It has the folder, the environment, the cores, the devices and the memory limit of the task, and ends with it. 125
     means that Poise itself failed.
@@ -43,10 +43,10 @@ def exec(
         command = command[1:]
     if not command or command[0].startswith("-"):
         hint = f"`poise exec -it {job} -- bash`"
-        raise SpecError("flags come before the job, and a command behind it", have=" ".join(command), hint=hint)
+        raise SpecError("flags come before the job, and the command after it", have=" ".join(command), hint=hint)
     size = terminal_size() if tty else ""
     if tty and as_json:
-        raise SpecError("a terminal shows what is written, and not JSON", field="--tty", hint="`--json` without `-t`")
+        raise SpecError("a terminal shows output, not JSON", field="--tty", hint="`--json` without `-t`")
     env = (terminal_variables() if tty else {}) | dict(map(_pair, variables))
     source: Source | None = Terminal(holds=False) if tty else Giving(0) if interactive or comes_in(0) else None
     home = current_home()
@@ -82,5 +82,5 @@ def _feeding(client: Client, name: str, source: Source) -> Feeding:
 def _pair(said: str) -> tuple[str, str]:
     name, equals, value = said.partition("=")
     if not equals:
-        raise SpecError("not a variable and its value", field="--env", need="NAME=VALUE", have=said)
+        raise SpecError("this is not a variable with a value", field="--env", need="NAME=VALUE", have=said)
     return name, value

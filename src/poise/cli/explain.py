@@ -44,8 +44,8 @@ GOES_ON = "; it serves until it is ended"
 def explain(job: str, node: str | None, unblocks: bool, everything: bool, form: str) -> int:
     """Explain the state of JOB (id, name, or JOB.TASK).
 
-    If it waits: every reason, the nodes that refuse it and why, what must end first, what is ahead of it, and its
-    expected start. If it runs: why on that node, and the time left. If it is over: what happened.
+    If it waits: every reason, the nodes that refuse it and why, the work that must end first, the work ahead of it, and
+    its expected start. If it runs: the reason for its node, and the remaining time. If it is over: its history.
 
     With --node: every reason against that node. With --unblock: the smallest change of each kind that lets it start
     now, each tried on the scheduler itself; smaller requests come first, then preemption, then more hardware.
@@ -101,10 +101,9 @@ def _why_not(job: str, node: str, form: str) -> int:
 @forms("table", "wide", "json")
 @click.argument("source", nargs=-1, required=True, metavar="FILE.yaml | SCRIPT | -- COMMAND...")
 def plan(source: tuple[str, ...], everything: bool, form: str, **flags: Any) -> int:
-    """Show what would happen if FILE.yaml, a SCRIPT, or a command after `--`, were submitted now.
-
-    The scheduler itself decides, and nothing changes: placements with their reasons, preempted work, and waiting work
-    with its reasons. `poise submit --if-revision N` then submits it only if nothing has happened meanwhile.
+    """Show the effects of submitting FILE.yaml, a SCRIPT, or a command after `--` now. The real scheduler decides, and
+    nothing changes: placements with their reasons, preempted work, and waiting work with its reasons. `poise submit
+    --if-revision N` then submits it only if nothing has happened meanwhile.
     """
     spec, place = asked_for(source, flags)
     home = current_home()
@@ -154,7 +153,7 @@ def _is_up(home: Home) -> bool:
     """Whether to ask a control plane; if none is there, that is said."""
     up = may_be_asked(home)
     if not up:
-        say("poise: no control plane is running; this is what one would say that began now")
+        say("poise: no control plane is running; this is the answer of a new one")
     return up
 
 
@@ -174,16 +173,16 @@ def _draw_explanation(told: Explanation) -> None:
             click.echo(f"  {_moment(event.at)}  {event.text}")
     starts = [waiting.start for waiting in told.waiting if waiting.start is not None]
     if any(start.latest is None and not start.guesses for start in starts):
-        say(f"poise: `poise eta {told.job}` looks further ahead, in many futures")
+        say(f"poise: `poise eta {told.job}` simulates many futures")
     if told.left_out:
-        say(f"poise: {told.left_out} more; `poise explain --all {told.job}` tells them too")
+        say(f"poise: {told.left_out} more; `poise explain --all {told.job}` shows them too")
     say(f"poise: as of revision {told.revision}, decided by {told.policy}")
 
 
 def _draw_waiting(waiting: Waiting) -> None:
     click.echo(f"\n{click.style(_names(waiting.named, waiting.count), bold=True)} {_waits(waiting.count)}")
     if waiting.asks:
-        click.echo(f"  asks for        {waiting.asks}{' each' if waiting.count > 1 else ''}")
+        click.echo(f"  requests        {waiting.asks}{' each' if waiting.count > 1 else ''}")
     by_node = {reason for refusing in waiting.refusing for reason in refusing.reasons}
     elsewhere = {
         node
@@ -207,9 +206,9 @@ def _draw_waiting(waiting: Waiting) -> None:
         more = waiting.ahead - len(first)
         _draw_lines(f"{waiting.ahead} before it", [*first, *([f"and {more} more"] if more > 0 else [])])
     if waiting.place:
-        click.echo(f"  its own place   {waiting.place}")
+        click.echo(f"  its priority    {waiting.place}")
     _draw_lines(
-        "room comes when",
+        "waits until",
         [
             f"{freeing.unit} on {', '.join(freeing.nodes)} ends"
             + _ends_in(freeing.left)
@@ -229,7 +228,7 @@ def _draw_going(going: Going) -> None:
     _draw_lines("because", [reason.sentence() for reason in going.reasons])
     if going.why is not None and (why := going.why.sentence()):
         click.echo(f"  why there       {why} (by {going.why.policy} on revision {going.why.base})")
-    overrun = "; it has run longer than foreseen, and is estimated anew" if going.overrun else ""
+    overrun = "; it has run longer than expected, and its estimate was updated" if going.overrun else ""
     since = f"for {format_duration(going.elapsed)}" if going.elapsed else ""
     left = GOES_ON if going.left.source == SERVES else f", {_foreseen_time(going.left)} left{overrun}"
     left = f"; {_foreseen_time(going.left)}" if going.left.source == UNKNOWN else left
@@ -248,7 +247,7 @@ def _draw_why_not(told: WhyNot) -> None:
 
 def _draw_plan(told: PlanReport) -> None:
     for place in told.places:
-        behind = ", behind its like" if place.queued else ""
+        behind = ", queued behind similar work" if place.queued else ""
         artifact = f" as {place.artifact}" if place.artifact else ""
         click.echo(f"{_names(place.named, place.count)}{artifact} → {_spots(place.spots)}{behind}")
         if why := place.why.sentence():
@@ -256,7 +255,7 @@ def _draw_plan(told: PlanReport) -> None:
     for yielding in told.yields:
         gain, cost = (yielding.why.score.get(name) for name in ("gain", "cost"))
         weighed = f" (gain {gain:g}, cost {cost:g})" if gain is not None and cost is not None else ""
-        click.echo(f"{yielding.unit} would be asked to yield to {yielding.to}{weighed}")
+        click.echo(f"{yielding.unit} would be preempted for {yielding.to}{weighed}")
     for waiting in told.waits:
         _draw_waiting(waiting)
     for later in told.later:
@@ -273,9 +272,9 @@ def _draw_unblock(told: UnblockReport) -> None:
         click.echo(f"{f'{told.unit}: ' if told.unit else ''}{told.text}")
     if not told.suggestions:
         return
-    click.echo(f"{click.style(told.unit, bold=True)} would start now if one of these were so, the smallest first:")
+    click.echo(f"{click.style(told.unit, bold=True)} would start now with one of these changes, smallest first:")
     for suggestion in told.suggestions:
-        yields = f", once {', '.join(suggestion.yields)} has yielded" if suggestion.yields else ""
+        yields = f", once {', '.join(suggestion.yields)} is preempted" if suggestion.yields else ""
         command = f"  `{suggestion.command}`" if suggestion.command else ""
         click.echo(f"  {suggestion.text}: on {', '.join(suggestion.nodes)}{yields}{command}")
 

@@ -35,14 +35,26 @@ BROKEN = 2
 
 
 @click.command()
-@click.option("--seeds", type=WholeRange(1, 10**9), metavar="N", help="Try N seeds. [default: 100]")
-@click.option("--first", type=WholeRange(0, 2**53), metavar="SEED", help="The first of them. [default: 1]")
-@click.option("--seed", type=WholeRange(0, 2**53), metavar="SEED", help="Try this one, and print all that happens.")
-@click.option("--scenario", type=click.Path(path_type=Path), metavar="FILE", help="Run a scenario that was kept.")
-@click.option("--nemesis", multiple=True, metavar="NAME", help="Only this one, by name or file. Repeatable. [by seed]")
-@click.option("--until", metavar="TIME", help="Stop one seed or scenario there, e.g. 12.5s.")
-@click.option("--processes", type=WholeRange(1, 256), default=2, metavar="N", help="Side by side. [default: 2]")
-@click.option("--keep", type=click.Path(path_type=Path), metavar="DIR", help="Write what breaks one there, shrunk.")
+@click.option("--seeds", type=WholeRange(1, 10**9), metavar="N", help="Number of seeds. [default: 100]")
+@click.option("--first", type=WholeRange(0, 2**53), metavar="SEED", help="First seed. [default: 1]")
+@click.option("--seed", type=WholeRange(0, 2**53), metavar="SEED", help="Run only this seed, and print every event.")
+@click.option("--scenario", type=click.Path(path_type=Path), metavar="FILE", help="Run a kept scenario.")
+@click.option(
+    "--nemesis",
+    multiple=True,
+    metavar="NAME",
+    help="Use only this nemesis, by name or file. Repeatable. [default: by seed]",
+)
+@click.option("--until", metavar="TIME", help="Stop a seed or scenario at this time, e.g. 12.5s.")
+@click.option(
+    "--processes", type=WholeRange(1, 256), default=2, metavar="N", help="Number of parallel processes. [default: 2]"
+)
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write a minimal scenario of each failing seed to this folder.",
+)
 @click.option("--list", "listing", is_flag=True, help="List the nemeses.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def faults(
@@ -57,10 +69,9 @@ def faults(
     listing: bool,
     as_json: bool,
 ) -> int:
-    """Run the real control plane and nodes in a simulated fleet, where everything breaks that a seed says, and check
-    every promise at every step. Nothing of this machine is touched.
-
-    Without --seed many are tried, each with nemeses of its own. Ends with 2 where a promise was broken.
+    """Run the real control plane and nodes in a simulated fleet with random faults from a seed, and check every promise
+    at every step. Nothing on this machine is affected. Without --seed, run many seeds, each with its own nemeses. Exits
+    with 2 if a promise was broken.
     """
     from poise.drivers.nemeses import known_nemeses, read_scenario
 
@@ -103,7 +114,7 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         hint = "`--keep DIR`, a folder that is there or can be made"
-        raise InputError("nothing can be kept there", field="--keep", have=str(error), hint=hint) from None
+        raise InputError("this folder is not writable", field="--keep", have=str(error), hint=hint) from None
 
 
 def _list(known: "dict[str, Nemesis]", as_json: bool) -> int:
@@ -191,7 +202,7 @@ def _show(summary: dict[str, Any], broken: "list[Outcome]", only: tuple[str, ...
         click.echo(f"seed {outcome.seed} ({', '.join(outcome.nemeses)}): {outcome.what}")
     if broken:
         same = "".join(f" --nemesis {name}" for name in only)
-        say(f"hint: `poise faults --seed {broken[0].seed}{same}` prints all that happens in it")
+        say(f"hint: `poise faults --seed {broken[0].seed}{same}` prints every event")
 
 
 def _tried(seeds: range, known: "dict[str, Nemesis]", only: tuple[str, ...], processes: int) -> "Iterator[Outcome]":
@@ -250,7 +261,7 @@ def _keep(scenario: "Scenario", outcome: "Outcome", folder: Path | None) -> None
     from poise.engine.seeds import shrink
 
     if folder is not None:
-        say("poise: making it smaller …")
+        say("poise: reducing the scenario …")
         small = shrink(scenario, outcome.promise)
         path = keep_scenario(small, folder, f"{outcome.promise.lower()}-{scenario.seed}")
         say(f"poise: kept: {len(small.incidents)} faults, {len(small.acts)} requests; `poise faults --scenario {path}`")

@@ -30,7 +30,7 @@ COMMAND_WIDTH = 60
     multiple=True,
     help="List only jobs with this status. Repeatable.",
 )
-@click.option("--name", default="", metavar="PATTERN", help="List only jobs with such a name or id, e.g. 'train-*'.")
+@click.option("--name", default="", metavar="PATTERN", help="List only jobs whose name or id matches, e.g. 'train-*'.")
 @click.option("--user", default="", metavar="NAME", help="List only jobs of this user.")
 @click.option("--limit", type=WholeRange(min=1), metavar="N", help="List at most the latest N jobs.")
 @output.rows
@@ -45,7 +45,7 @@ def ls(
 ) -> int:
     """List unfinished jobs and the latest finished ones.
 
-    With --status, --name, --user or --limit: of every job the ledger holds, those that match.
+    With --status, --name, --user or --limit, list all matching jobs of the ledger.
     """
     home = current_home()
     filtered = bool(statuses or name or user or limit)
@@ -87,9 +87,8 @@ def _jobs_shown(jobs: list[JobReport], filtered: bool = False) -> Shown:
 @output.rows
 @click.argument("job")
 def show(job: str, form: str, watch: bool) -> int:
-    """Show JOB (id, name, or JOB.TASK): what ran where and when, why there, and every reason why something waits.
-
-    With --watch, until it is over.
+    """Show JOB (id, name, or JOB.TASK): its tasks, their nodes and times, the reasons for each placement, and every
+    reason for a wait. With --watch, refresh until it is over.
     """
     home = current_home()
     if watch or may_be_asked(home):
@@ -237,7 +236,7 @@ def _why(task: TaskReport) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 def wait(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
-    """Wait until every JOB (id, name, or JOB.TASK) is over; ends with the first failed one's exit code, or 0."""
+    """Wait until every JOB (id, name, or JOB.TASK) is over; exits with the first failed one's exit code, or 0."""
     try:
         seconds = parse_duration(timeout) / SECOND if timeout is not None else None
     except ValueError as error:
@@ -280,9 +279,9 @@ def _over(home: Home, jobs: Sequence[str]) -> list[JobReport]:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("jobs", nargs=-1, metavar="JOB...")
 def cancel(jobs: tuple[str, ...], everything: bool, as_json: bool) -> int:
-    """Cancel every JOB (id, name, or JOB.TASK): what waits never starts, what runs gets SIGTERM and, after its grace,
-    SIGKILL. If several are cancelled, none of them starts in place of another; if one of them cannot be found, none is
-    cancelled.
+    """Cancel every JOB (id, name, or JOB.TASK): waiting tasks never start, running tasks get SIGTERM and, after their
+    grace, SIGKILL. If you cancel several jobs, none of them starts in place of another; if one of them cannot be found,
+    none is cancelled.
 
     In a graph, tasks that need a cancelled task are skipped, and the others continue.
     """

@@ -78,8 +78,9 @@ def join(
 ) -> int:
     """Add this machine as a node of the control plane at HOST:PORT#FINGERPRINT.
 
-    `poise status` prints the address where the control plane runs; `poise token add --tenant default --role node` makes
-    the token. The agent runs as a systemd user service if there is a user manager; otherwise until the next reboot.
+    On the machine of the control plane, `poise status` prints the address, and `poise token add --tenant default --role
+    node` creates the token. The agent runs as a systemd user service if there is a user manager; otherwise until the
+    next reboot.
     """
     home = Home(folder.expanduser().resolve())
     if undo:
@@ -278,7 +279,9 @@ def add_machines(client: Client, address: str, destinations: Sequence[str]) -> N
             name = name.strip()
             if (int(major), int(minor)) < PYTHON:
                 need = f"Python {'.'.join(map(str, PYTHON))} or newer"
-                raise InputError("Python there is too old", field=destination, need=need, have=f"{major}.{minor}")
+                raise InputError(
+                    "Python on that machine is too old", field=destination, need=need, have=f"{major}.{minor}"
+                )
             check_node_name(name, destination)
             if any(node.name == name and node.status != "lost" for node in client.nodes()):
                 say(f"poise: {destination} is a node already: {name}")
@@ -305,7 +308,7 @@ def _ssh(destination: str, command: str, given: bytes = b"") -> str:
     try:
         done = subprocess.run(arguments, input=given, capture_output=True, check=False)  # noqa: S603
     except FileNotFoundError:
-        raise InputError("there is no ssh here", field="--ssh", hint="install OpenSSH's client") from None
+        raise InputError("ssh is not installed", field="--ssh", hint="install OpenSSH's client") from None
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip()
         hint = f"`ssh {destination}` has to work without a password" if done.returncode == 255 else ""

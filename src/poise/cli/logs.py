@@ -28,20 +28,20 @@ LONGEST = 64 * 1024
     metavar="N",
     help="Print only the last N lines of each stream, of the latest attempt of each task.",
 )
-@click.option("--since", metavar="TIME", help="Print only what was written since: 5m ago, or 2026-12-01T12:00:00Z.")
+@click.option("--since", metavar="TIME", help="Print only output since this time: 5m ago, or 2026-12-01T12:00:00Z.")
 @click.option("-t", "--timestamps", is_flag=True, help="Begin each line with the time when it was written.")
 @click.option("--rank", type=WholeRange(min=0), metavar="N", help="Only this member of a gang.")
 @click.option(
     "--prefix/--no-prefix",
     default=None,
-    help="Begin each line with its rank in the gang, or its task. [default: of a gang, unless it is one rank]",
+    help="Begin each line with its rank in the gang, or its task. [default: for a gang, unless one rank is selected]",
 )
 @click.option("--task", default="", metavar="NAME", help="Only this task of the job, as JOB.NAME does.")
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="Print one JSON value: what each attempt wrote, by stream. With -t, each line with its time.",
+    help="Print one JSON value: the output of each attempt, by stream. With -t, each line with its time.",
 )
 @click.argument("job")
 def logs(
@@ -55,7 +55,7 @@ def logs(
     task: str,
     as_json: bool,
 ) -> int:
-    """Print what JOB (id, name, or JOB.TASK) wrote: its standard output to stdout, its standard error to stderr."""
+    """Print the output of JOB (id, name, or JOB.TASK): its standard output to stdout, its standard error to stderr."""
     home = current_home()
     last, moment, which = -1 if tail is None else tail, _moment(since) if since else 0.0, -1 if rank is None else rank
     if may_be_asked(home):

@@ -1,7 +1,7 @@
 """`poise`: finds the command, runs it, and turns errors into text, JSON and exit codes.
 
 Commands are imported when they are used: `poise --help` costs little more than starting Python.
-Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 your input, 2 our fault; `run`, `attach`, `exec`
+Data goes to stdout, messages to stderr. Exit codes: 0 done, 1 your input, 2 our fault; `run`, `attach`, `exec`
 and `wait` give the command's own code, or 125 when Poise itself fails.
 """
 
@@ -33,7 +33,7 @@ COMMANDS = {
     "unblock": ("poise.cli.explain", "Find the smallest change that lets a waiting job start now"),
     "top": ("poise.cli.top", "Show the fleet and its jobs, live"),
     "logs": ("poise.cli.logs", "Print the output of a job"),
-    "attach": ("poise.cli.attach", "Follow a running job, and give it input"),
+    "attach": ("poise.cli.attach", "Follow a running job, and send it input"),
     "exec": ("poise.cli.exec", "Run a command beside a running task: in its folder, on its devices"),
     "wait": ("poise.cli.jobs", "Wait until jobs have ended"),
     "cancel": ("poise.cli.jobs", "Cancel jobs"),
@@ -49,8 +49,8 @@ COMMANDS = {
     "doctor": ("poise.cli.doctor", "Check this installation and suggest fixes"),
     "bench-devices": ("poise.cli.bench_devices", "Measure the speed of this machine's devices"),
     "catalogue": ("poise.cli.catalogue", "List the device models that Poise knows, with sources"),
-    "policy": ("poise.cli.policy", "Show or change the policy that decides"),
-    "shadow": ("poise.cli.policy", "Compare a policy with the one that decides, on live views"),
+    "policy": ("poise.cli.policy", "Show or change the scheduling policy"),
+    "shadow": ("poise.cli.policy", "Compare a policy with the current one, on live views"),
     "quota": ("poise.cli.quota", "Set, list and remove quotas of tenants"),
     "token": ("poise.cli.tokens", "Create, list and revoke tokens"),
     "whoami": ("poise.cli.tokens", "Show the tenant and the role of your token"),
@@ -228,7 +228,7 @@ def _unexpected(error: Exception) -> "PoiseError":
         if not SUPERVISOR.exists():
             return client_only()
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-        return Fault("the disk is full: what there is to print cannot be written", hint="`df -h`")
+        return Fault("the disk is full: the output cannot be written", hint="`df -h`")
     return Fault(f"an internal error: {type(error).__name__}: {error}", hint="POISE_DEBUG=1 shows where")
 
 

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     "fleet_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Show what FILE declares, without starting anything.",
+    help="Show the nodes that FILE declares, without starting anything.",
 )
 @output.rows
 def nodes(fleet_file: Path | None, form: str, watch: bool) -> int:
-    """List nodes: what each has, what is taken, how busy it is, what its devices are and (--json) can do."""
+    """List nodes: their resources, used amounts, load and devices, with --json also the abilities of devices."""
     if fleet_file is not None:
         if watch:
             raise click.UsageError("what a file declares does not change: `--fleet` and `--watch` exclude each other")
@@ -45,7 +45,7 @@ def nodes(fleet_file: Path | None, form: str, watch: bool) -> int:
         return output.show(lambda: _shown(client.nodes()), form, watch)
     from poise.cli import offline
 
-    say(f"{LOGGED}, or this machine as it would join")
+    say(f"{LOGGED}, or this machine before it joins")
     return output.show(lambda: _shown(offline.nodes(home)), form, watch)
 
 
@@ -136,9 +136,8 @@ def _device_text(device: DeviceReport) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("node")
 def drain(node: str, move: bool, undo: bool, as_json: bool) -> int:
-    """Close NODE, or a device of it (NODE:0), to new work; running work there continues to its end, or elsewhere.
-
-    A device that failed is closed by itself; `--undo` opens it again.
+    """Close NODE, or a device of it (NODE:0), to new work. Running work continues to its end there; with --move, it
+    moves elsewhere. Poise closes a failed device automatically; `--undo` opens it again.
     """
     if move and undo:
         raise click.UsageError("`--move` and `--undo` exclude each other")

@@ -174,7 +174,7 @@ def _resumed(ledger: Ledger) -> "tuple[ClusterPolicy, Controller]":
 
     settings = Settings(policy=ledger.leader.policy) if ledger.leader.policy in POLICIES else Settings()
     if ledger.leader.policy not in ("", settings.policy):
-        say(f"poise: `{ledger.leader.policy}` decides only where it runs; this is what `{settings.policy}` would do")
+        say(f"poise: `{ledger.leader.policy}` decides only on its own machine; this is the plan of `{settings.policy}`")
     return policy_named(settings.policy), Controller(ledger, settings)
 
 

@@ -24,7 +24,7 @@ SHOWN = 5
 
 @click.group()
 def policy() -> None:
-    """Show or change the policy that decides what runs where."""
+    """Show or change the scheduling policy."""
 
 
 @policy.command()
@@ -48,8 +48,8 @@ def show(as_json: bool) -> int:
 def change(policy: str, as_json: bool) -> int:
     """Set the policy while Poise is up; running work continues.
 
-    NAME is a policy that ships with Poise or one of an installed package; FILE is a policy file. The next decision is
-    the new policy's. It stays in force until another policy is set, also when Poise or its machine restarts.
+    NAME is a policy that ships with Poise or one of an installed package; FILE is a policy file. The new policy makes
+    the next decision. It stays in force until another policy is set, also when Poise or its machine restarts.
     """
     told = set_policy(policy)
     if as_json:
@@ -61,14 +61,13 @@ def change(policy: str, as_json: bool) -> int:
 
 @click.command()
 @click.argument("policy", metavar="[NAME|FILE]", required=False)
-@click.option("--stop", is_flag=True, help="Stop asking it, and print what was found.")
+@click.option("--stop", is_flag=True, help="Stop the shadow policy, and print its figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def shadow(policy: str | None, stop: bool, as_json: bool) -> int:
-    """Compare a policy with the one that decides, on the live views: start it with NAME or FILE, then ask for figures.
-
-    The policy in shadow runs in a process of its own, and nothing follows from its plans. It takes at most a twentieth
-    of the time of the control plane, so on a busy fleet it does not see every view. It ends when the control plane
-    does.
+    """Compare a policy with the current one on live views: start it with NAME or FILE, then print the figures without
+    an argument. The shadow policy runs in a separate process, and its plans have no effect. It takes at most a
+    twentieth of the control plane's time, so on a busy fleet it does not see every view. It ends with the control
+    plane.
     """
     if stop and policy is not None:
         raise click.UsageError("`--stop` takes no policy")

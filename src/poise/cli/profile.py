@@ -18,11 +18,10 @@ TITLES = {name: name.replace("_", " ").upper() for name in SIGNALS}
 @output.rows
 @click.argument("node", required=False)
 def profile(form: str, watch: bool, node: str | None) -> int:
-    """Show how busy nodes have been, in which pattern, and what to do about it; for NODE, every signal.
-
-    A node with devices goes by its devices, another one by its CPUs. Patterns: idle, steady, bursty, diurnal (busy and
-    quiet at the same hours each day). Advice: `reserved` where a price for long use pays, `on-demand` where it is
-    needed in bursts, `shrink` where it could be off at some hours, or for good, else `keep`.
+    """Show the load history of nodes, their usage pattern, and advice; for NODE, every signal. The pattern of a node
+    with devices uses its devices, that of another node its CPUs. Patterns: idle, steady, bursty, diurnal (busy and
+    quiet at the same hours each day). Advice: `reserved` if a long-term price pays off, `on-demand` if the node is
+    needed in bursts, `shrink` if it could be off at some hours or permanently, else `keep`.
     """
     home = current_home()
     if watch or may_be_asked(home):

@@ -12,10 +12,15 @@ from poise.units import format_bytes, format_cpu
 
 
 @click.command()
-@click.option("--cpu", metavar="N", help="CPUs that its work may hold at once.")
-@click.option("--memory", metavar="SIZE", help="Memory that its work may have asked for at once.")
-@click.option("-g", "--gpu", metavar="N", help="Devices that its work may hold at once; a share counts as its share.")
-@click.option("--none", "lifted", is_flag=True, help="Without bound from now on.")
+@click.option("--cpu", metavar="N", help="Maximum number of CPUs that its work holds at once.")
+@click.option("--memory", metavar="SIZE", help="Maximum memory that its work requests at once.")
+@click.option(
+    "-g",
+    "--gpu",
+    metavar="N",
+    help="Maximum number of devices that its work holds at once; a share counts as its share.",
+)
+@click.option("--none", "lifted", is_flag=True, help="Remove the quota.")
 @output.rows
 @click.argument("tenant", required=False)
 def quota(
@@ -37,9 +42,9 @@ def quota(
             say(f"poise: {note}")
         if form == "table" and not watch:
             if not lifted:
-                say(f"the work of {tenant} is bounded from now on")
+                say(f"the work of {tenant} has a quota from now on")
             elif not note:
-                say(f"the work of {tenant} has no bound any more")
+                say(f"the work of {tenant} has no quota any more")
             return 0
     return output.show(lambda: _shown(client.quotas()), form, watch)
 

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="How fast replicas are, their price.",
+    help="World file: speeds and prices of replicas.",
 )
-@click.option("--routers", metavar="NAME,…", help="Routers to compare, for upstreams. [default: as FILE says]")
-@click.option("--scalers", metavar="NAME,…", help="Scalers to compare, for a service. [default: as FILE says]")
+@click.option("--routers", metavar="NAME,…", help="Routers to compare, for upstreams. [default: from FILE]")
+@click.option("--scalers", metavar="NAME,…", help="Scalers to compare, for a service. [default: from FILE]")
 @click.option(
-    "--replicas", metavar="N|A..B,…", help="Numbers of replicas to compare, for a service. [default: as FILE says]"
+    "--replicas", metavar="N|A..B,…", help="Numbers of replicas to compare, for a service. [default: from FILE]"
 )
-@click.option("--requests", type=WholeRange(0), default=0, metavar="N", help="The first N only. [default: all]")
-@click.option("--until", metavar="TIME", help="Only requests of this first period: `1d`. [default: all]")
-@click.option("--load", type=Number(), default=1.0, metavar="X", help="They come X times as fast. [default: 1]")
+@click.option("--requests", type=WholeRange(0), default=0, metavar="N", help="Use only the first N. [default: all]")
+@click.option("--until", metavar="TIME", help="Use only the requests of this first period: `1d`. [default: all]")
+@click.option("--load", type=Number(), default=1.0, metavar="X", help="Multiply the request rate by X. [default: 1]")
 @click.option("--column", default="", metavar="NAME", help="Column of a file of rates.")
 @click.option("--seed", type=WholeRange(0, 2**53), default=0, metavar="N", help="Random seed. [default: 0]")
 @click.option("--strict", is_flag=True, help="Refuse a trace with a row that cannot be read.")
@@ -54,11 +54,9 @@ def rehearse(
     strict: bool,
     form: str,
 ) -> int:
-    """Let the requests of TRACE come to the service, or the upstreams, of FILE.yaml in virtual time, with the batching,
-    routing and scaling that would be live, and tell latencies, use and cost: a row for each router, scaler and number
-    of replicas.
-
-    TRACE is one of requests (Azure, BurstGPT, Mooncake), of rates (with `--column`), or drawn:
+    """Simulate the requests of TRACE to the service, or the upstreams, of FILE.yaml in virtual time, with the live
+    batching, routing and scaling. Print latencies, use and cost, one row for each router, scaler and number of
+    replicas. TRACE has requests (Azure, BurstGPT, Mooncake) or rates (with `--column`), or is generated:
     `poisson:rate=50,requests=10000`, `clients:clients=12,think=400ms`.
     """
     from poise.twin.rehearsal import Asked, rehearse
@@ -87,7 +85,7 @@ def rehearse(
 def _names(given: str | None, flag: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in (given or "").split(",") if name.strip())
     if len(set(names)) < len(names):
-        raise InputError("name each once", field=flag, have=str(given)[:80])
+        raise InputError("give each name once", field=flag, have=str(given)[:80])
     return names
 
 

@@ -29,10 +29,12 @@ WIDE = 72
 
 
 @click.command()
-@click.option("--policy", metavar="NAME|FILE", help="Ask this policy of each round instead; nothing follows from it.")
-@click.option("--from", "after", type=WholeRange(1), metavar="REVISION", help="Compare rounds from here on.")
-@click.option("--until", type=WholeRange(1), metavar="REVISION", help="Go so far and no further.")
-@click.option("--anyway", is_flag=True, help="Compare also decisions of other versions of Poise.")
+@click.option(
+    "--policy", metavar="NAME|FILE", help="Use this policy for each round instead; its decisions have no effect."
+)
+@click.option("--from", "after", type=WholeRange(1), metavar="REVISION", help="First revision to compare.")
+@click.option("--until", type=WholeRange(1), metavar="REVISION", help="Last revision to compare.")
+@click.option("--anyway", is_flag=True, help="Also compare decisions of other versions of Poise.")
 @click.option("--export", "file", type=click.Path(path_type=Path), metavar="FILE", help="Write the log to a file.")
 @output.forms(*output.TEXT)
 @click.argument("log", required=False, type=click.Path(path_type=Path), metavar="[LOG]")
@@ -45,9 +47,9 @@ def replay(
     file: Path | None,
     form: str,
 ) -> int:
-    """Decide again what LOG has recorded, each round on what was known then, and compare: the same, or the first
-    difference. LOG is a home, its log.db, or an exported file; else it is that of this home, whether a control plane
-    runs or not. Ends with 1 where something is decided otherwise by the same policy.
+    """Repeat the decisions of LOG, each round from its recorded state, and show the first difference, if any. LOG is a
+    home, its log.db, or an exported file; the default is the log of this home, with or without a running control plane.
+    Exits with 1 if the same policy decides differently.
     """
     if file is not None:
         if policy is not None or after is not None or anyway:

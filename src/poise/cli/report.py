@@ -23,7 +23,7 @@ from poise.units import format_duration
 @click.argument("jobs", nargs=-1, metavar="[JOB...]")
 def report(jobs: tuple[str, ...], page: Path | None, form: str) -> int:
     """Report on each JOB, or on all: run times and waits, use of the nodes, a timeline of attempts, every decision with
-    its reason, failures, preemptions. Read from the log, whether a control plane runs or not.
+    its reason, failures, preemptions. It reads the log, with or without a running control plane.
     """
     if form == "json" and page == Path("-"):
         raise click.UsageError("`-o json` and `--html -` both want stdout")

@@ -41,16 +41,15 @@ _SHELL = re.compile(r"[\s|&;<>$`*?]")
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @asking
 @click.option("-q", "--quiet", is_flag=True, help="Do not forecast a deadline.")
-@click.option("--json", "as_json", is_flag=True, help="Print the finished job as JSON; what it writes goes to stderr.")
+@click.option("--json", "as_json", is_flag=True, help="Print the finished job as JSON; its output goes to stderr.")
 @click.argument("command", nargs=-1, required=True, metavar="[--] COMMAND...")
 def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> int:
-    """Run COMMAND when there is room, stream what it writes, and end with its exit code.
+    """Run COMMAND when there is room, stream its output, and exit with its exit code.
 
     Nothing needs to be started first. The command runs in this folder and keeps PATH, HOME, VIRTUAL_ENV, CONDA_* and
     LANG; pass on more with --env NAME. Ctrl-C cancels it. 125 means that Poise itself failed. A script (.sh, .bash,
-    .py) says what it needs in `#POISE` lines at its head.
-
-    A file or a pipe on standard input is passed on. -it gives the command this terminal; Ctrl-P Ctrl-Q detaches.
+    .py) declares its requirements in `#POISE` lines at its head. A file or a pipe on standard input is passed on. -it
+    gives the command this terminal; Ctrl-P Ctrl-Q detaches.
     """
     environ = dict(os.environ)
     spec, place = _asked_for(command, asked(flags, environ), environ)
@@ -110,7 +109,7 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
                 tried = ", ".join(f"{name}={value}" for name, value in task.sweep.items())
                 say(f"poise: {task.task}{f' ({tried})' if tried else ''} failed with {task.exit_code}")
         if code == NOT_FOUND and len(command) == 1 and _SHELL.search(command[0]):
-            say(f"poise: a shell would read it: `poise run -- sh -c {shlex.quote(command[0])}`")
+            say(f"poise: to use a shell: `poise run -- sh -c {shlex.quote(command[0])}`")
     return code
 
 
@@ -129,16 +128,14 @@ def _input(spec: dict[str, Any], as_json: bool) -> Source | None:
     """What the command is given, which changes what it asks for; None: nothing. Raises `SpecError`."""
     if spec.get("tty"):
         if as_json:
-            raise SpecError(
-                "a terminal shows what is written, and not JSON", field="--tty", hint="`--json` without `-t`"
-            )
+            raise SpecError("a terminal shows output, not JSON", field="--tty", hint="`--json` without `-t`")
         spec["tty"] = terminal_size()
         spec["env"] = terminal_variables() | spec["env"]
         return Terminal(holds=True)
     if not spec.get("stdin") and not comes_in(0):
         return None
     if not spec.get("stdin") and (spec.get("parts") or spec.get("sweep") or ".." in str(spec.get("workers", ""))):
-        say("poise: input is not passed on: it would be for one command, and there are several")
+        say("poise: input is not passed on, because there are several commands")
         return None
     spec["stdin"] = True
     return Giving(0)

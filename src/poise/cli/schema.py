@@ -10,13 +10,12 @@ from poise.model.document import near
 
 
 @click.command()
-@click.option("--list", "listing", is_flag=True, help="Name the kinds of files instead.")
+@click.option("--list", "listing", is_flag=True, help="List the kinds of files instead.")
 @output.forms(*output.ROWS)
 @click.argument("kind", required=False, metavar="[KIND]")
 def schema(kind: str | None, listing: bool, form: str) -> int:
-    """Print the JSON Schema of the files of a KIND: job (and graph), fleet, policy or devices.
-
-    Editors complete and check files by it. Nothing needs to be running.
+    """Print the JSON Schema of the files of a KIND: job (and graph), fleet, policy or devices. Editors use it to
+    complete and check files. It needs no control plane.
     """
     from poise.drivers.schemas import FILES, schema_of
 

@@ -37,22 +37,24 @@ DEFAULT_PORT = 8080
 
 @click.command()
 @needing
-@click.option("--name", metavar="NAME", help="Name of the service. [default: as the file with the class]")
-@click.option("--replicas", metavar="N|A..B", help="Processes that answer; of a range as many as pay. [default: 1]")
+@click.option("--name", metavar="NAME", help="Name of the service. [default: the name of the file with the class]")
+@click.option("--replicas", metavar="N|A..B", help="Number of replicas, or a range that follows the load. [default: 1]")
 @click.option("--objective", metavar="TIME", help="Latency that one answer in a hundred may exceed, e.g. 200ms.")
-@click.option("--batch", type=Whole(), metavar="N", help="Requests in one batch at most. [default: 64]")
-@click.option("--timeout", metavar="TIME", help="When a request is given up. [default: 30s]")
+@click.option("--batch", type=Whole(), metavar="N", help="Maximum number of requests in one batch. [default: 64]")
+@click.option("--timeout", metavar="TIME", help="Time limit of a request. [default: 30s]")
 @click.option("--python", metavar="PROGRAM", help="The interpreter of the replicas. [default: this one]")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
 @click.option(
     "--port", type=WholeRange(0, 65535), default=DEFAULT_PORT, show_default=True, metavar="N", help="0: a free one."
 )
 @click.option(
-    "--keys", metavar="home|FILE", help="Let in only requests with a key: a token of `poise token add`, or of a file."
+    "--keys",
+    metavar="home|FILE",
+    help="Accept only requests with a key: a token from `poise token add`, or a key of a file.",
 )
-@click.option("--insecure", is_flag=True, help="Listen beyond this machine without keys and TLS, e.g. behind a proxy.")
+@click.option("--insecure", is_flag=True, help="Listen for other machines without keys and TLS, e.g. behind a proxy.")
 @click.option(
-    "--cors", multiple=True, metavar="ORIGIN", help="Let pages of this site ask from a browser; `*`: of all sites."
+    "--cors", multiple=True, metavar="ORIGIN", help="Accept requests from pages of this site; `*`: of all sites."
 )
 @click.option("--host-name", multiple=True, metavar="NAME", help="Another name by which clients reach the gateway.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value once it listens: the address.")
@@ -68,12 +70,10 @@ def serve(
     host_name: tuple[str, ...],
     **flags: Any,
 ) -> int:
-    """Answer requests over HTTP with a model: a class with `predict(self, batch)`, or services from files; and stand
-    before servers that speak OpenAI's API, of a file with `upstreams:`.
-
-    Its replicas are jobs like any other, on devices if they ask for some. Requests are batched by what batches were
-    found to take; who cannot be answered within the objective is refused at once. Ask with POST /predict. Ctrl-C
-    answers what was accepted, and ends.
+    """Serve a model over HTTP: a class with `predict(self, batch)`, or services from files. A file with `upstreams:`
+    adds servers that speak OpenAI's API. Replicas are ordinary jobs, on devices if they request some. Batch sizes
+    follow measured durations; requests that would miss the objective get 503 at once. Send requests with POST /predict.
+    Ctrl-C answers the accepted requests, and exits.
     """
     given = [_declared(one, flags) for one in target]
     services = [one for one in given if isinstance(one, DeclaredService)]
@@ -81,7 +81,9 @@ def serve(
     names = [one.name for one in services]
     versions = names + [one.canary.name for one in services if one.canary is not None]
     if len(set(versions)) < len(versions):
-        raise InputError("two services have one name", field="--name", have=", ".join(versions), hint="name: another")
+        raise InputError(
+            "two services have the same name", field="--name", have=", ".join(versions), hint="name: another"
+        )
     if len(fronts) > 1:
         raise InputError("one file of upstreams at a time", have=str(len(fronts)), hint="list all in one `upstreams:`")
     if find_spec("aiohttp") is None:
@@ -161,11 +163,13 @@ def _entrance(
 
     for origin in cors:
         if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
-            raise InputError("this is no origin", field="--cors", have=origin[:80], hint="--cors https://app.example")
+            raise InputError(
+                "this is not an origin", field="--cors", have=origin[:80], hint="--cors https://app.example"
+            )
     is_here = ipaddress.ip_address(address.partition("%")[0]).is_loopback
     if not is_here and not insecure and keys is None:
         raise InputError(
-            "everybody in the network could ask these models",
+            "any client in the network could use these models",
             field="--host",
             need="--keys, so that a request needs a key",
             have=host,

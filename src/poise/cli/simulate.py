@@ -25,9 +25,9 @@ LONGEST = 40_000 * DAY
 
 FLAGS = (
     click.option(
-        "--fleet", required=True, type=click.Path(path_type=Path), metavar="FILE", help="The fleet it runs on."
+        "--fleet", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Fleet file of the simulation."
     ),
-    click.option("--format", "kind", metavar="NAME", help="Format of the trace. [default: found out]"),
+    click.option("--format", "kind", metavar="NAME", help="Format of the trace. [default: detected]"),
     click.option("--map", "columns", metavar="FIELD=COLUMN,…", help="Names of the columns of a CSV: `submit=created`."),
     click.option(
         "--throughputs",
@@ -35,22 +35,25 @@ FLAGS = (
         metavar="FILE|FOLDER",
         help="Rates of a trace of steps, or of elastic jobs.",
     ),
+    click.option("--elastic", is_flag=True, help="Let jobs take any size, if the trace has their scaling."),
+    click.option("--jobs", type=WholeRange(0), default=0, metavar="N", help="Use only the first N. [default: all]"),
     click.option(
-        "--elastic", is_flag=True, help="Jobs that could take any size do, where a trace knows how they scale."
+        "--load", type=Number(), default=1.0, metavar="X", help="Multiply the arrival rate by X. [default: 1]"
     ),
-    click.option("--jobs", type=WholeRange(0), default=0, metavar="N", help="The first N only. [default: all]"),
-    click.option("--load", type=Number(), default=1.0, metavar="X", help="Arrivals come X times as fast. [default: 1]"),
     click.option(
         "--know", type=click.Choice(KNOW), default="estimated", help="Knowledge of run times. [default: estimated]"
     ),
     click.option("--seed", type=WholeRange(0, 2**53), default=0, metavar="N", help="Random seed. [default: 0]"),
     click.option(
-        "--world", type=click.Path(path_type=Path), metavar="FILE", help="Cost of restarts, losses of nodes, …"
+        "--world",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="World file: costs of restarts, losses of nodes, …",
     ),
     click.option("--faults", multiple=True, metavar="NAME", help="A nemesis, by name or file. Repeatable."),
-    click.option("--until", metavar="TIME", help="Stop there: `30d`. [default: when all is over]"),
+    click.option("--until", metavar="TIME", help="Stop at this time: `30d`. [default: when all jobs are over]"),
     click.option(
-        "--every", metavar="TIME", help="Decide at multiples of this only: `360s`. [default: on every change]"
+        "--every", metavar="TIME", help="Decide only at multiples of this: `360s`. [default: on every change]"
     ),
     click.option("--strict", is_flag=True, help="Refuse a trace with a row that cannot be read."),
     click.option(
@@ -72,9 +75,7 @@ def trial_flags(function: Function) -> Function:
 @output.forms(*output.TEXT)
 @click.argument("trace", type=click.Path(path_type=Path))
 def simulate(policy: str, form: str, **flags: Any) -> int:
-    """Run TRACE on a fleet in virtual time, with the control plane and the policy that would decide live, and tell how
-    well it went.
-    """
+    """Run TRACE on a fleet in virtual time, with the live control plane and policy, and report its figures."""
     told = _compared(_asked(**flags), [policy], flags["report"])
     return output.show(lambda: _one(told), form, False)
 
@@ -85,7 +86,7 @@ def simulate(policy: str, form: str, **flags: Any) -> int:
 @output.forms("table", "wide", "json")
 @click.argument("trace", type=click.Path(path_type=Path))
 def compare(policies: str, form: str, **flags: Any) -> int:
-    """Run TRACE on a fleet in virtual time under each of several policies, and tell how well each went: a row each, or
+    """Run TRACE on a fleet in virtual time under each of several policies, and compare their figures: one row each, or
     one page with plots.
     """
     names = [name.strip() for name in policies.split(",") if name.strip()]
@@ -154,7 +155,7 @@ def parsed_time(text: str | None, flag: str) -> int:
     time = parse_or_raise(parse_duration, text, flag, LONGEST)
     if not time:
         raise SpecError(
-            "there has to be some time", code="E103", field=flag, need="1ns or more", have=text, hint=f"{flag} 1h"
+            "the time must be above 0", code="E103", field=flag, need="1ns or more", have=text, hint=f"{flag} 1h"
         )
     return time
 
@@ -172,7 +173,7 @@ def _compared(asked: "Asked", policies: Sequence[str], report: Path | None) -> "
     for reason, count in told.skipped.items():
         say(f"poise: {count:,} of the trace left out: {reason}")
     for failure in told.failed:
-        say(f"poise: the trial of `{failure.policy}` came to no end\n")
+        say(f"poise: the trial of `{failure.policy}` failed\n")
         show_error(from_record(failure.error, 0), as_json=False)
         say("")
     for trial in told.trials:

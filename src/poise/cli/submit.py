@@ -28,7 +28,7 @@ FILE_ENDINGS = (".yaml", ".yml", ".json")
     "--if-revision",
     type=WholeRange(min=0),
     metavar="N",
-    help="Only if nothing has happened since revision N, which `poise plan` told.",
+    help="Submit only if nothing has changed since revision N from `poise plan`.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print the id and nothing else; do not forecast a deadline.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
@@ -37,10 +37,10 @@ def submit(source: tuple[str, ...], if_revision: int | None, quiet: bool, as_jso
     """Submit a job or graph from FILE.yaml, a SCRIPT (.sh, .bash, .py), or a command after `--`, print its id, and
     return.
 
-    Without a control plane, the file is checked first and then one is started, which stays until no job is left.
-    With --every or --cron it makes a schedule and prints its id: see `poise schedules`.
-    Only what is declared reaches the command: an environment variable with the value `null` is taken from here. Paths
-    are relative to the file's folder. A script says what it needs in `#POISE` lines at its head. Flags override both.
+    If no control plane runs, Poise checks the file first and then starts one, which ends when no job is left. With
+    --every or --cron, Poise makes a schedule and prints its id: see `poise schedules`. The command gets only declared
+    environment variables; a value of `null` copies the variable from this shell. Paths are relative to the file's
+    folder. A script declares its requirements in `#POISE` lines at its head. Flags override both.
     """
     spec, place = asked_for(source, flags)
     with told_as_flags(flags), located(place):

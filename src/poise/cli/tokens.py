@@ -21,19 +21,19 @@ ROLES = ("viewer", "submitter", "operator", "admin", "node")
 
 @click.group()
 def token() -> None:
-    """Let others in: each token is bound to a tenant and a role.
+    """Create, list and revoke tokens. Each is bound to a tenant and a role.
 
-    A viewer sees the work of its tenant, a submitter submits and cancels it. An operator sees and cancels that of all
-    tenants and drains nodes; an admin gives tokens and quotas. A node is a machine that offers itself, and may do
-    nothing else. Commands of every tenant run as the user who started Poise.
+    A viewer sees the work of its tenant, a submitter submits and cancels it. An operator sees and cancels the work of
+    all tenants and drains nodes; an admin creates tokens and sets quotas. A node is a machine that offers itself, and
+    may do nothing else. Commands of every tenant run as the user who started Poise.
     """
 
 
 @token.command()
-@click.option("--tenant", required=True, metavar="NAME", help="Whose work it is for.")
+@click.option("--tenant", required=True, metavar="NAME", help="Tenant of the token.")
 @click.option("--role", required=True, type=click.Choice(ROLES), help="Role of the token.")
 @click.option("--name", default="", metavar="NAME", help="Name of its holder, for the audit.")
-@click.option("--expires", metavar="TIME", help="How long it is good for, e.g. 30d. [default: until it is revoked]")
+@click.option("--expires", metavar="TIME", help="Lifetime, e.g. 30d. [default: until it is revoked]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def add(tenant: str, role: str, name: str, expires: str | None, as_json: bool) -> int:
     """Create a token. It is shown once; Poise stores only its hash."""
@@ -42,15 +42,15 @@ def add(tenant: str, role: str, name: str, expires: str | None, as_json: bool) -
         print_json({**msgspec.to_builtins(made), "secret": secret})
         return 0
     click.echo(secret)
-    say(f"poise: this is {made.id}, {role} of {tenant}; it is shown this once")
+    say(f"poise: this is {made.id}, {role} of {tenant}; it is shown only once")
     return 0
 
 
 @token.command()
-@click.option("--all", "everything", is_flag=True, help="Also the latest that were revoked.")
+@click.option("--all", "everything", is_flag=True, help="Also list the latest revoked tokens.")
 @output.rows
 def ls(everything: bool, form: str, watch: bool) -> int:
-    """List the tokens that were given; the one of this home is not among them."""
+    """List the created tokens, without the token of this home."""
     client = connected(current_home())
     return output.show(lambda: _tokens_shown(client.tokens(), everything), form, watch)
 
@@ -75,7 +75,7 @@ def _tokens_shown(tokens: list[TokenReport], everything: bool) -> Shown:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("tokens", nargs=-1, required=True, metavar="TOKEN...")
 def rm(tokens: tuple[str, ...], as_json: bool) -> int:
-    """Revoke every TOKEN, by its id: nobody gets in with it any more. Its submitted jobs keep running."""
+    """Revoke every TOKEN, by its id. Its submitted jobs keep running."""
     client = connected(current_home())
     for one in tokens:
         client.revoke_token(one)
@@ -91,7 +91,7 @@ def rm(tokens: tuple[str, ...], as_json: bool) -> int:
 def whoami(as_json: bool) -> int:
     """Show the tenant and the role of the token that commands use here.
 
-    It is POISE_TOKEN, else what the file POISE_TOKEN_FILE holds, else the token of the home, which is admin.
+    It is POISE_TOKEN, else the content of the file POISE_TOKEN_FILE, else the token of the home, which is admin.
     """
     told = connected(current_home()).whoami()
     if as_json:
@@ -103,8 +103,8 @@ def whoami(as_json: bool) -> int:
 
 
 @click.command()
-@click.option("--after", type=Whole(), default=0, metavar="REVISION", help="Only what came after this revision.")
-@click.option("--refused", is_flag=True, help="Requests that were refused since the control plane started instead.")
+@click.option("--after", type=Whole(), default=0, metavar="REVISION", help="Only events after this revision.")
+@click.option("--refused", is_flag=True, help="List refused requests since the start of the control plane instead.")
 @output.rows
 def audit(after: int, refused: bool, form: str, watch: bool) -> int:
     """List changes and who made them, from the log: submissions, cancellations, drained nodes, quotas, tokens,

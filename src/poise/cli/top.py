@@ -75,9 +75,10 @@ def _is_here(task: TaskUse) -> bool:
 
 @click.command()
 @forms(*TEXT)
-@click.option("--once", is_flag=True, help="Print one frame; so it is where there is no terminal, too.")
+@click.option("--once", is_flag=True, help="Print one frame; this is the default without a terminal.")
 def top(once: bool, form: str) -> int:
-    """Show nodes and their use, what runs, what waits and why, and how much starts and ends, every second.
+    """Show nodes and their use, running and waiting work with its reasons, and the rates of starts and ends, every
+    second.
 
     Arrows scroll, `q` ends it.
     """

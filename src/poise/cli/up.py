@@ -62,18 +62,18 @@ def own_home() -> Home:
 @click.option(
     "--decide-within",
     metavar="DURATION",
-    help="How long a policy that does not ship with Poise may take over a round. [default: 1s]",
+    help="Time limit per round for a policy that does not ship with Poise. [default: 1s]",
 )
 @click.option(
     "--outage-hold",
     metavar="DURATION",
-    help="While most nodes are silent, keep their work in place for this long at most. 0: give them up at once. "
+    help="While most nodes are silent, keep their work in place for at most this long. 0: declare them lost at once. "
     "[default: 1m]",
 )
 @click.option(
     "--outage-settle",
     metavar="DURATION",
-    help="Time after an outage in which the remaining nodes can come back. [default: 10s with --listen, else 3s]",
+    help="Time for the remaining nodes to come back after an outage. [default: 10s with --listen, else 3s]",
 )
 @click.option(
     "--port", type=Whole(), default=None, metavar="N", help="Loopback port of the API. [default: 7717, or a free one]"
@@ -89,18 +89,18 @@ def own_home() -> Home:
     "--share",
     type=click.Path(path_type=Path),
     metavar="SOCKET",
-    help="Also listen on a socket here, to which other users of this machine may connect with tokens of theirs.",
+    help="Also listen on a socket here, for other users of this machine with their own tokens.",
 )
 @click.option(
     "--listen",
     metavar="HOST:PORT",
-    help="Also listen to other machines here, by TLS: to commands with a token, and to nodes. [e.g. 0.0.0.0:7718]",
+    help="Also listen here for other machines, over TLS: for commands with a token, and for nodes. [e.g. 0.0.0.0:7718]",
 )
 @click.option(
     "--on",
     metavar="ray[:ADDRESS]",
-    help="Take the machines of a Ray cluster as nodes instead of this machine, with what is free there; without an "
-    "address one of this machine alone is started. Kept for this home.",
+    help="Use the free resources of a Ray cluster's machines as nodes instead of this machine. Without an address, "
+    "start a Ray on this machine only. Kept for this home.",
 )
 @click.option("--no-fleet", is_flag=True, help="Start this machine again instead of declared nodes or a Ray cluster.")
 @click.option(
@@ -117,13 +117,13 @@ def own_home() -> Home:
     help="Add a machine as a node: install the same version of Poise there by ssh, and start its agent. Repeatable; "
     "needs --listen.",
 )
-@click.option("--no-agent", is_flag=True, help="Run nothing on this machine: it only decides, or stands by to.")
+@click.option("--no-agent", is_flag=True, help="Run no work on this machine: it only schedules, or stands by.")
 @click.option(
     "--reset",
     is_flag=True,
     help="Forget the flags kept from earlier starts, except --fleet, --on and --store.",
 )
-@click.option("--foreground", is_flag=True, help="Stay in this terminal, as a service manager wants it.")
+@click.option("--foreground", is_flag=True, help="Stay in this terminal, for a service manager.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def up(
     policy: str | None,
@@ -145,8 +145,8 @@ def up(
 ) -> int:
     """Start the control plane and the agent of this machine, or of a declared fleet's nodes, and keep them alive.
 
-    All flags are kept for this home: a later `poise up` starts with them too, unless it is given others, --no-fleet or
-    --reset. While Poise is up, another policy decides from then on, and another fleet is refused with exit code 1:
+    All flags are kept for this home: a later `poise up` uses them too, unless you give others, --no-fleet or --reset.
+    While Poise is up, `--policy` changes its policy at once, and another fleet is refused with exit code 1: run
     `poise down --leave` first. Running work continues.
     """
     if sum(map(bool, (fleet_file, on, no_fleet))) > 1:
@@ -200,7 +200,7 @@ def up(
         _wait_for_ray(home, 0.0 if already else START_SECONDS)
     if late:
         counts = "counts" if len(late) == 1 else "count"
-        say(f"poise: it was up already; {typed(flags, *late)} {counts} from the next start: `poise down --leave` first")
+        say(f"poise: it is up already; {typed(flags, *late)} {counts} from the next start: `poise down --leave` first")
     if machines:
         _add_machines(client, home, machines)
     if as_json:
@@ -221,7 +221,9 @@ def _add_machines(client: Client, home: Home, machines: Sequence[str]) -> None:
     address = address_of(home)
     if not address:
         hint = "`poise down --leave`, then `poise up --listen 0.0.0.0:7718 --ssh …`"
-        raise InputError("other machines are not listened to", field="--ssh", need="--listen", hint=hint)
+        raise InputError(
+            "the control plane does not listen for other machines", field="--ssh", need="--listen", hint=hint
+        )
     add_machines(client, address, machines)
 
 
@@ -282,7 +284,7 @@ def _wait_for_ray(home: Home, seconds: float) -> None:
     try:
         fault = answer_of_ray(home)
     except FileNotFoundError:
-        say("poise: nothing is known of Ray yet: `poise doctor` tells")
+        say("poise: Ray has not answered yet: see `poise doctor`")
         return
     if fault is not None:
         raise fault
@@ -383,9 +385,9 @@ def _settle_ray(home: Home, on: str | None, listen: str | None, *, gone: bool) -
     if on is not None:
         engine, _, address = on.partition(":")
         if engine != "ray":
-            raise InputError("this is no cluster that Poise knows", field="--on", need="ray[:ADDRESS]", have=on)
+            raise InputError("Poise does not know this kind of cluster", field="--on", need="ray[:ADDRESS]", have=on)
         if find_spec("ray") is None:
-            raise InputError("Ray is not installed here", field="--on", have=on, hint=extra("ray"))
+            raise InputError("Ray is not installed", field="--on", have=on, hint=extra("ray"))
         there = f"{'0.0.0.0' if address else '127.0.0.1'}:{LISTEN_PORT}"  # noqa: S104 — with TLS, and tokens
         wanted = OnRay(address=address, listen=listen or (kept.listen if kept and kept.address == address else there))
     if wanted == kept:
@@ -466,7 +468,7 @@ def _settle_store(home: Home, store: str | None) -> None:
     try:
         check_store(store)  # what is wrong with it is seen here
     except StoreAway as error:  # and is waited for by nobody
-        error.record = msgspec.structs.replace(error.record, hint="see that it runs, then `poise up` again")
+        error.record = msgspec.structs.replace(error.record, hint="make sure that it runs, then `poise up` again")
         raise
     ensure_home(home)
     write_whole(home.store, f"{store}\n".encode(), mode=0o600)  # it may hold a password
@@ -474,10 +476,10 @@ def _settle_store(home: Home, store: str | None) -> None:
 
 @click.command()
 @click.option("--cancel", "cancel_jobs", is_flag=True, help="Cancel unfinished jobs first.")
-@click.option("--leave", is_flag=True, help="Let running commands continue; the next `poise up` takes them over.")
+@click.option("--leave", is_flag=True, help="Let running commands continue; the next `poise up` adopts them.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
-    """Stop the control plane and the agents. Refuses while jobs are unfinished, unless told what to do with them."""
+    """Stop the control plane and the agents. Refuses while jobs are unfinished, unless --cancel or --leave is given."""
     home = own_home()
     nodes = [home.node / "lock", *sorted(home.nodes.glob("*/lock"))]
     was_up = running_here(home) or supervised(home) or any(map(is_held, (*nodes, home.ray / "lock")))
@@ -564,9 +566,9 @@ def _count_unfinished(client: Client, home: Home) -> int:
         if home.left.exists():
             return 0  # it was about to leave for want of work, and has left
         raise Unreachable(
-            "no control plane answers, so nobody knows what is unfinished",
+            "no control plane answers, so the unfinished jobs are unknown",
             have=error.record.have,
-            hint="`poise down --leave` stops what is left of it, `poise up` brings it back",
+            hint="`poise down --leave` stops its remaining processes, `poise up` restarts it",
         ) from None
 
 

@@ -27,16 +27,23 @@ CLASSES = tuple(priority.name.lower() for priority in Priority)
 
 
 @click.command()
-@click.option("--policy", metavar="NAME|FILE", help="Another policy decides.")
+@click.option("--policy", metavar="NAME|FILE", help="Scheduling policy of the scenario.")
 @click.option(
-    "--add", multiple=True, metavar="NxMODEL", help="Devices that are not there: 2xA100-80, or 2xNODE. Repeatable."
+    "--add", multiple=True, metavar="NxMODEL", help="Additional devices or nodes: 2xA100-80, or 2xNODE. Repeatable."
 )
-@click.option("--without", multiple=True, metavar="NODE", help="This node is lost. Repeatable.")
-@click.option("--priority", multiple=True, metavar="JOB=CLASS", help="JOB is urgent, high, medium or low. Repeatable.")
+@click.option("--without", multiple=True, metavar="NODE", help="Remove this node. Repeatable.")
+@click.option(
+    "--priority",
+    multiple=True,
+    metavar="JOB=CLASS",
+    help="Priority class of JOB: urgent, high, medium or low. Repeatable.",
+)
 @click.option("--from", "log", metavar="LOG|live", help="Replay LOG from its beginning instead. [default: live]")
-@click.option("--futures", type=WholeRange(2, 10_000), metavar="N", help="Follow N pairs of futures. [default: 50]")
+@click.option(
+    "--futures", type=WholeRange(2, 10_000), metavar="N", help="Number of pairs of simulated futures. [default: 50]"
+)
 @click.option("--budget", metavar="TIME", help="Maximum time for the simulation. [default: 10s]")
-@click.option("--seed", type=WholeRange(0, 2**53), default=0, metavar="N", help="Draw other run times.")
+@click.option("--seed", type=WholeRange(0, 2**53), default=0, metavar="N", help="Random seed of the run times.")
 @output.forms(*output.TEXT)
 @click.argument("jobs", nargs=-1, metavar="[JOB]...")
 def what_if(
@@ -51,11 +58,9 @@ def what_if(
     seed: int,
     form: str,
 ) -> int:
-    """Compare what is to come with what would come if something were otherwise; of each JOB (id, name, or JOB.TASK)
-    and of all work. Nothing is changed.
-
-    Both futures of a pair have the same run times. With --from what a log has recorded is run once as it was and once
-    changed: a home, its log.db, or an exported file.
+    """Compare the forecast with a what-if scenario, for each JOB (id, name, or JOB.TASK) and for all work. Nothing is
+    changed. Both futures of a pair have the same run times. With --from, simulate the jobs of a log (a home, its
+    log.db, or an exported file) once unchanged and once changed.
     """
     if not (policy or add or without or priority):
         raise click.UsageError(
@@ -139,7 +144,7 @@ def _priorities(ledger: "Ledger", given: tuple[str, ...]) -> dict[str, Priority]
         name, equals, priority = text.rpartition("=")
         if not equals or priority not in CLASSES:
             raise SpecError(
-                "this gives no job a priority",
+                "this does not set a priority of a job",
                 field="--priority",
                 need=f"JOB={'|'.join(CLASSES)}",
                 have=text[:80],
@@ -148,7 +153,7 @@ def _priorities(ledger: "Ledger", given: tuple[str, ...]) -> dict[str, Priority]
         target = target_of(ledger, name)
         if target.called != target.job.id:
             raise NotFound(
-                "a job has one priority as a whole here",
+                "here, a job has one priority for all its tasks",
                 field="--priority",
                 have=name,
                 hint=f"--priority {target.job.id}=high",

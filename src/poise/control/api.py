@@ -328,13 +328,13 @@ def make_app(
     async def health() -> dict[str, bool]:
         return {"ready": True, "accepting": plane.accepting}
 
-    @routes.get("/v1/authority", summary="The certificate by which other machines know this one")
+    @routes.get("/v1/authority", summary="The certificate of this home's authority")
     async def authority_certificate() -> Content:
         if not authority:
             raise NotFound("no other machine is listened to", hint="`poise up --listen HOST:PORT`")
         return Content(authority, "application/x-pem-file")
 
-    @routes.get("/v1/status", summary="The control plane at a glance", role=VIEWER)
+    @routes.get("/v1/status", summary="Status of the control plane", role=VIEWER)
     async def status(bearer: Bearer) -> StatusReport:
         ledger = await plane.settled()
         controller = plane.controller
@@ -351,7 +351,7 @@ def make_app(
 
     @routes.get(
         "/v1/overview",
-        summary="Everything at a glance: the fleet, what runs, what waits and why, and rates",
+        summary="Overview: the fleet, running work, waiting work with its reasons, and rates",
         role=VIEWER,
     )
     async def everything_at_a_glance(bearer: Bearer) -> Overview:
@@ -359,7 +359,7 @@ def make_app(
         told = overview(ledger, plane.clock.now(), controller.load_of, plane.rates(), bearer, accepting=plane.accepting)
         return Sight(ledger, bearer).only(told)
 
-    @routes.get("/v1/whoami", summary="Who asks: the tenant and the role of the token", role=VIEWER)
+    @routes.get("/v1/whoami", summary="The tenant and the role of the token", role=VIEWER)
     async def whoami(bearer: Bearer) -> WhoReport:
         return who_report(await plane.settled(), bearer)
 
@@ -404,7 +404,7 @@ def make_app(
 
     @routes.get(
         "/v1/jobs/{name}",
-        summary="One job with its tasks, or some of them; `wait` seconds for them to be over",
+        summary="One job with its tasks, or some of them; `wait` at most this many seconds until they are over",
         role=VIEWER,
     )
     async def job(bearer: Bearer, name: str, wait: float = 0.0) -> JobReport:
@@ -417,7 +417,7 @@ def make_app(
 
     @routes.post(
         "/v1/jobs/{name}/cancel",
-        summary="Cancel a job, or some of its tasks; what runs gets SIGTERM, then SIGKILL",
+        summary="Cancel a job, or some of its tasks; running tasks get SIGTERM, then SIGKILL",
         status=202,
         role=SUBMITTER,
     )
@@ -426,7 +426,7 @@ def make_app(
 
     @routes.post(
         "/v1/jobs/{name}/hold",
-        summary="Put a job on hold: what of it has not started does not start; what runs goes on",
+        summary="Put a job on hold: waiting tasks do not start; running tasks continue",
         status=202,
         role=SUBMITTER,
     )
@@ -435,7 +435,7 @@ def make_app(
 
     @routes.post(
         "/v1/jobs/{name}/release",
-        summary="Let a job go on that is on hold",
+        summary="Release a job that is on hold",
         status=202,
         role=SUBMITTER,
     )
@@ -444,7 +444,7 @@ def make_app(
 
     @routes.post(
         "/v1/jobs/{name}/change",
-        summary="Change fields of a job, or of some of its tasks, that is not over",
+        summary="Change fields of an unfinished job, or of some of its tasks",
         status=202,
         role=SUBMITTER,
     )
@@ -456,7 +456,7 @@ def make_app(
 
     @routes.post(
         "/v1/jobs/{name}/retry",
-        summary="Submit anew what of a job that is over was not done",
+        summary="Submit the unfinished part of an ended job again",
         status=201,
         role=SUBMITTER,
     )
@@ -465,7 +465,7 @@ def make_app(
 
     @routes.post(
         "/v1/cancel",
-        summary="Cancel all unfinished jobs that the bearer sees; what runs gets SIGTERM, then SIGKILL",
+        summary="Cancel all unfinished jobs that the bearer sees; running tasks get SIGTERM, then SIGKILL",
         status=202,
         role=SUBMITTER,
     )
@@ -504,7 +504,7 @@ def make_app(
 
     @routes.get(
         "/v1/jobs/{name}/explanation",
-        summary="Why a job waits and what frees it, or why it is where it is",
+        summary="Why a job waits and what would start it, or the reason for its placement",
         role=VIEWER,
     )
     async def explanation(bearer: Bearer, name: str, all_: bool = False) -> Explanation:
@@ -517,7 +517,7 @@ def make_app(
 
     @routes.get(
         "/v1/jobs/{name}/deadline",
-        summary="How likely a job, or some of its tasks, meet their deadlines; takes some seconds",
+        summary="The chance that a job, or some of its tasks, meet their deadlines; takes some seconds",
         role=VIEWER,
     )
     async def deadline(bearer: Bearer, name: str) -> DeadlineForecast:
@@ -544,7 +544,7 @@ def make_app(
 
     @routes.post(
         "/v1/plan",
-        summary="What would happen if a job were submitted now; nothing changes",
+        summary="The effects of submitting a job now; nothing changes",
         status=200,
         role=VIEWER,
     )
@@ -576,8 +576,8 @@ def make_app(
 
     @routes.get(
         "/v1/jobs/{name}/logs",
-        summary="What a job wrote, and when, as lines of JSON; `follow` until it ends, from the last `tail` lines on, "
-        "or from a time on (`since`, in seconds since 1970); of a gang all, or one `rank`",
+        summary="The output of a job with its times, as lines of JSON; `follow` until it ends, from the last `tail` "
+        "lines on, or from a time on (`since`, in seconds since 1970); of a gang all, or one `rank`",
         role=VIEWER,
     )
     async def logs(
@@ -596,7 +596,7 @@ def make_app(
 
     @routes.post(
         "/v1/jobs/{name}/input",
-        summary="Give a task a piece of its standard input, and tell how much of it was taken",
+        summary="Send a task a piece of its standard input; the answer says how much was accepted",
         status=200,
         role=SUBMITTER,
     )
@@ -621,8 +621,7 @@ def make_app(
 
     @routes.post(
         "/v1/jobs/{name}/exec",
-        summary="Run a command beside a running task, and stream what it writes, as lines of JSON; it ends with the "
-        "request",
+        summary="Run a command beside a running task, and stream its output as lines of JSON; it ends with the request",
         status=200,
         role=SUBMITTER,
     )
@@ -640,7 +639,7 @@ def make_app(
 
     @routes.post(
         "/v1/exec/{name}/input",
-        summary="Give a command that runs beside a task a piece of its standard input",
+        summary="Send a command beside a task a piece of its standard input",
         status=200,
         role=SUBMITTER,
     )
@@ -653,7 +652,7 @@ def make_app(
 
     @routes.get(
         "/v1/nodes",
-        summary=f"Nodes by name, what they have and what is taken: the first {PAGE}, or those `after` a name",
+        summary=f"Nodes by name, with their resources and used amounts: the first {PAGE}, or those `after` a name",
         role=VIEWER,
     )
     async def nodes(
@@ -669,7 +668,7 @@ def make_app(
 
     @routes.get(
         "/v1/profiles",
-        summary=f"How busy nodes have been, and what that says: one `node`, or the first {PROFILED}",
+        summary=f"Load history of nodes, with advice: one `node`, or the first {PROFILED}",
         role=VIEWER,
     )
     async def profiles(node: str = "") -> list[NodeProfile]:
@@ -679,7 +678,7 @@ def make_app(
 
     @routes.get(
         "/v1/names/{kind}",
-        summary="Names of kind job, node, tenant or schedule that begin as `typed`, to complete them",
+        summary="Names of kind job, node, tenant or schedule that begin with `typed`, for completion",
         role=VIEWER,
     )
     async def names(bearer: Bearer, kind: NameKind, typed: str = "") -> list[str]:
@@ -687,7 +686,7 @@ def make_app(
 
     @routes.post(
         "/v1/nodes/{name}/drain",
-        summary="Close a node, or a device of it (`n1:0`), to new work and move what runs there, or open it again",
+        summary="Close a node, or a device of it (`n1:0`), to new work and move its running work, or open it again",
         status=202,
         role=OPERATOR,
     )
@@ -699,7 +698,7 @@ def make_app(
 
     @routes.post(
         "/v1/nodes/lost",
-        summary="Give nodes up, where what runs them says that they are gone; most of a fleet only if they stay away",
+        summary="Declare nodes lost that their engine reports as gone; most of a fleet only if they stay away",
         status=202,
         role=OPERATOR,
     )
@@ -708,7 +707,7 @@ def make_app(
 
     @routes.post(
         "/v1/nodes/lend",
-        summary="Preempt what runs on the one of these nodes that loses least, since others wait for its machine",
+        summary="Preempt the work on the one of these nodes that loses least, because others wait for its machine",
         status=202,
         role=OPERATOR,
     )
@@ -746,13 +745,13 @@ def make_app(
     async def remove_schedule(bearer: Bearer, name: str) -> ScheduleChanged:
         return ScheduleChanged(await plane.request(lambda number: machine.RemoveSchedule(number, name, bearer)))
 
-    @routes.get("/v1/quotas", summary="What tenants may hold at once, and what they hold", role=VIEWER)
+    @routes.get("/v1/quotas", summary="Quotas of tenants, and their use", role=VIEWER)
     async def quotas(bearer: Bearer) -> list[QuotaReport]:
         return Sight(await plane.settled(), bearer).quotas()
 
     @routes.put(
         "/v1/quotas/{tenant}",
-        summary="Bound what the work of a tenant may hold at once",
+        summary="Set the quota of a tenant",
         status=202,
         role=ADMIN,
     )
@@ -765,7 +764,7 @@ def make_app(
 
     @routes.delete(
         "/v1/quotas/{tenant}",
-        summary="Let the work of a tenant hold what there is",
+        summary="Remove the quota of a tenant",
         status=202,
         role=ADMIN,
     )
@@ -778,7 +777,7 @@ def make_app(
     async def policy_in_charge() -> PolicyReport:
         return policy_report(await plane.settled())
 
-    @routes.put("/v1/policy", summary="Let another policy decide from now on", status=202, role=ADMIN)
+    @routes.put("/v1/policy", summary="Change the policy", status=202, role=ADMIN)
     async def set_policy(bearer: Bearer, data: PolicyRequest) -> PolicyReport:
         plane.check_leading()
         choice = chosen(data)
@@ -788,29 +787,29 @@ def make_app(
         forget_policy(home)
         return policy_report(await plane.settled())
 
-    @routes.get("/v1/shadow", summary="The policy in shadow, and how it compares", role=OPERATOR)
+    @routes.get("/v1/shadow", summary="The shadow policy, and its comparison", role=OPERATOR)
     async def shadow() -> ShadowReport:
         return deciders.shadow()
 
-    @routes.put("/v1/shadow", summary="Ask a policy beside the one that decides", status=202, role=ADMIN)
+    @routes.put("/v1/shadow", summary="Start a shadow policy", status=202, role=ADMIN)
     async def cast_shadow(data: PolicyRequest) -> ShadowReport:
         plane.check_leading()
         await deciders.cast(chosen(data))
         return deciders.shadow()
 
-    @routes.delete("/v1/shadow", summary="Ask no policy beside the one that decides", status=202, role=ADMIN)
+    @routes.delete("/v1/shadow", summary="Stop the shadow policy", status=202, role=ADMIN)
     async def end_shadow() -> ShadowReport:
         told = deciders.shadow()
         await deciders.cast(None)
         return told
 
-    @routes.get("/v1/tokens", summary="Tokens that were given, the latest revoked ones included", role=ADMIN)
+    @routes.get("/v1/tokens", summary="Created tokens, including the latest revoked ones", role=ADMIN)
     async def tokens() -> list[TokenReport]:
         ledger = await plane.settled()
         now = plane.clock.now()
         return [token_report(ledger, of, now) for of in sorted(ledger.tokens.values(), key=_in_order)]
 
-    @routes.post("/v1/tokens", summary="Let a token in, by the hash of its secret", status=201, role=ADMIN)
+    @routes.post("/v1/tokens", summary="Create a token, by the hash of its secret", status=201, role=ADMIN)
     async def add_token(bearer: Bearer, data: TokenRequest) -> TokenReport:
         check_name(data.tenant, "tenant")
         if data.name:
@@ -853,7 +852,7 @@ def make_app(
         stream = _event_stream(plane, _resumed(request, after), shown, lambda: gate.stands(bearer), follow=follow)
         return Stream(stream, "text/event-stream")
 
-    @routes.get("/v1/audit", summary="What was changed by whom, as server-sent events, from `after` on", role=ADMIN)
+    @routes.get("/v1/audit", summary="Changes with their authors, as server-sent events, from `after` on", role=ADMIN)
     async def audit(bearer: Bearer, request: Request, after: Revision = -1, follow: bool = True) -> Stream:
         def shown(revision: int, event: Event) -> AuditReport | None:
             return audit_report(plane.ledger, revision, event) if isinstance(event, AUDITED) else None
@@ -861,11 +860,11 @@ def make_app(
         stream = _event_stream(plane, _resumed(request, after), shown, lambda: gate.stands(bearer), follow=follow)
         return Stream(stream, "text/event-stream")
 
-    @routes.get("/v1/refusals", summary="Requests that were refused, counted, and the latest of them", role=ADMIN)
+    @routes.get("/v1/refusals", summary="Number of refused requests, and the latest of them", role=ADMIN)
     async def refusals() -> RefusalsReport:
         return gate.refusals()
 
-    @routes.post("/v1/shutdown", summary="Stop the control plane; running work goes on", status=202, role=ADMIN)
+    @routes.post("/v1/shutdown", summary="Stop the control plane; running work continues", status=202, role=ADMIN)
     async def shutdown(bearer: Bearer) -> dict[str, bool]:
         with contextlib.suppress(StoreFull, NotLeading):  # it cannot be recorded then, and is done all the same
             await plane.request(lambda request: machine.AskToStop(request, bearer))
@@ -874,7 +873,7 @@ def make_app(
 
     @routes.post(
         "/v1/stay",
-        summary="Stay up when no job is left, if started only for as long as there is one",
+        summary="Stay up when no job is left, also if started only for a job",
         status=202,
         role=ADMIN,
     )

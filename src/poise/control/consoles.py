@@ -82,7 +82,7 @@ class Consoles:
     ) -> AsyncIterator[ExecLine]:
         """Run a command beside an attempt on this node, for as long as somebody reads what it writes. Raises `Busy`."""
         if len(self._running) >= MOST:
-            raise Busy("too many commands run beside others", need=f"at most {MOST}", hint="end some of them")
+            raise Busy("too many commands run beside tasks", need=f"at most {MOST}", hint="end some of them")
         running = Running(f"x{secrets.token_hex(12)}", node, bearer)
         self._running[running.name] = running
         order = Exec(name=running.name, attempt=attempt, argv=argv, env=env, stdin=stdin, tty=tty)

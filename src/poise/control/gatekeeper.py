@@ -77,7 +77,7 @@ class Gatekeeper:
             field="Authorization",
             need=need,
             have=bearer.role.name.lower(),
-            hint="`poise whoami` tells what yours may do",
+            hint="`poise whoami` shows the role of yours",
         )
         self.refused(error, path, bearer)
         raise error

@@ -283,7 +283,7 @@ class NodeChannel:
             self._told_crowded = until
             self._plane.post(machine.Crowded(until))
         seconds = -(-wait // SECOND)
-        error = Busy("too many nodes come at once", need=f"another try after {seconds} s", hint="the agent waits")
+        error = Busy("too many nodes connect at once", need=f"another try after {seconds} s", hint="the agent waits")
         await refuse(scope, send, error, retry_after=seconds)
 
     async def _converse(self, scope: Scope, receive: Receive, send: Send, joined: Joined) -> None:
@@ -594,8 +594,12 @@ def _answering(done: Done, note: str, key_of: KeyOf) -> Answer:
 
 
 def not_json(error: Exception) -> PoiseError:
-    return SpecError("this is no submission", code="E101", have=str(error), hint='{"spec": {"run": ["echo", "hello"]}}')
+    return SpecError(
+        "this is not a submission", code="E101", have=str(error), hint='{"spec": {"run": ["echo", "hello"]}}'
+    )
 
 
 def _too_long() -> PoiseError:
-    return InputError("a line is too long", code="E140", need=f"at most {MAX_BODY} bytes", hint="one submission a line")
+    return InputError(
+        "a line is too long", code="E140", need=f"at most {MAX_BODY} bytes", hint="one submission per line"
+    )

@@ -121,8 +121,8 @@ class Plane(Host):
             hint = "set POISE_CONTROL to the sockets and addresses of all"
             raise NotLeading("this control plane stands by", need=self.behind, hint=hint)
         if self.away:
-            raise NotLeading(f"nobody is known to lead: {self.away}", hint="retry when the store answers")
-        raise NotLeading("this control plane stands by, and nobody leads yet", hint="retry: one will lead soon")
+            raise NotLeading(f"the leader is unknown: {self.away}", hint="retry when the store answers")
+        raise NotLeading("this control plane stands by, and there is no leader yet", hint="retry: one will lead soon")
 
     def start_from(self, ledger: Ledger) -> None:
         """Stand by with this ledger: what lies between it and what was known is no longer in the log."""
@@ -166,7 +166,7 @@ class Plane(Host):
     def _check_lease(self) -> None:
         """One that stood still while another took the lead says nothing any more."""
         if not self._leads():
-            leave(NotLeading("the lease has run out"))
+            leave(NotLeading("the lease has expired"))
 
     # --- messages ----------------------------------------------------------------------------------------------------
 

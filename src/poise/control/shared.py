@@ -183,7 +183,7 @@ class Shared(NamedTuple):
         last, known = await asyncio.to_thread(self.store.lead, term), plane.ledger.revision
         if last != known:
             raise Conflict(
-                "the log ends before what was read of it", code="E204", need=f"revision {known}", have=f"{last}"
+                "the log ends before the revision that was read", code="E204", need=f"revision {known}", have=f"{last}"
             )
         plane.lead(term, self.lease.holds)
         await plane.settled()

@@ -57,7 +57,7 @@ class Shares:
         share = self._of.setdefault(bearer.tenant, Share())
         if share.at_once >= AT_ONCE:
             raise Busy(
-                f"too many requests of tenant `{bearer.tenant}` are under way",
+                f"too many requests of tenant `{bearer.tenant}` are in progress",
                 need=f"at most {AT_ONCE}",
                 hint="end requests that follow logs or events, and retry",
             )

@@ -132,7 +132,7 @@ def ensure_up(home: Home, *options: str) -> Client:
             return _when_ready(home)
         except Unreachable:
             continue  # one that was about to leave has left
-    raise Fault("the control plane does not come up", field=str(home.messages), hint=f"tail {home.messages}")
+    raise Fault("the control plane does not start", field=str(home.messages), hint=f"tail {home.messages}")
 
 
 def submit(
@@ -232,7 +232,7 @@ def _when_ready(home: Home) -> Client:
             if error.record.code not in ("E201", "E299"):
                 raise
             if not running_here(home) and not supervised(home) and time.monotonic() > deadline - START_SECONDS + 2:
-                raise Unreachable("the control plane has gone", field=str(home.root), hint="`poise up`") from None
+                raise Unreachable("the control plane has ended", field=str(home.root), hint="`poise up`") from None
             again = time.monotonic() + ASK_SECONDS
             while made(home.socket) == listening and time.monotonic() < again:
                 time.sleep(LOOK_SECONDS)

@@ -26,7 +26,7 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ModuleNotFoundError:
-    raise InputError("other machines are let in by TLS, which needs a library", hint=extra("listen")) from None
+    raise InputError("listening for other machines needs a library for TLS", hint=extra("listen")) from None
 
 LASTS = datetime.timedelta(days=3650)
 """The fingerprint is known on other machines: the authority lasts, and a control plane may run for as long."""
@@ -64,7 +64,7 @@ def ensure_authority(home: Home) -> bytes:
         return certificate.read_bytes()
     except OSError as error:
         raise InputError(
-            f"no authority can be made: {error.strerror}", field=str(home.authority), hint="`df -h`, `ls -ld`"
+            f"the authority cannot be created: {error.strerror}", field=str(home.authority), hint="`df -h`, `ls -ld`"
         ) from None
 
 

@@ -63,7 +63,7 @@ class Giving:
             return data, not data
         if at < self._first:
             raise Fault(
-                "the command was started again, and the beginning of its input is gone",
+                "the command was restarted, and the beginning of its input is lost",
                 need=f"a file, or at most {self._most // 2**20} MiB from anything else",
                 hint="`poise run … < FILE`, or `--retries 0`",
             )

@@ -153,7 +153,9 @@ class GroupedStore:
             raise self._failure.with_traceback(None)
         if expected != self._head:
             have = f"revision {self._head}"  # the owner has read what somebody else wrote
-            raise Conflict("the log has moved on", code="E204", need=f"revision {expected} as the last", have=have)
+            raise Conflict(
+                "the log has changed meanwhile", code="E204", need=f"revision {expected} as the last", have=have
+            )
         waiting = self._head - self._durable
         if waiting + count > self._queue_limit:
             need, have = f"at most {self._queue_limit}", f"{waiting} waiting, {count} more"
@@ -173,7 +175,7 @@ class GroupedStore:
             self._write_as_it_comes()
         except Exception as error:  # nobody knows what is there now: only a new start from the log tells
             have = f"{type(error).__name__}: {error}"
-            failure = Conflict("the log is not written any more", code="E204", have=have)
+            failure = Conflict("the log is no longer written", code="E204", have=have)
             self._fail(failure)
             self._tell(lambda: self.on_failed(failure))
 

@@ -10,8 +10,8 @@ _next_step = 0.0
 
 
 def step() -> None:
-    """Say that this process gets on, where its job has a `hang`; elsewhere nothing. Cheap enough for every step
-    of a loop: it touches the file at most every 100 ms, and else looks at the clock only.
+    """Report progress, if the job has a `hang`; otherwise do nothing. It is cheap enough for every step of a loop: it
+    touches the file at most every 100 ms, and otherwise only reads the clock.
     """
     global _next_step
     moment = time.monotonic()

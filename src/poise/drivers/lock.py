@@ -79,9 +79,9 @@ def _look(path: Path) -> tuple[bool, int]:
         return False, 0
     except PermissionError:
         raise Denied(
-            "the home belongs to somebody else",
+            "the home belongs to another user",
             field=str(path.parent),
-            hint="set POISE_HOME to one of your own, or POISE_SOCKET to what they share",
+            hint="set POISE_HOME to your own folder, or POISE_SOCKET to the shared socket",
         ) from None
     try:
         # shared, or of two who look at once one takes the other for the holder, by the name of whoever held it last

@@ -49,7 +49,7 @@ def write_log(path: Path, events: Iterable[bytes], *, start: StoredCheckpoint | 
     that is there already.
     """
     if path.exists():
-        raise InputError("there is such a file already", field=str(path), hint="another name")
+        raise InputError("this file exists already", field=str(path), hint="another name")
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     revision, state = start or StoredCheckpoint(0, b"")
     try:
@@ -62,7 +62,9 @@ def write_log(path: Path, events: Iterable[bytes], *, start: StoredCheckpoint | 
         draft.replace(path)
     except OSError as error:
         raise InputError(
-            f"the log cannot be written: {error.strerror}", field=str(path), hint="`--export FILE` in a folder of yours"
+            f"the log cannot be written: {error.strerror}",
+            field=str(path),
+            hint="use `--export FILE` in a writable folder",
         ) from None
     finally:
         draft.unlink(missing_ok=True)
@@ -171,7 +173,7 @@ class LogFile(Generic[Event]):
     def _head(self, file: BinaryIO) -> _Head:
         if file.read(len(MAGIC)) != MAGIC:
             hint = "a log.db of a home, or what `poise replay --export FILE` wrote"
-            raise InputError("this file is no log", field=str(self._path), hint=hint)
+            raise InputError("this file is not a log", field=str(self._path), hint=hint)
         record = _read(file)
         try:
             content = unseal(record or b"")

@@ -38,7 +38,7 @@ def measure(
             timeout=LONGEST * devices,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise Fault("measuring takes too long", need=f"at most {LONGEST * devices:g} s", hint="--quick") from None
+        raise Fault("the measurement takes too long", need=f"at most {LONGEST * devices:g} s", hint="--quick") from None
     if done.returncode:
         why = done.stderr.decode(errors="replace").strip().splitlines()
         raise Fault("measuring failed", have=why[-1][:200] if why else f"exit code {done.returncode}")

@@ -48,12 +48,12 @@ def read_scenario(path: Path) -> Scenario:
     try:
         scenario = json_decoder(Scenario).decode(path.read_bytes())
     except FileNotFoundError:
-        raise NotFound("there is no such scenario", field="--scenario", have=str(path)) from None
+        raise NotFound("this scenario does not exist", field="--scenario", have=str(path)) from None
     except OSError as error:
         raise SpecError("the scenario cannot be read", field=str(path), have=str(error)) from None
     except msgspec.MsgspecError as error:
         raise SpecError(
-            f"this is no scenario: {error}", field=str(path), hint="one that `poise faults --keep` wrote"
+            f"this is not a scenario: {error}", field=str(path), hint="use a file that `poise faults --keep` wrote"
         ) from None
     with located(place_in_file(path)):
         check_scenario(scenario)

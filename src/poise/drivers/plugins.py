@@ -175,7 +175,7 @@ class _Tried:
         message = f"the policy `{self.name}` {what}"
         if self._foreign:
             return SpecError(message, field="--policy", have=where, hint=_TRY)
-        return Fault(message, field="--policy", have=where, hint="another one, such as `--policy fifo`")
+        return Fault(message, field="--policy", have=where, hint="use another one, such as `--policy fifo`")
 
 
 def code_of(choice: Choice) -> str:

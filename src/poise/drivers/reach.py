@@ -171,7 +171,7 @@ def _door(text: str) -> Door:
     path = Path(text).expanduser()
     if not path.is_absolute():
         raise InputError(
-            "a socket is named by its whole path: agents and control planes run in another folder",
+            "a socket needs its full path, because agents and control planes run in another folder",
             field="POISE_CONTROL",
             need="/PATH/poise.sock, or HOST:PORT#FINGERPRINT",
             have=text[:200],

@@ -25,7 +25,7 @@ def ensure_home(home: Home) -> None:
         home.root.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise InputError(
-            f"the home cannot be made: {error.strerror}",
+            f"the home cannot be created: {error.strerror}",
             field=str(home.root),
             hint="set POISE_HOME to a folder of your own",
         ) from None
@@ -43,7 +43,7 @@ def ensure_token(home: Home) -> str:
                 os.link(draft, home.token)
         except OSError as error:
             raise InputError(
-                f"no token can be made: {error.strerror}", field=str(home.token), hint="`df -h`, `ls -ld`"
+                f"the token cannot be created: {error.strerror}", field=str(home.token), hint="`df -h`, `ls -ld`"
             ) from None
         finally:
             draft.unlink(missing_ok=True)
@@ -62,7 +62,7 @@ def token_for(home: Home) -> str:
         return _read(Path(file).expanduser(), ASK, missing=("POISE_TOKEN_FILE names a file that is not there", ASK))
     if home.elsewhere is not None:
         raise Denied(
-            "a token is needed for a control plane of somebody else",
+            "the control plane of another user requires a token",
             field=str(home.elsewhere),
             hint="ask its admin for one (`poise token add`), and set POISE_TOKEN_FILE",
         )
@@ -99,13 +99,13 @@ def _read(path: Path, remedy: str, missing: tuple[str, str] = NONE_YET) -> str:
     except FileNotFoundError:
         raise Denied(missing[0], field=str(path), hint=missing[1]) from None
     except PermissionError:
-        raise Denied("the token belongs to somebody else", field=str(path), hint="set POISE_HOME") from None
+        raise Denied("the token belongs to another user", field=str(path), hint="set POISE_HOME") from None
     except IsADirectoryError:
         raise Denied("this is a folder, not a token", field=str(path), hint=remedy) from None
     except UnicodeDecodeError:
         raise Denied("the token is damaged", field=str(path), hint=remedy) from None
     if sys.platform != "win32" and mode & 0o077:  # Windows has access lists, which say it otherwise
-        raise Denied("others may read the token", field=str(path), hint=f"chmod 600 {path}")
+        raise Denied("other users can read the token", field=str(path), hint=f"chmod 600 {path}")
     if not token:
         raise Denied("the token file is empty", field=str(path), hint=remedy)
     return _whole(token, str(path), remedy)
@@ -122,7 +122,7 @@ def _whole(token: str, field: str, remedy: str) -> str:
         why = "it has letters that no token has"
     else:
         return token
-    raise Denied(f"this is no token: {why}", field=field, hint=remedy)
+    raise Denied(f"this is not a token: {why}", field=field, hint=remedy)
 
 
 def worker_key(token: str, attempt: Attempt) -> str:

@@ -66,12 +66,12 @@ class Series:
         except OSError as error:
             hint = f"`ls -ld {path.parent} {path}`: a folder and a file that their owner may read"
             have = os.strerror(error.errno or 0)
-            raise StoreDamaged("this series cannot be read", field=str(path), have=have, hint=hint) from error
+            raise StoreDamaged("this load history cannot be read", field=str(path), have=have, hint=hint) from error
         if MAGIC.startswith(data):  # begun, when the disk was full
             return [], []
         if not data.startswith(MAGIC):
             hint = f"`rm {path}`: it is begun anew"
-            raise StoreDamaged("this is no series of a node", field=str(path), hint=hint)
+            raise StoreDamaged("this is not a load history of a node", field=str(path), hint=hint)
         return _of(data, 0, MINUTES, MINUTE, now), _of(data, MINUTES, HOURS, HOUR, now)
 
     def profiles(self, nodes: Iterable[str], now: float) -> list[NodeProfile]:

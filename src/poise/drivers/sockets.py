@@ -55,12 +55,12 @@ def check_shareable(path: Path) -> None:
         here = path.lstat() if path.is_symlink() or path.exists() else None
     except OSError as error:
         raise InputError(
-            f"no socket can be there: {error.strerror}", field=str(path), hint=f"mkdir -m 755 {folder}"
+            f"a socket cannot be created there: {error.strerror}", field=str(path), hint=f"mkdir -m 755 {folder}"
         ) from None
     if state.st_mode & 0o022:
-        raise InputError("others could put a socket of theirs there", field=str(folder), hint=f"chmod 755 {folder}")
+        raise InputError("other users could put their own socket there", field=str(folder), hint=f"chmod 755 {folder}")
     if here is not None and not stat.S_ISSOCK(here.st_mode):
-        raise InputError("there is something else already", field=str(path), hint="another name")
+        raise InputError("this path exists and is not a socket", field=str(path), hint="another name")
 
 
 def check_shared(path: Path) -> None:
@@ -69,7 +69,7 @@ def check_shared(path: Path) -> None:
     """
     if not path.parent.exists():
         raise InputError(
-            "no socket is there; a relative POISE_SOCKET goes by the folder that a command runs in",
+            "no socket is there; a relative POISE_SOCKET is relative to the folder of the command",
             field=str(path),
             hint=f"export POISE_SOCKET=$PWD/{path.name}, in the folder of the socket",
         )
@@ -83,7 +83,7 @@ def share(path: Path) -> socket.socket:
         sock = listen(path)
         path.chmod(0o666)
     except OSError as error:
-        raise InputError(f"no socket can be made: {error.strerror}", field=str(path), hint="`ls -ld`") from None
+        raise InputError(f"the socket cannot be created: {error.strerror}", field=str(path), hint="`ls -ld`") from None
     return sock
 
 

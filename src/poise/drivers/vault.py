@@ -73,7 +73,7 @@ class Vault:
         keys = {key.id: key for key in self.keys()}
         if not encoded or wanted not in keys:
             raise Fault(
-                f"the secret `{name}` is sealed with key {wanted or 'none'}, which is missing",
+                f"the secret `{name}` is encrypted with key {wanted or 'none'}, which is missing",
                 code=CODE,
                 field=f"secrets.{name}",
                 have=", ".join(keys) or "no key",
@@ -116,7 +116,7 @@ class Vault:
             return keys
         if self._shared:
             raise Fault(
-                "no key for secrets is here, and all control planes that share the log need the same",
+                "there is no key for secrets, and all control planes that share the log need the same key",
                 code=CODE,
                 field=str(self.path),
                 hint=f"(umask 077; openssl rand -hex {KEY_BYTES} > {self.path}), and copy it into their homes",
@@ -146,7 +146,7 @@ def _key(line: str, path: Path) -> Key:
         secret = b""
     if len(secret) != KEY_BYTES:
         need, hint = f"{2 * KEY_BYTES} hexadecimal digits a line", "`openssl rand -hex 32` makes one"
-        raise Fault("not a key for secrets", code=CODE, field=str(path), need=need, hint=hint)
+        raise Fault("this is not a key for secrets", code=CODE, field=str(path), need=need, hint=hint)
     return Key(hashlib.sha256(b"poise secrets " + secret).hexdigest()[:8], secret)
 
 
@@ -159,5 +159,5 @@ def _cipher() -> "type[AESGCM]":
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ModuleNotFoundError:
-        raise InputError("secrets are sealed by a library that is not installed", hint=extra("secrets")) from None
+        raise InputError("secrets need a library that is not installed", hint=extra("secrets")) from None
     return AESGCM

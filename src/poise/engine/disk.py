@@ -99,7 +99,7 @@ class SimulatedStore:
             len(disk.records),
         )
         if last < disk.mark or last < len(disk.records) - 1:
-            raise StoreDamaged(f"record {last + 1} of the log is damaged", hint="bring back the copy")
+            raise StoreDamaged(f"record {last + 1} of the log is damaged", hint="restore the copy")
         if last < len(disk.records):
             warn(f"the log was damaged at its end and is cut after revision {last}")
             del disk.records[last:]
@@ -111,7 +111,7 @@ class SimulatedStore:
         if self._failure is not None:
             raise self._failure
         if expected != self._head:
-            raise Conflict("the log has moved on", code="E204", need=str(expected), have=str(self._head))
+            raise Conflict("the log has changed meanwhile", code="E204", need=str(expected), have=str(self._head))
         self._queue += [seal(at, encode_event(event)) for at, event in enumerate(events, start=expected + 1)]
         self._head = expected + len(events)
         self._go_on()
@@ -125,7 +125,7 @@ class SimulatedStore:
         records = self._disk.records[after : after + limit if limit else None]
         for revision, record in enumerate(records, start=after + 1):
             if not is_whole(revision, record):
-                raise StoreDamaged(f"record {revision} of the log is damaged", hint="bring back the copy")
+                raise StoreDamaged(f"record {revision} of the log is damaged", hint="restore the copy")
             yield revision, decode_event(unseal(record))
 
     def checkpoint(self, revision: int, state: bytes) -> None:
@@ -168,7 +168,7 @@ class SimulatedStore:
             return
         if rows and len(self._disk.records) != self._durable:
             need, have = f"revision {self._durable} as the last", f"revision {len(self._disk.records)}"
-            self._fail(Conflict("somebody else writes to the log", code="E204", need=need, have=have))
+            self._fail(Conflict("another process writes to the log", code="E204", need=need, have=have))
             return
         self._disk.records += rows
         self._process.call_later(self._disk.sync_delay / 1e9, self._sync, len(self._disk.records))

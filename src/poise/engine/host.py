@@ -31,11 +31,13 @@ from poise.units import SECOND
 STOOD_STILL = 1 * SECOND
 HEAR_FIRST = 0.2
 """When this process wakes so much too late it was stopped (or the machine was), and nodes that kept on talking are not
-to be taken for dead: what they said meanwhile is read first, for so many seconds."""
+to be taken for dead: what they said meanwhile is read first, for so many seconds.
+"""
 
 TURNS_TO_HEAR = 3
 """Turns of the loop from a word that has come at the machine to that word in the inbox: it is read from its socket, the
-task wakes that waits for it, and that posts it."""
+task wakes that waits for it, and that posts it.
+"""
 
 AT_ONCE = 256
 """Messages that one turn takes in, of as many as have come: some 20 ms. Whoever else wants the loop has it then."""
@@ -199,11 +201,11 @@ class Host:
         if old is not None and old is not channel:
             if self.controller.hears_another(node, self.clock.now()):
                 raise Conflict(
-                    "another machine of this name is heard",
+                    "another machine uses this name",
                     code="E107",
                     field="name",
                     have=name,
-                    hint="give this one another: `--name`",
+                    hint="give this one another name: `--name`",
                 )
             old.close()
         self._newest[name] = number
@@ -445,7 +447,7 @@ class Host:
         if self._over:
             return
         if not holds():
-            self._leave(Conflict("the lock is no longer ours: its file has gone, or is another", code="E204"))
+            self._leave(Conflict("the lock is lost: its file was removed or replaced", code="E204"))
         self._timers.call_later(LOOK_AT_LOCK, self._look_at_lock, holds)
 
     def _on_failed(self, error: Exception) -> None:

@@ -59,9 +59,9 @@ Way = Literal["both", "up", "down"]
 
 
 class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One kind of fault as a nemesis brings it: `every` so often on average, for about as long as it `lasts`. `amount`
-    is a chance in [0, 1] for messages that are lost or doubled, seconds for what is late or wrong, a factor for what is
-    slow.
+    """One kind of fault of a nemesis: `every` is the mean time between two faults, `lasts` their mean duration.
+    `amount` is a probability in [0, 1] for lost or duplicated messages, seconds for delays and wrong clocks, a factor
+    for slowness.
     """
 
     fault: FaultKind
@@ -82,7 +82,7 @@ MOST = 86_400.0
 
 
 class Nemesis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file of kind `nemesis`: faults that belong together."""
+    """A file of kind `nemesis`: a set of faults."""
 
     name: str
     faults: list[FaultSpec]
@@ -361,12 +361,12 @@ def check_scenario(scenario: Scenario) -> None:
         known = ", ".join(sorted(SHIPPED_POLICIES))
         found.add(SpecError("there is no such policy", field="policy", need=known, have=scenario.policy))
     if len(set(names)) < len(names):
-        found.add(SpecError("two nodes have one name", field="nodes", have=", ".join(names)))
+        found.add(SpecError("two nodes have the same name", field="nodes", have=", ".join(names)))
     if not 0 <= scenario.heals < scenario.ends or scenario.history < 0 or scenario.checkpoint_every < 1:
         found.add(SpecError("0 ≤ heals < ends, history ≥ 0 and checkpoint_every ≥ 1", field="ends"))
     for number, incident in enumerate(scenario.incidents):
         if incident.fault in MEETS_A_NODE and incident.node not in names:
-            found.add(SpecError("there is no such node", field=f"incidents[{number}].node", have=incident.node))
+            found.add(SpecError("this node does not exist", field=f"incidents[{number}].node", have=incident.node))
         if not (math.isfinite(incident.amount) and abs(incident.amount) <= MOST):
             found.add(SpecError("the amount is absurd", field=f"incidents[{number}].amount", have=str(incident.amount)))
     found.check()

@@ -107,7 +107,7 @@ def read_recorded(path: str) -> Iterator[bytes]:
     except OSError as error:
         raise InputError(f"recorded requests cannot be read: {error.strerror}", field=path) from None
     if not number:
-        raise InputError("no request was recorded there", field=path)
+        raise InputError("this file has no recorded requests", field=path)
 
 
 def _recorded(line: bytes, number: int, path: str) -> bytes:

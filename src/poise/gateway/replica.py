@@ -237,7 +237,7 @@ def load_model(target: str) -> Model:
     """The model of `app.py:Model` or `package.module:Model`. Raises InputError that says what was not found."""
     place, _, name = target.partition(":")
     if not name:
-        raise InputError("which class of it?", field=target, hint=f"{target}:Model")
+        raise InputError("the name of the class is missing", field=target, hint=f"{target}:Model")
     try:
         module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except FileNotFoundError as error:
@@ -258,7 +258,7 @@ def _from_file(path: Path) -> types.ModuleType:
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise InputError("it is no Python file", field=str(path))
+        raise InputError("it is not a Python file", field=str(path))
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
@@ -500,7 +500,7 @@ def dial(gateway: Gateway) -> Line:
         raise InputError(f"the gateway has gone: {error.strerror}", field=str(path)) from None
     if len(buffers) < 2:
         channel.close()
-        raise InputError("the gateway has gone: it hung up", field=str(path))
+        raise InputError("the gateway has disconnected", field=str(path))
     return Line(channel, Reader(buffers[0]), Writer(buffers[1]))
 
 

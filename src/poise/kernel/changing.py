@@ -75,7 +75,7 @@ def to_retry(ledger: Ledger, name: str, bearer: Bearer) -> tuple[Compiled, str]:
     if not job.ended:
         raise Conflict(f"job {job.id} is not over", field="job", hint=f"`poise wait {job.id}`")
     if job.calls is not None:
-        raise Conflict(f"{job.id} served calls, which only its caller can make again", field="job")
+        raise Conflict(f"{job.id} served calls, which only its caller can repeat", field="job")
     if any(unit.spec.stdin or unit.spec.tty for unit in job.units):
         what, hint = f"job {job.id} was given input, which nobody gives again", "`poise run` it anew"
         raise Conflict(what, field="job", hint=hint)

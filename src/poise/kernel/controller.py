@@ -256,7 +256,7 @@ class ChangeJob(msgspec.Struct, frozen=True):
 
 
 class RetryJob(msgspec.Struct, frozen=True):
-    """Submit anew what of a job that is over was not done. Answered with the new job's id."""
+    """Submit the unfinished part of an ended job again. Answered with the new job's id."""
 
     request: int
     job: str
@@ -1007,12 +1007,12 @@ class Controller:
             return
         told = f"{known.by} {owner.name}".strip() if owner is not None else "the home's own"
         raise Conflict(
-            "this is the name of a node that came by another token",
+            "this name belongs to a node with another token",
             code="E107",
             field="name",
             need=f"the token {told}",
             have=f"{name}, by {by}",
-            hint="give this one another: `--name`"
+            hint="give this one another name: `--name`"
             + ("" if owner is None else f"; or `poise token rm {known.by}`, if it takes the place of that one"),
         )
 
@@ -1172,10 +1172,10 @@ class Controller:
             room //= 2
         if own + more > room:
             raise Busy(
-                f"too much of tenant `{tenant}` is waiting already",
+                f"too much work of tenant `{tenant}` is waiting already",
                 need=f"at most {room} units",
                 have=str(own + more),
-                hint="submit the rest when some of it is over",
+                hint="submit the rest when some of it has ended",
             )
 
     def _cancel(self, message: Cancel, now: int) -> str:
@@ -1194,7 +1194,7 @@ class Controller:
         for unit in units:
             if not found.tasks.issuperset(task.name for task in unit.spec.tasks):
                 raise Conflict(
-                    f"{found.name} is one of a gang, which lives and ends as a whole",
+                    f"{found.name} is a member of a gang, which can only be cancelled as a whole",
                     field="job",
                     have=f"{len(unit.spec.tasks)} tasks in {unit.id}",
                     hint=f"`poise cancel {unit.id}`",
@@ -1314,12 +1314,14 @@ class Controller:
                 "there are too many tokens",
                 need=f"at most {MAX_TOKENS}",
                 have=str(standing),
-                hint="`poise token ls`, then `poise token rm ID` for those that nobody needs",
+                hint="`poise token ls`, then `poise token rm ID` for those that are no longer needed",
             )
         known = self.ledger.tokens.of_secret(message.hash)
         if known is not None:
             if (known.tenant, known.role, known.name) != (message.tenant, message.role, message.name):
-                raise Conflict("this secret is another token's", field="hash", have=known.id, hint="make a new secret")
+                raise Conflict(
+                    "this secret belongs to another token", field="hash", have=known.id, hint="make a new secret"
+                )
             return known
         token = Token(
             id=self.ledger.tokens.next_id(),
@@ -1389,7 +1391,9 @@ class Controller:
         known = [name for name in dict.fromkeys(names) if name in self.ledger.nodes]
         if not known:
             have = ", ".join(f"`{name}`" for name in names)
-            raise NotFound(f"there is no node {have}", field="nodes", have=have, hint="`poise nodes`: a whole name")
+            raise NotFound(
+                f"there is no node {have}", field="nodes", have=have, hint="`poise nodes` lists the full names"
+            )
         due = [name for name in known if self.ledger.nodes[name].status == "up"]
         for name in due:
             self._disconnect(name)

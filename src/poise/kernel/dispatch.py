@@ -527,7 +527,7 @@ def _check(call: Call, book: CallBook) -> None:
     if len(book.open) >= MAX_UNRETURNED:
         problem = SpecError("too many calls are open", code="E102", need=f"at most {MAX_UNRETURNED}")
     elif not 0 <= call.function < len(book.functions):
-        problem = SpecError("a call of a function that was not told", code="E102", have=str(call.function))
+        problem = SpecError("a call of an unknown function", code="E102", have=str(call.function))
     elif len(call.arguments.data) > INLINE:
         problem = SpecError("arguments are too large to be inline", code="E102", need=f"at most {INLINE} bytes")
     elif len(call.needs) > MAX_NEEDS or any(not 0 < need < call.number for need in call.needs):

@@ -91,7 +91,7 @@ def find(ledger: Ledger, name: str, task: str = "", bearer: Bearer = HOME) -> Fo
         theirs = next((job for job in seen if job.name == job_name), None)
         if theirs is not None:  # the name counts for its own tenant only, but is what a list shows
             raise NotFound(
-                f"there is no job `{name}` of tenant `{bearer.tenant}`; that of `{theirs.tenant}` goes by its id",
+                f"there is no job `{name}` of tenant `{bearer.tenant}`; use its id for that of `{theirs.tenant}`",
                 field="job",
                 have=name,
                 hint=f"`poise show {theirs.id}{f'.{rest}' if rest else ''}`",
@@ -137,7 +137,7 @@ def only(typed: str, known: Mapping[str, str], what: str) -> str:
         field=what,
         need=f"enough of one {what}'s name",
         have=some([f"{name} ({known[name]})" if known[name] else name for name in begun], FEW),
-        hint=f"a whole name always counts: `{begun[0]}`",
+        hint=f"a full name always works: `{begun[0]}`",
     )
 
 

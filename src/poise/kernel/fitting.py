@@ -96,12 +96,12 @@ def _check_fits(fleet: Fleet, unit: Unit) -> None:
     node = min(kinds, key=lambda node: (shortfall(node, unit.shape), not _has_such(node, unit.shape)))
     lacks = "; ".join(reason.sentence() for reason in never(node, unit.shape))
     raise SpecError(
-        f"`{unit.name}` asks for more than any node has",
+        f"`{unit.name}` requests more than any node has",
         code="E110",
         field="resources",
         need=unit.shape.describe(),
         have=f"closest is {lacks}",
-        hint=f"`poise nodes` shows what there is; {_fitting_hint(node, unit.shape)}",
+        hint=f"`poise nodes` shows the resources; {_fitting_hint(node, unit.shape)}",
     )
 
 
@@ -112,12 +112,12 @@ def _check_quota(tenant: str, quota: Quota, unit: Unit) -> None:
     if not any(quota.amounts.holds(need) for need in needs):
         reason = quota.amounts.refusal(tenant, needs[0])
         raise SpecError(
-            f"`{unit.name}` asks for more than {tenant} may hold at once",
+            f"`{unit.name}` requests more than the quota of {tenant}",
             code="E110",
             field="resources",
             need=reason.need,
             have=f"a quota of {reason.have}",
-            hint="ask for less, or have the quota raised: `poise quota` lists all",
+            hint="request less, or ask for a higher quota: `poise quota` lists all",
         )
 
 
@@ -189,7 +189,7 @@ def _meant(field: str, given: Iterable[str], known: Mapping[str, object]) -> str
     spelled = {name.lower(): name for name in known}
     close = [spelled[one] for name in given for one in difflib.get_close_matches(name.lower(), spelled, n=1)]
     one = close[0] if close else next(iter(known))
-    said = f"did you mean `{one}`?" if close else "`poise nodes` shows what there is:"
+    said = f"did you mean `{one}`?" if close else "`poise nodes` shows the resources:"
     return f"{said} `{field}: {one}`, or `--{field.replace('_', '-')} {one}`"
 
 

@@ -538,7 +538,7 @@ def _job_named(name: str, lines: dict[str, JobLine]) -> str:
         return max(named, key=lambda job: lines[job].submitted)
     known = dict.fromkeys(text for line in lines.values() for text in (line.name, line.id) if text)
     hint = near(name, known) or "`poise ls --all` lists the jobs"
-    raise NotFound(f"the log tells of no job `{name}`", field="job", have=name, hint=hint)
+    raise NotFound(f"the log has no job `{name}`", field="job", have=name, hint=hint)
 
 
 def _lanes(attempts: Iterable[_Attempt], since: int, until: int, left_out: dict[str, int]) -> Iterable[Lane]:

@@ -117,7 +117,7 @@ def check_deadlines(view: Snapshot, compiled: Compiled) -> str:
     for bound in found:
         if bound.slack < 0:
             raise SpecError(
-                "the deadline cannot be met, whatever else waits",
+                "the deadline cannot be met, even without other work",
                 code="E108",
                 field=bound.field,
                 need=f"at least {format_duration(bound.least)}",

@@ -115,7 +115,9 @@ def verify_resize(ledger: Ledger, resize: Resize, now: int) -> Resized | Rejecti
         reasons += ledger.quotas.refusals(unit, shape, sum(task.active for task in unit.tasks) + len(joins))
         reasons += _against_room(ledger, shape, joins)
         reasons += [
-            Reason(code="DEVICE_TAKEN", subject=spot.node, need="one that has not failed it", have=str(device.index))
+            Reason(
+                code="DEVICE_TAKEN", subject=spot.node, need="a device that has not failed it", have=str(device.index)
+            )
             for spot in joins
             if unit.barred and spot.node in ledger.nodes
             for device in ledger.nodes[spot.node].node.devices

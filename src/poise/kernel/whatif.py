@@ -430,7 +430,7 @@ def why_not(policy: ClusterPolicy, view: Snapshot, asked: Question, node: str) -
         f"nothing of job {asked.job} waits for a node or has one",
         field="job",
         have=asked.status,
-        hint=f"`poise explain {asked.job}` tells what happened to it",
+        hint=f"`poise explain {asked.job}` shows its history",
     )
 
 

@@ -269,7 +269,7 @@ CATALOGUE: tuple[Entry, ...] = (
         name="Ascend910B",
         stem=r"ascend910b(?:\dc?)?",
         source="its maker publishes no figures, and others differ (256 to 320 TFLOPS in fp16, 0.4 to 1.2 TB/s): "
-        "declare or measure them; its forms (B1 to B4) have 32 or 64 GiB, as `npu-smi` tells",
+        "declare or measure them; its forms (B1 to B4) have 32 or 64 GiB, as `npu-smi` reports",
         kind="npu",
         backend="cann",
     ),

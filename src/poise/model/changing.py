@@ -55,7 +55,7 @@ def fields_in(document: Mapping[str, Any]) -> tuple[str, ...]:
     fields = [name for name in document if name != "resources"] + own
     known = ", ".join(name.removeprefix("resources.") for name in CHANGEABLE)
     if not fields:
-        raise SpecError("there is nothing to change", code="E102", need=known, hint="poise set JOB priority=high")
+        raise SpecError("no change is given", code="E102", need=known, hint="poise set JOB priority=high")
     for field in fields:
         if field not in CHANGEABLE:
             name = field.removeprefix("resources.")[:80]

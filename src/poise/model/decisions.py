@@ -15,7 +15,8 @@ SERVES = "serves"
 
 UNKNOWN = "default"
 """The source of a run time of which nothing is known: neither history nor a declaration. Its mean stands in where a
-number is needed, and is never told to people."""
+number is needed, and is never told to people.
+"""
 
 Fixable = Literal["now", "later", "never"]
 
@@ -62,36 +63,36 @@ REASONS = {
     "AT_MOST": "waits for its turn: at most {need} of the task's parts run at once",
     "LEASE": "may still run on {subject} until its lease ends in {need}",
     "BACKOFF": "retries in {need}",
-    "BEGINS": "is not to begin before {need} from now",
+    "BEGINS": "begins in {need} at the earliest",
     "BEHIND": "waits behind {subject}, which came first",
     "KEPT": "room there is kept for it",
     "RESERVED": "room is kept for {need}, which comes first",
-    "TURN": "it is the turn of others, who were owed more time",
-    "NETWORK_BUSY": "{have} of network free, {need} needed",
-    "NETWORK_TOO_SMALL": "has {have} of network in all, {need} needed",
-    "NO_SUCH_DEVICE": "has no device that can do it: {need} needed, {have} there",
+    "TURN": "waits for its turn: others are owed more time",
+    "NETWORK_BUSY": "network bandwidth free: {have}, needed: {need}",
+    "NETWORK_TOO_SMALL": "has {have} of network bandwidth in all, {need} needed",
+    "NO_SUCH_DEVICE": "has no suitable device: {need} needed, {have} there",
     "NOWHERE": "no node can run it: {have}",
-    "OTHER_NODE": "is not where it may run: {need} needed",
-    "NOT_AT_ONCE": "all of it is free somewhere, but not on one of them at once: {need}",
-    "STRAGGLING": "takes longer than its like, which took {need}",
-    "LAGGING": "computes for {have} in each step there, where others of its gang take {need} and wait",
+    "OTHER_NODE": "is not an allowed node: {need} needed",
+    "NOT_AT_ONCE": "each resource is free somewhere, but not all on one node: {need}",
+    "STRAGGLING": "takes longer than similar tasks, which took {need}",
+    "LAGGING": "computes for {have} in each step there, and delays the others of its gang, which take {need}",
     "STOPPING": "is asked to {have}",
-    "PREEMPTING": "{have} is asked to yield for it",
+    "PREEMPTING": "{have} is being preempted for it",
     "UNSTABLE": "attempts have kept failing there",
-    "FAILED_THERE": "it has failed there before, and another node may do",
-    "DEADLINE": "cannot end in time: {have} foreseen, {need} left",
+    "FAILED_THERE": "it has failed there before, and another node is possible",
+    "DEADLINE": "cannot end in time: {have} expected, {need} left",
     "LATE": "its deadline of {need} cannot be met any more ({have}): treated as ordinary work",
     "LATE_FOR": "the deadline of {subject} cannot be met any more ({have}): treated as ordinary work",
     "CANCELLED_LATE": "cancelled: its deadline of {need} could not be met any more ({have})",
     "CANCELLED_FOR": "cancelled: only {subject} needs it, whose deadline could not be met any more",
     "NOT_RUNNING": "{subject} is {have}, not running",
-    "PROTECTED": "{subject} may not be asked to yield now: {have}",
+    "PROTECTED": "{subject} cannot be preempted now: {have}",
     "PARTITION_BUSY": "its fixed partition has {have} CPU free, {need} needed",
     "SKIPPED": "skipped: {need} was not done",
     "SKIPPED_AFTER": "skipped: job {need} ended as {have}",
     "ON_HOLD": "is on hold: `poise release {subject}` lets it start",
-    "LOCKED": "is on hold: {have}; once that is mended: `poise release {subject}`",
-    "NEXT_ROUND": "is decided on in the next round",
+    "LOCKED": "is on hold: {have}; once that is repaired: `poise release {subject}`",
+    "NEXT_ROUND": "will be decided in the next round",
     "NEEDS_ITS_NODE": "is out of retries, and waits for its original node",
     "UNKNOWN_UNIT": "there is no unit {subject}",
     "UNKNOWN_VARIANT": "{subject} has no artifact number {have}",
@@ -102,8 +103,8 @@ REASONS = {
     "NOT_SPREAD": "{need} tasks of the gang on one {subject}: {have}",
     "NOT_TOGETHER": "the tasks of the gang on more than one {subject}: {have}",
     "NOT_RESIZABLE": "{subject} cannot change its size now: {have}",
-    "NOT_BRIEF": "only brief work of one task and no devices may be queued behind its like",
-    "POOL_GONE": "nothing brief runs there to wait behind",
+    "NOT_BRIEF": "only short work of one task without devices may be queued behind similar work",
+    "POOL_GONE": "no short work runs there to queue behind",
     "DEVICE_TAKEN": "device {have} is held, unknown or too small; {need} needed",
 }
 

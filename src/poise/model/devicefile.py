@@ -37,7 +37,7 @@ from poise.model.resources import Device, Node
 
 
 class FoundSpec(DeviceSpec, forbid_unknown_fields=True):
-    """Figures of the device with this `index`, or of all of a model, of a kind, or of all."""
+    """Figures of the device with this `index`, of all devices of a model or a kind, or of all devices."""
 
     index: int | None = None
 
@@ -111,7 +111,7 @@ def _compile(top: DevicesSpec, found: Findings) -> Declared:
     for place, spec in enumerate(top.devices):
         at = f"devices[{place}]"
         if spec.count != 1:
-            found.add(SpecError("devices are found, not made", field=f"{at}.count", hint="drop `count`"))
+            found.add(SpecError("an entry cannot add devices", field=f"{at}.count", hint="remove `count`"))
         if spec.index is not None:
             found.get(None, check_range, spec.index, 0, MAX_DEVICES - 1, f"{at}.index")
         figures = figures_of(spec, at, found)

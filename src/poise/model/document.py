@@ -128,7 +128,7 @@ class Findings:
         ]
         if self._more:
             more = f"{self._more}" if not self._is_enough else f"at least {self._more}"
-            told.append(ErrorRecord(code="E102", message=f"and {more} more errors", hint="mend these first"))
+            told.append(ErrorRecord(code="E102", message=f"and {more} more errors", hint="repair these first"))
         raise together(told)
 
     def _right(self, value: Any, kind: inspect.Type, at: str, words: tuple[str, ...]) -> Any:

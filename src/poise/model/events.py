@@ -1,7 +1,7 @@
 """What has happened: the records of the log, and the only thing that changes the ledger.
 
-Each has `at`, nanoseconds since the log was born. What somebody asked for has `by`, the id of the token they came with;
-it is empty for that of the home. A record's tag never changes its meaning; a new meaning is a new tag.
+Each has `at`, nanoseconds since the creation of the log. What somebody asked for has `by`, the id of the token they
+came with; it is empty for that of the home. A record's tag never changes its meaning; a new meaning is a new tag.
 """
 
 from typing import Any
@@ -335,7 +335,7 @@ class NodeLost(msgspec.Struct, frozen=True, tag="lost", kw_only=True, omit_defau
 
 
 class NodeSuspected(msgspec.Struct, frozen=True, tag="suspected", kw_only=True):
-    """A node has been silent for longer than it promised: nothing new is placed there, nothing is taken away."""
+    """A node has been silent for longer than its limit: nothing new is placed there, nothing is taken away."""
 
     at: int
     name: str

@@ -102,7 +102,7 @@ class LinkSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NodeSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """One node, or `count` alike."""
+    """One node, or `count` equal nodes."""
 
     cpu: Quantity
     memory: Quantity
@@ -153,7 +153,7 @@ def check_local(fleet: DeclaredFleet) -> None:
 
 def _compile(top: FleetSpec, found: Findings) -> DeclaredFleet:
     if top.kind != "fleet":
-        found.add(SpecError("this file is no fleet", field="kind", need="fleet", have=top.kind, hint="kind: fleet"))
+        found.add(SpecError("this file is not a fleet", field="kind", need="fleet", have=top.kind, hint="kind: fleet"))
     found.get(None, check_name, top.name, "name")
     if not top.nodes:
         found.add(SpecError("the fleet has no nodes", field="nodes"))
@@ -185,7 +185,9 @@ def _exporters(targets: list[str], node: str, at: str, found: Findings) -> tuple
         parts = _EXPORTER.fullmatch(named)
         if parts is None or len(named) > MAX_TEXT:
             need = "host:port, or the URL of an exporter's metrics"
-            found.add(SpecError("this is no exporter", field=at, need=need, have=target[:MAX_TEXT], hint=example(at)))
+            found.add(
+                SpecError("this is not an exporter", field=at, need=need, have=target[:MAX_TEXT], hint=example(at))
+            )
         else:
             urls.append(f"{parts[1] or 'http://'}{parts[2]}{parts[3] or '/metrics'}")
     if len(targets) > MAX_EXPORTERS:
@@ -256,7 +258,7 @@ def _names(specs: Mapping[str, NodeSpec], found: Findings) -> dict[str, list[str
         (one for one, times in Counter(one for made in names.values() for one in made).items() if times > 1), ""
     )
     if twice:
-        what = "two nodes have one name"
+        what = "two nodes have the same name"
         found.add(SpecError(what, code="E107", field="nodes", have=twice, hint="rename one of them, or its prefix"))
     return names
 
@@ -326,7 +328,7 @@ def _device(spec: DeviceSpec, at: str, found: Findings) -> Device:
     device = with_figures(device_of(spec.model, 0), {"rates": {}} | known, "declared")
     if not device.memory and device.kind != "cpu":
         error = SpecError(
-            "the catalogue does not know how much memory this device has",
+            "the catalogue does not know the memory of this device",
             field=f"{at}.memory",
             have=spec.model or "no model",
             hint=near(spec.model, [entry.name for entry in CATALOGUE if entry.memory]) or "memory: 80GB",
@@ -344,7 +346,7 @@ def figures_of(spec: DeviceSpec, at: str, found: Findings) -> dict[str, Any]:
     for name, text in texts.items():
         found.get(None, check_text, text, f"{at}.{name}", most=MAX_TEXT)
         if "@" in text:
-            found.add(SpecError("the text may not hold an `@`", code="E107", field=f"{at}.{name}", have=text[:80]))
+            found.add(SpecError("the text may not contain an `@`", code="E107", field=f"{at}.{name}", have=text[:80]))
     for place, op in enumerate(spec.supported_ops or ()):
         found.get(None, check_text, op, f"{at}.supported_ops[{place}]", most=MAX_TEXT)
     known: dict[str, Any] = {}
@@ -395,7 +397,7 @@ def _declared_rates(
         field = f"{at}.rates.{name}"
         if name not in PRECISIONS:
             need, hint = ", ".join(PRECISIONS), near(name, PRECISIONS)
-            found.add(SpecError(f"`{name}` is no precision", field=field, have=name, need=need, hint=hint))
+            found.add(SpecError(f"`{name}` is not a precision", field=field, have=name, need=need, hint=hint))
         made[name] = found.get(0, parse_or_raise, parse_flops, value, field, _MAX_RATE)
     return made
 
@@ -405,7 +407,7 @@ def _links(given: LinkSpec | list[LinkSpec] | None, devices: int, at: str, found
         return ()
     if isinstance(given, LinkSpec):
         if given.a is not None or given.b is not None:
-            found.add(SpecError("one link stands in a list", field=at, hint="links: [{a: 0, b: 1}]"))
+            found.add(SpecError("put a single link into a list", field=at, hint="links: [{a: 0, b: 1}]"))
         link = _link(given, at, found)
         return tuple(msgspec.structs.replace(link, a=a, b=b) for a, b in combinations(range(devices), 2))
     made: dict[tuple[int, int], Link] = {}
@@ -476,7 +478,7 @@ def _some(parse: Callable[[Any], int], value: Quantity, field: str, limit: int) 
     """A quantity that cannot be 0."""
     amount = parse_or_raise(parse, value, field, limit)
     if not amount:
-        raise SpecError("a node has some of it", code="E103", field=field, need="more than 0", have=shown(value))
+        raise SpecError("the value must be above 0", code="E103", field=field, need="more than 0", have=shown(value))
     return amount
 
 

@@ -117,7 +117,7 @@ def _hang(value: Quantity, field: str) -> int:
     hang = duration(value, field)
     if 0 < hang < LEAST_HANG:
         need, have = f"{format_duration(LEAST_HANG)} or more, or 0", shown(value)
-        raise SpecError("silence so short is no hang", code="E103", field=field, need=need, have=have)
+        raise SpecError("this time is too short to detect a hang", code="E103", field=field, need=need, have=have)
     return hang
 
 
@@ -139,7 +139,7 @@ def terminal(value: bool | str, field: str) -> int:
     if size is None or not int(size[1]) or not int(size[2]):
         need = "true, or its size: ROWSxCOLUMNS"
         raise SpecError(
-            "not the size of a terminal", code="E103", field=field, need=need, have=value, hint="tty: 24x80"
+            "this is not the size of a terminal", code="E103", field=field, need=need, have=value, hint="tty: 24x80"
         )
     return terminal_size(int(size[1]), int(size[2]))
 
@@ -212,12 +212,12 @@ def _retries(given: str, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """Resources of each task. Memory is reserved and limited; without it, neither."""
+    """Resources of each task. Memory is reserved and limited, if it is set."""
 
     cpu: Annotated[
         Quantity,
         Field(
-            "CPUs: `2`, `0.5` or `500m`. Whole CPUs are bound to cores of their own.",
+            "CPUs: `2`, `0.5` or `500m`. Whole CPUs are pinned to separate cores.",
             example="4",
             form=CPU,
             flag=Flag("--cpu", "N", "CPUs for each task, e.g. 4, 0.5 or 500m. [default: 1]", as_number),
@@ -247,8 +247,8 @@ class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
     gpu_memory: Annotated[
         Quantity,
         Field(
-            "Memory that each of these devices must have; of a share, the memory that it takes. A device of 80 GB has "
-            "`80GB`, and not `80GiB`.",
+            "Memory that each of these devices must have; for a share, the memory that it takes. A device of 80 GB "
+            "has `80GB`, not `80GiB`.",
             example="12GiB",
             form=BYTES,
             flag=Flag("--gpu-memory", "BYTES", "Memory that each device must have, e.g. 12GiB.", as_number),
@@ -258,27 +258,27 @@ class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
     gpu_share: Annotated[
         float,
         Field(
-            "The part of each device's compute, so that others can share it, up to the device's `share_cap` (0.8 "
-            "unless declared); 1 is a device of its own.",
+            "Fraction of each device's compute; others can use the rest, up to the device's `share_cap` (0.8 by "
+            "default). 1 is a whole device.",
             example="0.5",
             form={"exclusiveMinimum": 0, "maximum": 1},
-            flag=Flag("--gpu-share", "PART", "The part of each device's compute, e.g. 0.5.", as_number),
+            flag=Flag("--gpu-share", "PART", "Fraction of each device's compute, e.g. 0.5.", as_number),
             python=True,
         ),
     ] = 1.0
     gpu_kind: Annotated[
         str,
         Field(
-            "`gpu`, `npu`, or as the fleet calls it.",
+            "`gpu`, `npu`, or a kind of the fleet.",
             example="npu",
-            flag=Flag("--gpu-kind", "KIND", "Devices of this kind: gpu, npu, or as the fleet calls it."),
+            flag=Flag("--gpu-kind", "KIND", "Kind of the devices: gpu, npu, or a kind of the fleet."),
             python=True,
         ),
     ] = "gpu"
     gpu_model: Annotated[
         str | list[str],
         Field(
-            "Any of these models will do; `A100` is every A100.",
+            "Acceptable models; `A100` matches every A100.",
             example="[H100, A100-80]",
             form={"examples": [entry.name for entry in CATALOGUE if entry.memory]},
             flag=Flag(
@@ -290,7 +290,8 @@ class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
     backend: Annotated[
         str,
         Field(
-            "The backend that the command was built for: `cuda`, `rocm`, `cann`. Only such devices will do.",
+            "The backend that the command was built for: `cuda`, `rocm`, `cann`. Only devices with this backend are "
+            "used.",
             example="cuda",
             flag=Flag("--backend", "NAME", "Backend that the command was built for: cuda, rocm, cann."),
             python=True,
@@ -299,10 +300,10 @@ class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
     precision: Annotated[
         Literal["", "fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8"],
         Field(
-            "The precision to compute in. A device that lacks it uses the next wider one, as below.",
+            "Precision of the computation. A device that lacks it uses the next wider one, as below.",
             example="fp16",
             flag=Flag(
-                "--precision", "NAME", "Precision to compute in, e.g. fp16; a wider one where a device lacks it."
+                "--precision", "NAME", "Precision of the computation, e.g. fp16; a wider one if a device lacks it."
             ),
             python=True,
         ),
@@ -310,7 +311,7 @@ class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
     node: Annotated[
         str | list[str],
         Field(
-            "Nodes that it may run on, by name: any of these, and no other.",
+            "Allowed nodes, by name.",
             example="[gpu-1, gpu-2]",
             form={"examples": ["gpu-1"]},
             flag=Flag("--node", "NODE", "Run on this node. Repeatable: any of them.", reads=_nodes, repeatable=True),
@@ -320,7 +321,7 @@ class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
     exclude_node: Annotated[
         str | list[str],
         Field(
-            "Nodes that it must not run on, by name.",
+            "Excluded nodes, by name.",
             example="[gpu-7]",
             form={"examples": ["gpu-7"]},
             flag=Flag("--exclude-node", "NODE", "Never run on this node. Repeatable.", reads=_nodes, repeatable=True),
@@ -331,7 +332,7 @@ class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
         dict[str, Any],
         Field(
             "Labels that its node must have, with their values: `{zone: eu}`, or `{zone: [eu, us]}` for any of these. "
-            "A value that begins with `!` is one that its node must not have. `zone` and `rack` of a node are labels.",
+            "A value that begins with `!` excludes nodes with that value. `zone` and `rack` of a node are labels.",
             example="{zone: eu}",
             form={
                 "propertyNames": NAMES,
@@ -382,12 +383,12 @@ class ResourcesSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RetrySpec(msgspec.Struct, forbid_unknown_fields=True):
-    """Retry at most `limit` times, `backoff` doubling, after these outcomes."""
+    """Retry at most `limit` times, with a doubling `backoff`, after these outcomes."""
 
     limit: Annotated[
         int,
         msgspec.Meta(ge=0, le=1000),
-        Field("Retries, 0 to 1000. 0: started once, even if lost.", example="3"),
+        Field("Number of retries, 0 to 1000. 0: the task is started once, even if it is lost.", example="3"),
     ] = 3
     backoff: Annotated[
         Quantity,
@@ -396,28 +397,30 @@ class RetrySpec(msgspec.Struct, forbid_unknown_fields=True):
     when: Annotated[
         list[Literal["failed", "killed", "signal", "oom", "hung", "timeout", "lost"]] | None,
         Field(
-            "Outcomes after which to retry. Without it, any but `timeout`. Then lost work is retried at once, 3 times "
-            "or `limit` times, whichever is more, and does not count against the `limit`. An outcome that you name "
-            "counts. After `oom`, at most two retries.",
+            "Outcomes to retry. By default all except `timeout`; lost work is then retried at once, 3 times or "
+            "`limit` times, whichever is larger, and does not count against the `limit`. Outcomes that you name "
+            "count. After `oom`, at most two retries.",
             example="[lost, killed]",
         ),
     ] = None
 
 
 class WorkersSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """An elastic gang: it starts with `min` tasks or more, and can use `max`."""
+    """An elastic gang: it starts with at least `min` tasks, and can use `max`."""
 
-    min: Annotated[int, Field("The fewest tasks that it starts with.", example="2", form=COUNT)]
-    max: Annotated[int, Field("The most tasks that it can use.", example="8", form=COUNT)]
+    min: Annotated[int, Field("Minimum number of tasks.", example="2", form=COUNT)]
+    max: Annotated[int, Field("Maximum number of tasks.", example="8", form=COUNT)]
 
 
 class SplitSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """Cut `items` into parts of `size` items each; `auto`: by how busy and how uneven the fleet is, in these bounds."""
+    """Cut `items` into parts of `size` items each; with `auto`, the size follows the load and the balance of the fleet,
+    within these limits.
+    """
 
     items: Annotated[
         int,
         Field(
-            "The number of items. Each part gets its own range: from `POISE_ITEMS_FROM` up to `POISE_ITEMS_TO`.",
+            "The number of items. Each part gets its own range, from `POISE_ITEMS_FROM` to `POISE_ITEMS_TO`.",
             example="1000",
             form={"minimum": 1},
         ),
@@ -425,49 +428,48 @@ class SplitSpec(msgspec.Struct, forbid_unknown_fields=True):
     size: Annotated[
         int | Literal["auto"],
         Field(
-            "Items in a part. `auto`: at most 10, fewer the busier and the less even the fleet is, and fewer still if "
-            "a deadline asks for it.",
+            "Items in a part. `auto`: at most 10, fewer on a busy or uneven fleet, and even fewer if a deadline "
+            "requires it.",
             example="50",
             form={"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]},
         ),
     ] = "auto"
-    min: Annotated[int, Field("The least that `auto` chooses.", form={"minimum": 1})] = 1
-    max: Annotated[int, Field("The most that `auto` chooses.", form={"minimum": 1})] = MAX_TASKS
+    min: Annotated[int, Field("Minimum for `auto`.", form={"minimum": 1})] = 1
+    max: Annotated[int, Field("Maximum for `auto`.", form={"minimum": 1})] = MAX_TASKS
 
 
 class WorkSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """Work of one task: operations, bytes of device memory that it moves, bytes of its input and of its model."""
+    """Work of one task: operations, bytes of device memory traffic, bytes of its input and of its model."""
 
     flops: Annotated[Quantity, Field("Floating-point operations: `2 PFLOP`.", example="2 PFLOP", form=FLOPS)] = 0
-    bytes: Annotated[Quantity, Field("Bytes of device memory that it moves.", example="300GB", form=BYTES)] = 0
+    bytes: Annotated[Quantity, Field("Bytes of device memory traffic.", example="300GB", form=BYTES)] = 0
     input: Annotated[Quantity, Field("Bytes of input.", example="4GB", form=BYTES)] = 0
     model: Annotated[Quantity, Field("Bytes of its model.", example="13GB", form=BYTES)] = 0
 
 
 class CheckpointSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """The work saves itself `every` so often; coming back takes `restore`."""
+    """Interval between checkpoints, and duration of a restore."""
 
     every: Annotated[Quantity, Field("Time between two checkpoints.", example="5m", form=DURATION)]
-    restore: Annotated[
-        Quantity, Field("Time that it takes to resume from a checkpoint.", example="30s", form=DURATION)
-    ] = 0
+    restore: Annotated[Quantity, Field("Time to resume from a checkpoint.", example="30s", form=DURATION)] = 0
 
 
 class DeadlineSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """Until when the work must be done, and what becomes of it when that cannot be."""
+    """Time by which the work must be done, and the action if that is impossible."""
 
-    by: Annotated[Quantity, Field("A time from submission, or a moment with its zone.", example="30m", form=MOMENT)]
+    by: Annotated[Quantity, Field("A duration from submission, or a time with its zone.", example="30m", form=MOMENT)]
     if_late: Annotated[
         IfLate,
         Field(
-            "Action for work whose deadline cannot be met. `run`: it runs as work without a deadline. `cancel`: "
-            "Poise cancels it, what needs it, and what only it needs. `refuse`: Poise refuses the submission unless "
+            "Action for work whose deadline cannot be met. `run`: it runs as work without a deadline. `cancel`: Poise "
+            "cancels it, the tasks that need it, and the tasks that only it needs. `refuse`: Poise refuses the "
+            "submission unless "
             "the deadline is likely to be met.",
             example="cancel",
             flag=Flag(
                 "--if-late",
                 "WORD",
-                "When the deadline cannot be met: refuse the job, run it all the same, or cancel it. [default: run]",
+                "Action when the deadline cannot be met: refuse the job, run it anyway, or cancel it. [default: run]",
             ),
         ),
     ] = msgspec.field(name="if-late", default="run")
@@ -479,12 +481,12 @@ class PhaseSpec(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     cpu: Annotated[
-        Quantity | None, Field("The most CPUs in this phase; without it, as many as in any phase.", form=CPU)
+        Quantity | None, Field("Maximum number of CPUs in this phase; by default the CPUs of the task.", form=CPU)
     ] = None
     device_memory: Annotated[
         Quantity,
         Field(
-            "The part of the device memory that it asks for, or of each of its devices: `60%`. The command finds it in "
+            "Fraction of the requested device memory, or of each of its devices: `60%`. The command finds it in "
             "`POISE_DEVICE_MEMORY`.",
             example="60%",
             form=SHARE,
@@ -493,23 +495,23 @@ class PhaseSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ArtifactSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """The same work built for one backend. Without `resources` it asks for what the task asks for."""
+    """A command of the same work for one backend. By default it requests the `resources` of the task."""
 
-    run: Annotated[Command, Field("As of a task.")]
+    run: Annotated[Command, Field("As in a task.")]
     resources: Annotated[ResourcesSpec | None, Field("Instead of the task's.")] = None
 
 
 class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """One command and what it needs. A list is run as it is; a text goes through `sh -c`."""
+    """One command and its requirements. A list is executed directly; a string goes through `sh -c`."""
 
     run: Annotated[
         Command,
-        Field("A list is executed as it is; a text goes through `/bin/sh -c`.", example="[python, train.py]"),
+        Field("A list is executed directly; a string goes through `/bin/sh -c`.", example="[python, train.py]"),
     ] = ""
     needs: Annotated[list[str], Field("Tasks of the same graph that must be done first.", example="[prepare]")] = []
     resources: Annotated[
         ResourcesSpec,
-        Field("The resources that one task takes while it runs. See below.", example="{cpu: 4, memory: 8GiB, gpu: 1}"),
+        Field("Resources of one task while it runs. See below.", example="{cpu: 4, memory: 8GiB, gpu: 1}"),
     ] = msgspec.field(default_factory=ResourcesSpec)
     env: Annotated[
         dict[str, Any],
@@ -535,15 +537,15 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     secrets: Annotated[
         list[str] | dict[str, Any],
         Field(
-            "Environment variables whose values are kept sealed: neither the log nor any command shows them. A name "
-            "takes the value from the submitter's environment, `{NAME: {file: PATH}}` from a file, without the line "
-            "ends at its end. In a graph, those of the job go to all tasks.",
+            "Environment variables with encrypted values: neither the log nor any command shows them. A name takes "
+            "the value from the submitter's environment, `{NAME: {file: PATH}}` from a file, without the final line "
+            "ends. In a graph, the secrets of the job are for all tasks.",
             example="[HF_TOKEN]",
             form=SECRETS,
             flag=Flag(
                 "--secret",
                 "NAME[=@FILE]",
-                "Pass on a variable whose value is kept sealed, from your environment, FILE or `-`. Repeatable.",
+                "Pass on a variable with an encrypted value, from your environment, FILE or `-`. Repeatable.",
                 reads=_secrets,
                 repeatable=True,
                 in_service=True,
@@ -556,8 +558,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     priority: Annotated[
         PriorityName | None,
         Field(
-            "Priority class of the task. In a graph, the job's class holds where a task names none. `medium` by "
-            "default.",
+            "Priority class of the task. In a graph, the job's class is the default of its tasks. `medium` by default.",
             example="high",
             flag=Flag("--priority", "CLASS", "urgent, high, medium or low.", in_service=True),
             inherited=True,
@@ -567,10 +568,10 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     deadline: Annotated[
         Quantity | DeadlineSpec | None,
         Field(
-            "A time from submission (`30m`) or a moment with its zone (`2026-12-01T12:00:00Z`); or a mapping.",
+            "A duration from submission (`30m`) or a time with its zone (`2026-12-01T12:00:00Z`); or a mapping.",
             example="30m",
             form=MOMENT,
-            flag=Flag("--deadline", "TIME", "When it must be done: 30m, or 2026-12-01T12:00:00Z."),
+            flag=Flag("--deadline", "TIME", "Time by which it must be done: 30m, or 2026-12-01T12:00:00Z."),
             inherited=True,
             python=True,
         ),
@@ -578,8 +579,8 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     expect: Annotated[
         Quantity | None,
         Field(
-            "Estimated run time, used until finished runs of its class say more. For an elastic gang, with its fewest "
-            "workers. It does not hold for the `merge`.",
+            "Estimated run time, used until runs of its class have finished. For an elastic gang, the run time with "
+            "its minimum of workers. It does not apply to the `merge`.",
             example="10m",
             form=DURATION,
             flag=Flag("--expect", "TIME", "Estimated run time, used until there is history."),
@@ -590,7 +591,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
         int | str | WorkersSpec,
         Field(
             "A gang: this many tasks, started together or not at all. `2..8` or `{min: 2, max: 8}` is elastic: it "
-            "starts with the fewest or more, and is made larger or smaller at a checkpoint.",
+            "starts with at least the minimum, and grows or shrinks at a checkpoint.",
             example="2",
             form=_WORKERS,
             flag=Flag("--workers", "N", "A gang of N tasks that start together; 2..8: elastic.", as_number),
@@ -601,7 +602,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     parts: Annotated[
         int,
         Field(
-            "Cut by data: this many tasks; each finds its number in `POISE_PART`, and all in `POISE_PARTS`.",
+            "Cut by data into this many tasks; each finds its number in `POISE_PART`, the count in `POISE_PARTS`.",
             example="4",
             form=COUNT_OR_NONE,
             flag=Flag("--parts", "N", "Cut by data: N tasks, each with its POISE_PART of POISE_PARTS.", as_number),
@@ -610,7 +611,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     split: Annotated[
         SplitSpec | None,
         Field(
-            "Cut by data: as many tasks as the items make parts. See below.",
+            "Cut by data into one task per part of the items. See below.",
             example="{items: 1000, size: auto}",
             calls=False,
         ),
@@ -618,15 +619,15 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     sweep: Annotated[
         SweepSpec | None,
         Field(
-            "A task for each combination of these values. See below. `${lr}` or `{lr}` in `run` and `env` stands for "
+            "One task for each combination of these values. See below. `${lr}` or `{lr}` in `run` and `env` stands for "
             "the value, which is also in `POISE_SWEEP_LR`.",
             example="{lr: [0.1, 0.01], seed: 1..5}",
             form=_SWEEP,
             flag=Flag(
                 "--sweep",
                 "NAME=VALUES",
-                "A task for each of these values, `0.1,0.01` or `1..5`, which stand for {NAME} in the command. "
-                "Repeated: for each combination.",
+                "One task per value, `0.1,0.01` or `1..5`; {NAME} in the command stands for the value. Repeatable: "
+                "one task per combination.",
                 reads=_swept,
                 repeatable=True,
             ),
@@ -636,7 +637,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     at_most: Annotated[
         int,
         Field(
-            "The most parts, or tasks of a sweep, that run at the same time. 0: any number.",
+            "Maximum number of parts, or tasks of a sweep, to run concurrently. 0: no limit.",
             example="4",
             form=COUNT_OR_NONE,
             flag=Flag("--at-most", "N", "Maximum number of parts or sweep tasks to run concurrently.", as_number),
@@ -647,8 +648,8 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
         Command | None,
         Field(
             "A command that runs once every part is done, with the same resources. A task that needs this one waits "
-            "for the merge, and a deadline holds for both. Its run time is learned; to say more of it, make it a task "
-            "of a graph.",
+            "for the merge, and a deadline applies to both. Its run time is learned; to set other fields, make it a "
+            "task of a graph.",
             example="[python, merge.py]",
             calls=False,
         ),
@@ -682,10 +683,9 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     time_limit: Annotated[
         Quantity,
         Field(
-            "The longest that one attempt may run (walltime), from the start of its command: `2h`. Then it gets "
-            "SIGTERM, after its `grace` SIGKILL, and its outcome is `timeout`. Poise plans with the limit where "
-            "nothing else says how long the task runs. It holds for each task of a gang, each part, and the "
-            "`merge`. 0: no limit.",
+            "Maximum run time of one attempt (walltime), from the start of its command: `2h`. Then it gets SIGTERM, "
+            "after its `grace` SIGKILL, and its outcome is `timeout`. Poise plans with the limit if there is no other "
+            "estimate of the run time. It applies to each task of a gang, each part, and the `merge`. 0: no limit.",
             example="2h",
             form=DURATION,
             flag=Flag(
@@ -698,8 +698,8 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     stdin: Annotated[
         bool,
         Field(
-            "Keep standard input open for `poise attach` and other clients that give input. Without it the command "
-            "reads nothing. In a gang it is that of rank 0.",
+            "Keep standard input open for `poise attach` and other clients that send input. Without it, the command's "
+            "input is empty. In a gang, rank 0 gets the input.",
             example="true",
             flag=Flag("--interactive", "", "Keep standard input open.", short="-i"),
             read=_whether,
@@ -711,8 +711,8 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
         Field(
             "A file on the node, relative to the folder of the job, that gets a copy of both output streams while the "
             "command writes them. `%j` stands for the id of the job, `%t` for the task, `%r` for the rank or the "
-            "number of the part, `%a` for the attempt, `%%` for `%`. A retry appends, unless `%a` is in the name. "
-            "It does not hold for the `merge`. `poise logs` shows the output as well.",
+            "number of the part, `%a` for the attempt, `%%` for `%`. A retry appends, unless `%a` is in the name. It "
+            "does not apply to the `merge`. `poise logs` shows the output as well.",
             example="out/%j.log",
             flag=Flag("--output", "FILE", "Copy the output to a file: %j job, %t task, %r rank, %a attempt."),
             calls=False,
@@ -721,9 +721,9 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     tty: Annotated[
         bool | str,
         Field(
-            "Run the command in a pseudo-terminal, which both its streams go to: `true` for 24 rows of 80 columns, or "
-            "the size, `50x120`. A task with a terminal is not preempted, and not retried unless `retry` says so: what "
-            "was typed cannot be typed again. In a gang rank 0 has the terminal.",
+            "Run the command in a pseudo-terminal, for both output streams: `true` for 24 rows of 80 columns, or the "
+            "size, `50x120`. A task with a terminal is not preempted, and not retried unless `retry` is set, because "
+            "typed input cannot be repeated. In a gang, rank 0 has the terminal.",
             example="true",
             form={"anyOf": [{"type": "boolean"}, {"type": "string", "pattern": _SIZE.pattern}]},
             flag=Flag("--tty", "", "Run the command in a pseudo-terminal.", short="-t"),
@@ -743,8 +743,8 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     lease: Annotated[
         Lease,
         Field(
-            "Whether it may be placed again while it is not known if it still runs on a silent node: `fenced`, at "
-            "once; `exclusive`, when its node has stopped it in any case.",
+            "When it may be placed again although it may still run on a silent node: `fenced`, at once; `exclusive`, "
+            "when its node has certainly stopped it.",
             example="exclusive",
             flag=Flag("--lease", "CLASS", "fenced, or exclusive: no two copies at once, even if cut off."),
         ),
@@ -753,7 +753,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
         dict[str, ArtifactSpec],
         Field(
             "Builds of the same work for several backends, by name (`cuda`, `rocm`, `cann`, `cpu`), instead of `run`. "
-            "Poise starts the one that it expects to be done first.",
+            "Poise starts the one with the earliest expected end.",
             example="{cuda: {run: ./train-cuda}, cpu: {run: ./train}}",
             form={"propertyNames": NAMES},
         ),
@@ -761,14 +761,14 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     work: Annotated[
         WorkSpec | None,
         Field(
-            "The amount of work of one task, for an estimate before anything was measured. See below.",
+            "The amount of work of one task, for an estimate without measurements. See below.",
             example="{flops: 2 PFLOP, bytes: 300GB}",
         ),
     ] = None
     checkpoint: Annotated[
         Quantity | CheckpointSpec | None,
         Field(
-            "Checkpoint interval, or a mapping. Work that is preempted loses what came since its last checkpoint.",
+            "Checkpoint interval, or a mapping. Preempted work loses its progress since the last checkpoint.",
             example="5m",
             form=DURATION,
             flag=Flag("--checkpoint", "TIME", "Checkpoint interval; sets the cost of preemption."),
@@ -777,7 +777,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     phases: Annotated[
         Literal["auto"] | dict[str, PhaseSpec],
         Field(
-            "Resources by the phase that its training reports: `initial`, `convergence` or `fine-tuning`; or "
+            "Resources for each phase that its training reports: `initial`, `convergence` or `fine-tuning`; or "
             "`auto`. See below.",
             example="{convergence: {cpu: 8, device_memory: 60%}, fine-tuning: {cpu: 4, device_memory: 30%}}",
             form={
@@ -795,7 +795,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     preemptible: Annotated[
         bool,
         Field(
-            "Whether it may be preempted for more urgent work. `true` by default.",
+            "Allow preemption by more urgent work. `true` by default.",
             example="false",
             flag=Flag("--no-preempt", "", "Never preempt it.", reads=_not),
         ),
@@ -803,10 +803,10 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     weight: Annotated[
         float,
         Field(
-            "Business weight, for policies that look at it.",
+            "Business weight, for policies that use it.",
             example="2.5",
             form={"minimum": 0.001, "maximum": 1000},
-            flag=Flag("--weight", "N", "Business weight, for policies that look at it. [default: 1]", as_number),
+            flag=Flag("--weight", "N", "Business weight, for policies that use it. [default: 1]", as_number),
             read=_weight,
             python=True,
         ),
@@ -814,18 +814,18 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     serves: Annotated[
         str,
         Field(
-            "The service that it answers for, and why it was asked for, where it runs until it is ended. Work of lower "
-            "classes makes room for it at once, and it is not preempted for being shorter. `poise serve` writes it for "
-            "its replicas.",
+            "For a replica, which runs until it is stopped: its service, and the reason for its start. Work of lower "
+            "classes makes room for it at once, and shorter work does not preempt it. `poise serve` sets it for its "
+            "replicas.",
             example="digits",
         ),
     ] = ""
     class_: Annotated[
         str,
         Field(
-            "Tasks of one class share what is learned of their run times.",
+            "Tasks of one class share learned run times.",
             example="resnet",
-            flag=Flag("--class", "NAME", "Work of one class shares what is learned of its run times."),
+            flag=Flag("--class", "NAME", "Class of the work; work of one class shares learned run times."),
         ),
     ] = msgspec.field(name="class", default="")
 
@@ -850,7 +850,7 @@ class JobSpec(TaskSpec, forbid_unknown_fields=True):
     folder: Annotated[
         str,
         Field(
-            "Where commands run. Relative to the file's folder; that folder itself by default.",
+            "Working folder of the commands, relative to the file's folder; by default that folder itself.",
             example="/data/experiment",
         ),
     ] = ""
@@ -871,12 +871,12 @@ class JobSpec(TaskSpec, forbid_unknown_fields=True):
     after_any: Annotated[
         list[str],
         Field(
-            "Ids or names of jobs that must be over first, however they ended.",
+            "Ids or names of jobs that must be over first, with any result.",
             example="[j1]",
             flag=Flag(
                 "--after-any",
                 "JOB",
-                "Start after this job is over, however it ended. Repeatable.",
+                "Start after this job is over, with any result. Repeatable.",
                 reads=as_texts,
                 repeatable=True,
             ),
@@ -899,16 +899,16 @@ class JobSpec(TaskSpec, forbid_unknown_fields=True):
     begin: Annotated[
         Quantity | None,
         Field(
-            "Not before: a time from submission (`2h`) or a moment with its zone (`2026-12-01T02:00:00Z`).",
+            "Earliest start: a duration from submission (`2h`) or a time with its zone (`2026-12-01T02:00:00Z`).",
             example="2h",
             form=MOMENT,
-            flag=Flag("--begin", "TIME", "Not before: 2h from now, or 2026-12-01T02:00:00Z."),
+            flag=Flag("--begin", "TIME", "Earliest start: 2h from now, or 2026-12-01T02:00:00Z."),
         ),
     ] = None
     hold: Annotated[
         bool,
         Field(
-            "Submit the job on hold: nothing of it starts until `poise release`.",
+            "Submit the job on hold: no task starts until `poise release`.",
             example="true",
             flag=Flag("--hold", "", "Submit it on hold, until `poise release`."),
             calls=False,
@@ -987,7 +987,7 @@ class JobSpec(TaskSpec, forbid_unknown_fields=True):
     calls: Annotated[
         bool,
         Field(
-            "Serve calls of functions: the `parts` are workers that are started as calls come. Made by `poise.task`.",
+            "Serve calls of functions: the `parts` are workers that start as calls arrive. `poise.task` sets it.",
             example="true",
         ),
     ] = False

@@ -22,11 +22,10 @@ Outcome = Literal[
 """How an attempt ended.
 
 `done` exit code 0 · `failed` another exit code · `killed` SIGKILL that Poise did not send, or SIGTERM that Poise did
-not send and at which training saved itself · `signal` another signal · `oom` over its memory limit ·
-`hung` silent for longer than it promised · `timeout` over its time limit ·
-`lost` its node or keeper went away · `stopped` Poise stopped it: for another, since another of its gang had failed,
-or when it was cancelled · `returned` stopped before its process was started, which costs no try · `unstartable` the
-command could not be executed.
+not send and after which training saved a checkpoint · `signal` another signal · `oom` over its memory limit · `hung`
+silent for longer than its limit · `timeout` over its time limit · `lost` its node or keeper was lost · `stopped` Poise
+stopped it: by preemption, after a failure in its gang, or when it was cancelled · `returned` stopped before its process
+started, which does not count as a try · `unstartable` the command could not be executed.
 """
 
 Lease = Literal["fenced", "exclusive"]

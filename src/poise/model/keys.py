@@ -87,9 +87,11 @@ def compile_keys(document: Any) -> tuple[Key, ...]:
     made: list[Key] = []
     if top is not None:
         if top.kind != "keys":
-            found.add(SpecError("this file holds no keys", field="kind", need="keys", have=top.kind))
+            found.add(SpecError("this is not a file of keys", field="kind", need="keys", have=top.kind))
         if not 1 <= len(top.keys) <= MOST_KEYS:
-            found.add(SpecError("a file has keys", field="keys", need=f"1 to {MOST_KEYS}", have=str(len(top.keys))))
+            found.add(
+                SpecError("invalid number of keys", field="keys", need=f"1 to {MOST_KEYS}", have=str(len(top.keys)))
+            )
         made = [_compile(told, f"keys[{place}]", found) for place, told in enumerate(top.keys[:MOST_KEYS])]
         for field, values in (
             ("name", [key.name for key in made]),
@@ -97,7 +99,7 @@ def compile_keys(document: Any) -> tuple[Key, ...]:
             ("token", [key.token for key in made if key.token]),
         ):
             for twice in sorted(value for value, count in Counter(values).items() if count > 1):
-                found.add(SpecError(f"two keys have one {field}", field="keys", have=twice))
+                found.add(SpecError(f"two keys have the same {field}", field="keys", have=twice))
     found.check(lambda field: "keys: [{name: app, sha256: ..., rate: 600/m}]")
     return tuple(made)
 
@@ -108,9 +110,9 @@ def _compile(told: KeySpec, at: str, found: Findings) -> Key:
         found.get(None, check_name, told.tenant, f"{at}.tenant")
     if bool(told.sha256) == bool(told.token):
         need = "sha256 (of a secret), or token (the id of a token of the control plane)"
-        found.add(SpecError("a key is known by one of two", field=at, need=need))
+        found.add(SpecError("a key needs either `sha256` or `token`", field=at, need=need))
     if told.sha256 and not re.fullmatch(r"[0-9a-f]{64}", told.sha256):
-        found.add(SpecError("this is no SHA-256", field=f"{at}.sha256", need="64 digits of 0-9 and a-f"))
+        found.add(SpecError("this is not a SHA-256", field=f"{at}.sha256", need="64 digits of 0-9 and a-f"))
     scopes = told.scopes if told.scopes is not None or told.token else ["ask"]
     return Key(
         name=told.name,
@@ -128,7 +130,9 @@ def _allowance(text: str, field: str) -> Allowance | None:
     if not text:
         return None
     if not re.fullmatch(ALLOWANCE, text):
-        raise SpecError("this is no limit", field=field, need="an amount by s, m, h or d", have=text[:40], hint="600/m")
+        raise SpecError(
+            "this is not a limit", field=field, need="an amount by s, m, h or d", have=text[:40], hint="600/m"
+        )
     amount, _, unit = text.partition("/")
     return Allowance(int(amount), WINDOWS[unit])
 

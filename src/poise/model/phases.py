@@ -20,8 +20,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """What a phase asks of whoever trains: to look at every so many steps, to tell of them every so many seconds, and
-    the precision to compute in (empty: the one that is used).
+    """Requests of a phase to the training: the sampling interval in steps, the report interval in seconds, and the
+    precision (empty: the current one).
     """
 
     look: int = 4
@@ -30,14 +30,14 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What tells phases apart, and what they ask for; `poise.policy.phases` says how it is used.
+    """Rules of the phases, and their requests; `poise.policy.phases` describes their use.
 
-    The variance of `window` norms is loud above the part `loud` of the highest, quiet below the part `quiet`; either
-    moves `left` by the factor `lean`. The knee is where the loss begins to fall at less than `flatter` of the speed
-    before. Fine-tuning begins when less than `left` of all that was gained is still to come, with `doubt` standard
-    errors added, `rest` times as long after the knee as that took, or later. A run begins again when more than `lost`
-    of its gain is lost. What is seen counts by how long it has been so: `hold` of the run's age, and `least` steps at
-    the least. A learning rate below `dropped` of the last begins a new slope.
+    The variance of `window` norms is loud above the fraction `loud` of the highest, quiet below the fraction `quiet`;
+    either changes `left` by the factor `lean`. The knee is where the loss falls at less than `flatter` of its earlier
+    speed. Fine-tuning begins when less than `left` of the total gain is still to come, with `doubt` standard errors
+    added. It begins at the earliest `rest` times the time of the knee after it. A run begins again when more than
+    `lost` of its gain is lost. A sign must last for the fraction `hold` of the run's age, and at least `least` steps. A
+    learning rate below `dropped` of the last begins a new slope.
     """
 
     window: int = 10

@@ -17,17 +17,17 @@ from poise.model.training import Training
 
 STATUSES = {
     "waiting": "for another task or job that it needs",
-    "resting": "a worker of functions for which there is nothing to do",
+    "resting": "a worker of functions without calls",
     "pending": "it waits for room, or for its turn",
-    "placed": "a place was chosen, and its process is being started",
+    "placed": "it is placed, and its process is being started",
     "running": "it runs",
-    "recovering": "its node is silent; it goes on when that is back, or is placed elsewhere",
-    "stopping": "it was asked to end, and has its grace to do so",
+    "recovering": "its node is silent; it continues when that is back, or is placed elsewhere",
+    "stopping": "it was asked to end, and its grace period runs",
     "spare": "its gang (`workers: 1..3`) runs with fewer than it could use; it joins once there is room",
     "done": "its command has ended with 0",
-    "failed": "it has ended otherwise, and is not tried again; its outcome says how",
-    "stopped": "Poise has stopped it, since another of its gang had failed",
-    "cancelled": "somebody has cancelled it, or its deadline could not be met any more (`if-late: cancel`)",
+    "failed": "it has ended otherwise, and is not retried; its outcome says how",
+    "stopped": "Poise has stopped it, because another task of its gang failed",
+    "cancelled": "it was cancelled, or its deadline could no longer be met (`if-late: cancel`)",
     "skipped": "something that it needs has failed or was cancelled",
 }
 """What a task is, and what that means. All of a job is one of them too."""
@@ -140,7 +140,8 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
 
 JobStatus = Literal["waiting", "pending", "placed", "running", "idle", "done", "failed", "cancelled", "skipped"]
 """The statuses of a job: the most telling of its tasks'. `idle` workers wait for calls. A job is `skipped` when one
-that it comes after has not ended as it had to."""
+that it comes after has not ended as it had to.
+"""
 
 
 class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -388,7 +389,7 @@ class PhaseTimes(msgspec.Struct, frozen=True):
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The control plane at a glance. `unfinished` counts jobs, `pending` units that could be placed, `active` units
+    """Status of the control plane. `unfinished` counts jobs, `pending` units that could be placed, `active` units
     that hold room. `policy` decides; `fleet` is the declared one, empty for this machine. Without `up` no control plane
     of the home runs, and it is what another one says, or else the log. One that `stands_by` tells what the one that
     leads has written. `leader` is the address of the one that leads in its place, where it is known. `held` nodes have
@@ -770,7 +771,7 @@ class PlannedLater(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What would happen if a job were submitted now. Nothing has been done. `retries` says what would be retried where
+    """The effects of submitting a job now. Nothing has been done. `retries` says what would be retried where
     that is not the default, and alike for all its tasks.
     """
 

@@ -237,7 +237,7 @@ def check_node_name(name: str, field: str) -> None:
             code="E107",
             field=field,
             have=ascii(name[:80]),
-            hint="give it another: `--name`",
+            hint="give it another name: `--name`",
         )
 
 

@@ -74,7 +74,9 @@ def by_name(told: Any, at: str) -> dict[str, Any]:
     for name in told:
         if not isinstance(name, str) or not re.fullmatch("[A-Za-z_][A-Za-z0-9_]{0,127}", name):
             need, hint = "letters, digits and `_`", "secrets: [HF_TOKEN]"
-            raise SpecError("not a name for an environment variable", code="E107", field=at, need=need, hint=hint)
+            raise SpecError(
+                "this is not a name for an environment variable", code="E107", field=at, need=need, hint=hint
+            )
         if name.startswith(OURS):
             what = f"names that begin with {OURS} belong to Poise"
             raise SpecError(what, code="E107", field=f"{at}.{name}", have=name, hint="another name")

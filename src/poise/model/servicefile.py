@@ -48,7 +48,7 @@ Followed = Literal["rate", "latency", "queue", "devices"]
 
 
 class AnnouncedSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """Expected load: a number of requests per second from a moment on, for some time."""
+    """Expected load: a number of requests per second from a given time on, for some time."""
 
     at: str = ""
     lasts: Quantity = "1h"
@@ -56,7 +56,7 @@ class AnnouncedSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ScalingSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """How the number of replicas follows the load, where `replicas` is a range."""
+    """How the number of replicas follows the load, if `replicas` is a range."""
 
     policy: str = ""
     signals: list[Followed] = msgspec.field(default_factory=lambda: ["rate", "latency", "queue"])
@@ -80,7 +80,7 @@ class CacheSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RecordSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """Requests that are written to a file, to be asked again."""
+    """Requests that are recorded in a file, for a replay."""
 
     file: str = ""
     share: Quantity = "100%"
@@ -88,7 +88,7 @@ class RecordSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CanarySpec(msgspec.Struct, forbid_unknown_fields=True):
-    """A version on trial beside the one that serves: what is other in it, what it is asked, what it must hold to."""
+    """A version on trial beside the current one: its differences, its requests, and its rules."""
 
     model: str = ""
     version: str | int = ""
@@ -220,13 +220,13 @@ def _example(field: str) -> str:
 
 def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredService:
     if top.kind != "service":
-        found.add(SpecError("this file is no service", field="kind", need="service", have=top.kind))
+        found.add(SpecError("this file is not a service", field="kind", need="service", have=top.kind))
     found.get(None, check_name, top.name, "name")
     found.get(
         None, check_name, f"{top.name}{'-canary' * (top.canary is not None)}-replica", "name"
     )  # what jobs are named
     if not _CLASS.fullmatch(top.model):
-        found.add(SpecError("which class serves?", field="model", need=_NEED_CLASS, have=top.model))
+        found.add(SpecError("`model` must name a class", field="model", need=_NEED_CLASS, have=top.model))
     for field in ("model", "folder", "python"):
         found.get(None, check_text, getattr(top, field), field)
     for field, value, most in (
@@ -234,7 +234,7 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         ("queue", top.queue, MOST_WAITING),
     ):
         if not 1 <= value <= most:
-            found.add(SpecError("the number is out of bounds", field=field, need=f"1 to {most}", have=str(value)))
+            found.add(SpecError("the number is out of range", field=field, need=f"1 to {most}", have=str(value)))
     limits = Limits(
         objective=found.get(
             0, parse_or_raise, parse_duration, top.objective.latency_p99, "objective.latency_p99", LONGEST
@@ -246,9 +246,13 @@ def _compile(top: ServiceSpec, document: Any, found: Findings) -> DeclaredServic
         body=found.get(0, parse_or_raise, parse_bytes, top.body, "body", MAX_BODY),
     )
     if not limits.body:
-        found.add(SpecError("a request must have some bytes", field="body", need="more than 0", have="0"))
+        found.add(
+            SpecError("the maximum size of a request must be above 0", field="body", need="more than 0", have="0")
+        )
     if not limits.timeout:
-        found.add(SpecError("a request must have some time", field="timeout", need="more than 0", have="0"))
+        found.add(
+            SpecError("the time limit of a request must be above 0", field="timeout", need="more than 0", have="0")
+        )
     least, most = found.get((1, 1), _replicas, top.replicas)
     rules, window, announced = None, 0, list[Announced]()
     if isinstance(top.replicas, str) and ".." in top.replicas:
@@ -307,7 +311,7 @@ VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 def _check_redis(told: CacheSpec) -> None:
     if told.redis and not re.fullmatch(REDIS, told.redis):
         raise SpecError(
-            "this is no URL of a Redis",
+            "this is not a URL of a Redis",
             field="cache.redis",
             need="redis://HOST:PORT/NUMBER, rediss:// for TLS, or unix:///PATH; no password",
             have=re.sub(r":[^:@/]+@", ":...@", told.redis),
@@ -315,9 +319,11 @@ def _check_redis(told: CacheSpec) -> None:
         )
     if told.password_from and not re.fullmatch(VARIABLE, told.password_from):
         need = "the name of a variable of the environment, not the password"
-        raise SpecError("this names no variable", field="cache.password_from", need=need)
+        raise SpecError("this is not a name of a variable", field="cache.password_from", need=need)
     if told.password_from and not told.redis:
-        raise SpecError("the password of what?", field="cache.password_from", need="redis: redis://127.0.0.1:6379/0")
+        raise SpecError(
+            "a password needs a `redis`", field="cache.password_from", need="redis: redis://127.0.0.1:6379/0"
+        )
 
 
 def _record(told: RecordSpec, found: Findings) -> tuple[str, float, int]:
@@ -335,14 +341,20 @@ def _with_canary(stable: DeclaredService, told: CanarySpec, found: Findings) -> 
     def number(field: str, value: float, least: float, most: float) -> None:
         if not least <= value <= most:
             need = f"{least:g} to {most:g}"
-            found.add(SpecError("the number is out of bounds", field=f"canary.{field}", need=need, have=shown(value)))
+            found.add(SpecError("the number is out of range", field=f"canary.{field}", need=need, have=shown(value)))
 
     for field in ("model", "folder", "python", "replay"):
         found.get(None, check_text, getattr(told, field), f"canary.{field}")
     if not (told.model or told.folder or told.python or told.precision or told.env):
-        found.add(SpecError("what is other in it?", field="canary", need="model, folder, python, precision or env"))
+        found.add(
+            SpecError(
+                "the canary does not differ from the service",
+                field="canary",
+                need="model, folder, python, precision or env",
+            )
+        )
     if told.model and not _CLASS.fullmatch(told.model):
-        found.add(SpecError("which class serves?", field="canary.model", need=_NEED_CLASS, have=told.model))
+        found.add(SpecError("`model` must name a class", field="canary.model", need=_NEED_CLASS, have=told.model))
     if told.version != "":
         found.get(None, check_name, str(told.version), "canary.version")
     number("replicas", told.replicas, 0, MOST_REPLICAS)
@@ -353,14 +365,16 @@ def _with_canary(stable: DeclaredService, told: CanarySpec, found: Findings) -> 
     shares = [part(f"share[{at}]", value) for at, value in enumerate(told.share)]
     for at, share in enumerate(shares):
         if not share:
-            found.add(SpecError("a share above 0", field=f"canary.share[{at}]", need="0.1% to 100%", have="0"))
+            found.add(
+                SpecError("the share must be above 0", field=f"canary.share[{at}]", need="0.1% to 100%", have="0")
+            )
     stages = [
         *([Stage("replay")] if told.replay else []),
         *([Stage("shadow", shadow)] if shadow else []),
         *(Stage("share", share) for share in shares),
     ]
     if not stages:
-        found.add(SpecError("it is asked nothing", field="canary.share", need="share, shadow or replay"))
+        found.add(SpecError("the canary gets no requests", field="canary.share", need="share, shadow or replay"))
     env = {"env": stable.job.get("env", {}) | told.env} if told.env else {}
     found.get(None, _check_env, told.env, stable.job.get("secrets", []))
     canary = msgspec.structs.replace(
@@ -420,7 +434,7 @@ def _announced(told: AnnouncedSpec, field: str, found: Findings) -> Announced:
     lasts = found.get(0, parse_or_raise, parse_duration, told.lasts, f"{field}.lasts", DAY)
     if not 0 < told.rate <= MOST_WAITING:
         need = f"above 0, at most {MOST_WAITING} a second"
-        found.add(SpecError("the number is out of bounds", field=f"{field}.rate", need=need, have=shown(told.rate)))
+        found.add(SpecError("the number is out of range", field=f"{field}.rate", need=need, have=shown(told.rate)))
     return Announced(at=at, rate=told.rate, until=at + lasts)
 
 
@@ -432,12 +446,14 @@ def _rules(told: ScalingSpec, least: int, most: int, objective: int, found: Find
         found.get(None, check_name, told.policy, "scaling.policy")
     target = found.get(700, parse_or_raise, parse_share, told.target, "scaling.target", 1000)
     if not target:
-        found.add(SpecError("a target above 0", field="scaling.target", need="1% to 100%", have=str(told.target)))
+        found.add(
+            SpecError("the target must be above 0", field="scaling.target", need="1% to 100%", have=str(told.target))
+        )
     if told.shared and not objective:
         what = "devices are shared by how near answers come to an objective"
         found.add(SpecError(what, field="scaling.shared", need="an objective", hint="objective: {latency_p99: 200ms}"))
     if not told.signals:
-        found.add(SpecError("nothing is followed", field="scaling.signals", need="rate, latency, queue or devices"))
+        found.add(SpecError("no signal is given", field="scaling.signals", need="rate, latency, queue or devices"))
     return ScaleRules(
         signals=tuple(told.signals),
         least=least,

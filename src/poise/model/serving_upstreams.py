@@ -45,7 +45,7 @@ PATH = r"/[A-Za-z0-9._~/-]*"
 
 
 class ConcurrencySpec(msgspec.Struct, forbid_unknown_fields=True):
-    """How many requests a server is sent at once, where that follows what its answers take."""
+    """Concurrency of an upstream that follows the latency of its answers."""
 
     target_p99: Quantity
     min: int = 1
@@ -81,7 +81,7 @@ class EjectionSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class HealthSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """How it is asked whether it is well."""
+    """Health probe of an upstream."""
 
     path: str = "/v1/models"
     delay: Quantity = "30s"
@@ -303,14 +303,14 @@ def _upstreams(specs: list[UpstreamSpec], number: Any, real: Any, time: Any, fou
             found.add(SpecError(what, code="E107", field=f"{at}.name", have=spec.name))
         if not re.fullmatch(URL, spec.url):
             need = "host:port, or a URL without a user"
-            found.add(SpecError("this is no URL of a server", field=f"{at}.url", need=need, have=spec.url[:80]))
+            found.add(SpecError("this is not a URL of a server", field=f"{at}.url", need=need, have=spec.url[:80]))
         if spec.key_from and not re.fullmatch(VARIABLE, spec.key_from):
             need = "the name of a variable of the environment, not the key"
-            found.add(SpecError("this names no variable", field=f"{at}.key_from", need=need))
+            found.add(SpecError("this is not a name of a variable", field=f"{at}.key_from", need=need))
         models = spec.models
         if models is not None and (not 1 <= len(models) <= MAX_MODELS or not all(models)):
             need = f"1 to {MAX_MODELS} names; without the field, those that it tells"
-            found.add(SpecError("these are no names of models", field=f"{at}.models", need=need))
+            found.add(SpecError("these are not names of models", field=f"{at}.models", need=need))
         made[spec.name] = Upstream(
             name=spec.name,
             url=("" if "://" in spec.url else "http://") + spec.url.rstrip("/").removesuffix("/v1"),
@@ -330,4 +330,4 @@ def _upstreams(specs: list[UpstreamSpec], number: Any, real: Any, time: Any, fou
 
 def _check_path(path: str, found: Findings) -> None:
     if not re.fullmatch(PATH, path):
-        found.add(SpecError("this is no path", field="health.path", need="such as /health", have=path[:80]))
+        found.add(SpecError("this is not a path", field="health.path", need="such as /health", have=path[:80]))

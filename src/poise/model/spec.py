@@ -249,7 +249,7 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], tenant: str,
             if 0 < unit.deadline <= begin:
                 field, have = due_by.get(unit.name, "deadline"), format_duration(unit.deadline)
                 need = f"later than its `begin`, in {format_duration(begin)}"
-                found.add(SpecError("it may only begin when it is late already", field=field, need=need, have=have))
+                found.add(SpecError("`begin` is later than the deadline", field=field, need=need, have=have))
                 break
     due_by |= {unit.name: "deadline" for unit in units if unit.deadline and unit.name not in due_by}
     return Compiled(
@@ -465,7 +465,7 @@ def _parts_of(split: SplitSpec, devices: bool, field: str, cut: Callable[[bool],
             at = f"{field}split.{name}"
             found.add(SpecError("the number is out of range", code="E103", field=at, need=need, have=have))
     if split.min > split.max:
-        error = SpecError("`min` is more than `max`", code="E103", field=f"{field}split.min", have=str(split.min))
+        error = SpecError("`min` is larger than `max`", code="E103", field=f"{field}split.min", have=str(split.min))
         found.add(error, f"{field}split.max")
     if found.doubts(f"{field}split"):
         return 1
@@ -489,7 +489,7 @@ def _workers(workers: int | str | WorkersSpec, field: str) -> tuple[int, int]:
     check_count(least, 1, field)
     check_count(most, 1, field)
     if least > most:
-        raise SpecError("the least is more than the most", code="E103", field=field, have=f"{least}..{most}")
+        raise SpecError("`min` is larger than `max`", code="E103", field=field, have=f"{least}..{most}")
     return least, most
 
 
@@ -577,7 +577,7 @@ def _check_needs(specs: Mapping[str, TaskSpec], found: Findings) -> None:
                     f"the graph has a cycle: {error}",
                     code="E106",
                     field=f"tasks.{first}.needs[{place}]",
-                    hint=f"drop one of these needs, for example `{last}` from `tasks.{first}.needs`",
+                    hint=f"remove one of these needs, for example `{last}` from `tasks.{first}.needs`",
                 )
             )
             needs[first] = [need for need in needs[first] if need != last]
@@ -703,7 +703,7 @@ def _artifacts(spec: TaskSpec, field: str, found: Findings) -> tuple[str, tuple[
         asked = f"{at}.resources" if artifact.resources else f"{field}resources"
         if name == "cpu" and resources.gpu:
             found.add(
-                SpecError("the artifact for the CPU asks for devices", field=f"{at}.resources.gpu", hint="gpu: 0")
+                SpecError("the artifact for the CPU requests devices", field=f"{at}.resources.gpu", hint="gpu: 0")
             )
         if name != "cpu":
             resources = msgspec.structs.replace(resources, backend=resources.backend or name)
@@ -718,10 +718,12 @@ def _output(pattern: str, field: str, *, several: bool) -> str:
     signs = re.findall("%(.?)", pattern)
     if unknown := [sign for sign in signs if sign not in tuple("jtra%")]:
         need = "%j, %t, %r, %a or %%"
-        raise SpecError("the name has an unknown sign", field=field, need=need, have=f"%{unknown[0]}", hint="%j.log")
+        raise SpecError(
+            "the name has an unknown placeholder", field=field, need=need, have=f"%{unknown[0]}", hint="%j.log"
+        )
     if several and pattern and not {"t", "r"} & {*signs}:
         hint = f"{field}: {pattern}.%r"
-        raise SpecError("several tasks would write to one file", field=field, need="%r in the name", hint=hint)
+        raise SpecError("several tasks would write to the same file", field=field, need="%r in the name", hint=hint)
     return pattern
 
 
@@ -733,7 +735,7 @@ def _grace(spec: TaskSpec, field: str, found: Findings) -> int:
     grace = _or(GRACE, found.get(0, duration, spec.grace, f"{field}grace"))
     if exclusive and grace > EXCLUSIVE_GRACE:
         error = SpecError(
-            "exclusive work has to end soon when it is stopped",
+            "exclusive work must have a short `grace`",
             field=f"{field}grace",
             need="at most 1s",
             have=str(spec.grace),
@@ -785,15 +787,19 @@ def _phases(spec: TaskSpec, field: str, shape: Shape, found: Findings) -> tuple[
         at = f"{field}.{phase}"
         if phase not in PHASES:
             need, hint = ", ".join(PHASES), near(phase, PHASES)
-            found.add(SpecError("there is no such phase of training", field=at, need=need, have=phase[:80], hint=hint))
+            found.add(
+                SpecError("this phase of training does not exist", field=at, need=need, have=phase[:80], hint=hint)
+            )
         cpu = found.get(0, parse_or_raise, parse_cpu, asked.cpu, f"{at}.cpu", MAX_CPU) if asked.cpu is not None else 0
         memory = found.get(1000, parse_or_raise, parse_share, asked.device_memory, f"{at}.device_memory", 1000)
         if cpu > shape.cpu:
             need, have = f"at most {format_cpu(shape.cpu)}, as `resources` have it", format_cpu(cpu)
-            found.add(SpecError("a phase asks for more than its task", field=f"{at}.cpu", need=need, have=have))
+            found.add(SpecError("a phase requests more than its task", field=f"{at}.cpu", need=need, have=have))
         if memory < LEAST_PART:
             have = str(asked.device_memory)
-            found.add(SpecError("this is no memory to train in", field=f"{at}.device_memory", need="1%", have=have))
+            found.add(
+                SpecError("this part is too small for training", field=f"{at}.device_memory", need="1%", have=have)
+            )
         made.append(InPhase(phase=phase, cpu=cpu, memory=memory))
     return tuple(sorted(made, key=_phase_name))
 
@@ -903,7 +909,7 @@ def _environment(env: Mapping[str, Any], field: str, found: Findings) -> dict[st
 def variable_of(name: str, value: Any, at: str) -> str:
     """The value of an environment variable as a process is given it. Raises SpecError."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise SpecError("this is no name for an environment variable", code="E107", field=at)
+        raise SpecError("this is not a name of an environment variable", code="E107", field=at)
     if value is None:
         raise SpecError(
             "this variable is not set in the submitter's environment",
@@ -1067,11 +1073,11 @@ def read_moment(value: str, field: str) -> datetime:
         moment = datetime.fromisoformat(value)
     except ValueError:
         raise SpecError(
-            "the moment cannot be read", code="E103", field=field, have=value[:80], need="2026-12-01T12:00:00Z"
+            "the time cannot be read", code="E103", field=field, have=value[:80], need="2026-12-01T12:00:00Z"
         ) from None
     if moment.tzinfo is None:
         hint = f"{moment.isoformat()}Z"
-        raise SpecError("the moment has no time zone", code="E103", field=field, have=value, hint=hint)
+        raise SpecError("the time has no time zone", code="E103", field=field, have=value, hint=hint)
     return moment
 
 
@@ -1096,7 +1102,9 @@ def _time_to(value: Quantity | None, field: str, wall: float, what: str) -> int:
         moment = read_moment(value, field)
         left = int((moment - datetime.fromtimestamp(wall, UTC)).total_seconds() * SECOND)
         if left > MAX_DURATION:
-            raise SpecError("the moment is too far away", code="E103", field=field, have=value, need="within ten years")
+            raise SpecError(
+                "the time is too far in the future", code="E103", field=field, have=value, need="within ten years"
+            )
     else:
         left = duration(value, field)
     if left <= 0:

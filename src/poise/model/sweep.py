@@ -48,7 +48,7 @@ def combinations(spec: SweepSpec, field: str, limit: int, found: Findings) -> li
     else:
         axes = [_axis(name, values, f"{field}.{name}", limit, found) for name, values in spec.items()]
     if not axes or not all(axes):
-        found.add(SpecError("the sweep has nothing to try", code="E103", field=field))
+        found.add(SpecError("the sweep has no values", code="E103", field=field))
     elif (total := prod(map(len, axes))) > limit:
         found.add(_too_many(field, total, limit))
     if found.doubts(field):
@@ -86,7 +86,7 @@ def check_placeholders(texts: Iterable[str], names: Iterable[str], field: str) -
         for match in _PLACEHOLDER.finditer(text):
             if match[1] not in known and (hint := near(match[1], known)):
                 need = ", ".join(known)
-                raise SpecError("nothing of that name is swept", field=field, need=need, have=match[0], hint=hint)
+                raise SpecError("no sweep has this name", field=field, need=need, have=match[0], hint=hint)
 
 
 def names_of(values: Combination) -> dict[str, str]:
@@ -144,7 +144,7 @@ def _values(name: str, values: object, field: str, limit: int) -> list[str]:
             raise _too_many(field, count, limit)
         made = [str(value) for value in range(first, last + 1, step)]
     if not made:
-        raise SpecError("there is no value to try", code="E103", field=field, need="a value", hint=f"{name}: [1, 2]")
+        raise SpecError("the list has no values", code="E103", field=field, need="a value", hint=f"{name}: [1, 2]")
     return made
 
 

@@ -89,7 +89,7 @@ class ChangeSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TelemetrySpec(msgspec.Struct, forbid_unknown_fields=True):
-    """How busy nodes say they are."""
+    """Load reports of nodes."""
 
     every: Quantity = "1m"
     noise: Quantity = 0
@@ -109,7 +109,7 @@ Takes = list[tuple[int, Quantity]]
 
 
 class MeasuredSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """A file in which speeds are measured, and which of its rows."""
+    """A file with measured speeds, and the selected rows."""
 
     file: str
     model: str
@@ -118,7 +118,7 @@ class MeasuredSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReplicaSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """Replicas that can be had, all alike, and how fast they are."""
+    """Equal available replicas, and their speed."""
 
     name: str
     count: int = 1
@@ -247,7 +247,7 @@ def check_nodes(world: World, names: set[str]) -> None:
             need = f"one of the {len(names)} nodes of the fleet"
             found.add(
                 SpecError(
-                    "there is no such node", code="E105", field=f"changes[{place}].node", need=need, have=change.node
+                    "this node does not exist", code="E105", field=f"changes[{place}].node", need=need, have=change.node
                 )
             )
     found.check(lambda field: "`poise nodes --fleet FILE` lists them")
@@ -274,7 +274,7 @@ def _example(field: str) -> str:
 
 def _compile(top: WorldSpec, found: Findings) -> World:
     if top.kind != "world":
-        found.add(SpecError("this file is no world", field="kind", need="world", have=top.kind, hint="kind: world"))
+        found.add(SpecError("this file is not a world", field="kind", need="world", have=top.kind, hint="kind: world"))
     found.get(None, check_name, top.name, "name")
 
     def time(value: Quantity | None, field: str, least: int = 0) -> int:
@@ -403,7 +403,7 @@ def _table(rows: Takes, field: str, time: Any, found: Findings) -> Table:
         found.add(SpecError("the sizes are out of range", code="E103", field=field, need=need, have=str(sizes)[:80]))
     if sizes != sorted(set(sizes)) or any(takes <= 0 for _, takes in made):
         need = "sizes that rise, and take some time each"
-        found.add(SpecError("the table is in no order", code="E103", field=field, need=need, have=str(rows)[:80]))
+        found.add(SpecError("the table is not sorted", code="E103", field=field, need=need, have=str(rows)[:80]))
     return made
 
 
@@ -412,7 +412,11 @@ def _stragglers(spec: StragglersSpec, share: Any, time: Any, found: Findings) ->
     if part >= 1:
         found.add(
             SpecError(
-                "some nodes are not slow", code="E103", field="stragglers.share", need="less than 1", have=str(part)
+                "the share of slow nodes must be below 1",
+                code="E103",
+                field="stragglers.share",
+                need="less than 1",
+                have=str(part),
             )
         )
     if not (math.isfinite(spec.factor) and 1 < spec.factor <= MOST_FACTOR):

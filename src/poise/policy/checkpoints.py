@@ -29,8 +29,8 @@ WRITING = 2
 
 
 class Keep(msgspec.Struct, frozen=True):
-    """Which checkpoints stay: the `last` so many, the `best` so many by score (the largest; without scores none), and
-    for good each whose step is a multiple of `every` (0: none).
+    """Rule for kept checkpoints: the number of `last` ones, the number of `best` ones by score (the largest; without
+    scores none), and permanently each whose step is a multiple of `every` (0: none).
     """
 
     last: int = 3

@@ -114,7 +114,7 @@ class TriggersSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PolicySpec(msgspec.Struct, forbid_unknown_fields=True):
-    """A whole file. With `preempt: null` nobody is asked to yield; what is left out is as in the recipe extended."""
+    """A whole file. `preempt: null` disables preemption; omitted fields have the values of the extended recipe."""
 
     kind: str = ""
     name: str = ""
@@ -160,7 +160,9 @@ def digest_of(recipe: Recipe, sources: Iterable[str] = ()) -> str:
 
 def _compile(spec: PolicySpec, terms: Collection[str], rank_terms: Collection[str], found: Findings) -> Recipe:
     if spec.kind != "policy":
-        found.add(SpecError("this file is no policy", field="kind", need="policy", have=spec.kind, hint="kind: policy"))
+        found.add(
+            SpecError("this file is not a policy", field="kind", need="policy", have=spec.kind, hint="kind: policy")
+        )
     if not spec.name:
         found.add(SpecError("the policy has no name", field="name"))
     found.get(None, check_name, spec.name, "name")
@@ -198,7 +200,7 @@ def _order(order: str | dict[str, float], rank_terms: Collection[str], found: Fi
         known = [*ORDERS, *PRESETS]
         if order not in known and order in rank_terms:
             raise SpecError(
-                f"`{order}` is a term, and an order of terms has weights", field="order", have=order,
+                f"`{order}` is a term, and terms in an order need weights", field="order", have=order,
                 hint=f"order: {{{order}: 1}}",
             )  # fmt: skip
         return _one_of(order, known, "order")

@@ -140,7 +140,7 @@ def solver() -> Any:
     try:
         import highspy
     except ImportError as error:
-        raise InputError("this policy solves linear programs, and there is no solver", hint=extra("lp")) from error
+        raise InputError("this policy needs a solver for linear programs", hint=extra("lp")) from error
     return highspy
 
 

@@ -71,11 +71,11 @@ def smaller(
     asked = asked or os.environ.get(VARIABLE, "") or AUTO
     ways = _ways(family, candidates, asked)
     if not 0 < kept <= 1:
-        raise InputError("a share above 0, and 1 at most", field="kept", have=str(kept))
+        raise InputError("the share must be above 0 and at most 1", field="kept", have=str(kept))
     largest = int(os.environ.get("POISE_SERVICE_BATCH", max(BATCHES)))
     sizes = sorted(set(batches) or {min(size, largest) for size in BATCHES})
     if sizes[0] < 1:
-        raise InputError("sizes of batches from 1 on", field="batches", have=str(sizes[0]))
+        raise InputError("batch sizes must be at least 1", field="batches", have=str(sizes[0]))
     measured, made = measure(family, ways, inputs, by, sizes, seconds)
     taken = choose(measured, asked, kept)
     name = getattr(by, "__name__", type(by).__name__)
@@ -93,7 +93,7 @@ def pruned(share: float, *, rows: bool = False) -> Way:
     is left, and what it saves.
     """
     if not 0 < share < 1:
-        raise InputError("a share between 0 and 1", field="share", have=str(share))
+        raise InputError("the share must be between 0 and 1", field="share", have=str(share))
     from poise.precision import modules
 
     return Way(f"pruned{'-rows' if rows else ''}-{share:.0%}", modules.pruning(share, rows=rows))
@@ -107,7 +107,7 @@ def _family(model: Any) -> Family:
         return sessions.Files(Path(model))
     if not hasattr(model, "state_dict"):
         raise InputError(
-            "a PyTorch module is measured, or an ONNX file",
+            "this is neither a PyTorch module nor an ONNX file",
             field="model",
             have=type(model).__name__,
             hint="smaller(module, inputs), or smaller('model.onnx', inputs)",

@@ -26,7 +26,9 @@ def accuracy(labels: ArrayLike) -> Agreement:
 
     def accuracy(reference: NDArray[Any], outputs: NDArray[Any]) -> float:
         if right.shape != reference.shape[:-1]:
-            raise InputError("a label for each input", field="labels", have=str(right.shape), need=f"{len(reference)}")
+            raise InputError(
+                "each input needs a label", field="labels", have=str(right.shape), need=f"{len(reference)}"
+            )
         before = np.mean(reference.argmax(-1) == right)
         return float(np.mean(outputs.argmax(-1) == right) / before) if before else 0.0
 

@@ -165,7 +165,7 @@ def _count(inputs: Any) -> int:
     counts = {len(one) for one in _leaves(inputs)}
     if len(counts) != 1 or counts == {0}:
         raise InputError(
-            "tensors or arrays with as many rows as there are inputs",
+            "tensors or arrays need one row per input",
             field="inputs",
             have=" and ".join(map(str, sorted(counts))) + " rows",
         )

@@ -39,7 +39,7 @@ class Modules:
         kinds = {one.dtype for one in module.parameters() if one.is_floating_point()}
         if kinds - {torch.float32}:
             have = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))
-            raise InputError("a model in fp32 is what others are made of", field="model", have=have)
+            raise InputError("the original model must be in fp32", field="model", have=have)
         self._module = module
         self.ways = (Way("int8", int8), Way("bf16", bf16), Way("fp16", fp16), Way("mixed", mixed))
 

@@ -31,7 +31,7 @@ class Files:
         try:
             return Running(self._path)
         except Exception as error:  # the runtime's own have no other class in common
-            raise InputError("no model that ONNX Runtime can load", field=str(self._path), have=str(error)) from error
+            raise InputError("ONNX Runtime cannot load this model", field=str(self._path), have=str(error)) from error
 
     def made(self, way: Way) -> "Running":
         with tempfile.TemporaryDirectory(prefix="poise-") as folder:

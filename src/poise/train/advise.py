@@ -52,7 +52,7 @@ def exchange_named(name: Named | Literal["auto"]) -> Exchange:
     """A new one. Raises Misused."""
     if name != "auto" and name not in KINDS:
         raise Misused(
-            "this way to add up gradients is not known",
+            "this exchange is unknown",
             field="exchange",
             need=", ".join([*KINDS, "auto"]),
             have=repr(name),
@@ -62,7 +62,7 @@ def exchange_named(name: Named | Literal["auto"]) -> Exchange:
 
 
 class Adviser(Counted):
-    """`switch`: become what is recommended; else it only tells (`advice`, `advised`) and stays with plain gradients."""
+    """`switch`: apply the recommendation; otherwise only report it (`advice`, `advised`) and keep plain gradients."""
 
     name = "auto"
 

@@ -82,15 +82,15 @@ class Learned(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Asynchronous:
-    """Training of `model` by `optimizer` on `data`, a Dataset with a length or a DataLoader, as a `Session` takes it:
-    `epochs` passes in the orders of `seed`, in pieces of `batch` samples, each of them a step. `staleness` bounds
-    how many other gradients may have been applied since the weights that a gradient is of; below the number of workers
-    less two it makes some of them wait.
+    """Training of `model` by `optimizer` on `data`, a Dataset with a length or a DataLoader, as for a `Session`. It
+    makes `epochs` passes in the orders of `seed`, in pieces of `batch` samples, each of them a step. `staleness` is the
+    maximum number of other gradients applied since the weights of a gradient; below the number of workers minus two it
+    makes some of them wait.
 
-    `checkpoint`, `keep` and `every` are as for a `Session`; worker 0 makes them, and goes on from them. Asked to end by
-    SIGTERM it saves itself, and all end with exit code 143; a worker ends alone. `sent` counts bytes that this process
-    gave out, `stale` (at the server) how often which staleness came up. Raises Misused, and GangBroken if the server
-    has gone, or all of its workers.
+    `checkpoint`, `keep` and `every` are as for a `Session`; worker 0 writes the checkpoints, and resumes from them. At
+    SIGTERM, worker 0 saves one, and all end with exit code 143; another worker ends alone. `sent` counts the sent bytes
+    of this process, `stale` (at the server) the frequency of each staleness. Raises Misused, and GangBroken if the
+    server or all of its workers are lost.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Asynchronous:
         given.check_parameters(optimizer, {"model": model})
         if any(one.is_floating_point() for one in model.buffers()):
             raise Misused(
-                "a parameter server has the weights of a model, and not what else it keeps, as batch norms do",
+                "a parameter server does not support models with other state, such as batch norms",
                 field="model",
                 hint="poise.Session(model, optimizer, data)",
             )
@@ -222,11 +222,11 @@ class Asynchronous:
                 self._stepped = False
                 yield moved(batch, self._device)
                 if not self._stepped:
-                    raise Misused("samples were taken and no step was made", hint="run.step(loss)")
+                    raise Misused("samples were read without a step", hint="run.step(loss)")
                 if self._stopping:
                     raise SystemExit(ENDED_AS_ASKED)
         except (OSError, EOFError) as error:
-            raise GangBroken("the parameter server has gone", have=str(error), hint="poise logs JOB") from error
+            raise GangBroken("the parameter server was lost", have=str(error), hint="poise logs JOB") from error
 
     def _indices(self) -> Iterator[list[int]]:
         """Which samples are next, with the weights to take them by."""
@@ -243,7 +243,7 @@ class Asynchronous:
         return {name: self._loading[name] for name in ("collate_fn",) if name in self._loading}
 
     def step(self, loss: torch.Tensor) -> None:
-        """Work the gradient out and send it."""
+        """Compute the gradient and send it."""
         line = self._line()
         given.check_loss(loss)
         self.optimizer.zero_grad(set_to_none=True)
@@ -253,7 +253,7 @@ class Asynchronous:
         try:
             self._send(line, Learned(self._loss), _bytes_of(parts))
         except OSError as error:
-            raise GangBroken("the parameter server has gone", have=str(error), hint="poise logs JOB") from error
+            raise GangBroken("the parameter server was lost", have=str(error), hint="poise logs JOB") from error
         self._stepped = True
         self._count()
         self._teller.tell(self.training)
@@ -313,7 +313,7 @@ class Asynchronous:
         """Until all samples of all passes have been applied and the workers have heard of it."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._came or self._stopping, CONNECT_SECONDS):
-                raise GangBroken("no worker has come to the parameter server", hint="poise logs JOB")
+                raise GangBroken("no worker has connected to the parameter server", hint="poise logs JOB")
             while self._workers:
                 self._changed.wait(LOOK_SECONDS)
                 if self._is_ending:
@@ -324,7 +324,7 @@ class Asynchronous:
             if self._stopping and not self._pieces.done:
                 raise SystemExit(ENDED_AS_ASKED)
             if not self._pieces.done:
-                raise GangBroken("all workers of the parameter server have gone", hint="poise logs JOB")
+                raise GangBroken("all workers of the parameter server were lost", hint="poise logs JOB")
 
     def _accept(self, server: socket.socket, secret: bytes) -> None:
         while True:
@@ -443,7 +443,7 @@ class Asynchronous:
         place = whole.get("place", {})
         if place.get("order") != self._order():
             raise Misused(
-                "the checkpoint is of another training, or its samples came in another order",
+                "the checkpoint belongs to another training, or to another order of samples",
                 field="checkpoint",
                 need=str(place.get("order", "a checkpoint of Asynchronous")),
                 have=str(self._order()),

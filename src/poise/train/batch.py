@@ -138,7 +138,7 @@ class Fitting:
         release(self._memory)
         if samples <= 1:
             raise MemoryShort(
-                "there is not enough memory to work out the gradient of a single sample",
+                "there is not enough memory for the gradient of a single sample",
                 have=f"{self._memory.free()} bytes free",
                 hint="a smaller model or optimizer state, `torch.utils.checkpoint` in the model, or more memory",
             )

@@ -27,7 +27,8 @@ from poise.train.topology import ring_bytes
 
 SAMPLE = 8192
 """Entries from which `TopK` estimates its threshold: with one in a hundred sent, the number of those above it is then
-within 11 % in the mean (a binomial's spread)."""
+within 11 % in the mean (a binomial's spread).
+"""
 
 SPARE = 1.25
 """How many times as many entries as are to be sent the threshold is meant to leave; the largest of them are sent."""
@@ -37,8 +38,8 @@ PAYS = 2.0
 
 
 class Half(Counted):
-    """Each gradient in 16 bits: half the bytes. fp16 is finer but overflows above 65,504 and loses what is below 6e-8;
-    bf16 has the range of fp32 and three digits. The sum is made in 16 bits too.
+    """Each gradient in 16 bits: half the bytes. fp16 is more precise but overflows above 65,504 and loses values below
+    6e-8; bf16 has the range of fp32 and three digits. The sum is also in 16 bits.
     """
 
     def __init__(self, dtype: torch.dtype = torch.float16) -> None:
@@ -124,8 +125,8 @@ class _ErrorFeedback(Counted):
 
 class PowerSGD(_ErrorFeedback):
     """Each large matrix M (n by m; a convolution's by its outputs) as P (n by `rank`) and Q (m by `rank`), where P Q'
-    is near to the sum of all workers' M: one step of the power method, which begins where that of the last step ended.
-    What does not get smaller by half that way is sent as it is, with the P.
+    approximates the sum of all workers' M. This is one step of the power method, which starts from the result of the
+    last step. A tensor that does not become smaller by half is sent uncompressed, with the P.
     """
 
     name = "powersgd"
@@ -241,11 +242,12 @@ class _LowRank:
 
 
 class TopK(_ErrorFeedback):
-    """The largest `part` of all entries, each with its place: eight bytes an entry, from everyone to everyone. That is
-    less than a ring's as long as `part` is below one in the number of workers; a bucket where it is not goes out whole.
+    """The largest entries, a fraction `part` of all, each with its position: eight bytes an entry, from every worker to
+    every worker. This is less than in a ring if `part` is below 1 / workers; otherwise a bucket is sent uncompressed.
 
-    Largest is what is above a threshold, estimated from a sample: O(entries) comparisons, and a sort only of the sample
-    and of the few that are left. Where the threshold leaves too few, fewer are sent in a message of the same length.
+    The largest entries are those above a threshold, estimated from a sample: O(entries) comparisons, and a sort only of
+    the sample and of the few selected entries. If the threshold selects too few, fewer are sent in a message of the
+    same length.
     """
 
     name = "topk"

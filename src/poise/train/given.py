@@ -100,7 +100,7 @@ def another_optimizer(one: torch.optim.Optimizer, field: str = "") -> Misused:
         "in a gang a session adds up the gradients of its own optimizer only, and this one would train another model on"
         " each worker",
         field=field,
-        need="one optimizer for all that is trained",
+        need="one optimizer for all trained parameters",
         have=f"{type(one).__name__} beside it, over {len(parameters_of(one))} parameters",
         hint='Adam([{"params": a.parameters()}, {"params": b.parameters()}]), or train with one worker',
     )
@@ -263,7 +263,7 @@ def check_loss(loss: torch.Tensor) -> None:
         raise misused("the loss is no single number", need="a mean over the batch", have=have, hint="loss.mean()")
     if not loss.requires_grad:
         have = "no gradient: it was detached, or made without one"
-        raise misused("nothing can be learned from this loss", need="what the model gave", have=have, hint=hint)
+        raise misused("this loss has no gradient", need="the output of the model", have=have, hint=hint)
 
 
 def _told(value: object) -> str:

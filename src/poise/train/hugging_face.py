@@ -16,7 +16,7 @@ from poise.train.trainer_folders import last_checkpoint
 
 
 class PoiseCallback(TrainerCallback):
-    """Says how training gets on, and saves and ends it when Poise asks for that."""
+    """Reports the progress of training, and saves a checkpoint and ends it when Poise asks for that."""
 
     def __init__(self) -> None:
         self._follower = Follower()

@@ -91,7 +91,7 @@ class Keeping:
             raise Misused(
                 f"checkpoints cannot be kept there: {_why(error)}",
                 field=CHECKPOINTS if self._for_all else "checkpoint",
-                need="a folder to write to, that is there or can be made",
+                need="a writable folder that exists or can be created",
                 have=str(self.folder),
                 hint=f"df -h {_there(self.folder)}" if error.errno in FULL else ANOTHER,
             ) from None
@@ -125,7 +125,7 @@ class Keeping:
         past = found.state.get("past") if isinstance(found.state, dict) else None
         if past is None:
             raise Misused(
-                "there are checkpoints of something else in this folder",
+                "this folder has checkpoints of other training",
                 field="checkpoint",
                 have=str(self.folder),
                 hint=ANOTHER,
@@ -231,7 +231,7 @@ class Keeping:
         if self._leads and not self._for_all and self._newest() < self._wanted:
             kept = f"step {self._newest()}" if self._newest() >= 0 else "none"
             raise Fault(
-                "training is done, and its last checkpoint could not be written",
+                "training is done, but its last checkpoint could not be written",
                 code="E219",
                 field=str(self.folder),
                 need=f"the checkpoint of step {self._wanted}",
@@ -275,7 +275,9 @@ def _every(every: int | str) -> tuple[int, int]:
             return every, 0
     except ValueError:
         pass
-    raise Misused("this is no interval", field="every", need="steps, or a time", have=repr(every), hint='every="5m"')
+    raise Misused(
+        "this is not an interval", field="every", need="steps, or a time", have=repr(every), hint='every="5m"'
+    )
 
 
 __all__ = ["Keeping"]

@@ -123,7 +123,7 @@ def _kept(name: str, layer: nn.Module, given: torch.Tensor, before: set[int]) ->
         output = layer(given)
     if not isinstance(output, torch.Tensor):
         raise Misused(
-            f"layer `{name}` gives no tensor",
+            f"layer `{name}` returns no tensor",
             need="one tensor in, one tensor out, for each layer",
             have=type(output).__name__,
             hint="layers that pass on several tensors belong together in one nn.Module",

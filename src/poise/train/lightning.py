@@ -20,7 +20,7 @@ NAME = "poise.ckpt"
 
 
 class PoiseCallback(Callback):
-    """Says how training gets on, and saves it in `folder` and ends it when Poise asks for that."""
+    """Reports the progress of training, and saves a checkpoint in `folder` and ends it when Poise asks for that."""
 
     def __init__(self, folder: str | Path) -> None:
         self._path = Path(folder) / NAME

@@ -33,7 +33,7 @@ class LocalSGD(Counted):
     def __init__(self, every: int = 8, momentum: Literal["mean", "own"] = "mean") -> None:
         super().__init__()
         if every < 1:
-            raise Misused("weights are averaged every 1 step or less often", field="every", have=repr(every), hint="8")
+            raise Misused("the averaging interval must be at least 1 step", field="every", have=repr(every), hint="8")
         self.every, self.momentum = every, momentum
         self._apart = 0  # steps since the workers had the same weights
         self._optimizer: torch.optim.Optimizer | None = None

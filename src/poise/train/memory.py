@@ -27,9 +27,9 @@ its compute. The node sets them (`drivers/process.py`).
 
 
 class Shares(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker's memory is for, as parts of it: `gradients` that are kept from one step to the next; `syncing`,
-    with those that are there only while they are added up; and `activations`, which of a GPU that is shared are taken
-    at the start, so that nobody else has them. Raises Misused if they do not add up.
+    """Division of a worker's memory, as fractions: `gradients` that are kept between steps; `syncing`, including those
+    that exist only during their sum; and `activations`, which are allocated at the start on a shared GPU. Raises
+    Misused if they are inconsistent.
     """
 
     gradients: float = 0.4
@@ -40,7 +40,7 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
         parts = (self.gradients, self.syncing, self.activations)
         if not 0 <= self.gradients <= self.syncing or min(parts) < 0 or self.syncing + self.activations > 1:
             raise Misused(
-                "the parts of the memory do not add up",
+                "the memory shares are inconsistent",
                 field="memory",
                 need="0 <= gradients <= syncing, and syncing + activations <= 1",
                 have=f"gradients {self.gradients:g}, syncing {self.syncing:g}, activations {self.activations:g}",

@@ -112,18 +112,19 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pipeline:
-    """This worker's stage of `model`, whose children take one tensor each and give one to the next, as those of an
-    `nn.Sequential` do.
+    """This worker's stage of `model`, whose children take one tensor each and pass one to the next, like those of an
+    `nn.Sequential`.
 
-    `example` is one micro-batch; all micro-batches have its size, and a step takes `micro_batches` of them. If it is
-    not said how many, the example is a batch, and layers are measured in micro-batches of some sizes to find the best.
+    `example` is one micro-batch; all micro-batches have its size, and a step takes `micro_batches` of them. Without
+    `micro_batches`, the example is a batch, and layers are measured with several micro-batch sizes to find the best.
     With a `loss` (a mean over its micro-batch) and the `target` of the example it trains, by `schedule`: `1f1b` or
-    `gpipe`. Without one it answers. `memory` is what the stage may take on this worker (-1: not counted; of a GPU it is
-    what is free, if nothing is said), for `copies` of the weights: themselves, their gradients, what the optimizer
-    keeps (by default 4, as Adam does, and 1 without a loss). `ends` says where each stage ends instead of reckoning it.
+    `gpipe`. Without one it only answers. `memory` is the limit of the stage on this worker (-1: no limit; default on a
+    GPU: its free memory). It must hold `copies` of the weights: the weights, their gradients, and the state of the
+    optimizer (by default 4, as for Adam, and 1 without a loss). `ends` sets the end of each stage instead of computing
+    it.
 
-    Raises Misused for a model, or a number of workers or micro-batches, that cannot be; and, with E110, every reason
-    why there is no room for it.
+    Raises Misused for an unsupported model, or number of workers or micro-batches; and E110 with every reason why it
+    does not fit.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class Pipeline:
         many = self.micro_batches or samples
         if self.schedule == "1f1b" and many < self.world:
             raise Misused(
-                "1F1B takes as many micro-batches as there are stages, or more",
+                "1F1B needs at least as many micro-batches as stages",
                 field="micro_batches",
                 need=f"at least {self.world}",
                 have=str(many),
@@ -187,7 +188,9 @@ class Pipeline:
         }
         if not agreed:
             need = f"a multiple of {self.world}, the number of workers"
-            raise Misused("the batch cannot be cut into micro-batches", field="example", need=need, have=str(batch))
+            raise Misused(
+                "the batch size is not a multiple of the number of workers", field="example", need=need, have=str(batch)
+            )
         _, devices, wires = agreed[max(agreed)]
         layers = {size: one for size, (one, _, _) in agreed.items()}
         chosen = choose(layers, batch, devices, wires, schedule=self.schedule)
@@ -281,23 +284,24 @@ class Pipeline:
         return self.module.parameters()
 
     def step(self, inputs: torch.Tensor, target: torch.Tensor) -> float:
-        """Work out the gradients of the mean loss over a batch; that loss, on all workers. All call it, with the same
-        batch: the first stage takes the inputs, the last one the target. Gradients of the step before must be gone.
+        """Compute the gradients of the mean loss over a batch; returns that loss, on all workers. All workers call it,
+        with the same batch: the first stage takes the inputs, the last one the target. Reset the gradients of the
+        previous step first.
         """
         if self.schedule == "forward":
             raise Misused(
-                "a pipeline without a loss answers only", hint="Pipeline(..., loss=cross_entropy, target=...)"
+                "a pipeline without a loss cannot train", hint="Pipeline(..., loss=cross_entropy, target=...)"
             )
         losses: list[torch.Tensor] = []
         self._run(inputs, target=target.to(self.device) if self.last else None, losses=losses, return_outputs=False)
         return self._agree(float(torch.stack(losses).detach().mean()) if losses else 0.0)
 
     def answer(self, inputs: torch.Tensor) -> torch.Tensor | None:
-        """What the model makes of a batch: on the last worker, None on the others. All call it, with the same batch.
-        Micro-batches go through each layer in their order.
+        """The output of the model for a batch: on the last worker, None on the others. All workers call it, with the
+        same batch. Micro-batches go through each layer in order.
         """
         if self.schedule != "forward":
-            raise Misused("a pipeline with a loss trains only", hint="Pipeline(model, example, micro_batches=8)")
+            raise Misused("a pipeline with a loss can only train", hint="Pipeline(model, example, micro_batches=8)")
         with torch.no_grad():
             output: torch.Tensor | None = self._run(inputs)
         self._agree(0.0)
@@ -306,7 +310,7 @@ class Pipeline:
     def _run(self, inputs: torch.Tensor, **how: Any) -> Any:
         if len(inputs) != self._samples:
             raise Misused(
-                "a batch is not of the size that the pipeline was made for",
+                "the batch has another size than the example of the pipeline",
                 field="inputs",
                 need=f"{self._samples} samples, in {self.micro_batches} micro-batches",
                 have=str(len(inputs)),
@@ -328,7 +332,7 @@ class Pipeline:
         return float(told[0])
 
     def told(self) -> Told:
-        """How the model was cut, and a step as it was foreseen and as it is measured."""
+        """The cut of the model, and the estimated and measured times of a step."""
         foreseen = foresee(self.stages, self.micro_batches, self.schedule)
         times, busy = [time for time, _ in self._steps], zip(*(busy for _, busy in self._steps), strict=True)
         return Told(
@@ -348,8 +352,8 @@ class Pipeline:
     # --- what is saved -----------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, step: int, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Each worker writes its layers, and what the optimizer keeps for them, under the names of the whole model; the
-        folder holds this step once all have. All workers call it; they share the folder.
+        """Each worker writes its layers, and their optimizer state, under the names of the whole model; the folder has
+        this step once all have written. All workers call it; they share the folder.
         """
         folder.mkdir(parents=True, exist_ok=True)
         names = tuple(f"{step}.{at}-of-{self.world}.safetensors" for at in range(self.world))
@@ -362,8 +366,8 @@ class Pipeline:
         dist.barrier(self._group)
 
     def restore(self, folder: Path, optimizer: torch.optim.Optimizer | None = None) -> int:
-        """Take this worker's layers from what any number of workers have saved; the step it was saved at, -1 if nothing
-        has been. All workers call it. Raises NotFound if a tensor of the model is not there.
+        """Load this worker's layers from a checkpoint of any number of workers; returns its step, -1 if there is none.
+        All workers call it. Raises NotFound if a tensor of the model is missing.
         """
         if not (folder / _INDEX).exists():
             return -1

@@ -128,7 +128,9 @@ def checked(asked: str) -> Name:
     """Raises InputError for a precision that there is not."""
     if asked not in get_args(Name):
         need = ", ".join((AUTO, *get_args(Name)))
-        raise InputError("no such precision to train in", field="precision", have=asked, need=need, hint="`auto`")
+        raise InputError(
+            "this precision is not supported for training", field="precision", have=asked, need=need, hint="`auto`"
+        )
     return cast(Name, asked)
 
 

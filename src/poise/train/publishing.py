@@ -280,7 +280,7 @@ class Publisher:
             field=str(self.folder),
             need=f"at least {top or 'the fence'}",
             have=str(self._term or f"epoch {self.epoch}"),
-            hint="end this process, or give it a folder of its own",
+            hint="end this process, or give it its own folder",
         )
 
     def _partial(self, draft: Draft) -> Path:

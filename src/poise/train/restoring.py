@@ -36,8 +36,8 @@ class Foreign(Damaged):
 
 
 class Restored(NamedTuple):
-    """A state as it was saved at `step`, with the `score` it had then, if any; `own` is what each worker of the gang
-    that saved it had for itself. `note` is one sentence: of which checkpoint it is, and which were passed over and why.
+    """A state as saved at `step`, with its `score`, if any; `own` has the private state of each worker of that gang.
+    `note` is one sentence with the checkpoint, and the skipped ones with the reasons.
     """
 
     state: Any
@@ -67,13 +67,13 @@ def folder_of(folder: Path, step: int) -> Path:
 
 
 def load(folder: str | os.PathLike[str], which: int | Literal["newest", "best"] = "newest") -> Restored:
-    """The newest checkpoint of the folder that is whole, or the one with the largest score, or that of a step. Nothing
-    is needed for it but the folder, and who writes there is not disturbed.
+    """The newest complete checkpoint of the folder, or the one with the largest score, or that of a step. It needs only
+    the folder, and does not disturb writers.
 
         model.load_state_dict(load("checkpoints", "best").state["model"])
 
-    `state` holds what a session keeps under its names: `model`, `optimizer`, `scheduler`, and those of `also`. Raises
-    `NotFound`, and `StoreDamaged` if it, or none, is whole.
+    `state` has the saved objects of a session by name: `model`, `optimizer`, `scheduler`, and those of `also`. Raises
+    `NotFound`, and `StoreDamaged` if the checkpoint is not complete, or none is.
     """
     there, wrong = listed(Path(folder)), dict[int, str]()
     for one in _in_order(Path(folder), there, which, wrong):
@@ -86,7 +86,7 @@ def load(folder: str | os.PathLike[str], which: int | Literal["newest", "best"] 
     have = ", ".join(map(str, there)) or "none"
     if which == "best" and there:
         raise NotFound("no checkpoint here has a score", field=str(folder), have=have, hint="run.score(ACCURACY)")
-    raise NotFound("there is no such checkpoint", field=str(folder), have=have, hint=f"ls {folder}")
+    raise NotFound("this checkpoint does not exist", field=str(folder), have=have, hint=f"ls {folder}")
 
 
 def _in_order(folder: Path, there: list[int], which: int | str, wrong: dict[int, str]) -> list[int]:
@@ -97,7 +97,9 @@ def _in_order(folder: Path, there: list[int], which: int | str, wrong: dict[int,
         return [which] if which in there else []
     if which != "best":
         need = '"newest", "best" or a step'
-        raise NotFound("there is no such checkpoint", field="which", need=need, have=repr(which), hint='which="best"')
+        raise NotFound(
+            "this checkpoint does not exist", field="which", need=need, have=repr(which), hint='which="best"'
+        )
     scores: dict[int, float] = {}
     for step in there:
         try:

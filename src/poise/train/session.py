@@ -101,27 +101,25 @@ class Session:
     """Training of `model` by `optimizer` on `data`, a Dataset with a length or a DataLoader of one.
 
     A step takes `batch` samples (without one, those of the DataLoader), in micro-batches of at most `micro` on each
-    worker (0: of as many as there is memory for), which become smaller where memory is short, and larger again.
-    `epochs` passes are made over the data, each in an order drawn from `seed` (`shuffle`: of a DataLoader, as it has
-    it). `scheduler` steps after each step, with `each="pass"` after each pass, as a ReduceLROnPlateau does by the mean
-    loss of that. Gradients are
-    clipped to a norm of `clip` (0: they are not). `also` names what else has a state to keep. `precision` is `fp32`,
-    `bf16`, `fp16`, or `auto`: 16 bits where they are faster on this worker's device, unless the phase of the training
-    asks for another. `memory` says what its memory is for.
-    `phases` is how its phases are told; None: they are not.
+    worker (0: as many as the memory allows). They adapt to the memory. It makes `epochs` passes over the data, each in
+    an order drawn from `seed` (`shuffle`: by default that of the DataLoader). `scheduler` steps after each step, or
+    with `each="pass"` after each pass, like a ReduceLROnPlateau by its mean loss. Gradients are clipped to a norm of
+    `clip` (0: no clipping). `also` names other objects with a state to save. `precision` is `fp32`, `bf16`, `fp16`, or
+    `auto`: 16 bits if they are faster on this worker's device, unless the phase of the training requires another.
+    `memory` divides its memory. `phases` has the rules of its phases; None disables them.
 
-    `scaling` says what another number of workers changes. `constant`: nothing; a step is the same samples, split over
-    more or fewer. `linear` and `sqrt`: each worker takes `batch` samples, and the learning rate is that of one worker
-    times the number of workers (Goyal et al., 2017) or its square root (Krizhevsky, 2014).
+    `scaling` is the effect of another number of workers. `constant`: none; a step has the same samples, split over more
+    or fewer workers. `linear` and `sqrt`: each worker takes `batch` samples. The learning rate is multiplied by the
+    number of workers (Goyal et al., 2017) or its square root (Krizhevsky, 2014).
 
-    `checkpoint` is the folder of its checkpoints (else what POISE_CHECKPOINTS names; else none are made), `keep` which
-    of them stay, `every` how often one is made: a number of steps, a time such as `5m`, or as it pays.
+    `checkpoint` is the folder of its checkpoints (default: POISE_CHECKPOINTS; without it, none are written), `keep` the
+    rule that selects the kept ones, and `every` the interval: a number of steps, a time such as `5m`, or automatic.
 
-    `exchange` is how gradients are added up: "plain", "fp16", "bf16", "powersgd", "topk", or an Exchange that was made
-    with other settings; "auto" measures which of them is the quickest for this job, and takes it.
+    `exchange` is the method to sum gradients: "plain", "fp16", "bf16", "powersgd", "topk", or an Exchange object with
+    other settings; "auto" measures them and takes the fastest for this job.
 
-    Raises Misused for what it cannot follow, GangBroken if a worker is lost and nobody says how to go on. Asked to end
-    by SIGTERM it does so after the step, with exit code 143.
+    Raises Misused for unsupported use, GangBroken if a worker is lost and no orders come to continue. At SIGTERM it
+    ends after the step, with exit code 143.
     """
 
     def __init__(
@@ -254,12 +252,12 @@ class Session:
 
     @property
     def rank(self) -> int:
-        """This worker's number, from 0; worker 0 is the one that writes and prints."""
+        """This worker's number, from 0; worker 0 writes and prints."""
         return self._gang.rank
 
     @property
     def world(self) -> int:
-        """How many workers there are now."""
+        """Current number of workers."""
         return self._gang.world
 
     @property
@@ -279,7 +277,7 @@ class Session:
 
     @property
     def precision(self) -> str:
-        """What this worker computes in."""
+        """Precision of this worker."""
         return self._precision.name
 
     def __enter__(self) -> "Session":
@@ -290,7 +288,7 @@ class Session:
                 "a session has begun inside another, and the workers of a gang would get their steps in another order",
                 need="one session at a time, in a gang",
                 have=f"{len(_entered)} that {'has' if len(_entered) == 1 else 'have'} begun and not ended",
-                hint="one session, with one optimizer for all that is trained; or train with one worker",
+                hint="one session, with one optimizer for all trained parameters; or train with one worker",
             )
         self._gang.session = next_session()
         self._keeping.of_session(self._gang.session)
@@ -343,8 +341,8 @@ class Session:
             self._entered = False
 
     def epochs(self, count: int = 0) -> Iterator[int]:
-        """The passes that are left of `count` (else of those the session was given), by number; a loop over the session
-        inside makes the rest of that pass.
+        """The remaining passes of `count` (default: those of the session), by number; a loop over the session inside
+        makes the rest of that pass.
         """
         given.check_numbers(epochs=count)
         self._epochs = count or self._epochs
@@ -366,8 +364,8 @@ class Session:
         self._teller.rests()  # what a script does between two passes takes as long as it takes
 
     def step(self, loss: torch.Tensor | Callable[[], torch.Tensor]) -> None:
-        """Work out the gradients of a mean loss over the micro-batch; the last one of a step changes the weights. A
-        function that gives the loss will do as well.
+        """Compute the gradients of a mean loss over the micro-batch; the last one of a step updates the weights. `loss`
+        may also be a function that returns the loss.
         """
         if self._at is None:
             raise misused("`step` is called once for each batch", hint="for batch in run: run.step(loss)")
@@ -392,7 +390,7 @@ class Session:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Announce an evaluation, so that its time is not taken for a hang and `poise show` tells of it:
+        """Announce an evaluation, so that its time does not count as a hang and `poise show` reports it:
 
             with run.evaluating():
                 accuracy = accuracy_on(validation)
@@ -405,15 +403,15 @@ class Session:
         beat()
 
     def score(self, value: float) -> None:
-        """How good it is now, larger is better: `Keep(best=…)` goes by it. A checkpoint that has this score is made at
-        the end of the next step, or at the end of all. What worker 0 says counts.
+        """Set the current score, larger is better, for `Keep(best=…)`. A checkpoint with this score is written at the
+        end of the next step, or at the end of training. The score of worker 0 counts.
         """
         if isinstance(value, bool | str) or not math.isfinite(value):
             raise misused("this is no score", field="score", need="a finite number", have=repr(value), hint="0.9")
         self._score = float(value)
 
     def training(self) -> Training:
-        """What is told of it."""
+        """Reported progress of the training."""
         elapsed = time.time() - self._began
         median = statistics.median(self._times) if self._times else 0.0
         saved = self._keeping.said()
@@ -817,7 +815,7 @@ class Session:
                     field=name,
                     need=f"{values[0]}, as worker 0 has" if told else "as worker 0 has it",
                     have=f"{values[other]} at worker {other}" if told else f"worker {other} has another",
-                    hint="print it at all workers: it may come from the environment, the host or chance",
+                    hint="print it on all workers: it may depend on the environment, the host or randomness",
                 )
 
     def _take_outcome(self, step: int) -> None:
@@ -869,10 +867,10 @@ class Session:
                 "another worker has left training, and this one is in the middle of it",
                 need="all workers leave after the same step",
                 have=f"this one has made {self.steps:,} steps",
-                hint="`break` by what is the same at all workers, such as `run.steps`",
+                hint="leave the loop on a condition that is equal on all workers, such as `run.steps`",
             )
         raise GangBroken(
-            "a worker of the gang has gone, and there are no orders to continue without it",
+            "a worker of the gang was lost, and no orders came to continue without it",
             have=(lost or "no newer orders").splitlines()[0],
             hint="poise run --workers 1..4 -- python train.py",
         )
@@ -962,7 +960,7 @@ class Session:
         for name, value in before.items() if place["taken"] else ():
             if value != now[name]:
                 raise misused(
-                    "a pass was begun in another order, and would take some samples twice and others never",
+                    "a pass started in another order, and would use some samples twice and others never",
                     field="data" if name == "samples" else name,
                     need=f"{name} {value}, to the end of pass {place['epoch']}",
                     have=str(now[name]),

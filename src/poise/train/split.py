@@ -26,8 +26,8 @@ How = Literal["columns", "rows"]
 
 
 def split(model: nn.Module, how: Mapping[str, How], *, group: dist.ProcessGroup | None = None) -> nn.Module:
-    """The same model, in place, with each layer named (`layers.0.wide`) split over the workers of the group, which have
-    the same weights before. Raises Misused if a layer is not there, or its size is no multiple of the workers.
+    """The same model, in place, with each layer named (`layers.0.wide`) split over the workers of the group, which must
+    start with the same weights. Raises Misused if a layer is missing, or its size is not a multiple of the workers.
     """
     device = next((one.device for one in model.parameters()), torch.device("cpu"))
     together(device)
@@ -55,7 +55,7 @@ def _check(model: nn.Module, name: str, way: How, world: int) -> None:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A weight or its gradient as it would be without being split; all workers call it."""
+    """The unsplit weight, or its gradient; all workers call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

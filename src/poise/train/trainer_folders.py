@@ -16,8 +16,8 @@ _PICKLED = (".pt", ".pth", ".bin")
 
 
 def last_checkpoint(folder: str | Path) -> str | None:
-    """The newest checkpoint in the folder that is whole; none where there is none yet, or no folder. One that is not
-    whole is passed over, with a line on stderr, and stays.
+    """The newest complete checkpoint in the folder; None without one, or without a folder. An incomplete one is
+    skipped, with a line on stderr, and stays.
     """
     there = {path: _NAME.fullmatch(path.name) for path in Path(folder).glob("checkpoint-*") if path.is_dir()}
     steps = {path: int(name[1]) for path, name in there.items() if name}

@@ -288,7 +288,7 @@ def _side_by_side(asked: Asked, policies: Sequence[str], watch: Watch) -> tuple[
                     watch(number, Far(int(over), int(jobs), seconds))
         except BrokenProcessPool:
             hint = "fewer policies at once, or `--jobs N`"
-            raise Fault("a process in which a policy was tried has been killed", hint=hint) from None
+            raise Fault("the process of a trial was killed", hint=hint) from None
         except BaseException:
             for process in active_children():
                 if process not in others:

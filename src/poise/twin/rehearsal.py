@@ -196,7 +196,7 @@ def _of_service(
 ) -> tuple[list[_Plan], int, list[str]]:
     if asked.routers:
         raise InputError(
-            "a service has one queue, and nobody routes", field="--routers", have=", ".join(asked.routers),
+            "a service has one queue and no router", field="--routers", have=", ".join(asked.routers),
             hint="`--scalers`, or a file of upstreams",
         )  # fmt: skip
     known = {server.name for server in serving.servers}
@@ -245,7 +245,7 @@ def _of_front(front: Front, world: World, serving: Serving, asked: Asked) -> tup
     missing = [told.name for told in front.upstreams if told.name not in known]
     if missing:
         raise SpecError(
-            "the world does not say how fast an upstream is", code="E105", field="upstreams",
+            "the world has no speed for an upstream", code="E105", field="upstreams",
             need="a replica of its name",
             have=", ".join(missing), hint=f"serving: {{replicas: [{{name: {missing[0]}, batch: [[1, 30ms]]}}]}}",
         )  # fmt: skip
@@ -278,7 +278,7 @@ def _world(path: Path) -> tuple[World, Serving]:
         world = compile_world(document)
         if world.serving is None:
             raise SpecError(
-                "the world does not say how fast replicas are", field="serving", need="its replicas", have="nothing",
+                "the world has no speed for replicas", field="serving", need="its replicas", have="nothing",
                 hint="serving: {replicas: [{name: h100, count: 4, batch: [[1, 30ms], [8, 44ms]]}]}",
             )  # fmt: skip
     servers = tuple(_measured(server, path) for server in world.serving.servers)
@@ -289,7 +289,7 @@ def _check_changes(world: World, names: set[str]) -> None:
     for place, change in enumerate(world.changes):
         if change.node not in names:
             raise SpecError(
-                "there is no such replica", code="E105", field=f"changes[{place}].node",
+                "this replica does not exist", code="E105", field=f"changes[{place}].node",
                 need=f"one of {', '.join(sorted(names))}", have=change.node,
             )  # fmt: skip
 

@@ -206,14 +206,14 @@ def replay_changed(
     """Run what a log recorded once as it was and once changed, to the end. Nodes are there from the beginning on."""
     workload = read(log, Options(information="estimated"))
     if not workload.arrivals:
-        raise InputError("this log has no job that could be run again", field=str(log), hint="`poise ls --all`")
+        raise InputError("this log has no finished job to simulate", field=str(log), hint="`poise ls --all`")
     settings = Settings()
     if known.began is not None:
         settings = Settings(seed=known.began.seed, throughputs=known.began.throughputs)
     nodes = list(known.nodes.values())
     changed = [node for node in nodes if node.name not in change.lost] + list(change.joined)
     if not changed:
-        raise InputError("no node is left", field="--without", hint="leave one, or `--add` some")
+        raise InputError("no node is left", field="--without", hint="keep one, or add some with `--add`")
     was, then = (
         simulate(workload, fleet, policy, settings) for fleet, policy in zip((nodes, changed), policies, strict=True)
     )

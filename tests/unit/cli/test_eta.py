@@ -44,7 +44,7 @@ def test_a_log_is_run_with_a_change(log: Path, capsys: pytest.CaptureFixture[str
         ("eta --from LOG", "`poise eta --check --from LOG`"),
         ("eta --check --from nowhere", "a log.db of a home, or an exported log"),
         ("eta --budget 0", "--budget 30s"),
-        ("what-if --from LOG --without n1", "leave one, or `--add` some"),
+        ("what-if --from LOG --without n1", "keep one, or add some with `--add`"),
         ("what-if --from LOG --without n2", "`poise nodes`"),
         ("what-if --from LOG --policy fif", "did you mean `fifo`?"),
         ("what-if --from LOG --add 1xA100", "--add 1xA100-40"),

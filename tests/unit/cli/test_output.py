@@ -139,4 +139,4 @@ def test_what_cannot_be_printed_since_the_disk_is_full_is_told(
 
     monkeypatch.setattr("sys.stdout", Full())
     assert main(["schema", "--list", *form]) == 2
-    assert "error[E299]: the disk is full: what there is to print cannot be written" in capsys.readouterr().err
+    assert "error[E299]: the disk is full: the output cannot be written" in capsys.readouterr().err

@@ -124,7 +124,7 @@ def test_where_a_policy_fails_the_others_are_tried_to_the_end(capsys: pytest.Cap
     assert [(one["policy"], one["error"]["message"]) for one in told["failed"]] == [
         ("raises", "the policy `raises` raised KeyError: 'what'")
     ]
-    assert "the trial of `raises` came to no end" in caught.err
+    assert "the trial of `raises` failed" in caught.err
     assert main(["simulate", *FEW, "--policy", "raises"]) == 1
     assert "the policy `raises` raised KeyError: 'what'" in capsys.readouterr().err
 

@@ -61,7 +61,7 @@ def test_the_name_of_a_node_that_is_away_is_not_taken_by_another_token(tmp_path:
     async def use(door: OpenDoor) -> None:
         await let_in(door, "a")
         why = await kept_out(door, "b")
-        assert why.startswith("this is the name of a node that came by another token; give this one another: `--name`")
+        assert why.startswith("this name belongs to a node with another token; give this one another name: `--name`")
         await let_in(door, "a", node())
         await let_in(door, "b", node(name="n2"))
         refusals = (await door.call("GET", "/v1/refusals")).value

@@ -139,7 +139,7 @@ def test_everything_wrong_with_a_world_is_told() -> None:
         })  # fmt: skip
     fields = {record.field for record in caught.value.record.all()}
     assert fields == {"sharing", "stragglers.factor", "losses.mtbf", "nosuch", "power.kg_per_kwh"}
-    with pytest.raises(SpecError, match="no such node"):
+    with pytest.raises(SpecError, match="this node does not exist"):
         check_nodes(compile_world({"kind": "world", "changes": [{"at": 1, "node": "x", "there": True}]}), {"n1"})
 
 

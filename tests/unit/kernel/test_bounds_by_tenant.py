@@ -33,7 +33,7 @@ def test_a_tenant_may_fill_half_of_what_the_others_leave(monkeypatch: pytest.Mon
     monkeypatch.setattr(controller, "MAX_UNFINISHED", 16)
     world = submit(World().nodes(1), "ann", 8)
     world.ask(AddToken(request=world.request(), tenant="bob", role=Role.SUBMITTER, hash="b" * 64))
-    with pytest.raises(Busy, match="too much of tenant `ann` is waiting already") as refused:
+    with pytest.raises(Busy, match="too much work of tenant `ann` is waiting already") as refused:
         submit(world, "ann")
     assert (refused.value.record.need, refused.value.record.have) == ("at most 8 units", "9")
     submit(world, "bob", 4)

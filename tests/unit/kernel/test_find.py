@@ -87,7 +87,7 @@ def test_a_beginning_of_several_names_lists_them_and_a_whole_name_wins() -> None
         find(ledger, "tra")
     record = refused.value.record
     assert (record.code, record.have) == ("E123", "train (j1), train-2 (j2), train-3 (j3)")
-    assert record.hint == "a whole name always counts: `train`"
+    assert record.hint == "a full name always works: `train`"
     many = World().nodes(1)
     for number in range(30):
         many.job(f"run-{number}")

@@ -35,7 +35,7 @@ def lab() -> World:
             {"gpu_model": "T4"},
             "resources.gpu_model",
             "`main`: no node has a device of model `T4`",
-            "`poise nodes` shows what there is: `gpu_model: H100`, or `--gpu-model H100`",
+            "`poise nodes` shows the resources: `gpu_model: H100`, or `--gpu-model H100`",
         ),
         (
             {"gpu_kind": "npus"},
@@ -67,7 +67,7 @@ def test_a_share_above_every_cap_is_told_the_largest() -> None:
 
 
 def test_too_many_of_a_device_that_there_is_names_the_closest_node() -> None:
-    with pytest.raises(SpecError, match="asks for more than any node has") as refused:
+    with pytest.raises(SpecError, match="requests more than any node has") as refused:
         lab().job("a", gpu=4, gpu_model="H100")
     assert "`--cpu 1 --gpu 2` would fit on hopper" in refused.value.record.hint
 
@@ -114,7 +114,7 @@ def test_a_node_or_a_label_that_nobody_has() -> None:
 def test_what_is_too_large_for_the_nodes_where_it_may_run_is_told_of_these() -> None:
     with pytest.raises(SpecError) as refused:
         lab().job("a", gpu=1, node="ascend")
-    assert refused.value.record.have.startswith("closest is ascend: has no device that can do it")
+    assert refused.value.record.have.startswith("closest is ascend: has no suitable device")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_what_is_too_large_for_the_nodes_where_it_may_run_is_told_of_these() -> 
     [
         ({"node": "nowhere"}, "`main`: no node has the name `nowhere`"),
         ({"label": {"zone": "eu"}}, "`main`: no node has the label zone=eu"),
-        ({"cpu": 100}, "`main` asks for more than any node has"),
+        ({"cpu": 100}, "`main` requests more than any node has"),
     ],
 )
 def test_what_came_before_the_first_node_says_that_no_node_can_run_it(asks: dict[str, Any], never: str) -> None:

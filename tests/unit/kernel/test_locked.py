@@ -47,7 +47,7 @@ def test_what_cannot_be_opened_is_held_with_the_reason_and_loses_no_try() -> Non
     world = checked(locked(World().nodes(1).submit(with_secrets(name="a")).round(), "a")).after("1m").round()
     assert (world.status("a"), world.codes("a"), world.where("a")) == ("waiting", ["LOCKED"], [])
     [told] = [reason.sentence() for reason in world.reasons("a")]
-    assert told == f"is on hold: {WHY}; once that is mended: `poise release j1`"
+    assert told == f"is on hold: {WHY}; once that is repaired: `poise release j1`"
     [event] = [event for event in world.log if isinstance(event, JobHeld)]
     assert audit_report(world.ledger, 1, event).what == f"held j1: {WHY}"
     assert world.unit("a").tries == 0

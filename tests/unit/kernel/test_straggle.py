@@ -36,7 +36,9 @@ def test_what_takes_longer_than_its_like_is_reported_once_with_evidence() -> Non
     [seen] = reports(world)
     assert (seen.task, seen.epoch, seen.node, seen.expected, seen.siblings) == ("j1.main[12]", 1, "n1", 60 * SECOND, 12)
     assert 90 * SECOND < seen.ran < 97 * SECOND
-    assert [reason.sentence() for reason in world.reasons(LAST)] == ["n1: takes longer than its like, which took 1m0s"]
+    assert [reason.sentence() for reason in world.reasons(LAST)] == [
+        "n1: takes longer than similar tasks, which took 1m0s"
+    ]
     told = question(world.ledger, world.state("p"), world.controller.snapshot(world.now), units=[world.unit(LAST)])
     assert "12 of its like took 1m0s" in told.story[-1].text
     assert len(reports(world.after("5m").restart().after("5m"))) == 1

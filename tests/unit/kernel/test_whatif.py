@@ -110,12 +110,12 @@ def test_a_back_off_is_a_reason_and_the_earliest_start() -> None:
 
 def test_what_is_to_begin_later_says_so_wherever_it_is_asked() -> None:
     world = World().nodes(1).job("a", begin="1h").round().after("10m")
-    assert waits(world, "a").reasons[0].sentence() == "is not to begin before 50m0s from now"
-    assert unblocked(world, "a").text == "it is not to begin before 50m0s from now; nothing brings that forward"
+    assert waits(world, "a").reasons[0].sentence() == "begins in 50m0s at the earliest"
+    assert unblocked(world, "a").text == "it begins in 50m0s at the earliest; nothing brings that forward"
     told = planned(world, {"run": "true", "begin": "2h"})
     assert told.places == ()
     [later] = told.later
-    assert [reason.sentence() for reason in later.reasons] == ["is not to begin before 2h0m from now"]
+    assert [reason.sentence() for reason in later.reasons] == ["begins in 2h0m at the earliest"]
     told = planned(world, {"run": "true", "begin": "2h", "after": ["a"]})
     assert [reason.code for reason in told.later[0].reasons] == ["AFTER", "BEGINS"]
 
@@ -620,7 +620,7 @@ def test_nodes_that_a_pinned_job_does_not_ask_for_are_told_as_one() -> None:
     told = [(of.count, of.nodes, [reason.sentence() for reason in of.reasons]) for of in waits(world, "b").refusing]
     assert told == [
         (1, ("n2",), ["n2: 0 CPU free, 1 needed"]),
-        (3, ("n1", "n3", "n4"), ["3 other nodes: is not where it may run: node n2 needed"]),
+        (3, ("n1", "n3", "n4"), ["3 other nodes: is not an allowed node: node n2 needed"]),
     ]
     everything = explained(world, "b", everything=True).waiting[0].refusing
     assert [of.nodes for of in everything] == [("n1",), ("n2",), ("n3",), ("n4",)]

@@ -56,8 +56,8 @@ def test_input_is_for_one_command(several: dict[str, Any], given: str) -> None:
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ({"output": "%x"}, "unknown sign"),
-        ({"output": "a%"}, "unknown sign"),
+        ({"output": "%x"}, "unknown placeholder"),
+        ({"output": "a%"}, "unknown placeholder"),
         ({"output": "a\0"}, "zero byte"),
         ({"output": "a", "workers": 2}, "several tasks"),
         ({"output": "%j%%r", "parts": 2}, "several tasks"),

@@ -157,7 +157,7 @@ def test_a_job_may_begin_later() -> None:
     [
         ({"begin": "2020-01-01T00:00:00Z"}, "begin", "the begin has passed already"),
         ({"begin": "soon"}, "begin", ""),
-        ({"begin": "2h", "deadline": "1h"}, "deadline", "it may only begin when it is late already"),
+        ({"begin": "2h", "deadline": "1h"}, "deadline", "`begin` is later than the deadline"),
         ({"kind": "graph", "tasks": {"a": {"run": "x", "begin": "1h"}}}, "tasks.a", ""),
     ],
 )

@@ -129,7 +129,7 @@ def test_a_precision_that_is_missing_is_replaced_by_a_wider_one(device: Device, 
 def test_a_wrong_kind_of_device_says_what_is_there() -> None:
     offered = msgspec.structs.replace(node(), devices=(V100,))
     [reason] = never(offered, Shape(gpus=1, wants=Wants(models=("H100",))))
-    assert reason.sentence() == "n1: has no device that can do it: 1 H100 GPU needed, V100 there"
+    assert reason.sentence() == "n1: has no suitable device: 1 H100 GPU needed, V100 there"
 
 
 def test_work_on_cpus_looks_at_the_processor() -> None:
@@ -185,8 +185,8 @@ def test_labels_and_names_say_where_work_runs() -> None:
     assert [world.where(name) for name in ("west", "a", "named")] == [["n2"], ["n1"], ["n3"]]
     world.job("elsewhere", exclude_node="n1", label={"zone": "!west"}).round()
     assert [reason.sentence() for reason in world.reasons("elsewhere")] == [
-        "n1: is not where it may run: not zone=west, not node n1 needed",
-        "n2: is not where it may run: not zone=west, not node n1 needed",
+        "n1: is not an allowed node: not zone=west, not node n1 needed",
+        "n2: is not an allowed node: not zone=west, not node n1 needed",
         "n3: 0 CPU free, 1 needed",
     ]
 
@@ -201,7 +201,7 @@ def test_in_a_large_fleet_the_nodes_where_it_may_not_run_are_counted() -> None:
     ]
     assert told == [
         "10 nodes like n00: at most 0 CPU free, 1 needed",
-        "10 nodes like n01: is not where it may run: zone=a needed",
+        "10 nodes like n01: is not an allowed node: zone=a needed",
     ]
 
 

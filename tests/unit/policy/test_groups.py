@@ -121,4 +121,4 @@ def test_a_plan_that_breaks_it_is_refused() -> None:
     assert against("apart", "n1", "n3") == against("near", "n1", "n2") == []
     assert against("apart", "n1", "n2") == ["2 tasks of the gang on one zone: east"]
     assert against("near", "n1", "n3") == ["the tasks of the gang on more than one zone: east, west"]
-    assert against("near", "n1", "n5")[0].startswith("n5: is not where it may run")
+    assert against("near", "n1", "n5")[0].startswith("n5: is not an allowed node")

@@ -580,7 +580,7 @@ def test_in_a_rack_the_best_connected_nodes_come_first() -> None:
 def test_network_is_taken_and_given_back() -> None:
     world = World().join(offering("n1", network=10**9)).job("a", network="700Mbit").job("b", network="400Mbit").round()
     assert (world.status("a"), world.codes("b")) == ("placed", ["NETWORK_BUSY"])
-    assert world.reasons("b")[0].sentence() == "n1: 300 Mbit/s of network free, 400 Mbit/s needed"
+    assert world.reasons("b")[0].sentence() == "n1: network bandwidth free: 300 Mbit/s, needed: 400 Mbit/s"
     assert world.finish("a").round().status("b") == "placed"
 
 

@@ -159,7 +159,7 @@ def test_pai_of_its_tables(tmp_path: Path) -> None:
         "the table of jobs does not know it": 1,
     }
     (tmp_path / "pai_task_table.csv").unlink()
-    with pytest.raises(Exception, match="there is no such trace"):
+    with pytest.raises(Exception, match="this trace does not exist"):
         read_trace(tmp_path)
 
 

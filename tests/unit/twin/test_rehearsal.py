@@ -147,7 +147,7 @@ def test_requests_of_rates(folder: Path) -> None:
     "text", ["poisson:rate=0", "poisson:jobs=4", "clients:think=soon", "clients:clients=x", "poisson:rate"]
 )
 def test_what_cannot_be_drawn(folder: Path, text: str) -> None:
-    with pytest.raises(SpecError, match="cannot be drawn"):
+    with pytest.raises(SpecError, match="cannot be generated"):
         asking(text, Wanted(), 0)
 
 

@@ -48,7 +48,7 @@ async def _settle(members: Members, keys: Keys) -> None:
         await members.commit([is_absent(keys.format)], [put(*beginning) for beginning in beginnings])
         found = await members.value(keys.format)  # somebody else may have been first
     if not found.isdigit():
-        raise Fault(f"`{members.name}` holds something else under this prefix", code="E213", hint="another prefix")
+        raise Fault(f"`{members.name}` has other data under this prefix", code="E213", hint="another prefix")
     if int(found) > FORMAT:
         writer = (await members.value(keys.written_by)).decode()
         raise newer(f"the log has format {int(found)}; this version reads {FORMAT}", writer)

@@ -47,7 +47,7 @@ async def see(members: Members, keys: Keys) -> Seen:
     try:
         term, who = int(found[keys.term].value), _decode(found[keys.who].value)
     except (KeyError, ValueError, msgspec.MsgspecError):
-        raise Fault(f"`{members.name}` does not say who leads", code="E213") from None
+        raise Fault(f"`{members.name}` does not name the leader", code="E213") from None
     renewed = found.get(keys.renewed)
     return Seen(term, who, renewed.mod_revision if renewed is not None else "")
 

@@ -58,7 +58,7 @@ def place_of(url: str) -> Place:
         whole = False
     if not whole or parts.fragment:
         raise InputError(
-            "this does not say where etcd is",
+            "this address has no host of etcd",
             field="--store",
             need="etcd://HOST:PORT[,HOST:PORT…][/PREFIX]",
             have=hosts,
@@ -72,7 +72,7 @@ def _tls(parts: SplitResult) -> ssl.SSLContext | None:
     known = {"ca", "cert", "key"} if parts.scheme == "etcds" else set()
     if unknown := sorted(options.keys() - known):
         need = "ca, cert, key, each a file, behind etcds://"
-        raise InputError("etcd is not reached so", field="--store", need=need, have=", ".join(unknown))
+        raise InputError("this is not an address of etcd", field="--store", need=need, have=", ".join(unknown))
     if parts.scheme != "etcds":
         return None
     check_whole(options.values())
@@ -158,7 +158,7 @@ class Members:
                 return await self._told(member, what, body)
             except _TokenIsOld:
                 self._token = ""
-        raise Fault(f"`{self.name}` wants a user", code="E213", hint="etcd://USER:PASSWORD@…")
+        raise Fault(f"`{self.name}` requires a user", code="E213", hint="etcd://USER:PASSWORD@…")
 
     async def _told(self, member: str, what: str, body: bytes) -> Told:
         if self._session is None:
@@ -172,7 +172,7 @@ class Members:
         try:
             told = words.decode_answer(text)
         except msgspec.MsgspecError:
-            raise Fault(f"`{member}` does not answer as etcd does", code="E213") from None
+            raise Fault(f"`{member}` does not answer like etcd", code="E213") from None
         self._cluster = self._cluster or told.header.cluster_id
         if told.header.cluster_id != self._cluster:
             hint = "name the members of one cluster: what is in another one is another log"

@@ -71,7 +71,9 @@ def _kind(url: str) -> Kind:
         raise InputError("this is no URL", field="--store", need=NEED) from None
     if is_unclear(parts):
         need = "%40 for `@`, %2F for `/`, %3F for `?`, %23 for `#`"
-        raise InputError("a password has to be written as in a URL", field="--store", need=need, have=name_of(url))
+        raise InputError(
+            "a password must be percent-encoded, as in a URL", field="--store", need=need, have=name_of(url)
+        )
     match parts.scheme:
         case "postgresql" | "postgres":
             from poise.drivers import postgres
@@ -81,4 +83,6 @@ def _kind(url: str) -> Kind:
             from poise.drivers import etcd
 
             return Kind(etcd.EtcdLog, etcd.EtcdWriter, etcd.EtcdLease)
-    raise InputError("there is no such store", field="--store", need=NEED, have=name_of(url) if parts.netloc else url)
+    raise InputError(
+        "this store does not exist", field="--store", need=NEED, have=name_of(url) if parts.netloc else url
+    )

@@ -56,8 +56,8 @@ def is_unclear(parts: SplitResult) -> bool:
 def check_whole(files: Iterable[str]) -> None:
     """Raises InputError where a control plane would not find one: it runs in another folder than whoever names them."""
     if near := [file for file in files if not Path(file).is_absolute()]:
-        need = "whole paths: the control plane runs in another folder"
-        raise InputError("these files would not be found", field="--store", need=need, have=", ".join(near))
+        need = "absolute paths: the control plane runs in another folder"
+        raise InputError("these paths must be absolute", field="--store", need=need, have=", ".join(near))
 
 
 def why(error: BaseException) -> str:

@@ -101,7 +101,7 @@ class LedStore(GroupedStore, Generic[Event]):
         written_by: str,
     ) -> None:
         super().__init__(encode, call_soon=call_soon, warn=warn, keep=keep, queue_limit=queue_limit)
-        self._failure = NotLeading("nobody leads here")
+        self._failure = NotLeading("there is no leader here")
         self._log = log
         self._written_by = written_by
         self._writer = self._leader = writer

@@ -79,7 +79,7 @@ def short(path: Path, mark: Path, *, last: int, promised: int, detail: str = "")
     """Acknowledged events are lost. Only a person may accept that."""
     words = f": {detail}" if detail else ""
     return StoreDamaged(
-        f"the log ends at revision {last}, but revision {promised} had been made durable in `{path}`{words}",
+        f"the log ends at revision {last}, but revision {promised} was durable in `{path}`{words}",
         need=f"revision {promised}",
         have=f"revision {last}",
         hint=f"restore a backup, or `rm {mark}` to continue from revision {last} without the lost events",

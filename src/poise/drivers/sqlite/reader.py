@@ -74,7 +74,7 @@ class LogReader(SqliteLog[Event]):
                     return answer
             self.close()
             self._connection = self._connect()
-        raise Busy(f"`{self._path}` is being opened and closed all the time", hint="retry")
+        raise Busy(f"`{self._path}` is constantly opened and closed", hint="retry")
 
     def _have_files_moved(self) -> bool:
         return self._seen is not None and _footprint(self._path) != self._seen

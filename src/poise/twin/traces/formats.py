@@ -132,7 +132,7 @@ def format_of(path: Path, options: Options, named: str = "") -> Format:
     if named:
         if named not in known:
             raise SpecError(
-                "there is no such format", field="format", need=", ".join(known), have=short(named),
+                "this format does not exist", field="format", need=", ".join(known), have=short(named),
                 hint=f"`--format {PLAIN.name} --map submit=COLUMN,duration=COLUMN,gpus=COLUMN`",
             )  # fmt: skip
         return known[named]

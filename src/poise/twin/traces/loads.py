@@ -170,7 +170,8 @@ def _of_rates(path: Path, tally: Tally, wanted: Wanted, seed: int) -> Iterator[R
     columns = [name for name in header_of(path) if name != WINDOW]
     if wanted.column not in columns:
         raise SpecError(
-            "which column of the rates?", field="--column", need=f"one of {', '.join(columns)}", have=wanted.column,
+            "the file of rates has no such column", field="--column", need=f"one of {', '.join(columns)}",
+            have=wanted.column,
             hint=f"--column {columns[0] if columns else 'NAME'}",
         )  # fmt: skip
     windows: list[tuple[float, float]] = []
@@ -199,4 +200,6 @@ def _only(wanted: Wanted, name: str, why: str, hint: str) -> None:
 
 def _unfit(field: str, need: str, have: str) -> SpecError:
     hint = "poisson:rate=50,requests=10000"
-    return SpecError("requests cannot be drawn so", code="E103", field=field, need=need, have=have, hint=hint)
+    return SpecError(
+        "requests cannot be generated from this", code="E103", field=field, need=need, have=have, hint=hint
+    )

@@ -90,7 +90,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     while it is read, also in the body of the `with`, is raised as `SpecError`.
     """
     if not path.exists():
-        raise NotFound("there is no such trace", field=str(path), hint=f"`ls -l {path.parent}`")
+        raise NotFound("this trace does not exist", field=str(path), hint=f"`ls -l {path.parent}`")
     if not (path.is_file() or path.is_dir()):
         raise fault(
             "this is no file: it is read more than once", path, need="a file", have="a pipe or a device",

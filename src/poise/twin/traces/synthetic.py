@@ -143,7 +143,9 @@ def _speeds(text: str) -> dict[str, str]:
 
 def _unfit(field: str, need: str, have: str) -> SpecError:
     hint = "poisson:jobs=1000,rate=60"
-    return SpecError("the workload cannot be drawn so", code="E103", field=field, need=need, have=have, hint=hint)
+    return SpecError(
+        "the workload cannot be generated from this", code="E103", field=field, need=need, have=have, hint=hint
+    )
 
 
 def generate(drawn: Synthetic, options: Options) -> Workload:
