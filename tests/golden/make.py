@@ -15,16 +15,17 @@ import msgspec
 
 from poise import __version__
 from poise.drivers.logfile import open_log, write_log
-from poise.kernel.controller import AddToken, CancelJobs, FromCallWorker
+from poise.kernel.controller import AddToken, CancelJobs, Configure, FromCallWorker, Locked, NoticeDone
 from poise.kernel.ledger import Ledger
 from poise.model.calls import Call, Calling, Function, Ready, Result, Resume, Returning, Value
 from poise.model.events import Event, decode_event, encode_event
 from poise.model.jobs import Ending, Speedups
 from poise.model.messages import Attempt, DeviceFault, Report, Told
+from poise.model.secrets import Sealed, sealed
 from poise.model.tenants import Role
 from poise.model.training import Saved, Training
 from poise.policy.recipe import compile_recipe
-from poise.policy.suites import Suite
+from poise.policy.suites import Suite, policy_named
 from poise.testing import World, node
 from poise.units import SECOND
 
@@ -226,9 +227,39 @@ def changed() -> World:
     return world.restart(from_checkpoint=True).finish_all(run="2s")
 
 
+def recurring() -> World:
+    """A schedule submits at its turns, is held and removed; a job is notified of, another one is removed."""
+    world = World(dead_after=0).nodes(2, cpu=2)
+    world.job("beat", cpu=1, every="10m", overlap="allow", notify=["webhook:https://hooks.example.org/poise"]).tick()
+    world.round().finish("beat-1").job("nightly", cron="0 3 * * *", **{"time-zone": "Europe/Zurich"}).after("11m")
+    world.ask(NoticeDone(world.request(), world.state("beat-1").id, "end/0", ""))
+    world.hold_schedule("beat").after("11m").hold_schedule("beat", on=False).remove(world.state("beat-1").id)
+    world.after("11m").remove_schedule("nightly")
+    return world.restart(from_checkpoint=True).finish_all(run="2s")
+
+
+def configured() -> World:
+    """Another policy is set; a gang spreads over zones, a time limit changes while its task runs, secrets stay sealed
+    and do not open once.
+    """
+    world = World("fifo")
+    for number, zone in enumerate(("east", "west"), 1):
+        world.join(msgspec.structs.replace(node(f"n{number}", cpu=4), zone=zone))
+    world.job("gang", workers=2, cpu=1, spread="zone").job("limited", cpu=1, **{"time-limit": "2h"}).round()
+    document = {"name": "secret", "run": "true", "secrets": {"TOKEN": "value"}}
+    world.submit(sealed(document, lambda name, value: Sealed("12345678.text"))).round()
+    unit = world.unit("secret")
+    attempt = Attempt(f"{unit.job}.main", unit.epoch)
+    world.held[world.where("secret")[0]].pop(attempt)
+    world.say(Locked(attempt, "no key")).start("limited").change("limited", **{"time-limit": "3h"}).after("1s")
+    world.ask(Configure(world.request(), "srtf", asked=1_000.0))
+    world._policy = policy_named("srtf")
+    return world.after("1s").hold("secret", on=False).restart().finish_all(run="2s")
+
+
 SCENES: tuple[Callable[[], World], ...] = (
     noops, gangs, lost, calls, tenants, troubles, scaling, training, resizing, emptied, deadlines, cancelled,
-    changed,
+    changed, recurring, configured,
 )  # fmt: skip
 
 
