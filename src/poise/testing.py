@@ -51,6 +51,7 @@ from poise.kernel.controller import (
     Settings,
     Submit,
     TryRecover,
+    left_with,
 )
 from poise.kernel.explain import reasons
 from poise.kernel.ledger import JobState, Ledger, TaskState, UnitState, attempt_of, job_status
@@ -368,7 +369,8 @@ class World:
         """
         del self.log[self.durable :]
         ledger = Ledger.decode(self.ledger.encode()) if from_checkpoint else replay(self.log)
-        self.controller = Controller(ledger, msgspec.structs.replace(self.controller.settings, **settings), around)
+        changed = msgspec.structs.replace(self.controller.settings, **settings)
+        self.controller = Controller(ledger, left_with(changed, ledger.leader.began), around)
         self._perform(self.controller.begin(self.now, boot="boot", boottime=self.now, wall=self.wall))
         for name in sorted(self.connected):
             self.connect(name)

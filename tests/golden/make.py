@@ -22,7 +22,7 @@ from poise.model.events import Event, decode_event, encode_event
 from poise.model.jobs import Ending, Speedups
 from poise.model.messages import Attempt, DeviceFault, Report, Told
 from poise.model.secrets import Sealed, sealed
-from poise.model.tenants import Role
+from poise.model.tenants import HOME, Role
 from poise.model.training import Saved, Training
 from poise.policy.recipe import compile_recipe
 from poise.policy.suites import Suite, policy_named
@@ -251,7 +251,7 @@ def configured() -> World:
     unit = world.unit("secret")
     attempt = Attempt(f"{unit.job}.main", unit.epoch)
     world.held[world.where("secret")[0]].pop(attempt)
-    world.say(Locked(attempt, "no key")).start("limited").change("limited", **{"time-limit": "3h"}).after("1s")
+    world.say(Locked(attempt, "no key")).start("limited").change("limited", HOME, **{"time-limit": "3h"}).after("1s")
     world.ask(Configure(world.request(), "srtf", asked=1_000.0))
     world._policy = policy_named("srtf")
     return world.after("1s").hold("secret", on=False).restart().finish_all(run="2s")
