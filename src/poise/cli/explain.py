@@ -315,7 +315,8 @@ def _start_text(start: Start) -> str:
     if start.likely == 0 and start.latest == 0:
         return "now"
     if start.guesses:
-        return f"unknown, since nothing is known of how long {', '.join(start.guesses)} runs; `--expect` would say it"
+        units = ", ".join(start.guesses)
+        return f"unknown, since work ahead of it has an unknown run time: {units}; `--expect` would say it"
     if start.likely is None:
         bound = f"not before {_in(start.earliest)}; beyond that " if start.earliest else ""
         return f"{bound}not foreseeable: {start.why}"

@@ -109,4 +109,4 @@ def test_a_run_time_of_which_nothing_is_known_is_told_as_unknown(
         told = capsys.readouterr().out
         assert "unknown run time" in told
         assert "(default)" not in told
-    assert "expected start  unknown, since nothing is known of how long j1.main runs" in told
+    assert "expected start  unknown, since work ahead of it has an unknown run time: j1.main;" in told
