@@ -96,6 +96,11 @@ class _Error(msgspec.Struct):
     error: ErrorRecord
 
 
+class _Cancelled(msgspec.Struct):
+    cancelled: int
+    tenants: dict[str, int]
+
+
 class _Job(msgspec.Struct):
     job: str
 
@@ -281,8 +286,14 @@ class Client:
         return self._call("POST", "/v1/remove", dict[str, list[str]], asked, timeout=THOUGHT)["removed"]
 
     def cancel_all(self) -> int:
-        """Cancel all unfinished jobs that this token may see; returns their number once that is durable."""
-        return self._call("POST", "/v1/cancel", dict[str, int], timeout=THOUGHT)["cancelled"]
+        """Cancel all unfinished jobs of the token's tenant; returns their number once that is durable."""
+        return self._call("POST", "/v1/cancel", _Cancelled, timeout=THOUGHT).cancelled
+
+    def cancel_all_tenants(self) -> dict[str, int]:
+        """Cancel all unfinished jobs of all tenants; returns their number by tenant once that is durable. Raises
+        `Forbidden` unless the token has the role `operator` or `admin`.
+        """
+        return self._call("POST", "/v1/cancel?all_tenants=true", _Cancelled, timeout=THOUGHT).tenants
 
     def nodes(self) -> list[NodeReport]:
         """All nodes, by name."""

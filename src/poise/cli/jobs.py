@@ -13,12 +13,14 @@ from poise.cli.render import LOGGED, NOT_FOUND, ago, counts_text, over_memory, p
 from poise.client import current_home
 from poise.config import Home
 from poise.control.start import connected, may_be_asked
-from poise.errors import SpecError, Unreachable
+from poise.errors import Conflict, SpecError, Unreachable
+from poise.model.document import some
 from poise.model.reports import JobReport, JobStatus, TaskReport
 from poise.model.tenants import DEFAULT
 from poise.units import SECOND, format_bytes, format_duration, parse_duration
 
 COMMAND_WIDTH = 60
+FEW = 12
 
 
 @click.command()
@@ -275,31 +277,55 @@ def _over(home: Home, jobs: Sequence[str]) -> list[JobReport]:
 
 
 @click.command()
-@click.option("--all", "everything", is_flag=True, help="Cancel every unfinished job that you may see.")
+@click.option("--all", "everything", is_flag=True, help="Cancel every unfinished job of your tenant.")
+@click.option("--all-tenants", is_flag=True, help="Cancel every unfinished job of all tenants, as an operator.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("jobs", nargs=-1, metavar="JOB...")
-def cancel(jobs: tuple[str, ...], everything: bool, as_json: bool) -> int:
+def cancel(jobs: tuple[str, ...], everything: bool, all_tenants: bool, as_json: bool) -> int:
     """Cancel every JOB (id, name, or JOB.TASK): waiting tasks never start, running tasks get SIGTERM and, after their
-    grace, SIGKILL. If you cancel several jobs, none of them starts in place of another; if one of them cannot be found,
-    none is cancelled.
+    grace, SIGKILL. If you cancel several jobs, none of them starts in place of another, and jobs that are over are
+    passed over. If one of them cannot be found, none is cancelled.
 
     In a graph, tasks that need a cancelled task are skipped, and the others continue.
     """
-    if everything == bool(jobs):
-        raise click.UsageError("name jobs, or give --all: one of them")
+    if bool(everything or all_tenants) == bool(jobs):
+        raise click.UsageError("name jobs, or give --all or --all-tenants: one of them")
     client = connected(current_home())
+    if all_tenants:
+        tenants = dict(sorted(client.cancel_all_tenants().items()))
+        if as_json:
+            print_json({"count": sum(tenants.values()), "tenants": tenants})
+        else:
+            named = [f"{tenant} ({count})" for tenant, count in tenants.items()]
+            whose = f": {some(named, FEW)}" if named else ""
+            say(f"cancelling {_jobs(sum(tenants.values()))} of all tenants{whose}")
+        return 0
     if everything:
         count = client.cancel_all()
         if as_json:
             print_json({"count": count})
         else:
-            say(f"cancelling {count} job{'s' * (count != 1)}")
+            say(f"cancelling {_jobs(count)} of your tenant")
         return 0
     running = {job: client.job(job).status in ("placed", "running") for job in jobs} if len(jobs) > 1 else {}
-    cancelled = {job: client.cancel(job) for job in sorted(jobs, key=lambda job: running.get(job, False))}
-    names = [cancelled[job] for job in jobs]
+    cancelled: dict[str, str] = {}
+    for job in sorted(jobs, key=lambda job: running.get(job, False)):
+        try:
+            cancelled[job] = client.cancel(job)
+        except Conflict:
+            if len(jobs) == 1 or client.job(job).exit_code is None:
+                raise
+    names = [cancelled[job] for job in jobs if job in cancelled]
+    over = [job for job in jobs if job not in cancelled]
     if as_json:
-        print_json({"cancelled": names})
-    else:
+        print_json({"cancelled": names, "over": over})
+        return 0
+    if names:
         say(f"cancelling {', '.join(names)}")
+    if over:
+        say(f"already over: {some(over, FEW)}")
     return 0
+
+
+def _jobs(count: int) -> str:
+    return f"{count} job{'s' * (count != 1)}"

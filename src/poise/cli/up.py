@@ -578,7 +578,7 @@ def _cancel_all(client: Client) -> None:
     """
     say_at = time.monotonic() + SAY_EVERY
     while True:
-        client.cancel_all()
+        client.cancel_all_tenants()
         if not client.status().unfinished:
             return
         if time.monotonic() >= say_at:

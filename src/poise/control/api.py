@@ -6,6 +6,7 @@ Each route says which role it needs (`opt`), and answers with what the bearer of
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from functools import cache, partial
 from itertools import islice
@@ -161,9 +162,12 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """How many jobs were cancelled. Their records are durable; what runs of them is being stopped."""
+    """How many jobs were cancelled, and how many of which tenant. Their records are durable; what runs of them is being
+    stopped.
+    """
 
     cancelled: int
+    tenants: dict[str, int]
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -465,17 +469,23 @@ def make_app(
 
     @routes.post(
         "/v1/cancel",
-        summary="Cancel all unfinished jobs that the bearer sees; running tasks get SIGTERM, then SIGKILL",
+        summary="Cancel all unfinished jobs of the bearer's tenant, or of all tenants with `all_tenants`, as an operator; "
+        "running tasks get SIGTERM, then SIGKILL",
         status=202,
         role=SUBMITTER,
     )
-    async def cancel_all(bearer: Bearer) -> Cancelled:
-        latest_first = tuple(reversed((await plane.settled()).jobs))
-        count = 0
+    async def cancel_all(bearer: Bearer, all_tenants: bool = False) -> Cancelled:
+        if all_tenants:
+            gate.allow(bearer, OPERATOR, "/v1/cancel")
+        ledger = await plane.settled()
+        latest_first = tuple(reversed(ledger.jobs))
+        tenants: Counter[str] = Counter()
         for first in range(0, len(latest_first), CANCELLED_AT_ONCE):  # before a job ends, those after it are cancelled
             few = latest_first[first : first + CANCELLED_AT_ONCE]
-            count += await plane.request(partial(machine.CancelJobs, jobs=few, bearer=bearer))
-        return Cancelled(count)
+            known = ((name, ledger.jobs.get(name)) for name in few)
+            these = tuple(name for name, job in known if job and (all_tenants or job.tenant == bearer.tenant))
+            tenants += await plane.request(partial(machine.CancelJobs, jobs=these, bearer=bearer))
+        return Cancelled(tenants.total(), dict(tenants))
 
     @routes.post(
         "/v1/remove",

@@ -225,8 +225,8 @@ class Cancel(msgspec.Struct, frozen=True):
 
 
 class CancelJobs(msgspec.Struct, frozen=True):
-    """Cancel whole jobs, by id. Answered with how many that were: those that are over, already being cancelled,
-    forgotten or not visible to the bearer are passed over.
+    """Cancel whole jobs, by id. Answered with how many that were of each tenant: those that are over, already
+    being cancelled, forgotten or not visible to the bearer are passed over.
     """
 
     request: int
@@ -1208,7 +1208,7 @@ class Controller:
         self._stop_cancelled(job, units, now)
         return found.name
 
-    def _cancel_jobs(self, message: CancelJobs, now: int) -> int:
+    def _cancel_jobs(self, message: CancelJobs, now: int) -> Counter[str]:
         bearer, known = message.bearer, (self.ledger.jobs.get(name) for name in message.jobs)
         jobs = [job for job in known if job and not job.ended and not job.cancelled_by and bearer.sees(job.tenant)]
         if jobs:
@@ -1216,7 +1216,7 @@ class Controller:
         for job in jobs:
             if not job.ended or job.calls is not None:
                 self._stop_cancelled(job, job.units, now)
-        return len(jobs)
+        return Counter(job.tenant for job in jobs)
 
     def _hold_job(self, message: HoldJob, now: int) -> str:
         job = changing.to_hold(self.ledger, message.job, message.bearer)

@@ -212,23 +212,39 @@ def test_names_are_those_of_a_tenant() -> None:
     assert desk.world.status("j1") == "pending"
 
 
-def test_who_cancels_everything_cancels_what_they_see() -> None:
+def test_who_cancels_everything_cancels_what_is_of_their_tenant() -> None:
     world = World().nodes(1)
-    for tenant in ("ann", "ann", "bob"):
+    for tenant in ("ann", "ann", "bob", "carol"):
         world.submit({"run": "true"}, tenant=tenant)
     desk = Desk(world)
     desk.token("ann", "ann", Role.SUBMITTER)
     desk.token("operator", "carol", Role.OPERATOR)
-    assert desk.call("POST", "/v1/cancel", who="ann").value == {"cancelled": 2}
-    assert desk.call("POST", "/v1/cancel", who="ann").value == {"cancelled": 0}
-    assert desk.call("POST", "/v1/cancel", who="operator").value == {"cancelled": 1}
+    assert desk.call("POST", "/v1/cancel", who="ann").value == {"cancelled": 2, "tenants": {"ann": 2}}
+    assert desk.call("POST", "/v1/cancel", who="ann").value == {"cancelled": 0, "tenants": {}}
+    assert desk.call("POST", "/v1/cancel", who="operator").value == {"cancelled": 1, "tenants": {"carol": 1}}
+    assert desk.call("POST", "/v1/cancel").value == {"cancelled": 0, "tenants": {}}
+    assert world.status("j3") == "pending"
+
+
+def test_an_operator_cancels_what_is_of_all_tenants_when_that_is_asked_for() -> None:
+    world = World().nodes(1)
+    for tenant in ("ann", "bob", "bob"):
+        world.submit({"run": "true"}, tenant=tenant)
+    desk = Desk(world)
+    desk.token("ann", "ann", Role.SUBMITTER)
+    desk.token("operator", "carol", Role.OPERATOR)
+    refused = desk.call("POST", "/v1/cancel?all_tenants=true", who="ann")
+    assert (refused.status, refused.code) == (403, "E133")
+    assert world.status("j1") == "pending"
+    everybodys = desk.call("POST", "/v1/cancel?all_tenants=true", who="operator").value
+    assert everybodys == {"cancelled": 3, "tenants": {"bob": 2, "ann": 1}}
 
 
 def test_jobs_after_others_are_cancelled_too_and_neither_begin_nor_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("poise.control.api.CANCELLED_AT_ONCE", 1)
     world = World().job("first").job("second", after=["first"]).job("third", **{"after-any": ["first"]})
     desk = Desk(world)
-    assert desk.call("POST", "/v1/cancel").value == {"cancelled": 3}
+    assert desk.call("POST", "/v1/cancel").value == {"cancelled": 3, "tenants": {"default": 3}}
     assert [job_status(job) for job in world.ledger.jobs.values()] == ["cancelled"] * 3
 
 

@@ -83,13 +83,13 @@ def test_all_jobs_are_cancelled_at_once_and_what_is_over_or_forgotten_is_passed_
     world.start("runs").job("over").cancel("over")
     names = tuple(job.id for job in world.ledger.jobs.values() if not job.ended)
     world.ask(CancelJobs(world.request(), ("j6591", *names, "over")))
-    assert world.replies[-1].value == 3
+    assert world.replies[-1].value == {"default": 3}
     assert [world.status(name) for name in ("runs", "waits", "g")] == ["cancelled"] * 3
     recorded = [event for event in world.log if isinstance(event, JobsCancelled)]
     assert recorded == [JobsCancelled(at=world.now, jobs=names)], "one record for all"
     before = world.ledger.revision
     world.ask(CancelJobs(world.request(), names))
-    assert (world.replies[-1].value, world.ledger.revision) == (0, before)
+    assert (world.replies[-1].value, world.ledger.revision) == ({}, before)
     world.ledger.check()
     assert replay(world.log).encode() == world.ledger.encode()
 
@@ -98,7 +98,10 @@ def test_what_comes_after_another_job_that_is_cancelled_with_it_is_cancelled_too
     """And not skipped, as what comes after a job that was cancelled alone."""
     world = World().nodes(1, cpu=1).job("first").job("second", after=["first"]).job("third", after=["second"])
     world.ask(CancelJobs(world.request(), ("j1", "j2")))
-    assert (world.replies[-1].value, [world.status(name) for name in ("first", "second")]) == (2, ["cancelled"] * 2)
+    assert (world.replies[-1].value, [world.status(name) for name in ("first", "second")]) == (
+        {"default": 2},
+        ["cancelled"] * 2,
+    )
     assert [unit.status for unit in world.state("third").units] == ["skipped"]
     world.ledger.check()
     assert replay(world.log).encode() == world.ledger.encode()

@@ -1,0 +1,85 @@
+"""`poise cancel` of several jobs, of a tenant's and of all."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from poise.cli.main import main
+from poise.client import Client
+from poise.config import Home
+from poise.decoding import json_decoder
+from poise.errors import ErrorRecord, from_record
+from poise.model.tenants import Role
+from poise.testing import World
+from unit.control.desk import Desk
+
+Cancels = Callable[..., str]
+
+
+@pytest.fixture
+def world() -> World:
+    """Of `default` j1 (done), j2 and j3; of `ann` j4, of `bob` j5 and j6."""
+    world = World().nodes(1, cpu=2).job("a").round().start("a").finish("a").job("b").job("c")
+    for tenant in ("ann", "bob", "bob"):
+        world.submit({"run": "true"}, tenant=tenant)
+    return world
+
+
+@pytest.fixture
+def cancels(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cancels:
+    """Cancels as somebody; gives what is said, or printed as JSON, and with `code` what it exits with."""
+    desk = Desk(world)
+    desk.token("operator", "ann", Role.OPERATOR)
+    desk.token("submitter", "bob", Role.SUBMITTER)
+
+    def cancel(*words: str, who: str = "home", code: int = 0) -> str:
+        def call(_: Client, method: str, path: str, answer: Any, body: Any = None, timeout: float = 0) -> Any:
+            told = desk.call(method, path, body, who=who)
+            if told.status >= 400:
+                raise from_record(msgspec.convert(told.value["error"], ErrorRecord), told.status)
+            return json_decoder(answer).decode(told.body)
+
+        monkeypatch.setattr(Client, "_call", call)
+        monkeypatch.setattr("poise.cli.jobs.connected", lambda home: Client(Home(desk.home.root)))
+        assert main(["cancel", *words]) == code
+        told = capsys.readouterr()
+        return told.out or told.err
+
+    return cancel
+
+
+def statuses(world: World) -> list[str]:
+    return [world.status(f"j{number}") for number in range(1, 7)]
+
+
+def test_all_are_those_of_ones_own_tenant(world: World, cancels: Cancels) -> None:
+    assert cancels("--all") == "cancelling 2 jobs of your tenant\n"
+    assert cancels("--all", who="operator") == "cancelling 1 job of your tenant\n"
+    assert statuses(world) == ["done", "cancelled", "cancelled", "cancelled", "pending", "pending"]
+
+
+def test_those_of_all_tenants_are_cancelled_by_name_of_the_tenants(world: World, cancels: Cancels) -> None:
+    told = cancels("--all-tenants", who="operator")
+    assert told == "cancelling 5 jobs of all tenants: ann (1), bob (2), default (2)\n"
+    assert "pending" not in statuses(world)
+    assert json.loads(cancels("--all-tenants", "--json")) == {"count": 0, "tenants": {}}
+
+
+def test_who_is_no_operator_cancels_nothing_of_all_tenants(world: World, cancels: Cancels) -> None:
+    assert "E133" in cancels("--all-tenants", who="submitter", code=1)
+    assert statuses(world) == ["done", *["pending"] * 5]
+
+
+def test_of_several_those_that_are_over_are_passed_over(world: World, cancels: Cancels) -> None:
+    assert cancels("j1", "j2", "c") == "cancelling j2, j3\nalready over: j1\n"
+    assert json.loads(cancels("j1", "j4", "--json")) == {"cancelled": ["j4"], "over": ["j1"]}
+    assert cancels("j1", "a.main") == "already over: j1, a.main\n"
+    assert "is over already" in cancels("j1", code=1)
+
+
+def test_none_is_cancelled_where_one_is_not_there(world: World, cancels: Cancels) -> None:
+    assert "E120" in cancels("j2", "j77", code=1)
+    assert world.status("j2") == "pending"
