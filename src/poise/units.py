@@ -69,6 +69,24 @@ def parse_duration(text: str | int | float) -> int:
     return _bounded(total, text)
 
 
+_CLOCK = re.compile(r"(?:([0-9]{1,9})-)?([0-9]{1,9}(?::[0-9]{1,9}){0,2})")
+
+
+def duration_of_slurm(text: str) -> str:
+    """Slurm's `days-hours:minutes:seconds`, of which little needs to be there, in our units. Raises `ValueError`.
+
+    >>> duration_of_slurm("1-00:30"), duration_of_slurm("00:01:00"), duration_of_slurm("5")
+    ('1d30m', '1m', '5m')
+    """
+    match = _CLOCK.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    days, numbers = match[1], match[2].split(":")
+    units = "hms" if days or len(numbers) == 3 else "ms"
+    told = [f"{int(number)}{unit}" for number, unit in zip(numbers, units, strict=False) if int(number)]
+    return "".join([f"{int(days)}d", *told] if days else told)
+
+
 @_remembered
 def parse_bytes(text: str | int | float) -> int:
     """Bytes from `12GiB`, `500MB`, `8Gi`; `8G` is 8 GiB, as for Slurm and Docker; a bare number is bytes."""

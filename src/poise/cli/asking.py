@@ -159,13 +159,13 @@ def note_units(spec: dict[str, Any]) -> None:
 
 
 def merged(spec: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """A job with the fields of `own` in place of its own; resources, variables, secrets and what is said of the
-    deadline are replaced one by one. Raises SpecError.
+    """A job with the fields of `own` in place of its own; resources, variables, secrets and what is said of retries
+    and of the deadline are replaced one by one. Raises SpecError.
     """
     spec = each(spec, lambda told, at: told)
     both = {
         name: spec[name] | own[name]
-        for name in ("env", "resources", "secrets")
+        for name in ("env", "resources", "retry", "secrets")
         if isinstance(spec.get(name), dict) and isinstance(own.get(name), dict)
     }
     if spec.get("deadline") is not None and own.get("deadline") is not None:

@@ -156,6 +156,14 @@ def _run(given: list[str]) -> int:
         return done.exit_code
     except click.Abort:
         return 130
+    except click.NoSuchOption as error:
+        text = error.format_message()
+        if name in ("run", "submit", "plan"):
+            from poise.cli.slurm import flags_of_slurm
+
+            meant = flags_of_slurm(error.option_name, _before_dashes(given))
+            text += f"\n\nhint: `{meant}`" if meant else ""
+        return _usage_error(text, name, given)
     except click.ClickException as error:
         return _usage_error(error.format_message(), name, given)
     except BrokenPipeError:
@@ -183,9 +191,13 @@ def _print_help() -> int:
     return 0
 
 
+def _before_dashes(given: list[str]) -> list[str]:
+    return given[: given.index("--")] if "--" in given else given
+
+
 def _own(name: str, given: list[str]) -> list[str]:
     """The arguments that are ours: those before `--`, and of `run` those before the command."""
-    own = given[: given.index("--")] if "--" in given else given
+    own = _before_dashes(given)
     if name != "run":
         return own
     position = 1

@@ -2,7 +2,9 @@
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from poise.units import duration_of_slurm
 
 _LINE = re.compile(r"#SBATCH\s+(.*)")
 
@@ -37,6 +39,20 @@ def of_slurm(head: Iterable[str], said: Collection[str]) -> str:
     return "`#SBATCH` lines are not obeyed, and nothing here is the same" if lines and not said else ""
 
 
+def flags_of_slurm(option: str, given: Sequence[str]) -> str:
+    """The flags that say the same as an option of Slurm in a command line; empty where there are none."""
+    at = next((number for number, word in enumerate(given) if word.startswith(option)), len(given))
+    word, *after = given[at : at + 2] or [""]
+    value = word.removeprefix(option).removeprefix("=") or "".join(after)
+    translate = _OF_SLURM.get(_SHORT.get(option[1:], "") if len(option) == 2 else option[2:])
+    try:
+        told = translate(value).split(" ") if translate and value else []
+    except ValueError:
+        return ""
+    parts = [one.partition("=") for one in told]
+    return " ".join(f"--{name.replace('_', '-')} {text}" for name, _, text in parts)
+
+
 def _for_each(directive: str) -> str:
     """Several tasks do not write to one file."""
     name, _, path = directive.partition("=")
@@ -62,15 +78,6 @@ def _memory(text: str) -> str:
     """Slurm's units are binary, and a bare number is of MiB."""
     number, unit = text[:-1], text[-1:].upper()
     return f"{number}{unit}iB" if unit in "KMGT" and unit else f"{text}MiB"
-
-
-def _time(text: str) -> str:
-    """`days-hours:minutes:seconds`, of which little needs to be there; a bare number is of minutes."""
-    days, dash, rest = text.rpartition("-")
-    numbers = rest.split(":")
-    units = "hms" if dash or len(numbers) == 3 else "ms"
-    told = "".join(f"{_whole(number)}{unit}" for number, unit in zip(numbers, units, strict=False) if _whole(number))
-    return (f"{_whole(days)}d" if days else "") + told
 
 
 def _whole(text: str) -> int:
@@ -137,7 +144,7 @@ _OF_SLURM: dict[str, Callable[[str], str]] = {
     "mem": lambda text: f"memory={_memory(text)}",
     "cpus-per-task": lambda text: f"cpu={text}",
     "ntasks": lambda text: f"workers={text}",
-    "time": lambda text: f"time-limit={_time(text)}",
+    "time": lambda text: f"time-limit={duration_of_slurm(text)}",
     "job-name": lambda text: f"name={shlex.quote(text)}",
     "array": _array,
     "begin": _begin,

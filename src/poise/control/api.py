@@ -469,7 +469,7 @@ def make_app(
 
     @routes.post(
         "/v1/cancel",
-        summary="Cancel all unfinished jobs of the bearer's tenant, or of all tenants with `all_tenants`, as an operator; "
+        summary="Cancel all unfinished jobs of the bearer's tenant, or of all with `all_tenants`, as an operator; "
         "running tasks get SIGTERM, then SIGKILL",
         status=202,
         role=SUBMITTER,

@@ -158,7 +158,10 @@ def parse_yaml(text: str, name: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark is not None else name
         problem = getattr(error, "problem", None) or str(error)
-        raise SpecError(f"this is not YAML: {problem}", code="E101", field=where, hint="run: echo hello") from None
+        hint = _at_line(text, mark.line) if mark is not None else ""
+        raise SpecError(
+            f"this is not YAML: {problem}", code="E101", field=where, hint=hint or "run: echo hello"
+        ) from None
     except (RecursionError, ValueError, TypeError) as error:
         raise SpecError(
             f"this is not YAML that can be read: {error}", code="E101", field=name, hint="run: echo hello"
@@ -166,6 +169,20 @@ def parse_yaml(text: str, name: str) -> Any:
     if loader.found:
         raise together([msgspec.structs.replace(of, field=f"{name}{of.field}") for of in loader.found])
     return document
+
+
+def _at_line(text: str, number: int) -> str:
+    """A hint at the line that cannot be read, or the one before it where that is empty."""
+    lines = text.splitlines()[: number + 1]
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if not lines:
+        return ""
+    line = lines[-1].strip()
+    name, colon, value = line.partition(": ")
+    if colon and ": " in value and value[0] not in "\"'{[" and '"' not in value:
+        return f'{name}: "{value}"'[:120]
+    return f"look at line {len(lines)}: `{line[:80]}`"
 
 
 def place_in_file(path: Path) -> Place:

@@ -163,7 +163,7 @@ class Findings:
             if not self._is_name(name, at):
                 continue
             if name not in fields:
-                meant, hint = _other_field(name, fields)
+                meant, hint = _other_field(name, fields, inner)
                 what = f"there is no field `{name[:80]}` here"
                 self.add(SpecError(what, field=_in(at, name), have=name[:80], hint=hint))
                 if meant:
@@ -325,16 +325,24 @@ def words_of(hint: Any) -> Iterator[str]:
         yield from words_of(inner)
 
 
-def _other_field(name: str, fields: dict[str, inspect.Field]) -> tuple[str, str]:
+def _other_field(name: str, fields: dict[str, inspect.Field], value: Any) -> tuple[str, str]:
     """The field that was probably meant, in its place or in a mapping of its own, and a hint."""
+    if name == "retries" and "retry" in fields:
+        return "retry", f"retry: {{limit: {value if isinstance(value, int) else 3}}}"
     meant = ANOTHER_NAME.get(name, name)
-    close = [meant] if meant in fields else difflib.get_close_matches(name, list(fields), n=1)
-    if close and meant == close[0]:
+    if meant in fields:
         return meant, f"did you mean `{meant}`?"
+    within: dict[str, str] = {}
     for outer, field in fields.items():
         for one in _alternatives(field.type):
-            if isinstance(one, inspect.StructType) and any(inner.encode_name == meant for inner in one.fields):
-                return "", f"it belongs in `{outer}`: `{outer}: {{{meant}: …}}`"
+            if isinstance(one, inspect.StructType):
+                for inner in one.fields:
+                    within.setdefault(inner.encode_name, outer)
+    if meant in within:
+        return "", f"it belongs in `{within[meant]}`: `{within[meant]}: {{{meant}: …}}`"
+    close = difflib.get_close_matches(name, [*fields, *within], n=1)
+    if close and close[0] not in fields:
+        return "", f"did you mean `{within[close[0]]}: {{{close[0]}: …}}`?"
     return (close[0], f"did you mean `{close[0]}`?") if close else ("", f"known fields: {', '.join(fields)}")
 
 

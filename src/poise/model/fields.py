@@ -27,6 +27,7 @@ from poise.errors import SpecError
 from poise.model.document import shown
 from poise.units import (
     DAY,
+    duration_of_slurm,
     format_bytes,
     format_cpu,
     format_duration,
@@ -208,3 +209,20 @@ def memory(value: Quantity, field: str) -> int:
 def duration(value: Quantity, field: str) -> int:
     """Nanoseconds."""
     return parse_or_raise(parse_duration, value, field, MAX_DURATION)
+
+
+def duration_with_unit(value: Quantity, field: str) -> int:
+    """Nanoseconds. A text that Slurm reads otherwise is refused: `5` is five minutes there, `1:30:00` 90 minutes."""
+    text = value.strip() if isinstance(value, str) else ""
+    try:
+        meant = duration_of_slurm(text)
+    except ValueError:
+        meant = ""
+    if not meant or not text.strip("0:-"):
+        return duration(value, field)
+    name = field.rpartition(".")[2]
+    if text.isdigit():
+        what, need = f"`{shown(text)}` has no unit", f"a unit: `{text}s`, `{text}m` or `{text}h`"
+        raise SpecError(what, code="E103", field=field, need=need, have=text, hint=f"{name}: {text}m")
+    what, need = "a time limit is written with units", f"`{meant}`"
+    raise SpecError(what, code="E103", field=field, need=need, have=text, hint=f"{name}: {meant}")

@@ -33,6 +33,7 @@ from poise.model.fields import (
     as_texts,
     declared,
     duration,
+    duration_with_unit,
 )
 from poise.model.jobs import Lease, terminal_size
 from poise.model.notices import TARGETS, Moment
@@ -392,7 +393,17 @@ class RetrySpec(msgspec.Struct, forbid_unknown_fields=True):
     ] = 3
     backoff: Annotated[
         Quantity,
-        Field("Pause before the first retry; it doubles with each one, up to a minute.", example="1s", form=DURATION),
+        Field(
+            "Pause before the first retry; it doubles with each one, up to a minute.",
+            example="1s",
+            form=DURATION,
+            flag=Flag(
+                "--backoff",
+                "TIME",
+                "Pause before the first retry; it doubles with each one, up to 1m. Alone it implies --retries 3. "
+                "[default: 1s]",
+            ),
+        ),
     ] = "1s"
     when: Annotated[
         list[Literal["failed", "killed", "signal", "oom", "hung", "timeout", "lost"]] | None,
@@ -662,7 +673,8 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
             flag=Flag(
                 "--retries",
                 "N",
-                "Retry any failure up to N times; lost work does not count. [default: 3, only after killed or hung]",
+                "Retry any failure up to N times, after a pause (--backoff); lost work does not count. "
+                "[default: 3, only after killed or hung]",
                 reads=_retries,
                 example="3",
             ),
@@ -691,7 +703,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
             flag=Flag(
                 "--time-limit", "TIME", "Stop the task when it has run this long (walltime), e.g. 2h. [default: none]"
             ),
-            read=duration,
+            read=duration_with_unit,
             calls=False,
         ),
     ] = msgspec.field(name="time-limit", default=0)

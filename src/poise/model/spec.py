@@ -449,7 +449,9 @@ def _size_of(spec: TaskSpec, field: str, cut: Callable[[bool], Cut], found: Find
     if spec.at_most:
         found.get(None, check_count, spec.at_most, 1, f"{field}at_most")
         if not parts:
-            error = SpecError("`at_most` needs `parts`", field=f"{field}at_most", hint="parts: 4")
+            what = "`at_most` limits several tasks, and this is one"
+            need = "`--parts`, `--sweep`, or `split` in a job file"
+            error = SpecError(what, field=f"{field}at_most", need=need, hint="parts: 4")
             found.add(error, f"{field}parts", f"{field}split", f"{field}sweep")
     return _Size(least, most, parts if 0 <= parts <= MAX_TASKS else 1, sweep)
 

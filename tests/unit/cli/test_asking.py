@@ -8,9 +8,11 @@ import msgspec
 import pytest
 
 from poise.cli.asking import asked, asking, merged, note_units, told_as_flags
+from poise.cli.main import main
 from poise.errors import SpecError
 from poise.model.job_fields import JobSpec, ResourcesSpec
 from poise.model.spec import compile_spec
+from poise.units import SECOND
 
 IN_FILES_ONLY = {
     "kind": "a command is a job",
@@ -72,6 +74,7 @@ def test_every_field_has_a_flag_or_a_reason() -> None:
         "--network 1Gbit --cpu 1 --memory 1GiB --priority low --begin 1h --deadline 1h --expect 1m --after j1 "
         "--hold --after-any j2 --after-failure j3 "
         "--class c --parts 2 --workers 1 --checkpoint 1m --no-preempt --weight 1 --name n --retries 1 --grace 1s "
+        "--backoff 1s "
         "--hang 1s --time-limit 1h --interactive --tty --output o "
         "--env A=1 --secret B --sweep a=1,2 --at-most 2 --lease exclusive "
         "--every 1h --cron * --time-zone UTC --overlap skip "
@@ -129,6 +132,11 @@ def test_a_sweep_without_values_is_refused(given: str) -> None:
         ("--memory lots", "--memory", "--memory 8GiB"),
         ("--memory 4", "--memory", "--memory 4GiB"),
         ("--time-limit soon", "--time-limit", "--time-limit 2h"),
+        ("--time-limit 5", "--time-limit", "--time-limit 5m"),
+        ("--time-limit 00:01:00", "--time-limit", "--time-limit 1m"),
+        ("--time-limit 1-02:30:00", "--time-limit", "--time-limit 1d2h30m"),
+        ("--backoff soon", "--backoff", "--backoff 1s"),
+        ("--at-most 2", "--at-most", "--parts 4"),
         ("--retries -1", "--retries", "--retries 3"),
         ("--deadline soon --if-late run", "--deadline", "--deadline 30m"),
         ("--deadline 1h --if-late panic", "--if-late", "--if-late cancel"),
@@ -137,8 +145,41 @@ def test_a_sweep_without_values_is_refused(given: str) -> None:
 )
 def test_errors_about_flags_name_the_flag(given: str, where: str, hint: str) -> None:
     words = given.split()
-    flags = dict.fromkeys(("memory", "retries", "deadline", "if_late", "time_limit"))
+    flags = dict.fromkeys(("memory", "retries", "backoff", "at_most", "parts", "deadline", "if_late", "time_limit"))
     flags |= {name[2:].replace("-", "_"): value for name, value in zip(words[::2], words[1::2], strict=True)}
     with pytest.raises(SpecError) as caught, told_as_flags(flags):
         compile_spec({"run": "x"} | flags_of(*given.split()), wall=0.0)
     assert (caught.value.record.field, caught.value.record.hint) == (where, hint)
+
+
+def test_the_pause_between_retries_is_said_beside_their_number() -> None:
+    asks = flags_of("--retries", "5", "--backoff", "2s")
+    assert asks["retry"] == {"limit": 5, "backoff": "2s"}
+    retry = compile_spec({"run": "x"} | asks, wall=0.0).units[0].retry
+    assert (retry.limit, retry.backoff) == (5, 2 * SECOND)
+    file = {"run": "x", "retry": {"limit": 2, "when": ["lost"]}}
+    assert merged(file, flags_of("--backoff", "2s"))["retry"] == {"limit": 2, "when": ["lost"], "backoff": "2s"}
+
+
+@pytest.mark.parametrize("value", ["0", "2h", 90])
+def test_a_time_limit_of_zero_or_a_number_of_seconds_is_read(value: str | int) -> None:
+    limit = compile_spec({"run": "x", "time-limit": value}, wall=0.0).units[0].time_limit
+    assert limit == {"0": 0, "2h": 7200 * SECOND, 90: 90 * SECOND}[value]
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("--array 0-3", "`--parts 4`"),
+        ("--array=0-99%5", "`--parts 100 --at-most 5`"),
+        ("-n 4", "`--workers 4`"),
+        ("-n4", "`--workers 4`"),
+        ("-c 2", "`--cpu 2`"),
+        ("--time 00:01:00", "`--time-limit 1m`"),
+        ("--mem=8G", "`--memory 8GiB`"),
+        ("--qos high", "`poise submit --help`"),
+    ],
+)
+def test_an_option_of_slurm_suggests_ours(given: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", *given.split(), "--", "true"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"hint: {hint}"

@@ -8,7 +8,7 @@ from poise.cli.directives import no_flags
 from poise.cli.nodes import read_fleet
 from poise.cli.render import show_error
 from poise.cli.submit import asked_for
-from poise.drivers.yamlfile import load_yaml, place_in_file
+from poise.drivers.yamlfile import load_yaml, parse_yaml, place_in_file
 from poise.errors import SpecError, located
 from poise.model.spec import compile_spec
 
@@ -66,3 +66,16 @@ def test_keys_given_twice_are_told_together(tmp_path: Path) -> None:
     assert [record.field.removeprefix(f"{path}:") for record in caught.value.record.all()] == [
         "2:1", "3:13", "3:19", "3:25",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("run: echo a: b\n", 'run: "echo a: b"'),
+        ("run: true\n\tname: x\n", "look at line 2: `name: x`"),
+    ],
+)
+def test_what_is_not_yaml_hints_at_the_line(text: str, hint: str) -> None:
+    with pytest.raises(SpecError, match="this is not YAML") as caught:
+        parse_yaml(text, "job.yaml")
+    assert caught.value.record.hint == hint

@@ -493,6 +493,8 @@ def test_each_mistake_names_its_code_and_field(document: Any, code: str, field: 
     ("document", "field", "hint"),
     [
         ({"run": "x", "resorces": {}}, "resorces", "did you mean `resources`?"),
+        ({"run": "x", "memry": "8GiB"}, "memry", "did you mean `resources: {memory: …}`?"),
+        ({"run": "x", "retries": 2}, "retries", "retry: {limit: 2}"),
         ({"run": "x", "resources": {"cpus": 1}}, "resources.cpus", "did you mean `cpu`?"),
         ({"run": "x", "retry": {"limits": 1}}, "retry.limits", "did you mean `limit`?"),
         ({"kind": "graph", "tasks": {"a": {"run": "x", "need": []}}}, "tasks.a.need", "did you mean `needs`?"),

@@ -99,7 +99,7 @@ def test_as_many_as_a_job_may_have() -> None:
 
 
 def test_at_most_is_of_parts() -> None:
-    with pytest.raises(SpecError, match="`at_most` needs `parts`"):
+    with pytest.raises(SpecError, match="`at_most` limits several tasks"):
         compile_spec({"run": "x", "at_most": 2}, wall=0.0)
 
 
