@@ -192,3 +192,9 @@ def test_a_variable_may_be_empty(tmp_path: Path) -> None:
 
 def test_a_flag_may_stand_before_others(tmp_path: Path) -> None:
     assert read(tmp_path, "#POISE no_preempt gpu=1", "true").spec == {"preemptible": False, "resources": {"gpu": 1}}
+
+
+def test_retries_and_their_pause_are_directives(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text("#!/bin/sh\n#POISE retries=2 backoff=2s\ntrue\n")
+    assert read_script(path, {}, {}).spec["retry"] == {"limit": 2, "backoff": "2s"}
