@@ -33,7 +33,7 @@ class Amounts(NamedTuple):
     def refusal(self, tenant: str, other: "Amounts") -> Reason:
         """Why it does not hold another: of what there is too little in the quota, and how much is left of that."""
         short = [place for place, (have, need) in enumerate(zip(self, other, strict=True)) if need > max(0, have)]
-        have = ", ".join(_words(place, self[place]) for place in short)
+        have = ", ".join(_words(place, max(0, self[place])) for place in short)
         need = ", ".join(_words(place, other[place]) for place in short)
         return Reason(code="QUOTA", subject=tenant, need=need, have=have)
 

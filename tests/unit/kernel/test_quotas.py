@@ -64,7 +64,7 @@ def test_more_devices_than_a_lowered_quota_do_not_hold_up_work_without_any(polic
     world = World(policy).join(node("n1", cpu=4, gpus=2)).job("a", tenant="ann", gpu=2).round()
     world.quota("ann", gpu=1).job("b", tenant="ann").job("c", tenant="ann", gpu=1).round()
     assert (world.status("b"), world.status("c")) == ("placed", "pending")
-    assert next(reason.sentence() for reason in world.reasons("c")) == "the quota of ann has -1 GPU left, 1 GPU needed"
+    assert next(reason.sentence() for reason in world.reasons("c")) == "the quota of ann has 0 GPU left, 1 GPU needed"
 
 
 def test_brief_work_of_a_bounded_tenant_does_not_wait_behind_that_of_others() -> None:
