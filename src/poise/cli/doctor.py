@@ -156,10 +156,9 @@ def _left(home: Home) -> Iterator[Check]:
         yield Check(
             "agents", "warn", f"{', '.join(agents)}: running without a control plane", "poise up, or poise down --leave"
         )
-    left = [path.name for path in (home.endpoint, home.socket) if path.exists()]
-    if left:
+    if home.endpoint.exists():  # one that ends in order removes it; its socket may stay
         yield Check(
-            "left over", "ok", f"{', '.join(left)} of a control plane that was killed; the next one replaces them"
+            "left over", "ok", f"{home.endpoint.name} of a control plane that was killed; the next one replaces it"
         )
     if has_log(home):
         from poise.cli import offline
