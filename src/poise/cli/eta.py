@@ -78,9 +78,8 @@ def seconds_of(budget: str) -> float:
 
 def known_now(home: Home) -> "tuple[Ledger, int]":
     """The ledger as the log has it, and the instant that it is now by its clock."""
-    from poise.cli.offline import load, refuse_guest
+    from poise.cli.offline import instant, load, refuse_guest
     from poise.drivers.logfile import has_log
-    from poise.drivers.system import boot_id
 
     refuse_guest(home, "a forecast", "ask its owner")
     if not has_log(home):
@@ -93,7 +92,7 @@ def known_now(home: Home) -> "tuple[Ledger, int]":
     if not running(home):
         say("poise: no control plane is running; this is the forecast of a new one")
         return ledger, ledger.now
-    return ledger, ledger.leader.resume_at(boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time())
+    return ledger, instant(ledger)
 
 
 def deciding(ledger: "Ledger") -> "tuple[ClusterPolicy, Settings]":

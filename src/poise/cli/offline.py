@@ -1,5 +1,6 @@
 """Answers without a running control plane: the same reports, made from the log as it lies on disk."""
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -14,7 +15,7 @@ from poise.config import Home
 from poise.control.start import running
 from poise.drivers.devices import probe_node
 from poise.drivers.logfile import has_log, read_home
-from poise.drivers.security import ensure_home
+from poise.drivers.security import ensure_home, read_token, token_for
 from poise.drivers.series import Series
 from poise.drivers.system import Effort, boot_id
 from poise.engine.host import ledger_at, load_ledger
@@ -52,14 +53,29 @@ def load(home: Home) -> Ledger:
         return load_ledger(log)
 
 
+def instant(ledger: Ledger) -> int:
+    """The instant that it is now by the ledger's clock."""
+    return ledger.leader.resume_at(boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time())
+
+
 def refuse_guest(home: Home, what: str, instead: str) -> None:
-    """Raises `Conflict` where the control plane is somebody else's."""
+    """Raises `Conflict` where the control plane is somebody else's, and for a token other than that of the home: the
+    log has the work of all tenants. `Denied` where a token cannot be read.
+    """
     if home.elsewhere is not None:
         raise Conflict(
             f"{what} is read from the log, which belongs to the owner of the control plane",
             field=home.elsewhere_by,
             have=str(home.elsewhere),
             hint=f"`unset {home.elsewhere_by}` for one of your own home, or {instead}",
+        )
+    variable = next((name for name in ("POISE_TOKEN", "POISE_TOKEN_FILE") if os.environ.get(name, "").strip()), None)
+    if variable is not None and not (home.token.exists() and token_for(home) == read_token(home)):
+        raise Conflict(
+            f"{what} is read from the log, which holds the work of all tenants",
+            field=variable,
+            need="the token of the home",
+            hint=f"`unset {variable}` as the owner of the home, or {instead}",
         )
 
 
@@ -73,7 +89,8 @@ def jobs(home: Home, *, everything: bool, **wanted: Any) -> list[JobReport]:
     """As the control plane would list them; `wanted` are the arguments of `listed`."""
     ledger = load(home)
     shown = listed(ledger.jobs.values() if everything else ledger.jobs.recent(20), **wanted)
-    return [job_report(ledger, job, ledger.now, tasks=False) for job in shown]
+    now = instant(ledger)
+    return [job_report(ledger, job, now, tasks=False) for job in shown]
 
 
 def schedules(home: Home) -> list[ScheduleReport]:
@@ -83,7 +100,7 @@ def schedules(home: Home) -> list[ScheduleReport]:
 
 def job(home: Home, name: str) -> JobReport:
     ledger = load(home)
-    return found_report(ledger, find(ledger, name), ledger.now)
+    return found_report(ledger, find(ledger, name), instant(ledger))
 
 
 def nodes(home: Home) -> list[NodeReport]:
@@ -162,8 +179,7 @@ def report(home: Home, names: Sequence[str]) -> RunReport:
     if pruned:
         say(f"poise: earlier records are no longer kept; this begins at revision {checkpoint and checkpoint.revision}")
     ledger = history.ledger
-    boottime = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    now = ledger.leader.resume_at(boot_id(), boottime, time.time()) if running(home) else ledger.now
+    now = instant(ledger) if running(home) else ledger.now
     return history.report(now, names=names, version=__version__)
 
 

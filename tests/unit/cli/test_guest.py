@@ -1,5 +1,6 @@
 """Commands of somebody who uses a control plane that another shares."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from poise.cli.doctor import _control
 from poise.cli.main import main
 from poise.config import Home
-from poise.drivers.security import token_for
+from poise.drivers.security import ensure_token, token_for
 from poise.errors import InputError
 
 
@@ -18,6 +19,26 @@ def test_a_report_is_not_made_of_another_home(
     monkeypatch.setenv("POISE_SOCKET", str(tmp_path / "shared.sock"))
     assert main(["report"]) != 0
     assert "unset POISE_SOCKET" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("typed", ["report", "eta", "eta --check", "what-if --policy fifo", "replay"])
+def test_nothing_is_read_from_the_log_for_the_bearer_of_another_token(
+    typed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It shows the work of all tenants."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("POISE_HOME", str(home))
+    own = ensure_token(Home(home))
+    file = tmp_path / "token"
+    file.write_text("of-another-tenant")
+    file.chmod(0o600)
+    monkeypatch.setenv("POISE_TOKEN_FILE", str(file))
+    assert main([*typed.split(), "--json"]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["field"] == "POISE_TOKEN_FILE" and "unset POISE_TOKEN_FILE" in error["hint"]
+    file.write_text(own)
+    assert main([*typed.split(), "--json"]) == 1
+    assert "no log" in json.loads(capsys.readouterr().out)["error"]["message"], "the owner's token is no other"
 
 
 def test_the_doctor_of_a_guest_leaves_what_is_the_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
