@@ -564,6 +564,20 @@ def test_down_refuses_leaves_or_cancels(living: Living) -> None:
     another = living.poise("submit", "--", "sleep", "60").text.strip()
     assert living.poise("down", "--cancel").code == 0
     assert living.poise("show", another, "--json").value["exit_code"] == 130
+    assert not any(check["name"] == "left over" for check in living.poise("doctor", "--json").value["checks"])
+
+
+def test_what_down_left_running_is_cancelled_by_another_down(living: Living) -> None:
+    diary = Diary(living.work / "diary")
+    living.file("long.yaml", f"run: '{diary.held()}'\n")
+    job = living.poise("submit", "long.yaml").text.strip()
+    until(lambda: list(diary.entries()), "it runs")
+    assert living.poise("down", "--leave").code == 0
+    assert f"one job is unfinished ({job})" in living.poise("down").err
+    assert living.tasks()
+    assert living.poise("down", "--cancel", "--json").value == {"stopped": True}
+    assert not living.tasks() and not living.processes()
+    assert living.poise("show", job, "--json").value["exit_code"] == 130
 
 
 def test_up_keeps_the_flags_of_the_last_start(living: Living) -> None:
@@ -579,6 +593,8 @@ def test_up_keeps_the_flags_of_the_last_start(living: Living) -> None:
     assert living.poise("down").code == 0
     other = living.poise("up", "--policy", "poise").err
     assert "policy poise" in other and "POISE_ADDRESS=" in other and "`--decide-within 2s`" in other
+    reset = living.poise("up", "--reset", "--port", "0").err.partition("it is up already, with ")[2]
+    assert "`--no-agent`" in reset and "`--reset` counts from the next start" in reset
     assert living.poise("down").code == 0
     alone = living.poise("up", "--reset", "--port", "0").err
     assert "kept" not in alone and "POISE_ADDRESS" not in alone and living.pid("agent")

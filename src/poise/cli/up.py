@@ -25,7 +25,7 @@ from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
 from poise.drivers.whole import write_whole
-from poise.errors import Conflict, Fault, InputError, StoreAway, Unreachable, extra, located
+from poise.errors import Conflict, Fault, InputError, PoiseError, StoreAway, Unreachable, extra, located
 from poise.model.reports import PhaseTimes, StatusReport
 from poise.model.times import Times
 from poise.units import MILLISECOND
@@ -189,6 +189,7 @@ def up(
     if not already:
         home.ray_answer.unlink(missing_ok=True)
     late = [name for name in KEPT if name in flags and _counts_later(home, name)] if already else []
+    forgotten = read_flags(home) if reset and already and home.stay.exists() else {}
     client = ensure_up(home, *options)
     write_flags(home, flags)
     client.stay()
@@ -201,6 +202,9 @@ def up(
     if late:
         counts = "counts" if len(late) == 1 else "count"
         say(f"poise: it is up already; {typed(flags, *late)} {counts} from the next start: `poise down --leave` first")
+    if gone := [name for name in KEPT if name in forgotten and name not in flags]:
+        still = typed(forgotten, *gone)
+        say(f"poise: it is up already, with {still}; `--reset` counts from the next start: `poise down --leave` first")
     if machines:
         _add_machines(client, home, machines)
     if as_json:
@@ -475,27 +479,70 @@ def _settle_store(home: Home, store: str | None) -> None:
 
 
 @click.command()
-@click.option("--cancel", "cancel_jobs", is_flag=True, help="Cancel unfinished jobs first.")
+@click.option(
+    "--cancel", "cancel_jobs", is_flag=True, help="Cancel unfinished jobs first; starts Poise for that if it is down."
+)
 @click.option("--leave", is_flag=True, help="Let running commands continue; the next `poise up` adopts them.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
     """Stop the control plane and the agents. Refuses while jobs are unfinished, unless --cancel or --leave is given."""
     home = own_home()
-    nodes = [home.node / "lock", *sorted(home.nodes.glob("*/lock"))]
-    was_up = running_here(home) or supervised(home) or any(map(is_held, (*nodes, home.ray / "lock")))
-    if was_up:
+    was_up = _is_up(home)
+    left = [] if leave or was_up else _left_unfinished(home, certain=cancel_jobs)
+    jobs = f"{'one job is' if len(left) == 1 else f'{len(left)} jobs are'} unfinished ({', '.join(left[:8])})"
+    if left and cancel_jobs:
+        say(f"poise was not up; {jobs}: it starts to cancel {'it' if len(left) == 1 else 'them'}")
+        try:
+            ensure_up(home, *options_of(home, read_flags(home))).close()
+            _see_to_work(home, cancel_jobs)
+        finally:
+            _stop_all(home)
+        was_up = True
+    elif was_up:
         cannot_start = failure_of(home) is not None and not home.others
         if not leave and not cannot_start:  # else nobody can tell, and nothing is to be lost by stopping
             _see_to_work(home, cancel_jobs)
+        _stop_all(home)
     home.stay.unlink(missing_ok=True)  # also where all were killed: nothing is to come back by itself
-    if was_up:
-        seconds = RAY_STOP_SECONDS if (home.ray / "lock").exists() else STOP_SECONDS
-        _stop(home.supervisor, home.lock, home.ray / "lock", *nodes, seconds=seconds)
     if as_json:
         print_json({"stopped": was_up})
     else:
         say("poise is down" if was_up else "poise was not up")
+    if left and not was_up:
+        say(f"poise: {jobs}, and running commands continue; `poise down --cancel` ends them")
     return 0
+
+
+def _node_locks(home: Home) -> list[Path]:
+    return [home.node / "lock", *sorted(home.nodes.glob("*/lock"))]
+
+
+def _is_up(home: Home) -> bool:
+    """Whether anything of it runs."""
+    return running_here(home) or supervised(home) or any(map(is_held, (*_node_locks(home), home.ray / "lock")))
+
+
+def _left_unfinished(home: Home, *, certain: bool) -> list[str]:
+    """Jobs that are unfinished by the log of a home that is not up. Of a shared log they are those of whoever leads.
+    Where the log cannot be read: none, or PoiseError if it has to be `certain`.
+    """
+    if home.store.exists():
+        return []
+    from poise.cli import offline
+
+    try:
+        return [job.id for job in offline.load(home).jobs.values() if not job.ended]
+    except PoiseError:
+        if certain:
+            raise
+        return []
+
+
+def _stop_all(home: Home) -> None:
+    """End everything of it, and let nothing come back by itself."""
+    home.stay.unlink(missing_ok=True)
+    seconds = RAY_STOP_SECONDS if (home.ray / "lock").exists() else STOP_SECONDS
+    _stop(home.supervisor, home.lock, home.ray / "lock", *_node_locks(home), seconds=seconds)
 
 
 LOOK_EVERY = 0.05

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from poise.cli import offline
 from poise.cli.main import main
 from poise.drivers.logfile import write_log
 from poise.drivers.sqlite import SqliteStore
@@ -110,3 +111,25 @@ def test_a_run_time_of_which_nothing_is_known_is_told_as_unknown(
         assert "unknown run time" in told
         assert "(default)" not in told
     assert "expected start  unknown, since work ahead of it has an unknown run time: j1.main;" in told
+
+
+def test_work_that_goes_on_while_poise_is_down_is_counted_until_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POISE_HOME", str(tmp_path / "home"))
+    world = World().nodes(1, cpu=1).job("train", cpu=1).round().start("train")
+    written(world, tmp_path / "home")
+    monkeypatch.setattr(offline, "instant", lambda ledger: ledger.now + 60 * SECOND)
+    assert main(["ls", "--json"]) == 0
+    [job] = json.loads(capsys.readouterr().out)
+    assert job["elapsed"] >= 60 * SECOND
+
+
+def test_down_tells_of_jobs_that_are_unfinished_where_nothing_is_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POISE_HOME", str(tmp_path / "home"))
+    written(World().nodes(1, cpu=1).job("train", cpu=1).round().start("train").job("next"), tmp_path / "home")
+    assert main(["down"]) == 0
+    said = capsys.readouterr().err
+    assert "poise was not up" in said and "2 jobs are unfinished (j1, j2)" in said and "down --cancel" in said
