@@ -83,7 +83,8 @@ def test_without_its_key_a_value_does_not_open_and_the_error_names_the_key_and_t
     vault.path.unlink()
     with pytest.raises(Fault) as raised:
         vault.open("ann", "HF_TOKEN", sealed.text)
-    assert sealed.text[:8] in str(raised.value) and str(vault.path) in raised.value.record.hint
+    assert sealed.text[:8] in str(raised.value) and vault.path.name in raised.value.record.hint
+    assert str(vault.path) not in raised.value.record.hint, "users of other tenants read it"
     assert not vault.path.exists(), "opening makes no key"
 
 
@@ -106,7 +107,17 @@ def test_keys_that_others_may_read_are_refused(vault: Vault) -> None:
     written(vault, KEY_A).path.chmod(0o644)
     with pytest.raises(PoiseError, match="others may read") as raised:
         vault.seal("ann", "HF_TOKEN", "value")
-    assert raised.value.record.hint == f"chmod 600 {vault.path}"
+    assert raised.value.record.hint == "in the state directory: `chmod 600 secrets.key`"
+
+
+def test_no_new_key_is_made_while_jobs_need_the_old_one(vault: Vault) -> None:
+    sealed = vault.seal("ann", "HF_TOKEN", "value")
+    again = Vault(vault.path, in_use=lambda: [sealed.text])
+    vault.path.unlink()
+    with pytest.raises(Fault, match="the keys of secrets are gone, and unfinished jobs need them"):
+        again.seal("ann", "HF_TOKEN", "value")
+    assert not vault.path.exists()
+    assert Vault(vault.path, in_use=list).seal("ann", "HF_TOKEN", "value").text
 
 
 def test_without_its_library_sealing_and_opening_name_the_extra(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def show(as_json: bool) -> int:
         print_json(told)
         return 0
     click.echo(told.policy)
-    click.echo(f"set {ago(told.asked)}" if told.asked else "the default")
+    click.echo(f"set {ago(told.asked)} ago" if told.asked else "the default")
     if told.recipe:
         click.echo(msgspec.json.format(msgspec.json.encode(told.recipe), indent=2).decode())
     return 0
@@ -50,6 +50,7 @@ def change(policy: str, as_json: bool) -> int:
 
     NAME is a policy that ships with Poise or one of an installed package; FILE is a policy file. The new policy makes
     the next decision. It stays in force until another policy is set, also when Poise or its machine restarts.
+    `poise up --reset` goes back to the default.
     """
     told = set_policy(policy)
     if as_json:
@@ -88,7 +89,7 @@ def shadow(policy: str | None, stop: bool, as_json: bool) -> int:
 
 def _draw(told: "ShadowReport") -> None:
     share = f" ({told.same / told.rounds:.0%})" if told.rounds else ""
-    click.echo(f"{told.policy} in shadow since {ago(told.since)}")
+    click.echo(f"{told.policy} in shadow for {ago(told.since)}")
     click.echo(f"  rounds         {told.rounds}, {told.passed_over} more passed over, {told.failed} failed")
     click.echo(f"  same decisions {told.same}{share}")
     click.echo(f"  made by one    {told.live_alone} by the policy that decides, {told.shadow_alone} in shadow")

@@ -57,7 +57,8 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
         raise click.UsageError("`poise run` runs a command once\n\nhint: `poise submit`, which makes schedules")
     note_units(spec)
     spec["folder"] = str(Path.cwd())
-    spec["env"] = kept_environment() | spec.get("env", {})
+    kept = {name: value for name, value in kept_environment().items() if name not in spec.get("secrets", ())}
+    spec["env"] = kept | spec.get("env", {})
     with _as_written(flags, place):
         spec = with_values(spec, environ)
     source = _input(spec, as_json)

@@ -121,7 +121,7 @@ def own_home() -> Home:
 @click.option(
     "--reset",
     is_flag=True,
-    help="Forget the flags kept from earlier starts, except --fleet, --on and --store.",
+    help="Forget the flags kept from earlier starts, except --fleet, --on and --store, and the policy that was set.",
 )
 @click.option("--foreground", is_flag=True, help="Stay in this terminal, for a service manager.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from functools import cache, partial
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
@@ -279,7 +279,19 @@ def chosen(asked: PolicyRequest) -> Choice:
         return choose_document(asked.document)
     if is_file(asked.name):
         raise SpecError("a file is read where it is", field="name", have=asked.name, hint="send its content")
-    return choose(asked.name)
+    with told_as("policy"):
+        return choose(asked.name)
+
+
+@contextlib.contextmanager
+def told_as(field: str) -> Iterator[None]:
+    """Errors of the flag `--policy` name the field of a request."""
+    try:
+        yield
+    except SpecError as error:
+        if error.record.field == "--policy":
+            error.record = msgspec.structs.replace(error.record, field=field)
+        raise
 
 
 def make_app(
@@ -299,7 +311,7 @@ def make_app(
     """
 
     gate, consoles = Gatekeeper(plane, token), Consoles(plane)
-    series, vault, targets = Series(home.series), Vault.of(home), Targets(home)
+    series, vault, targets = Series(home.series), Vault.of(home, lambda: plane.ledger.sealed_texts()), Targets(home)
     chances = chances or Chances(plane, home)
 
     def allow(scope: Scope, needed: Role | None) -> None:
@@ -791,7 +803,8 @@ def make_app(
     async def set_policy(bearer: Bearer, data: PolicyRequest) -> PolicyReport:
         plane.check_leading()
         choice = chosen(data)
-        await deciders.try_out(choice)
+        with told_as("policy"):
+            await deciders.try_out(choice)
         told = settings_of(choice, plane.clock.wall())
         await plane.request(lambda request: machine.Configure(request=request, bearer=bearer, **told))
         forget_policy(home)
@@ -804,7 +817,9 @@ def make_app(
     @routes.put("/v1/shadow", summary="Start a shadow policy", status=202, role=ADMIN)
     async def cast_shadow(data: PolicyRequest) -> ShadowReport:
         plane.check_leading()
-        await deciders.cast(chosen(data))
+        choice = chosen(data)
+        with told_as("policy"):
+            await deciders.cast(choice)
         return deciders.shadow()
 
     @routes.delete("/v1/shadow", summary="Stop the shadow policy", status=202, role=ADMIN)

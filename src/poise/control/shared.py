@@ -68,8 +68,7 @@ async def open_shared(url: str, home: Home, token: str, address: str) -> "Shared
         try:
             shared = Shared(store, load_ledger(store), lease, digest(token), Vault.of(home), _parted(address)[1])
             ledger = shared.ledger
-            shared.compare_keys(text for job in ledger.jobs.values() if not job.ended for text in job.sealed_texts())
-            shared.compare_keys(text for of in ledger.schedules.values() for text in of.job.sealed_texts())
+            shared.compare_keys(ledger.sealed_texts())
             shared.leader()
             return shared
         except PoiseError:

@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,14 +43,16 @@ class Vault:
     needs the same keys, so an operator makes it and copies it.
     """
 
-    def __init__(self, path: Path, *, shared: bool = False) -> None:
+    def __init__(self, path: Path, *, shared: bool = False, in_use: Callable[[], Iterable[str]] = lambda: ()) -> None:
+        """`in_use` gives the sealed texts that will have to be opened: while there are any, no new key is made."""
         self.path = path
         self._shared = shared
+        self._in_use = in_use
         self._missed: set[str] = set()
 
     @classmethod
-    def of(cls, home: Home) -> "Vault":
-        return cls(home.secrets_key, shared=home.store.exists())
+    def of(cls, home: Home, in_use: Callable[[], Iterable[str]] = lambda: ()) -> "Vault":
+        return cls(home.secrets_key, shared=home.store.exists(), in_use=in_use)
 
     def sealed(self, document: Any, tenant: str) -> Any:
         """A tenant's request with its secrets sealed; what has none is as it was. Raises `SpecError`, and as `seal`."""
@@ -77,7 +79,7 @@ class Vault:
                 code=CODE,
                 field=f"secrets.{name}",
                 have=", ".join(keys) or "no key",
-                hint=f"add the line of that key to `{self.path}`",
+                hint=f"the operator adds the line of that key to `{self.path.name}` in the state directory",
             )
         try:
             data = base64.b64decode(encoded, validate=True)
@@ -106,8 +108,8 @@ class Vault:
             why = getattr(error, "strerror", None) or "not text"
             raise Fault(f"the keys of secrets cannot be read: {why}", code=CODE, field=str(self.path)) from None
         if mode & 0o077:
-            what, hint = "others may read the keys of secrets", f"chmod 600 {self.path}"
-            raise Fault(what, code=CODE, field=str(self.path), hint=hint)
+            what, hint = "others may read the keys of secrets", f"in the state directory: `chmod 600 {self.path.name}`"
+            raise Fault(what, code=CODE, field=self.path.name, hint=hint)
         return [_key(line.strip(), self.path) for line in text.splitlines() if line.strip()]
 
     def _ensure_keys(self) -> list[Key]:
@@ -120,6 +122,13 @@ class Vault:
                 code=CODE,
                 field=str(self.path),
                 hint=f"(umask 077; openssl rand -hex {KEY_BYTES} > {self.path}), and copy it into their homes",
+            )
+        if any(self._in_use()):
+            raise Fault(
+                "the keys of secrets are gone, and unfinished jobs need them",
+                code=CODE,
+                field=self.path.name,
+                hint="the operator puts the file back, or those jobs are canceled",
             )
         draft = self.path.with_suffix(f".{secrets.token_hex(4)}.new")
         try:

@@ -164,6 +164,11 @@ def _secrets(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, An
     made: dict[str, Any] = {}
     for one in given:
         name, equals, source = one.partition("=")
+        if not name or source == "@" or name in made:
+            what = "the secret has no name" if not name else "the secret is given twice"
+            what = "the file of the secret is missing" if source == "@" else what
+            hint = f"--secret {name or 'HF_TOKEN'}=@FILE"
+            raise SpecError(what, field="--secret", need="NAME or NAME=@FILE", have=one.partition("=")[0], hint=hint)
         if equals and source[:1] != "@":
             what = "a value on the command line can be read in the shell's history and by other users"
             raise SpecError(

@@ -21,6 +21,9 @@ MAX_SECRETS = 64
 MAX_SECRET = 64 * 1024
 """Bytes of a value. Linux takes at most 128 KiB for one variable."""
 
+MAX_TOGETHER = 64 * 1024
+"""Bytes of all values of one field `secrets`: each launch carries them, and a process has little room for variables."""
+
 HIDDEN = "sealed"
 """Stands for a sealed value wherever events are shown."""
 
@@ -107,11 +110,23 @@ def sealed(document: Any, seal: Callable[[str, str], Sealed]) -> Any:
     found = Findings()
 
     def make(told: dict[str, Any], at: str) -> dict[str, Sealed | None]:
-        return {name: found.get(None, _sealed, name, value, at, seal) for name, value in told.items()}
+        made = {name: found.get(None, _sealed, name, value, at, seal) for name, value in told.items()}
+        if not found:
+            found.get(None, check_together, told, at)
+        return made
 
     made = each(document, make)
     found.check()
     return made
+
+
+def check_together(told: Mapping[str, Any], at: str) -> None:
+    """Raises SpecError where the values of a field `secrets` are too large together."""
+    size = sum(len(value.encode()) for value in told.values() if isinstance(value, str))
+    if size > MAX_TOGETHER:
+        need, have = f"at most {MAX_TOGETHER} bytes", f"{size} bytes"
+        hint = "keep large values in a file, and the path of the file in a variable"
+        raise SpecError("the secrets are too large together", code="E103", field=at, need=need, have=have, hint=hint)
 
 
 def _sealed(name: str, value: Any, at: str, seal: Callable[[str, str], Sealed]) -> Sealed:

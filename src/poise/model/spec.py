@@ -89,7 +89,7 @@ from poise.units import (
 
 MAX_COMMAND_BYTES = 128 * 1024
 MAX_JOB_BYTES = 16 * 2**20
-"""Commands and environments of all tasks together: parts multiply what a small file says."""
+"""Commands, environments and secrets of all tasks together: parts multiply what a small file says."""
 
 MAX_NEEDS = 100_000
 """Needs of all units together: parts that need parts multiply."""
@@ -379,7 +379,7 @@ def _job_units(top: JobSpec, env: Mapping[str, str], inherited: _Defaults, found
     own = msgspec.structs.replace(
         top, env={name: env[name] for name, value in swept.items() if value != env[name]}, deadline=None, secrets=[]
     )
-    sizes = _bounded({"": own}, {"": size}, found)
+    sizes = _bounded({"": own}, {"": size}, found, size_of(top.secrets))
     made = _units("main", own, sizes[""], "", inherited, found)
     return [inherited.deadline.of(unit) for unit in made]
 
@@ -401,7 +401,7 @@ def _graph_units(top: JobSpec, inherited: _Defaults, due_by: dict[str, str], fou
         found.get(None, check_name, name, f"tasks.{name}")
     _check_needs(specs, found)
     wanted = {name: _size_of(spec, f"tasks.{name}.", inherited.cut, found) for name, spec in specs.items()}
-    sizes = _bounded(specs, wanted, found)
+    sizes = _bounded(specs, wanted, found, size_of(top.secrets))
     stands_for: dict[str, tuple[str, ...]] = {}
     units: list[Unit] = []
     for name, spec in specs.items():
@@ -495,21 +495,25 @@ def _workers(workers: int | str | WorkersSpec, field: str) -> tuple[int, int]:
     return least, most
 
 
-def _bounded(specs: Mapping[str, TaskSpec], sizes: Mapping[str, _Size], found: Findings) -> Mapping[str, _Size]:
-    """The sizes, or sizes of one where the job would grow too large: a line of YAML can ask for a million tasks."""
+def _bounded(
+    specs: Mapping[str, TaskSpec], sizes: Mapping[str, _Size], found: Findings, shared: int
+) -> Mapping[str, _Size]:
+    """The sizes, or sizes of one where the job would grow too large: a line of YAML can ask for a million tasks. Each
+    launch has `shared` bytes of the job's secrets.
+    """
     tasks = size = needs = 0
     for name, spec in specs.items():
         made = max(sizes[name].most, sizes[name].parts)
         tasks += made + (spec.merge is not None)
         size += made * (_length(spec.run) + sum(len(key) + _length(str(value)) for key, value in spec.env.items()))
-        size += made * size_of(spec.secrets)
+        size += made * (size_of(spec.secrets) + shared)
         size += sum(2 * len(value) + len(key) for one in sizes[name].sweep for key, value in one.items())
         needs += max(1, sizes[name].parts) * sum(
             1 if specs[of].merge else max(1, sizes[of].parts) for of in spec.needs if of in specs
         )
     totals = (
         ("tasks", tasks, MAX_TASKS),
-        ("bytes of commands and environments", size, MAX_JOB_BYTES),
+        ("bytes of commands, environments and secrets", size, MAX_JOB_BYTES),
         ("needs between parts; a `merge` makes them few", needs, MAX_NEEDS),
     )
     if all(amount <= most for _, amount, most in totals):

@@ -120,3 +120,16 @@ def test_a_service_and_its_canary_have_their_values_and_paths_are_from_where_the
     made = _declared(str(file), flags("B=@token.txt") | unset)
     assert isinstance(made, DeclaredService) and made.canary is not None
     assert made.job["secrets"] == made.canary.job["secrets"] == {"A": "of the file", "B": "of the flag"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["=@file"], "the secret has no name"),
+        (["KEY=@"], "the file of the secret is missing"),
+        (["KEY", "KEY=@file"], "the secret is given twice"),
+    ],
+)
+def test_a_flag_with_a_part_missing_says_which(given: list[str], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        asked(flags(*given), {})

@@ -126,7 +126,8 @@ def test_a_lost_key_holds_the_job_and_names_the_key_and_the_file(tmp_path: Path)
         aside = key.rename(tmp_path / "aside")
         far = await Far.offer(door)
         [told] = (await until_held(door))["tasks"][0]["reasons"]
-        assert str(key) in told and "`poise release j1`" in told and not key.exists()
+        assert "`secrets.key` in the state directory" in told and "`poise release j1`" in told and not key.exists()
+        assert str(tmp_path) not in told
         assert (await door.call("POST", "/v1/jobs/j1/release", None, "ann")).status == 202
         await until_held(door)
         aside.rename(key)

@@ -123,3 +123,21 @@ def test_other_documents_are_left_as_they_are() -> None:
 def test_the_field_has_no_default_that_two_jobs_share() -> None:
     first, second = JobSpec(), JobSpec()
     assert first.secrets == [] and first.secrets is not second.secrets
+
+
+def test_values_that_no_process_could_start_with_are_refused_together() -> None:
+    few = {f"S{number}": "x" * 30_000 for number in range(3)}
+    error = refused({"run": "true", "secrets": few})
+    assert (error.record.message, error.record.field) == ("the secrets are too large together", "secrets")
+    compiled(sealed({"run": "true", "secrets": {"A": "x" * 60_000}}, seal))
+
+
+def test_each_part_carries_the_secrets_of_its_job() -> None:
+    document = {"run": "true", "secrets": {"A": VALUE}}
+
+    def large(name: str, value: str) -> Sealed:
+        return Sealed("x" * 80_000)
+
+    compiled(sealed(document | {"parts": 100}, large))
+    with pytest.raises(SpecError, match="too many bytes of commands, environments and secrets"):
+        compiled(sealed(document | {"parts": 300}, large))

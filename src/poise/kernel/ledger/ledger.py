@@ -12,7 +12,7 @@ the rooms, gives each event to its room, builds snapshots for policies, and enco
 """
 
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
@@ -130,6 +130,14 @@ class Ledger:
         the checkpoint is written.
         """
         return zlib.compress(self.encode(), 1)
+
+    def sealed_texts(self) -> Iterator[str]:
+        """The secrets that will have to be opened: of unfinished jobs, and of schedules."""
+        for job in self.jobs.values():
+            if not job.ended:
+                yield from job.sealed_texts()
+        for schedule in self.schedules.values():
+            yield from schedule.job.sealed_texts()
 
     def fork(self, jobs: Collection[str] | None = None, priorities: Mapping[str, Priority] | None = None) -> "Ledger":
         """A ledger of its own in the same state, which applies other events from now on. What nothing changes any more
