@@ -25,7 +25,10 @@ LONGEST = 40_000 * DAY
 
 FLAGS = (
     click.option(
-        "--fleet", required=True, type=click.Path(path_type=Path), metavar="FILE", help="Fleet file of the simulation."
+        "--fleet",
+        type=click.Path(path_type=Path),
+        metavar="FILE|HOME",
+        help="Fleet file of the simulation, or a home whose nodes are used. [default: those of TRACE, if it is a home]",
     ),
     click.option("--format", "kind", metavar="NAME", help="Format of the trace. [default: detected]"),
     click.option("--map", "columns", metavar="FIELD=COLUMN,…", help="Names of the columns of a CSV: `submit=created`."),
@@ -102,7 +105,7 @@ def compare(policies: str, form: str, **flags: Any) -> int:
 def _asked(
     *,
     trace: Path,
-    fleet: Path,
+    fleet: Path | None,
     kind: str | None,
     columns: str | None,
     throughputs: Path | None,

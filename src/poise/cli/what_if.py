@@ -98,17 +98,13 @@ def what_if(
 
 
 def _from_log(path: Path, policy: str | None, add: tuple[str, ...], without: tuple[str, ...], form: str) -> int:
-    from poise.drivers.logfile import open_log
     from poise.engine.futures import Change
-    from poise.engine.host import ledger_at
     from poise.kernel.ledger import Ledger
-    from poise.model.events import decode_event
-    from poise.twin.what_if import recorded, replay_changed
+    from poise.twin.traces.poiselog import LOG
+    from poise.twin.what_if import recorded_in, replay_changed
 
-    file = path / "log.db" if path.is_dir() else path
-    with open_log(file, decode_event) as recording:
-        start = ledger_at(recording.start, lambda: recording.written_by)
-        known = recorded(recording.events, start)
+    file = path / LOG if path.is_dir() else path
+    known = recorded_in(path)
     began = Ledger()
     if known.began is not None:
         began.apply(known.began)

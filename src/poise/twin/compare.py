@@ -25,7 +25,7 @@ from poise.drivers.plugins import choose, tried
 from poise.drivers.yamlfile import load_kind, place_in_file
 from poise.engine.happenings import left_out
 from poise.engine.scenario import Nemesis
-from poise.errors import ErrorRecord, Fault, PoiseError, located
+from poise.errors import ErrorRecord, Fault, PoiseError, SpecError, located
 from poise.kernel.controller import Settings
 from poise.model.fleet import model_of
 from poise.model.fleetfile import DeclaredFleet, compile_fleet
@@ -35,7 +35,9 @@ from poise.model.worldfile import PLAIN, World, check_nodes, compile_world
 from poise.policy.suites import ClusterPolicy
 from poise.twin.traces.formats import read_trace
 from poise.twin.traces.options import Options
+from poise.twin.traces.poiselog import is_log
 from poise.twin.trial import Result, simulate
+from poise.twin.what_if import recorded_in
 from poise.units import SECOND
 
 SPANS = 6000
@@ -50,13 +52,14 @@ _SIZE = re.compile(r" x([0-9]+)$")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be tried, in which world, with which nemeses (`faults`, by name or file). `format` is that of the
+    """What is to be tried, in which world, with which nemeses (`faults`, by name or file). `fleet` is a file, or a home
+    or a log of Poise, whose nodes it is; None: those of the `trace`, which is such a log then. `format` is that of the
     trace (empty: as found), `until` and `every` in nanoseconds (0: to the end; whenever something happens), `spans` how
     many attempts are remembered.
     """
 
     trace: Path
-    fleet: Path
+    fleet: Path | None
     world: Path | None = None
     faults: tuple[str, ...] = ()
     options: Options = Options()
@@ -152,10 +155,23 @@ class _Loaded(NamedTuple):
     nemeses: tuple[Nemesis, ...]
 
 
-def _loaded(asked: Asked) -> _Loaded:
+def _fleet(asked: Asked) -> DeclaredFleet:
+    """As a file declares it, or as a log has recorded it."""
+    path = asked.fleet or asked.trace
+    if is_log(path):
+        known = recorded_in(path)
+        throughputs = known.began.throughputs if known.began is not None else {}
+        return DeclaredFleet(name="its own nodes", nodes=tuple(known.nodes.values()), throughputs=throughputs)
+    if asked.fleet is None:
+        what = "a trace that is not a log of Poise needs a fleet"
+        raise SpecError(what, code="E104", field="--fleet", have=str(path), hint="--fleet examples/cluster.yaml")
     document = load_kind(asked.fleet, "fleet")
     with located(place_in_file(asked.fleet)):
-        fleet = compile_fleet(document)
+        return compile_fleet(document)
+
+
+def _loaded(asked: Asked) -> _Loaded:
+    fleet = _fleet(asked)
     world = PLAIN
     if asked.world is not None:
         document = load_kind(asked.world, "world")

@@ -14,20 +14,22 @@ from typing import Literal
 
 import msgspec
 
+from poise.drivers.logfile import open_log
 from poise.engine.futures import UNCHANGED, Change, Happened
+from poise.engine.host import ledger_at
 from poise.engine.lookahead import BOUNDS, Bounds, Futures, Range, followed, range_of
 from poise.errors import InputError, SpecError
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import Ledger
 from poise.model.catalogue import CATALOGUE, device_of, models_named
 from poise.model.document import near
-from poise.model.events import Began, Configured, Event, NodeForgotten, NodeJoined, configured
+from poise.model.events import Began, Configured, Event, NodeForgotten, NodeJoined, configured, decode_event
 from poise.model.resources import Device, Node
 from poise.policy.suites import ClusterPolicy
 from poise.twin.forecast import Target
 from poise.twin.measures import Measures
 from poise.twin.traces.options import Options
-from poise.twin.traces.poiselog import read
+from poise.twin.traces.poiselog import LOG, read
 from poise.twin.trial import simulate
 
 PAIRS = 50
@@ -196,6 +198,12 @@ def recorded(events: Iterable[Event], start: Ledger | None = None) -> Recorded:
     return found
 
 
+def recorded_in(path: Path) -> Recorded:
+    """The same for a home, or a log of one. Raises `PoiseError` for what is no such log, or one that cannot be read."""
+    with open_log(path / LOG if path.is_dir() else path, decode_event) as recording:
+        return recorded(recording.events, ledger_at(recording.start, lambda: recording.written_by))
+
+
 def replay_changed(
     log: Path,
     known: Recorded,
@@ -298,6 +306,7 @@ __all__ = [
     "WhatIf",
     "more_nodes",
     "recorded",
+    "recorded_in",
     "replay_changed",
     "what_if",
 ]

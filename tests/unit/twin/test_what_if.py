@@ -12,7 +12,9 @@ from poise.kernel.controller import Settings
 from poise.model.events import encode_event
 from poise.model.jobs import Priority
 from poise.policy.suites import policy_named
+from poise.twin.compare import Asked, compare
 from poise.twin.forecast import Target
+from poise.twin.traces.options import Options
 from poise.twin.what_if import WhatIf, more_nodes, recorded, replay_changed, what_if
 from poise.units import SECOND
 from unit.engine.test_futures import stopped
@@ -85,6 +87,21 @@ def test_a_log_is_run_again_with_one_more_node(tmp_path: Path) -> None:
     assert list(known.nodes) == ["n1"]
     told = replay_changed(log, known, BOTH, Change(joined=(node("n2"),)), ["with 1xn1 more"])
     assert (told.now.makespan, told.then.makespan) == (40 * SECOND, 20 * SECOND)
+
+
+def test_policies_are_compared_on_a_log_and_the_nodes_that_it_has_recorded(tmp_path: Path) -> None:
+    run, _ = stopped("fifo", [10.0] * 4, at=1000)
+    log = tmp_path / "yesterday.log"
+    write_log(log, map(encode_event, run.events), start=None, written_by="0.1.0")
+    told = compare(Asked(trace=log, fleet=None), ["sjf"])
+    assert (told.fleet, told.nodes, told.trials[0].measures.makespan) == ("its own nodes", 1, 40 * SECOND)
+    csv = tmp_path / "trace.csv"
+    csv.write_text("submit,duration,gpus\n0,1,1\n")
+    columns = Options(columns={"submit": "submit", "duration": "duration", "gpus": "gpus"})
+    other = compare(Asked(trace=csv, fleet=log, options=columns), ["fifo"])
+    assert other.nodes == 1
+    with pytest.raises(SpecError, match="a trace that is not a log of Poise needs a fleet"):
+        compare(Asked(trace=csv, fleet=None), ["fifo"])
 
 
 def test_of_nothing_there_is_nothing_to_compare() -> None:

@@ -103,6 +103,17 @@ def recognises(path: Path, content: bytes) -> bool:
     return (path / LOG).is_file() if path.is_dir() else content.startswith((b"poise log ", b"SQLite format 3\0"))
 
 
+def is_log(path: Path) -> bool:
+    """The same, of a file that was not read yet."""
+    if path.is_dir():
+        return recognises(path, b"")
+    try:
+        with path.open("rb") as file:
+            return recognises(path, file.read(32))
+    except OSError:  # whoever reads it as something else says so
+        return False
+
+
 def read(path: Path, options: Options) -> Workload:
     """Raises `SpecError` and `StoreDamaged` for what is no such log, or one that cannot be read."""
     maker = Maker("poise", path, options)
