@@ -217,6 +217,7 @@ def _draw_waiting(waiting: Waiting) -> None:
         ],
     )
     if waiting.start is not None:
+        _draw_lines("or preempts", [", ".join(waiting.start.preempts)] if waiting.start.preempts else [])
         click.echo(f"  expected start  {_start_text(waiting.start)}")
     if waiting.prediction is not None:
         _draw_lines("will take", _prediction_lines(waiting.prediction))

@@ -5,7 +5,8 @@ Future number 3 has the same run times in each of them, so that two questions ab
 Bounded: in how many futures are followed, for how long, and in how many units each of them has.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from math import ceil, inf
 from random import Random
@@ -47,7 +48,7 @@ TOLD_FROM = 3
 """Futures: fewer tell nothing of a start."""
 
 GUESSES = 4
-"""Units named of whose run time nothing is known."""
+"""Units named of whose run time nothing is known, or that are preempted."""
 
 Clock = Callable[[], float]
 """Seconds from some instant."""
@@ -287,8 +288,15 @@ def _start(futures: Futures, seen: Sequence[Happened], units: Collection[str]) -
         latest=found.p90,
         why=why,
         guesses=tuple(islice(futures.guesses_before(units, seen), GUESSES)),
+        preempts=tuple(islice(_preempted_for(units, seen), GUESSES)),
         futures=len(seen),
     )
+
+
+def _preempted_for(units: Collection[str], seen: Sequence[Happened]) -> Iterator[str]:
+    """Those that are preempted for one of these units in at least half of the futures."""
+    times = Counter(one for happened in seen for one in {unit for unit, to in happened.yielded if to in units})
+    yield from sorted(unit for unit, count in times.items() if 2 * count >= len(seen))
 
 
 def _first(ledger: Ledger, most: int, keep: frozenset[str]) -> tuple[list[str], int]:

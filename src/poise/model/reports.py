@@ -627,7 +627,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When the first of the units starts, in nanoseconds from now: a tenth of so many `futures` is before `earliest`,
     half before `likely`, nine tenths before `latest`. None where it does not start in as many, and `why`; an `earliest`
     alone is a bound. `guesses` names units that end before it and of whose run time nothing is known; then all
-    three are None.
+    three are None. `preempts` names running units that are preempted for it in at least half of the futures.
     """
 
     earliest: int | None = None
@@ -635,6 +635,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     latest: int | None = None
     why: str = ""
     guesses: tuple[str, ...] = ()
+    preempts: tuple[str, ...] = ()
     futures: int = 0
 
 

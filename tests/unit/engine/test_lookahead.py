@@ -91,6 +91,15 @@ def test_who_yields_comes_back_later() -> None:
     assert last.earliest is not None and last.earliest > 5 * SECOND
 
 
+def test_what_is_preempted_for_it_is_named() -> None:
+    world = World("poise").nodes(1, cpu=2).job("low", cpu=2, priority="low", expect="10m").round().start("low")
+    world.after("1s").job("urgent", cpu=2, priority="urgent", expect="10s").job("next", cpu=2, expect="10m").round()
+    found = expected(world, "urgent")
+    assert found.preempts == ("j1.main",)
+    assert found.likely is not None and found.likely < MINUTE, "long before the end of the other one"
+    assert expected(world, "next").preempts == ()
+
+
 def test_what_is_tried_again_later_starts_no_sooner() -> None:
     world = World().nodes(1).job("a", begin="1h").round().after("10m")
     assert about(expected(world, "a")) == [50, 50, 50]
