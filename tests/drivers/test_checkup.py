@@ -88,7 +88,10 @@ def test_a_token_or_a_socket_for_everybody_fails(tmp_path: Path) -> None:
     home.socket.write_text("")
     home.socket.chmod(0o666)
     found = by_name(list(exposed(home)))
-    assert (found["secrets"].status, found["secrets"].hint) == ("fail", f"chmod 600 {home.secrets_key}")
+    assert (found["secrets"].status, found["secrets"].hint) == (
+        "fail",
+        "in the state directory: `chmod 600 secrets.key`",
+    )
     assert (found["token"].status, found["token"].hint) == ("fail", f"chmod 600 {home.token}")
     assert (found["socket"].status, found["socket"].hint) == ("fail", f"chmod 600 {home.socket}")
 

@@ -51,7 +51,7 @@ def test_what_is_no_longer_kept_is_told() -> None:
     data = os.urandom(3 * AT_ONCE)
     giving = Giving(piped(data), kept=AT_ONCE)
     assert whole(giving) == data, "what was not taken is kept in any case"
-    with pytest.raises(Fault, match="started again"):
+    with pytest.raises(Fault, match="was restarted"):
         giving.next(0)
 
 

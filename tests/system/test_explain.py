@@ -257,7 +257,9 @@ def test_a_policy_of_ones_own_is_asked(living: Living) -> None:
         done = living.poise("up", "--port", "0", "--policy", name, PYTHONPATH=str(living.work))
         assert done.code == 0, done.err
         until(lambda: _up(living) == 1, "this machine has joined", living.messages)
-        holder = living.poise("submit", "--json", "--cpu", str(_cpus(living)), "--", "sleep", "600").value["job"]
+        holder = living.poise(
+            "submit", "--json", "--cpu", str(_cpus(living)), "--expect", "10m", "--", "sleep", "600"
+        ).value["job"]
         until(lambda: living.client().job(holder).status == "running", "it runs", living.messages)  # noqa: B023
         late = living.poise("submit", "--json", "--", "true").value["job"]
         until(lambda: _asked(living, late) in ("ours", "theirs"), "it has decided in time")  # noqa: B023

@@ -215,7 +215,7 @@ def test_a_policy_that_cannot_decide_is_not_set(living: Living, packages: Path) 
     living.file("bad.yaml", "kind: policy\nname: ours\nscore: {fitt: 1}\n")
     for policy, says, where in (
         ("raises", "it cannot be imported", "poise.policies: raises"),
-        ("nope", "there is no policy `nope`", "--policy"),
+        ("nope", "there is no policy `nope`", "policy"),
         ("bad.yaml", "there is no term `fitt`", "score.fitt"),
     ):
         done = living.poise("policy", "set", policy, "--json")

@@ -562,7 +562,7 @@ def test_the_one_that_takes_over_opens_secrets_once_it_has_their_key(pair: Pair)
     until(lambda: pair.leads(pair.second), "the second one leads", pair.story)
     assert pair.second.poise("release", job).code == 0
     until(
-        lambda: f"add the line of that key to `{ours}`" in pair.second.poise("show", job).text,
+        lambda: "adds the line of that key to `secrets.key`" in pair.second.poise("show", job).text,
         "it is on hold",
         pair.story,
     )

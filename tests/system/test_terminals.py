@@ -245,7 +245,7 @@ def test_a_terminal_that_is_closed_while_its_job_waits_cancels_it(shared: Living
     screens.append(screen)
     until(lambda: any(job.name == "waits" for job in shared.client().jobs()), "it is submitted", shared.processes)
     screen.hang_up()
-    assert shared.client().wait("waits").status == "cancelled"
+    until(lambda: shared.client().job("waits").status == "cancelled", "it is cancelled", shared.processes)
     shared.poise("cancel", before)
 
 

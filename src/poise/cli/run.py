@@ -66,13 +66,13 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
     with _Interrupts(home, hangs_up=bool(spec.get("tty"))) as interrupts:
         with _as_written(flags, place):
             client, job = submit(home, spec, user=user_name(), say=tell)
-        interrupts.job_is(job)
         over = threading.Event()
         telling = threading.Thread(target=_say_why, args=(home, job, over), daemon=True)
         telling.start()
         if has_deadline(spec) and not (quiet or as_json):
             threading.Thread(target=_say_chance, args=(home, job, over), daemon=True).start()
         try:
+            interrupts.job_is(job)
             with _feeding(home, job, source) if source is not None else contextlib.nullcontext():
                 lines = client.logs(job, follow=True)
                 code = copied(lines, sys.stderr.buffer if as_json else sys.stdout.buffer, source)
@@ -174,7 +174,7 @@ class _Interrupts:
         self._home = home
         self._hangs_up = hangs_up
         self._job = ""
-        self._wanted = False
+        self._wanted = self._hung = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "_Interrupts":
@@ -189,12 +189,14 @@ class _Interrupts:
 
     def job_is(self, job: str) -> None:
         self._job = job
+        if self._hung:
+            raise HungUpError
         if self._wanted:
             self._cancel()
 
     def _on_hangup(self, *_: Any) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        self._wanted = True
+        self._hung = True
         if self._job:
             raise HungUpError
 

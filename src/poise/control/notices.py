@@ -19,7 +19,6 @@ from poise.config import Home
 from poise.control.plane import Plane
 from poise.drivers import webhooks
 from poise.drivers.webhooks import Undelivered
-from poise.drivers.yamlfile import load_yaml, place_in_file
 from poise.errors import NotLeading, PoiseError, SpecError, StoreFull, located
 from poise.kernel import controller as machine
 from poise.kernel.explain import job_report
@@ -74,6 +73,8 @@ class Targets:
             return Notifications()
         state, read = (found.st_mtime_ns, found.st_size), self._read
         if read is None or read[0] != state:
+            from poise.drivers.yamlfile import load_yaml, place_in_file  # here, since few homes have such a file
+
             with located(place_in_file(self._path)):
                 self._read = read = (state, compile_notifications(load_yaml(self._path)))
         return read[1]
