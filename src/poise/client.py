@@ -341,11 +341,11 @@ class Client:
         """The shadow policy, and the comparison of its plans with those of the current policy."""
         return self._call("GET", "/v1/shadow", ShadowReport)
 
-    def cast_shadow(self, policy: str | Mapping[str, Any]) -> ShadowReport:
+    def start_shadow(self, policy: str | Mapping[str, Any]) -> ShadowReport:
         """Start a shadow policy, by its name or the content of a file. Its plans have no effect."""
         return self._call("PUT", "/v1/shadow", ShadowReport, _policy_request(policy), timeout=THOUGHT)
 
-    def end_shadow(self) -> ShadowReport:
+    def stop_shadow(self) -> ShadowReport:
         """Stop the shadow policy; returns its report."""
         return self._call("DELETE", "/v1/shadow", ShadowReport)
 

@@ -51,7 +51,7 @@ from poise.kernel.controller import (
     Settings,
     Submit,
     TryRecover,
-    left_with,
+    with_latest_policy,
 )
 from poise.kernel.explain import reasons
 from poise.kernel.ledger import JobState, Ledger, TaskState, UnitState, attempt_of, job_status
@@ -370,7 +370,7 @@ class World:
         del self.log[self.durable :]
         ledger = Ledger.decode(self.ledger.encode()) if from_checkpoint else replay(self.log)
         changed = msgspec.structs.replace(self.controller.settings, **settings)
-        self.controller = Controller(ledger, left_with(changed, ledger.leader.began), around)
+        self.controller = Controller(ledger, with_latest_policy(changed, ledger.leader.began), around)
         self._perform(self.controller.begin(self.now, boot="boot", boottime=self.now, wall=self.wall))
         for name in sorted(self.connected):
             self.connect(name)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import uvloop
 
@@ -372,6 +373,34 @@ def test_where_no_copy_of_the_process_saves_the_state_the_process_does(
         plane.end()
 
     asyncio.run(live())
+
+
+def test_a_copy_for_which_nobody_waits_any_more_is_ended() -> None:
+    process = os.getpid()
+
+    def no_end() -> bytes:
+        while os.getpid() != process:
+            time.sleep(1)
+        return b""
+
+    async def live() -> None:
+        before = set(children())
+        saving = asyncio.ensure_future(beside(no_end))
+        await asyncio.sleep(0)
+        [copy] = set(children()) - before
+        saving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await saving
+        while copy in children():  # noqa: ASYNC110 — nobody says that a process has ended
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(live(), 30))
+
+
+def children() -> list[int]:
+    """Processes that this one has begun and that have not ended."""
+    found = psutil.Process().children()
+    return [child.pid for child in found if child.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_a_checkpoint_that_the_log_refuses_is_told_and_the_next_one_is_tried(

@@ -16,12 +16,13 @@ from poise.model.spec import compile_spec
 from poise.units import SECOND
 
 
-def test_it_ends_in_time_though_control_plane_and_agent_were_killed() -> None:
-    simulation = Simulation(
+def killed_beside(seconds: int) -> Simulation:
+    """A command that may take 10 s and would take so many; control plane and agent are killed while it runs."""
+    return Simulation(
         Scenario(
             seed=1,
             nodes=(Node(name="n1", incarnation="0", cpu=2000, memory=2**33),),
-            acts=(Act(at=SECOND, act="submit", key="k", document={"run": "work 40", "time-limit": "10s"}),),
+            acts=(Act(at=SECOND, act="submit", key="k", document={"run": f"work {seconds}", "time-limit": "10s"}),),
             incidents=(
                 Incident(at=4 * SECOND, fault="kill-control"),
                 Incident(at=6 * SECOND, fault="kill-agent", node="n1"),
@@ -30,6 +31,10 @@ def test_it_ends_in_time_though_control_plane_and_agent_were_killed() -> None:
             ends=400 * SECOND,
         )
     )
+
+
+def test_it_ends_in_time_though_control_plane_and_agent_were_killed() -> None:
+    simulation = killed_beside(seconds=40)
     simulation.run()
     events = [decode_event(unseal(record)) for record in simulation.disk.sound(0, simulation.disk.synced)]
     [ended] = [event.ending for event in events if isinstance(event, Finished)]
@@ -39,19 +44,7 @@ def test_it_ends_in_time_though_control_plane_and_agent_were_killed() -> None:
 
 
 def test_a_limit_that_was_changed_holds_though_who_heard_of_it_was_killed() -> None:
-    simulation = Simulation(
-        Scenario(
-            seed=1,
-            nodes=(Node(name="n1", incarnation="0", cpu=2000, memory=2**33),),
-            acts=(Act(at=SECOND, act="submit", key="k", document={"run": "work 90", "time-limit": "10s"}),),
-            incidents=(
-                Incident(at=4 * SECOND, fault="kill-control"),
-                Incident(at=6 * SECOND, fault="kill-agent", node="n1"),
-            ),
-            heals=20 * SECOND,
-            ends=400 * SECOND,
-        )
-    )
+    simulation = killed_beside(seconds=90)
     like = compile_spec({"run": "true", "time-limit": "30s"}, wall=0)
 
     replies: list[Reply] = []

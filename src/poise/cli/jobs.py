@@ -9,7 +9,18 @@ import click
 from poise.cli import output, training
 from poise.cli.numbers import WholeRange
 from poise.cli.output import Column, Shown
-from poise.cli.render import LOGGED, NOT_FOUND, ago, counts_text, over_memory, print_json, say, shorten, status_text
+from poise.cli.render import (
+    FEW,
+    LOGGED,
+    NOT_FOUND,
+    ago,
+    counts_text,
+    over_memory,
+    print_json,
+    say,
+    shorten,
+    status_text,
+)
 from poise.client import current_home
 from poise.config import Home
 from poise.control.start import connected, may_be_asked
@@ -20,7 +31,6 @@ from poise.model.tenants import DEFAULT
 from poise.units import SECOND, format_bytes, format_duration, parse_duration
 
 COMMAND_WIDTH = 60
-FEW = 12
 
 
 @click.command()

@@ -74,10 +74,10 @@ def shadow(policy: str | None, stop: bool, as_json: bool) -> int:
         raise click.UsageError("`--stop` takes no policy")
     client = connected(current_home())
     if policy is not None:
-        told = _sent(policy, client.cast_shadow)
+        told = _sent(policy, client.start_shadow)
         say(f"poise: {told.policy} decides in shadow from now on; `poise shadow` compares")
     else:
-        told = client.end_shadow() if stop else client.shadow()
+        told = client.stop_shadow() if stop else client.shadow()
     if as_json:
         print_json(told)
     elif not told.policy:

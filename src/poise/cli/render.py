@@ -27,6 +27,9 @@ STATUS_STYLE = {
 }
 
 
+FEW = 12
+"""Jobs of a long list that are named."""
+
 NOT_FOUND = 127
 """What a command that does not exist ends with, as in a shell."""
 

@@ -42,7 +42,7 @@ from poise.drivers import calendar
 from poise.drivers.lock import take_lock
 from poise.drivers.logs import keep_pruned
 from poise.drivers.messages import Seldom, turn_over
-from poise.drivers.plugins import choice_of, choose, in_charge, settings_of
+from poise.drivers.plugins import choice_of, choose, policy_settings, with_latest_policy_here
 from poise.drivers.reach import fingerprint
 from poise.drivers.security import ensure_token
 from poise.drivers.series import Series
@@ -176,9 +176,9 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
         outage_hold=options.outage_hold,
         outage_settle=options.outage_settle,
         forget_after=Times().forget,
-        **settings_of(choice, options.policy_asked),
+        **policy_settings(choice, options.policy_asked),
     )
-    settings = in_charge(settings, ledger.leader.began)
+    settings = with_latest_policy_here(settings, ledger.leader.began)
     deciders = Deciders(lambda: plane.ledger.leader.began, Times(decide=options.decide_within))
     with contextlib.suppress(SpecError):  # of a policy that the log names and that is not here each round will tell
         await deciders.prepare(choice_of(settings))

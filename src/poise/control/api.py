@@ -36,7 +36,7 @@ from poise.control.plane import Plane
 from poise.control.routes import Content, Request, Routes, Stream
 from poise.control.shares import Turns
 from poise.drivers.joblogs import Wanted, follow_job
-from poise.drivers.plugins import Choice, choose, choose_document, is_file, settings_of
+from poise.drivers.plugins import Choice, choose, choose_document, is_file, policy_settings
 from poise.drivers.security import caller_key, worker_key
 from poise.drivers.series import Series
 from poise.drivers.system import Effort
@@ -805,7 +805,7 @@ def make_app(
         choice = chosen(data)
         with told_as("policy"):
             await deciders.try_out(choice)
-        told = settings_of(choice, plane.clock.wall())
+        told = policy_settings(choice, plane.clock.wall())
         await plane.request(lambda request: machine.Configure(request=request, bearer=bearer, **told))
         forget_policy(home)
         return policy_report(await plane.settled())
@@ -815,17 +815,17 @@ def make_app(
         return deciders.shadow()
 
     @routes.put("/v1/shadow", summary="Start a shadow policy", status=202, role=ADMIN)
-    async def cast_shadow(data: PolicyRequest) -> ShadowReport:
+    async def start_shadow(data: PolicyRequest) -> ShadowReport:
         plane.check_leading()
         choice = chosen(data)
         with told_as("policy"):
-            await deciders.cast(choice)
+            await deciders.start_shadow(choice)
         return deciders.shadow()
 
     @routes.delete("/v1/shadow", summary="Stop the shadow policy", status=202, role=ADMIN)
-    async def end_shadow() -> ShadowReport:
+    async def stop_shadow() -> ShadowReport:
         told = deciders.shadow()
-        await deciders.cast(None)
+        deciders.stop_shadow()
         return told
 
     @routes.get("/v1/tokens", summary="Created tokens, including the latest revoked ones", role=ADMIN)

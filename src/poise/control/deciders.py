@@ -57,17 +57,20 @@ class Deciders:
 
         self._in_charge().decide(view, told)
 
-    async def cast(self, choice: Choice | None) -> None:
-        """Ask this policy too from now on, or none. Raises `SpecError` where it cannot be loaded here."""
-        shadow = None
-        if choice is not None:
-            check_needs(choice)
-            await load(choice, self._times)
-            shadow = Shadow(choice, self._times)
-            await shadow.ready()
+    async def start_shadow(self, choice: Choice) -> None:
+        """Ask this policy too from now on. Raises `SpecError` where it cannot be loaded here."""
+        check_needs(choice)
+        await load(choice, self._times)
+        shadow = Shadow(choice, self._times)
+        await shadow.ready()
+        self.stop_shadow()
+        self._shadow = shadow
+
+    def stop_shadow(self) -> None:
+        """Ask no policy but the one in charge."""
         if self._shadow is not None:
             self._shadow.close()
-        self._shadow = shadow
+        self._shadow = None
 
     def shadow(self) -> ShadowReport:
         """What is known of the policy in shadow."""
@@ -81,8 +84,7 @@ class Deciders:
         """End what works for it."""
         self._close_prepared()
         self._current.close()
-        if self._shadow is not None:
-            self._shadow.close()
+        self.stop_shadow()
 
     def _in_charge(self) -> "InlineDecider | WorkerDecider":
         began = self._began()

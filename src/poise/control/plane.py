@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from poise.control.observers import Observers, Timings
 from poise.control.shares import Turns
 from poise.drivers.beside import beside
-from poise.drivers.plugins import in_charge
+from poise.drivers.plugins import with_latest_policy_here
 from poise.drivers.system import SystemClock, boot_id, boottime
 from poise.engine.host import Answer, Handle, Host
 from poise.errors import NotLeading, PoiseError
@@ -152,7 +152,7 @@ class Plane(Host):
 
     def lead(self, term: int, leads: Callable[[], bool]) -> None:
         """From now on, under a term that was won, on what was taken in."""
-        settings = in_charge(self.controller.settings, self.ledger.leader.began)
+        settings = with_latest_policy_here(self.controller.settings, self.ledger.leader.began)
         self.controller = Controller(self.ledger, settings, self.controller.calendar)
         self._leads, self.behind = leads, None
         self.begin(boot=boot_id(), boottime=boottime(), term=term)

@@ -36,7 +36,7 @@ class Shadow:
         self._not_before = 0.0
         self._busy = False
         self._rounds = self._same = self._passed_over = self._failed = 0
-        self._alone: dict[str, int] = {"live": 0, "shadow": 0}
+        self._live_alone = self._shadow_alone = 0
         self._differences: deque[ShadowDifference] = deque(maxlen=KEPT)
 
     async def ready(self) -> None:
@@ -66,8 +66,8 @@ class Shadow:
             same=self._same,
             passed_over=self._passed_over,
             failed=self._failed,
-            live_alone=self._alone["live"],
-            shadow_alone=self._alone["shadow"],
+            live_alone=self._live_alone,
+            shadow_alone=self._shadow_alone,
             differences=tuple(self._differences),
         )
 
@@ -86,8 +86,8 @@ class Shadow:
             self._same += 1
             return
         only_live, only_shadow = sorted(done - would), sorted(would - done)
-        self._alone["live"] += len(only_live)
-        self._alone["shadow"] += len(only_shadow)
+        self._live_alone += len(only_live)
+        self._shadow_alone += len(only_shadow)
         self._differences.append(
             ShadowDifference(revision=revision, live=_words(only_live), shadow=_words(only_shadow))
         )

@@ -37,11 +37,14 @@ async def beside(encode: Callable[[], bytes]) -> bytes:
 
 
 async def _ended(child: int) -> int:
-    """Wait for the child, and kill it when its time is up. Returns its wait status."""
+    """Wait for the child, and kill it when its time is up, or nobody waits any more. Returns its wait status."""
     waiting = asyncio.ensure_future(asyncio.to_thread(os.waitpid, child, 0))
-    done, _ = await asyncio.wait([waiting], timeout=SECONDS)
-    if not done:
-        os.kill(child, signal.SIGKILL)
+    done: set[asyncio.Future[tuple[int, int]]] = set()
+    try:
+        done, _ = await asyncio.wait([waiting], timeout=SECONDS)
+    finally:
+        if not done:
+            os.kill(child, signal.SIGKILL)
     return (await waiting)[1]
 
 

@@ -1,6 +1,7 @@
 """HTTP/1.1 of a client, over a connection that is there: one question after the other, each with its answer.
 
-`http.client` does the same, and costs a command a third of its start: it imports a parser of mail, and TLS.
+`http.client` does the same, and costs a command a fifth of its start: it imports a parser of mail, and TLS
+(docs/decisions/036-a-client-that-reads-http.md).
 """
 
 import contextlib

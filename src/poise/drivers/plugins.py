@@ -28,7 +28,7 @@ from poise import __version__
 from poise.decoding import convert
 from poise.drivers.views import Unsound, check_plan, decode_plan, encode_plan
 from poise.errors import Fault, InputError, PoiseError, SpecError
-from poise.kernel.controller import Settings, left_with
+from poise.kernel.controller import Settings, with_latest_policy
 from poise.model.decisions import Plan
 from poise.model.document import near
 from poise.model.events import Began
@@ -224,19 +224,19 @@ def choice_of(began: Began | Settings) -> Choice:
     return msgspec.structs.replace(choice, foreign=bool(_foreign_points(choice)))
 
 
-def settings_of(choice: Choice, asked: float) -> dict[str, Any]:
+def policy_settings(choice: Choice, asked: float) -> dict[str, Any]:
     """What a control plane is told of a policy that somebody asked for at `asked`, in seconds since 1970."""
     recipe = msgspec.to_builtins(choice.recipe) if choice.recipe else {}
     return {"policy": choice.label, "recipe": recipe, "code": code_of(choice), "asked": asked}
 
 
-def in_charge(settings: Settings, began: Began | None) -> Settings:
-    """What `left_with` gives, with the code that is here now."""
-    left = left_with(settings, began)
+def with_latest_policy_here(settings: Settings, began: Began | None) -> Settings:
+    """What `with_latest_policy` gives, with the code that is here now."""
+    left = with_latest_policy(settings, began)
     if left is settings:
         return settings
     try:
-        return msgspec.structs.replace(left, **settings_of(choice_of(left), left.asked))
+        return msgspec.structs.replace(left, **policy_settings(choice_of(left), left.asked))
     except SpecError:  # it is not to be had here, as each round will say
         return left
 

@@ -18,7 +18,7 @@ from poise.engine.network import End
 from poise.engine.timeline import WALL, Killed, Process, SimulatedClock, Timeline
 from poise.errors import Conflict, PoiseError, StoreDamaged
 from poise.kernel import controller as machine
-from poise.kernel.controller import Controller, Settings, left_with
+from poise.kernel.controller import Controller, Settings, with_latest_policy
 from poise.kernel.ledger import Ledger
 from poise.model.decisions import Place, Plan, Preempt, Resize, Spot, Why
 from poise.model.messages import Hello
@@ -132,7 +132,7 @@ class SimulatedControl:
         start = ledger.leader.resume_at(boot, boottime, WALL + boottime / SECOND + home.wall_off)
         self.process.start()
         self.host = Host(
-            Controller(ledger, left_with(home.settings, ledger.leader.began)),
+            Controller(ledger, with_latest_policy(home.settings, ledger.leader.began)),
             store,
             SimulatedClock(self.process, start - boottime),
             SimulatedDecider(self._policy, self.process, home),

@@ -192,7 +192,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     asked: float = 0.0
 
 
-def left_with(settings: Settings, began: Began | None) -> Settings:
+def with_latest_policy(settings: Settings, began: Began | None) -> Settings:
     """These settings with the policy that a log was left with, where somebody asked for that one later."""
     if began is None or began.asked <= settings.asked:
         return settings

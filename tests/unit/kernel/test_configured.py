@@ -3,7 +3,7 @@
 import msgspec
 
 from poise.kernel.audit import audit_report
-from poise.kernel.controller import ROUND, Configure, Decide, Decided, Settings, left_with
+from poise.kernel.controller import ROUND, Configure, Decide, Decided, Settings, with_latest_policy
 from poise.kernel.replay import replay as decide_again
 from poise.model.decisions import Plan
 from poise.model.events import Configured, Placed, Remembered, Round
@@ -65,9 +65,9 @@ def test_whoever_takes_the_log_next_goes_on_with_what_was_asked_for_last() -> No
     world = World("fifo")
     configure(world, "srtf")
     began = world.ledger.leader.began
-    assert left_with(Settings(policy="poise"), began).policy == "srtf"
-    assert left_with(Settings(policy="poise", asked=999.0), began).policy == "srtf"
-    assert left_with(Settings(policy="poise", asked=1_001.0), began).policy == "poise"
+    assert with_latest_policy(Settings(policy="poise"), began).policy == "srtf"
+    assert with_latest_policy(Settings(policy="poise", asked=999.0), began).policy == "srtf"
+    assert with_latest_policy(Settings(policy="poise", asked=1_001.0), began).policy == "poise"
 
 
 def test_it_is_audited() -> None:
