@@ -116,7 +116,7 @@ def stand_by(say: Callable[[str], None]) -> int | Watched:
     """Goes on as two processes. In the one that is to serve it returns what that has of the other; in the other the
     exit code once that has ended, however often it had to be started again. Signals to end are passed on, and so is the
     end of the terminal; in the one that is to serve they wait until it says `listen_to_signals`. To be called before
-    there are threads.
+    there are threads, while signals are held.
     """
     told: list[int] = []
     child = 0
@@ -133,7 +133,6 @@ def stand_by(say: Callable[[str], None]) -> int | Watched:
     gone, held = os.pipe()
     while True:
         began = time.monotonic()
-        hold_signals()
         child = os.fork()
         if not child:
             for number, handler in before:
@@ -146,6 +145,8 @@ def stand_by(say: Callable[[str], None]) -> int | Watched:
         listen_to_signals()
         for one in early:
             os.kill(child, one)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # until it is reaped, signals have somewhere to go
+        hold_signals()  # until there is another; at the end, one that comes late changes nothing any more
         _, status = os.waitpid(child, 0)
         child = 0
         code = os.waitstatus_to_exitcode(status)
