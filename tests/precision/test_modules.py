@@ -206,10 +206,10 @@ def test_what_cannot_be_measured_is_refused(given: dict[str, Any], where: str) -
 def test_what_a_candidate_needs_while_it_answers_is_its_peak() -> None:
     class Wide(nn.Module):
         def forward(self, inputs: Any) -> Any:
-            return inputs.repeat(1, 100_000).sum(1, keepdim=True)  # 64 x 400 kB at once
+            return inputs.repeat(1, 1_000_000).sum(1, keepdim=True)  # 64 x 4 MB at once
 
     measured = smaller(Wide(), torch.rand(64, 1), asked="fp32", batches=(64,), seconds=0.0).report.measured
-    assert 0.9 < measured[0].peak / (64 * 400_000) < 1.5
+    assert 0.9 < measured[0].peak / (64 * 4_000_000) < 1.5  # the kernel counts pages by processor, and adds up late
 
 
 def test_neither_library_is_imported_before_it_is_needed_nor_anything_of_the_control_plane() -> None:

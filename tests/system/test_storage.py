@@ -81,7 +81,7 @@ def test_when_the_home_has_gone_everything_leaves(living: Living) -> None:
     living.up()
     held = [living.pid(what) for what in ("control", "agent", "supervisor")]
     elsewhere = living.home.root.rename(living.home.root.with_name("elsewhere"))
-    until(lambda: not any(map(alive, held)), "all have left", seconds=15)
+    until(lambda: not any(map(alive, held)), "all have left")
     assert not living.home.root.exists()
     elsewhere.rename(living.home.root)
 
