@@ -49,6 +49,7 @@ KINDS = {
     "NODE": "node",
     "TENANT": "tenant",
     "SCHEDULE": "schedule",
+    "SERVICE": "service",
     "FILE": "file",
     "--] COMMAND": "command",
 }

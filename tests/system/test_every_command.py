@@ -28,6 +28,7 @@ WORKS = {
     "down": "down --json --leave",
     "status": "status --json",
     "submit": "submit --json -- true",
+    "services": "services --json",
     "ls": "ls --json",
     "show": "show --json JOB",
     "explain": "explain --json JOB",

@@ -188,6 +188,23 @@ def test_what_is_wrong_is_told(serving: Serving, status: int, says: str, asked: 
     assert told.value["error"]["code"] == status
 
 
+def test_its_latencies_are_shown_by_a_command(serving: Serving, home: Living) -> None:
+    """Against no objective here; `poise services` needs neither a key nor the address of the gateway."""
+    for number in range(20):
+        serving.ask({"value": number, "sleep": 0.02})
+    (told,) = home.poise("services", "--json").value
+    assert (told["service"], told["url"], told["replicas"]) == ("app", f"http://{serving.url}", 2)
+    assert told["answered"] >= 20 and told["rate"] > 0
+    assert 20_000_000 <= told["p50"] <= told["p95"] <= told["p99"]
+    head, row = home.poise("services", "app", "-o", "wide").text.splitlines()
+    assert row.startswith("app ") and {"P50", "P95", "P99", "OBJECTIVE", "REFUSED", "BATCH"} <= set(head.split())
+    assert home.poise("services", "-o", "name").text == "app\n"
+    unknown = home.poise("services", "apq")
+    assert unknown.code == 1 and "did you mean `app`?" in unknown.err
+    meant = home.poise("show", "app")
+    assert meant.code == 1 and "`app` is a service: `poise services app`" in meant.err
+
+
 ASK = b'POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 13\r\n\r\n{"value": 21}'
 LIVE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

@@ -89,6 +89,8 @@ def _values(kind: Any, typed: str) -> Iterator[str]:
         yield from (word for word in kind if word.startswith(":"))
     elif kind in LIVE:
         yield from live_names(kind, typed)
+    elif kind == "service":
+        yield from (name for name in service_names() if name.startswith(typed))
     elif kind == "command":
         yield ":commands"
     elif kind == "file":
@@ -118,3 +120,15 @@ def live_names(kind: str, typed: str) -> list[str]:
     except (OSError, ValueError, PoiseError):
         return []
     return [str(name) for name in names]
+
+
+def service_names() -> list[str]:
+    """Names of the services whose gateways run here: those of the sockets, `NAME.GATEWAY.sock`, of their replicas."""
+    from poise.drivers.reach import environment_home
+    from poise.errors import PoiseError
+
+    try:
+        found = {path.stem.rpartition(".")[0] for path in environment_home().services.glob("*.*.sock")}
+    except (OSError, PoiseError):
+        return []
+    return sorted(found)

@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, get_args
 
 import click
+import msgspec
 
 from poise.cli import output, training
 from poise.cli.numbers import WholeRange
@@ -24,7 +26,7 @@ from poise.cli.render import (
 from poise.client import current_home
 from poise.config import Home
 from poise.control.start import connected, may_be_asked
-from poise.errors import Conflict, SpecError, Unreachable
+from poise.errors import Conflict, NotFound, SpecError, Unreachable
 from poise.model.document import some
 from poise.model.reports import JobReport, JobStatus, TaskReport
 from poise.model.tenants import DEFAULT
@@ -105,12 +107,26 @@ def show(job: str, form: str, watch: bool) -> int:
     home = current_home()
     if watch or may_be_asked(home):
         client = connected(home)
-        return output.show(lambda: _job_shown(client.job(job)), form, watch)
+        with _or_service(job):
+            return output.show(lambda: _job_shown(client.job(job)), form, watch)
     from poise.cli import offline
 
     report = offline.job(home, job)
     say(LOGGED)
     return output.show(lambda: _job_shown(report), form, watch)
+
+
+@contextmanager
+def _or_service(name: str) -> Iterator[None]:
+    """No job, or several, of a name that is a service's: the hint says which command shows that."""
+    try:
+        yield
+    except NotFound as error:
+        from poise.cli.complete import service_names
+
+        if name in service_names():
+            error.record = msgspec.structs.replace(error.record, hint=f"`{name}` is a service: `poise services {name}`")
+        raise
 
 
 def _job_shown(report: JobReport) -> Shown:

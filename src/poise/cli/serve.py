@@ -141,18 +141,18 @@ def _tell_addresses(
     as_json: bool,
 ) -> None:
     """Say at which address each service and the upstreams are asked."""
-    scheme = "http" if entrance.tls is None else "https"
-    address, number = listening.getsockname()[:2]
-    at = f"[{address}]:{number}" if ":" in address else f"{address}:{number}"
+    from poise.gateway.serve import url_of
+
+    url = url_of(listening, entrance.tls is not None)
     names = [one.name for one in services]
     if as_json:
-        print_json({"url": f"{scheme}://{at}", "services": names, "upstreams": bool(fronts)})
+        print_json({"url": url, "services": names, "upstreams": bool(fronts)})
     if names:
-        say(f"poise: {', '.join(names)} at {scheme}://{at}/predict{'/NAME' if len(names) > 1 else ''}")
+        say(f"poise: {', '.join(names)} at {url}/predict{'/NAME' if len(names) > 1 else ''}")
     if embedding := [one.name for one in services if one.openai]:
-        say(f"poise: {', '.join(embedding)} at {scheme}://{at}/v1/embeddings")
+        say(f"poise: {', '.join(embedding)} at {url}/v1/embeddings")
     if fronts:
-        say(f"poise: {len(fronts[0].upstreams)} upstreams at {scheme}://{at}/v1")
+        say(f"poise: {len(fronts[0].upstreams)} upstreams at {url}/v1")
 
 
 def _entrance(

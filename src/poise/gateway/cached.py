@@ -87,6 +87,7 @@ class Cached:
         self._service = service
         self._cache = cache
         self._metrics = CacheMetrics(metrics.registry, metrics.name)
+        self._lately = metrics.lately
         self._shared = shared
         self._canonical = canonical
         self._asked = 0
@@ -130,6 +131,7 @@ class Cached:
             self._metrics.looked_up("process", hit=kept is not None)
         if kept is not None:
             self._metrics.answered(hit=True)
+            self._lately.cached(now)
             tell(_noted(kept.answer, self._hit(now - kept.made)))
             return handle
         flight = _Flight(key, asker, body, timeout, deferred)
@@ -211,10 +213,12 @@ class Cached:
     def _tell(self, flight: _Flight, told: Answer | Refuse, note: str = "") -> None:
         """Tell everybody; those who came while another was waiting for the service read that in their note."""
         self._land(flight)
-        is_hit = not flight.sent
+        is_hit, now = not flight.sent, time.monotonic_ns()
         for handle, tell in flight.tells.items():
             del self._waiting[handle]
             self._metrics.answered(hit=is_hit)
+            if is_hit:
+                self._lately.cached(now)
             tell(_noted(told, note) if isinstance(told, Answer) else told)
             note = note if is_hit or note.endswith(COLLAPSED) else note + COLLAPSED
 

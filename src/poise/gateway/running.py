@@ -25,7 +25,9 @@ from poise.gateway.service import Asked, Service
 from poise.gateway.service_metrics import CacheMetrics, Registry, ServiceMetrics
 from poise.gateway.shared_answers import PATIENCE, SharedAnswers, version_of
 from poise.kernel.cache import Cache
+from poise.model.reports import ServiceReport
 from poise.model.servicefile import DeclaredService
+from poise.units import SECOND
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +39,20 @@ class _Kept:
     cached: Cached | None
     asked: Large
     replicas: Replicas
+
+    def report(self, url: str, window: int) -> ServiceReport:
+        recent, batcher = self.service.recent(window), self.service.batcher
+        return ServiceReport(
+            service=self.declared.name,
+            url=url,
+            rate=(recent.answered + recent.cached) * SECOND / recent.window,
+            objective=self.declared.limits.objective,
+            replicas=self.service.replicas,
+            started=len(self.replicas.notes.noted.jobs),
+            waiting=batcher.waiting,
+            serving=batcher.serving,
+            **recent._asdict(),
+        )
 
     async def drained(self) -> None:
         await self.asked.drained()
@@ -188,6 +204,10 @@ class Running:
         finally:
             for keeper in keepers.values():
                 keeper.cancel()
+
+    def reports(self, url: str, window: int) -> list[ServiceReport]:
+        """Of each service that runs, and of each version on trial, for the last `window` nanoseconds."""
+        return [one.report(url, window) for one in self._kept]
 
     async def drained(self) -> None:
         """Until all that was accepted is answered."""

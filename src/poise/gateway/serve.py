@@ -9,6 +9,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from poise.client import Client
 from poise.config import Home
 from poise.drivers import sockets
 from poise.errors import Conflict
+from poise.gateway import reporting as reports
 from poise.gateway.app import Gateway
 from poise.gateway.beyond import Beyond
 from poise.gateway.door import Door
@@ -76,6 +78,12 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
+def url_of(listening: socket.socket, tls: bool) -> str:
+    """Where clients reach a gateway that listens there."""
+    address, number = listening.getsockname()[:2]
+    return f"{'https' if tls else 'http'}://{f'[{address}]' if ':' in address else address}:{number}"
+
+
 async def serve(
     services: Sequence[DeclaredService],
     front: Front | None,
@@ -119,6 +127,8 @@ async def serve(
     usage = Usage(running.registry) if keys is not None else None
     server = Server(Door(gateway, entrance.names, entrance.origins, keys, usage), entrance.tls)
     await server.start(listening)
+    url = url_of(listening, entrance.tls is not None)
+    reporting = await reports.listen(folder, mark, partial(running.reports, url))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait([*keeping, stopped], return_when=asyncio.FIRST_COMPLETED)
     gateway.draining = server.is_ending = True
@@ -132,6 +142,8 @@ async def serve(
         await asyncio.wait([draining, hurried], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         for task in (draining, hurried):
             task.cancel()
+    reporting.close()
+    reports.forget(folder, mark)
     if guests is not None:
         guests.close()
     await running.hang_up()
@@ -186,4 +198,4 @@ def _upstreams(front: Front, registry: CollectorRegistry, own: Mapping[str, Embe
     return Upstreams(front, lambda view: router.decide(view).replica, Metrics(registry), os.environ, own)
 
 
-__all__ = ["Entrance", "bind", "serve"]
+__all__ = ["Entrance", "bind", "serve", "url_of"]

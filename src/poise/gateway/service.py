@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, cast
 import msgspec
 
 from poise.drivers import sockets
+from poise.gateway.lately import Recent
 from poise.gateway.service_metrics import ServiceMetrics
 from poise.gateway.shared import Reader, Writer, make_buffer
 from poise.gateway.wire import (
@@ -189,6 +190,10 @@ class Service:
         rooms = [replica.curve.room for replica in self.batcher.replicas.values() if replica.curve.room]
         self._metrics.now(self.batcher.waiting, self.batcher.serving, len(self._channels), min(rooms, default=0))
 
+    def recent(self, window: int) -> Recent:
+        """Its figures for the last `window` nanoseconds."""
+        return self._metrics.lately.recent(window, time.monotonic_ns())
+
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
@@ -229,7 +234,7 @@ class Service:
     def cancel(self, number: int) -> None:
         if self._pending.pop(number, None) is not None:
             self.batcher.cancel(number)
-            self._metrics.refused("cancelled")
+            self._metrics.refused("cancelled", time.monotonic_ns())
             self._changed.set()
 
     # --- replicas ----------------------------------------------------------------------------------------------------
@@ -342,7 +347,7 @@ class Service:
         told, effects = self.batcher.answered(name, message.number, message.took, message.items, now, message.room)
         self._do(effects, now)  # first what the replica is to do next: it is what everybody waits for
         by_number = dict(zip(asked, message.answers, strict=False))
-        self._metrics.batch(len(asked), message.took)
+        self._metrics.batch(len(asked), message.took, now)
         self.seen.busy += message.took
         for number in told:
             self._tell(number, by_number[number], now)
@@ -385,8 +390,8 @@ class Service:
     def _refuse(self, refuse: Refuse) -> None:
         pending = self._pending.pop(refuse.request, None)
         if pending is not None:
-            self._metrics.refused(refuse.why)
             now = time.monotonic_ns()
+            self._metrics.refused(refuse.why, now)
             if self._counts(pending, now):
                 self.seen.refuse(refuse.why, max(refuse.foreseen, now - pending.came))
             pending.tell(refuse)
@@ -397,7 +402,7 @@ class Service:
     def _tell(self, number: int, answer: Answer, now: int) -> None:
         pending = self._pending.pop(number, None)
         if pending is not None:
-            self._metrics.answered(answer.status, now - pending.came)
+            self._metrics.answered(answer.status, now - pending.came, now, patient=pending.patient)
             if self.quarantine:
                 self.quarantine.answered(digest(pending.body))
             if self._counts(pending, now):

@@ -2,11 +2,13 @@
 on trial Flagger's: dashboards know them. What none has is called `poise_...`.
 """
 
+import time
 from collections.abc import Callable
 from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from poise.gateway.lately import Lately
 from poise.units import MILLISECOND
 
 LATENCIES_MS = (1, 2, 5, 10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 5000, 10_000, 30_000)
@@ -102,32 +104,37 @@ class Registry:
 
 
 class ServiceMetrics:
-    """Those of one service."""
+    """Those of one service. `now` is the monotonic time in nanoseconds."""
 
     def __init__(self, registry: Registry, name: str) -> None:
         self.registry, self.name = registry, name
+        self.lately = Lately(time.monotonic_ns())
         self._latency = registry.latency.labels(name)
         self._wait = registry.wait.labels(name)
         self._execution = registry.execution.labels(name)
         self._size = registry.size.labels(name)
         self._answered = {200: registry.requests.labels(name, "200")}
 
-    def answered(self, status: int, took: int) -> None:
+    def answered(self, status: int, took: int, now: int, *, patient: bool) -> None:
+        """`patient`: the objective does not hold for it."""
         counter = self._answered.get(status)
         if counter is None:
             counter = self._answered[status] = self.registry.requests.labels(self.name, str(status))
         counter.inc()
         self._latency.observe(took / MILLISECOND)
+        self.lately.answered(status, took, now, patient=patient)
 
     def waited(self, nanoseconds: int) -> None:
         self._wait.observe(nanoseconds / MILLISECOND)
 
-    def batch(self, size: int, took: int) -> None:
+    def batch(self, size: int, took: int, now: int) -> None:
         self._size.observe(size)
         self._execution.observe(took / MILLISECOND)
+        self.lately.batch(size, now)
 
-    def refused(self, why: str) -> None:
+    def refused(self, why: str, now: int) -> None:
         self.registry.errors.labels(self.name, why).inc()
+        self.lately.refused(why, now)
 
     def broken(self, why: str) -> None:
         self.registry.broken.labels(self.name, why).inc()

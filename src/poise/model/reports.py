@@ -812,3 +812,38 @@ class UnblockReport(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
     suggestions: tuple[Suggestion, ...] = ()
     text: str = ""
+
+
+class ServiceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A service, or the version of it that is on trial, and its figures for the last `window` nanoseconds. `rate`:
+    answers per second, those from the cache included. `answered`: answers of the model, `failed`: those of them with an
+    error, `cached`: answers from the cache. `p50`, `p95` and `p99`: latencies from when a request came to when its
+    answer was there, in nanoseconds, 0 without answers; deferred requests and answers from the cache do not count.
+    `refused`: requests without an answer, by reason. `objective`: the latency that `p99` shall not exceed, 0 for none.
+    `waiting` and `serving`: requests at this moment. `replicas` are ready, `started` are those that were asked for.
+    """
+
+    service: str
+    url: str
+    window: int
+    rate: float
+    answered: int
+    failed: int
+    cached: int
+    p50: int
+    p95: int
+    p99: int
+    objective: int
+    refused: Mapping[str, int]
+    replicas: int
+    started: int
+    waiting: int
+    serving: int
+    batches: int
+    batch_mean: float
+    batch_max: int
+
+    @property
+    def met(self) -> bool:
+        """Whether the objective holds in this window; also where there are no answers, or no objective."""
+        return not self.objective or self.p99 <= self.objective

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,14 +15,19 @@ TREE = json.loads(FLAGS.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(autouse=True)
-def names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A control plane that knows a few names."""
+def names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A control plane that knows a few names, and a gateway with two services."""
     known = {"job": ["train", "train-2", "j1"], "node": ["n1"], "tenant": ["ann"]}
 
     def answer(kind: str, typed: str) -> list[str]:
         return [name for name in known[kind] if name.startswith(typed)]
 
     monkeypatch.setattr(complete, "live_names", answer)
+    services = tmp_path / "services"
+    services.mkdir()
+    for name in ("twice.0a1b2c3d.sock", "twice.0a1b2c3d.json", "digits.v2.0a1b2c3d.sock", "0a1b2c3d.sock"):
+        (services / name).touch()
+    monkeypatch.setenv("POISE_HOME", str(tmp_path))
 
 
 def offers(*words: str) -> list[str]:
@@ -38,6 +44,8 @@ def offers(*words: str) -> list[str]:
         (["why-not", "train", ""], ["n1"]),
         (["explain", "train", "--node", ""], ["n1"]),
         (["drain", "--undo", ""], ["n1"]),
+        (["services", ""], ["digits.v2", "twice"]),
+        (["services", "twice", "d"], ["digits.v2"]),
         (["quota", "a"], ["ann"]),
         (["quota", "--cpu", "4", "a"], ["ann"]),
         (["quota", "--cpu", "a"], []),

@@ -1,0 +1,127 @@
+"""Figures of a service for its last minutes: rates, quantiles of latency, refusals, sizes of batches.
+
+Prometheus keeps the counters of all time and computes such figures itself; this is for `poise services`, which has no
+Prometheus. Counts lie in slots of five seconds, for the last five minutes. Latencies are counted in buckets that grow
+by 1.1 %, so a quantile is exact to that, and the memory does not depend on the number of requests.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from math import ceil, log2
+from typing import NamedTuple
+
+from poise.units import MINUTE, SECOND
+
+SLOT = 5 * SECOND
+LONGEST = 5 * MINUTE
+
+FINE = 64
+"""Buckets for each doubling of a latency."""
+
+OK = 200
+
+
+class _Slot:
+    __slots__ = ("answers", "cached", "number", "refused", "sizes", "took")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.took: Counter[int] = Counter()
+        self.answers: Counter[int] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.sizes: Counter[int] = Counter()
+        self.cached = 0
+
+    def add(self, other: "_Slot") -> None:
+        self.took.update(other.took)
+        self.answers.update(other.answers)
+        self.refused.update(other.refused)
+        self.sizes.update(other.sizes)
+        self.cached += other.cached
+
+
+class Recent(NamedTuple):
+    """The figures of the last `window` nanoseconds. `answered` are answers of the model, `failed` those of them with an
+    error; `cached` are answers from the cache. Latencies are in nanoseconds, 0 without answers.
+    """
+
+    window: int
+    answered: int
+    failed: int
+    cached: int
+    p50: int
+    p95: int
+    p99: int
+    refused: Mapping[str, int]
+    batches: int
+    batch_mean: float
+    batch_max: int
+
+
+class Lately:
+    """Counts what happens to the requests of one service. Every call gets the monotonic time, in nanoseconds."""
+
+    def __init__(self, began: int) -> None:
+        self._began = began
+        self._slots: deque[_Slot] = deque([_Slot(0)], maxlen=LONGEST // SLOT + 1)
+
+    def answered(self, status: int, took: int, now: int, *, patient: bool = False) -> None:
+        """A replica has answered. The latency of a `patient` request does not count: it has no objective."""
+        slot = self._slot(now)
+        slot.answers[status] += 1
+        if not patient:
+            slot.took[int(FINE * log2(max(1, took)))] += 1
+
+    def refused(self, why: str, now: int) -> None:
+        self._slot(now).refused[why] += 1
+
+    def batch(self, size: int, now: int) -> None:
+        self._slot(now).sizes[size] += 1
+
+    def cached(self, now: int) -> None:
+        self._slot(now).cached += 1
+
+    def recent(self, window: int, now: int) -> Recent:
+        """The figures of the last `window` nanoseconds, rounded up to whole slots, or since the service began."""
+        first = max(0, self._number(now) - ceil(min(window, LONGEST) / SLOT))
+        of = _Slot(first)
+        for slot in self._slots:
+            if slot.number >= first:
+                of.add(slot)
+        batches = of.sizes.total()
+        return Recent(
+            window=max(1, now - self._began - first * SLOT),
+            answered=of.answers.total(),
+            failed=of.answers.total() - of.answers[OK],
+            cached=of.cached,
+            p50=_quantile(of.took, 0.5),
+            p95=_quantile(of.took, 0.95),
+            p99=_quantile(of.took, 0.99),
+            refused=dict(sorted(of.refused.items())),
+            batches=batches,
+            batch_mean=sum(size * count for size, count in of.sizes.items()) / max(1, batches),
+            batch_max=max(of.sizes, default=0),
+        )
+
+    def _number(self, now: int) -> int:
+        return (now - self._began) // SLOT
+
+    def _slot(self, now: int) -> _Slot:
+        slot, number = self._slots[-1], self._number(now)
+        if number > slot.number:
+            slot = _Slot(number)
+            self._slots.append(slot)
+        return slot
+
+
+def _quantile(took: Counter[int], part: float) -> int:
+    """The upper edge of the bucket in which this part of the latencies is reached."""
+    left = ceil(part * took.total())
+    for bucket in sorted(took):
+        left -= took[bucket]
+        if left <= 0:
+            return int(2 ** ((bucket + 1) / FINE))
+    return 0
+
+
+__all__ = ["LONGEST", "Lately", "Recent"]

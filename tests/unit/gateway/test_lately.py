@@ -1,0 +1,64 @@
+"""The figures of a service for its last minutes."""
+
+from math import exp, sin
+
+import pytest
+
+from poise.gateway.lately import LONGEST, Lately
+from poise.units import MILLISECOND, MINUTE, SECOND
+
+
+def test_a_quantile_is_that_of_the_latencies() -> None:
+    lately = Lately(0)
+    took = [int(exp(sin(number) * 4) * MILLISECOND) for number in range(2000)]
+    for one in took:
+        lately.answered(200, one, SECOND)
+    of, took = lately.recent(MINUTE, 2 * SECOND), sorted(took)
+    assert of.answered == 2000
+    assert of.p50 == pytest.approx(took[999], rel=0.012)
+    assert of.p95 == pytest.approx(took[1899], rel=0.012)
+    assert of.p99 == pytest.approx(took[1979], rel=0.012)
+
+
+def test_a_single_answer_is_every_quantile_and_none_is_none() -> None:
+    lately = Lately(0)
+    assert lately.recent(MINUTE, SECOND)[1:] == (0, 0, 0, 0, 0, 0, {}, 0, 0.0, 0)
+    lately.answered(200, 10 * MILLISECOND, SECOND)
+    of = lately.recent(MINUTE, SECOND)
+    assert of.p50 == of.p95 == of.p99 == pytest.approx(10 * MILLISECOND, rel=0.012)
+
+
+def test_what_is_older_than_the_window_is_not_counted() -> None:
+    lately = Lately(0)
+    for second in range(600):
+        lately.answered(200, MILLISECOND, second * SECOND)
+    now = 600 * SECOND
+    for window in (SECOND, MINUTE, LONGEST, 2 * LONGEST):
+        of = lately.recent(window, now)
+        assert min(window, LONGEST) <= of.window < min(window, LONGEST) + 5 * SECOND
+        assert of.answered == of.window // SECOND, "one in each second that it covers"
+
+
+def test_an_idle_time_counts() -> None:
+    lately = Lately(0)
+    lately.answered(200, MILLISECOND, 0)
+    for _ in range(60):
+        lately.answered(200, MILLISECOND, 200 * SECOND)
+    of = lately.recent(MINUTE, 200 * SECOND)
+    assert (of.answered, of.window) == (60, MINUTE)
+    assert lately.recent(MINUTE, 300 * SECOND).answered == 0
+
+
+def test_patient_requests_and_errors_and_refusals_are_told_apart() -> None:
+    lately = Lately(0)
+    lately.answered(200, SECOND, 0, patient=True)
+    lately.answered(500, MILLISECOND, 0)
+    lately.cached(0)
+    for why in ("late", "full", "late"):
+        lately.refused(why, 0)
+    for size in (1, 3):
+        lately.batch(size, 0)
+    of = lately.recent(MINUTE, SECOND)
+    assert (of.answered, of.failed, of.cached, of.refused) == (2, 1, 1, {"full": 1, "late": 2})
+    assert of.p99 < 2 * MILLISECOND, "nobody promised the patient one anything"
+    assert (of.batches, of.batch_mean, of.batch_max) == (2, 2.0, 3)
