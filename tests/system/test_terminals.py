@@ -249,12 +249,21 @@ def test_a_terminal_that_is_closed_while_its_job_waits_cancels_it(shared: Living
     shared.poise("cancel", before)
 
 
-def test_a_terminal_whose_client_is_killed_hangs_up(shared: Living, screens: list[Screen]) -> None:
-    screen = shell(shared, screens, "run", "-it", "--name", "killed")
-    screen.process.kill()
+def test_a_terminal_whose_client_is_killed_hangs_up_and_a_job_that_waits_for_one_is_cancelled(
+    shared: Living, screens: list[Screen]
+) -> None:
+    before = shared.poise("submit", "--hold", "--", "true").text.strip()
+    waits = Screen(shared, "run", "-it", "--name", "deserted", "--after-any", before, "--", "sh", "-i")
+    screens.append(waits)
+    runs = shell(shared, screens, "run", "-it", "--name", "killed")
+    waits.until(b"waits")
+    waits.process.kill()
+    runs.process.kill()
     report = shared.client().wait("killed")
     assert (report.exit_code, report.tasks[0].outcome) == (129, "signal")
     assert "hung up" in report.tasks[0].note
+    assert shared.client().wait("deserted").status == "cancelled"
+    shared.poise("cancel", before)
 
 
 def test_a_terminal_survives_the_control_plane(living: Living, screens: list[Screen]) -> None:

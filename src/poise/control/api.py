@@ -17,7 +17,7 @@ import msgspec
 from poise import __version__
 from poise.config import PAGE, Home
 from poise.control.chances import Chances
-from poise.control.consoles import Consoles, running_tasks, takes_input
+from poise.control.consoles import Attendance, Consoles, running_tasks, takes_input
 from poise.control.deciders import Deciders
 from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import PUBLIC, App, Guard, Scope
@@ -227,7 +227,8 @@ class InputRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A piece of standard input: `data`, in base64, from byte `at` on of the attempt `epoch`, and whether that is its
     `end`. Of another attempt than the one that runs nothing is taken; the answer names the one that does. `task` is
     needed where several take input. `size` is that of the terminal, `ROWSxCOLUMNS`. With `hold` the terminal hangs up
-    when it gets no other piece for so many seconds, with `hang_up` now.
+    when it gets no other piece for so many seconds, and a job that still waits is cancelled; with `hang_up` it hangs up
+    now.
     """
 
     task: str = ""
@@ -310,7 +311,7 @@ def make_app(
     `chances` answers questions about deadlines.
     """
 
-    gate, consoles = Gatekeeper(plane, token), Consoles(plane)
+    gate, consoles, attendance = Gatekeeper(plane, token), Consoles(plane), Attendance(plane)
     series, vault, targets = Series(home.series), Vault.of(home, lambda: plane.ledger.sealed_texts()), Targets(home)
     chances = chances or Chances(plane, home)
 
@@ -626,9 +627,12 @@ def make_app(
         plane.check_leading()
         ledger, found = await settled_job(bearer, name, data.task)
         unit, index = the_one_that_takes_input(found)
+        if data.hold and unit.spec.tty:
+            attendance.heard(found.job.id, data.hold, bearer)
         until = asyncio.get_running_loop().time() + INPUT_SECONDS
         while unit.tasks[index].status != "running":
             if ledger.jobs.is_over(unit.id):
+                attendance.done(found.job.id)
                 return InputReport(epoch=unit.epoch_of(index), wanted=False, over=True)
             if asyncio.get_running_loop().time() > until:
                 return InputReport()
@@ -639,6 +643,7 @@ def make_app(
         fed = await consoles.feed(unit.tasks[index].node, attempt, data.piece(attempt.epoch))
         if fed is None:
             return InputReport(epoch=attempt.epoch)
+        attendance.done(found.job.id)
         return InputReport(epoch=attempt.epoch, taken=fed.taken, wanted=fed.wanted)
 
     @routes.post(

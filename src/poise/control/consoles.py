@@ -6,11 +6,14 @@ its node.
 """
 
 import asyncio
+import contextlib
+import logging
 import secrets
 from collections.abc import AsyncIterator
 
 from poise.control.plane import Plane
-from poise.errors import Busy
+from poise.errors import Busy, PoiseError
+from poise.kernel.controller import Cancel
 from poise.kernel.find import Found
 from poise.kernel.ledger import Ledger, UnitState
 from poise.model.messages import Attempt, Credit, Exec, Fed, Feed, FromConsole, Leave, Left, Piece, Said
@@ -25,6 +28,12 @@ MOST = 1024
 
 MOST_UNREAD = 1 << 20
 """Bytes that a node may send of one of them before they are read: more than it has credit for."""
+
+
+STOOD_STILL = 1.0
+"""Seconds by which a timer is late where this process stood still."""
+
+_log = logging.getLogger("poise.control")
 
 
 class Running:
@@ -125,6 +134,43 @@ class Consoles:
                 running.said.put_nowait(
                     Left(name=running.name, code=137, note=f"the connection to node {node} was lost")
                 )
+
+
+class Attendance:
+    """Jobs that wait to run in somebody's terminal. A job whose terminal is not heard in time is cancelled: its
+    `poise run` was killed, or its machine is gone. Once the command runs, its node hangs up instead.
+    """
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._cancelling: set[asyncio.Task[object]] = set()
+
+    def heard(self, job: str, hold: float, bearer: Bearer) -> None:
+        """The terminal of this job is heard again within `hold` seconds, if it is still there."""
+        self.done(job)
+        loop = asyncio.get_running_loop()
+        due = loop.time() + hold
+        self._timers[job] = loop.call_at(due, self._silent, job, hold, bearer, due)
+
+    def done(self, job: str) -> None:
+        """The command has begun, or the job is over."""
+        if timer := self._timers.pop(job, None):
+            timer.cancel()
+
+    def _silent(self, job: str, hold: float, bearer: Bearer, due: float) -> None:
+        if asyncio.get_running_loop().time() > due + STOOD_STILL:  # nobody was heard while this process stood still
+            self.heard(job, hold, bearer)
+            return
+        del self._timers[job]
+        _log.info("cancelling %s: its terminal was not heard for %g s", job, hold)
+        cancelling: asyncio.Task[object] = asyncio.create_task(self._cancel(job, bearer))
+        self._cancelling.add(cancelling)
+        cancelling.add_done_callback(self._cancelling.discard)
+
+    async def _cancel(self, job: str, bearer: Bearer) -> None:
+        with contextlib.suppress(PoiseError):  # it is over, or another control plane leads now
+            await self._plane.request(lambda request: Cancel(request, job, bearer))
 
 
 def takes_input(found: Found) -> list[tuple[UnitState, int]]:

@@ -1,15 +1,17 @@
 """Between people and commands: who hears what, and what a node may send."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, cast
 
 import pytest
 
 from poise.control import consoles
-from poise.control.consoles import Consoles
+from poise.control.consoles import Attendance, Consoles
 from poise.control.plane import Plane
+from poise.kernel.controller import Cancel
 from poise.model.messages import Attempt, Credit, Exec, Fed, Feed, Leave, Left, Piece, Said
 from poise.model.reports import ExecEnd, ExecLine, ExecOutput, ExecStarted
 from poise.model.tenants import Bearer, Role
@@ -24,6 +26,12 @@ class _Plane:
     def __init__(self) -> None:
         self.connected = True
         self.told: list[Any] = []
+        self.requested: list[Any] = []
+        self.asked = asyncio.Event()
+
+    async def request(self, make: Callable[[int], Any]) -> None:
+        self.requested.append(make(7))
+        self.asked.set()
 
     def tell(self, node: str, message: Any) -> bool:
         if self.connected:
@@ -127,3 +135,35 @@ def test_a_node_that_sends_more_than_it_may_is_not_heard(desk: Consoles, plane: 
     assert sum(len(line.data) for line in told if isinstance(line, ExecOutput)) <= consoles.MOST_UNREAD
     assert isinstance(told[-1], ExecEnd)
     assert "more than it may" in told[-1].note
+
+
+def test_a_job_whose_terminal_is_silent_is_cancelled(plane: _Plane) -> None:
+    async def wait() -> None:
+        attendance = Attendance(cast(Plane, plane))
+        attendance.heard("j1", 60, ANN)
+        attendance.heard("j2", 60, BOB)
+        attendance.heard("j3", 60, ANN)
+        attendance.heard("j1", 0.01, ANN)
+        attendance.heard("j2", 0.01, BOB)
+        attendance.done("j2")
+        await plane.asked.wait()
+
+    asyncio.run(wait())
+    assert plane.requested == [Cancel(7, "j1", ANN)]
+
+
+def test_no_terminal_counts_as_silent_while_the_control_plane_stood_still(
+    plane: _Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consoles, "STOOD_STILL", 0.0)
+
+    async def wait() -> None:
+        attendance = Attendance(cast(Plane, plane))
+        attendance.heard("j1", 0.01, ANN)
+        time.sleep(0.02)  # noqa: ASYNC251 — as if the process was stopped
+        for _ in range(5):
+            await asyncio.sleep(0)
+        attendance.done("j1")
+
+    asyncio.run(wait())
+    assert plane.requested == []
