@@ -614,7 +614,8 @@ def make_app(
     ) -> Stream:
         _, found = await settled_job(bearer, name, task)
         tasks, wanted = of_rank(found, rank), Wanted(tail, since)
-        pieces = follow_job(home.logs, lambda: plane.ledger, found.job.id, tasks, follow=follow, wanted=wanted)
+        job, rest = found.job.id, partial(plane.ends, found.job.id)
+        pieces = follow_job(home.logs, lambda: plane.ledger, job, tasks, follow=follow, wanted=wanted, rest=rest)
         return Stream(_lines(pieces, lambda: gate.stands(bearer)), "application/x-ndjson")
 
     @routes.post(

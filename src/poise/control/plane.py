@@ -279,17 +279,27 @@ class Plane(Host):
             await self.settled()
             if self._is_over(awaited):
                 return
-            future: asyncio.Future[None] = self._loop.create_future()
-            watching = self._watched.setdefault(awaited, set())
-            watching.add(future)
-            try:
-                await asyncio.wait_for(future, left)
-            except TimeoutError:
-                return
-            finally:
-                watching.discard(future)
-                if not watching and self._watched.get(awaited) is watching:
-                    del self._watched[awaited]
+            await self._watch(awaited, left)
+
+    async def ends(self, job_id: str, within: float) -> None:
+        """Wait until the job ends, or the time is up. It makes nothing durable, so many may call it often."""
+        awaited: tuple[str, tuple[str, ...]] = (job_id, ())
+        if not self._is_over(awaited):
+            await self._watch(awaited, within)
+
+    async def _watch(self, awaited: tuple[str, tuple[str, ...]], within: float) -> None:
+        """Wait until the end is durable, the time is up, or this process is told to end."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        watching = self._watched.setdefault(awaited, set())
+        watching.add(future)
+        try:
+            await asyncio.wait_for(future, within)
+        except TimeoutError:
+            return
+        finally:
+            watching.discard(future)
+            if not watching and self._watched.get(awaited) is watching:
+                del self._watched[awaited]
 
     def leaves(self) -> None:
         """This process is about to end: whoever waits is answered now, and asks the next one."""

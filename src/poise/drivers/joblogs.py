@@ -1,7 +1,7 @@
 """What a whole job wrote: the streams of all its tasks' attempts, in order, followed until the job is over."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,8 +71,11 @@ async def follow_job(
     *,
     follow: bool,
     wanted: Wanted = EVERYTHING,
+    rest: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> AsyncIterator[LogLine]:
-    """Pieces of what these tasks of a job write, as they are written, and of what there is by now what is `wanted`."""
+    """Pieces of what these tasks of a job write, as they are written, and of what there is by now what is `wanted`.
+    `rest` waits for so many seconds, or less when the job ends.
+    """
     known: dict[tuple[Attempt, bool], _Stream] = {}
 
     def streams(job: JobState | None) -> list[_Stream]:
@@ -105,7 +108,7 @@ async def follow_job(
         pause = SOON if found else min(LATER, pause * 1.2)
         if job is not None and any(unit.spec.tty and not unit.over for unit in job.units):
             pause = AT_ONCE
-        await asyncio.sleep(pause)
+        await rest(pause)
 
 
 def _attempts(job: JobState, tasks: Collection[str]) -> list[tuple[Attempt, int]]:

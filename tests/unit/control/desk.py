@@ -112,6 +112,9 @@ class _Plane:
     async def over(self, job: str, units: tuple[str, ...], within: float) -> None:
         pass
 
+    async def ends(self, job: str, within: float) -> None:
+        await asyncio.sleep(0)
+
     def rates(self) -> Rates:
         return Rates(7.0, 7.0, 7.0)
 

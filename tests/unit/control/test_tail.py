@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from poise.config import Home
 from poise.drivers.keeper import note_time
 from poise.drivers.process import log_paths
@@ -73,3 +75,18 @@ def test_the_ranks_of_a_gang(tmp_path: Path) -> None:
     assert [(base64.b64decode(piece["data"]), piece["rank"]) for piece in pieces(desk, "rank=1")] == [(b"1\n", -1)]
     refused = desk.call("GET", "/v1/jobs/a/logs?rank=2")
     assert (refused.status, refused.value["error"]["have"]) == (404, "ranks 0 to 1")
+
+
+def test_who_follows_hears_of_the_end_when_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not at the next look at the output, which may be a quarter of a second later."""
+    world = World().nodes(1).job("a").round().start("a")
+    desk = Desk(world, logs=tmp_path)
+    asked: list[str] = []
+
+    async def ends(job: str, within: float) -> None:
+        asked.append(job)
+        world.finish("a")
+
+    monkeypatch.setattr(desk.plane, "ends", ends)
+    lines = [*map(json.loads, desk.call("GET", "/v1/jobs/a/logs?follow=true").body.splitlines())]
+    assert (lines[-1]["kind"], lines[-1]["exit_code"], asked) == ("end", 0, ["j1"])
