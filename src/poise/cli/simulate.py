@@ -79,7 +79,7 @@ def trial_flags(function: Function) -> Function:
 @click.argument("trace", type=click.Path(path_type=Path))
 def simulate(policy: str, form: str, **flags: Any) -> int:
     """Run TRACE on a fleet in virtual time, with the live control plane and policy, and report its figures."""
-    told = _compared(_asked(**flags), [policy], flags["report"])
+    told = _compared(_asked(field="--policy", **flags), [policy], flags["report"])
     return output.show(lambda: _one(told), form, False)
 
 
@@ -97,13 +97,14 @@ def compare(policies: str, form: str, **flags: Any) -> int:
         raise InputError(
             "name each policy once", field="--policies", have=policies[:80] or "nothing", hint="`--policies fifo,poise`"
         )
-    told = _compared(_asked(**flags), names, flags["report"])
+    told = _compared(_asked(field="--policies", **flags), names, flags["report"])
     output.show(lambda: _many(told), form, False)
     return max((failure.exit_code for failure in told.failed), default=0)
 
 
 def _asked(
     *,
+    field: str,
     trace: Path,
     fleet: Path | None,
     kind: str | None,
@@ -147,6 +148,7 @@ def _asked(
         until=parsed_time(until, "--until"),
         every=parsed_time(every, "--every"),
         spans=SPANS if report is not None else 0,
+        field=field,
     )
 
 

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from functools import cache, partial
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
@@ -277,22 +277,10 @@ class TokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def chosen(asked: PolicyRequest) -> Choice:
     """The policy that is asked for. Raises `SpecError`."""
     if asked.document is not None:
-        return choose_document(asked.document)
+        return choose_document(asked.document, "policy")
     if is_file(asked.name):
         raise SpecError("a file is read where it is", field="name", have=asked.name, hint="send its content")
-    with told_as("policy"):
-        return choose(asked.name)
-
-
-@contextlib.contextmanager
-def told_as(field: str) -> Iterator[None]:
-    """Errors of the flag `--policy` name the field of a request."""
-    try:
-        yield
-    except SpecError as error:
-        if error.record.field == "--policy":
-            error.record = msgspec.structs.replace(error.record, field=field)
-        raise
+    return choose(asked.name, "policy")
 
 
 def make_app(
@@ -809,8 +797,7 @@ def make_app(
     async def set_policy(bearer: Bearer, data: PolicyRequest) -> PolicyReport:
         plane.check_leading()
         choice = chosen(data)
-        with told_as("policy"):
-            await deciders.try_out(choice)
+        await deciders.try_out(choice)
         told = policy_settings(choice, plane.clock.wall())
         await plane.request(lambda request: machine.Configure(request=request, bearer=bearer, **told))
         forget_policy(home)
@@ -824,8 +811,7 @@ def make_app(
     async def start_shadow(data: PolicyRequest) -> ShadowReport:
         plane.check_leading()
         choice = chosen(data)
-        with told_as("policy"):
-            await deciders.start_shadow(choice)
+        await deciders.start_shadow(choice)
         return deciders.shadow()
 
     @routes.delete("/v1/shadow", summary="Stop the shadow policy", status=202, role=ADMIN)

@@ -79,9 +79,9 @@ async def load(choice: Choice, times: Times) -> None:
             worker = await _Worker.start(choice)
     except TimeoutError:
         need = f"loaded and tried within {format_duration(times.policy_start)}"
-        raise SpecError(f"policy `{choice.label}` does not load", field="--policy", need=need, hint=hint) from None
+        raise SpecError(f"policy `{choice.label}` does not load", field=choice.field, need=need, hint=hint) from None
     except _Failed as error:
-        refused = SpecError(f"policy `{choice.label}` does not load: {error}", field="--policy", hint=hint)
+        refused = SpecError(f"policy `{choice.label}` does not load: {error}", field=choice.field, hint=hint)
         if error.record is not None:
             refused.record = error.record
         raise refused from None

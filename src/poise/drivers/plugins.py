@@ -49,6 +49,9 @@ _WORDS = {TERM_GROUP: "node term", RANK_TERM_GROUP: "rank term", POLICY_GROUP: "
 
 _TRY = "`docs/how-to/write-a-policy.md` shows how to try it in a small world"
 
+FIELD = "--policy"
+"""The flag of most commands that take a policy."""
+
 FILE_ENDINGS = (".yaml", ".yml", ".json")
 
 T = TypeVar("T")
@@ -58,33 +61,35 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A policy as it was chosen, before any of its code is loaded: a recipe, or the name of a policy in Python.
 
     `label` is what log and status call it: a shipped policy's own name, or else a name and a digest. `foreign` tells
-    that it needs code that does not ship with Poise, and so a process of its own.
+    that it needs code that does not ship with Poise, and so a process of its own. `field` is the flag or the field that
+    named it, for errors.
     """
 
     label: str
     recipe: Recipe | None = None
     name: str = ""
     foreign: bool = False
+    field: str = FIELD
 
 
-def choose(name: str) -> Choice:
+def choose(name: str, field: str = FIELD) -> Choice:
     """The policy of this name, shipped or an installed package's, or the one that the file of this name describes.
 
-    Runs nobody's code. Raises `SpecError`.
+    Runs nobody's code. Raises `SpecError`, which names the `field` that had the name.
     """
     if name in POLICIES:
-        return Choice(label=name, name=name)
+        return Choice(label=name, name=name, field=field)
     if is_file(name):
         from poise.drivers.yamlfile import load_yaml  # here, since a shipped policy does without
 
-        return choose_document(load_yaml(Path(name)))
+        return choose_document(load_yaml(Path(name)), field)
     points = _points(POLICY_GROUP)
     if name in points:
-        return Choice(label=f"{name}@{_digest(points[name])}", name=name, foreign=True)
+        return Choice(label=f"{name}@{_digest(points[name])}", name=name, foreign=True, field=field)
     known = [*POLICIES, *points]
     raise SpecError(
         f"there is no policy `{name}`",
-        field="--policy",
+        field=field,
         have=name,
         need=f"{', '.join(known)}, or a file",
         hint=near(name, known) or f"known: {', '.join(known)}; or a file such as `policy.yaml`",
@@ -96,14 +101,14 @@ def is_file(name: str) -> bool:
     return name.endswith(FILE_ENDINGS) or os.sep in name
 
 
-def choose_document(document: Any) -> Choice:
+def choose_document(document: Any, field: str = FIELD) -> Choice:
     """The policy that a parsed file describes. Raises `SpecError`."""
     terms, rank_terms = _points(TERM_GROUP), _points(RANK_TERM_GROUP)
     recipe = compile_recipe(document, [*TERMS, *terms], [*RANK_TERMS, *rank_terms])
     foreign = _foreign_points(Choice(label=recipe.name, recipe=recipe))
     digest = digest_of(recipe, [_source(point) for point in foreign])
     recipe = msgspec.structs.replace(recipe, name=f"{recipe.name}@{digest}")
-    return Choice(label=recipe.name, recipe=recipe, foreign=bool(foreign))
+    return Choice(label=recipe.name, recipe=recipe, foreign=bool(foreign), field=field)
 
 
 def build(choice: Choice) -> ClusterPolicy:
@@ -132,7 +137,7 @@ def check_needs(choice: Choice) -> None:
         policy.check()
     except InputError as error:
         raise SpecError(
-            f"the policy `{choice.name}` needs a package that is not installed", field="--policy",
+            f"the policy `{choice.name}` needs a package that is not installed", field=choice.field,
             need="highspy, which solves linear programs", have="no highspy",
             hint=f"`{error.record.hint}`, or a policy that needs none, such as `--policy fifo`",
         ) from error  # fmt: skip
@@ -144,16 +149,16 @@ def tried(choice: Choice) -> ClusterPolicy:
     `SpecError` where a package that it needs is missing.
     """
     check_needs(choice)
-    return _Tried(build(choice), foreign=choice.foreign)
+    return _Tried(build(choice), choice)
 
 
 class _Tried:
     """A policy whose failures are told as such."""
 
-    def __init__(self, policy: ClusterPolicy, *, foreign: bool) -> None:
+    def __init__(self, policy: ClusterPolicy, choice: Choice) -> None:
         self.name = policy.name
         self._policy = policy
-        self._foreign = foreign
+        self._foreign, self._field = choice.foreign, choice.field
 
     def decide(self, view: Snapshot, /) -> Plan:
         try:
@@ -174,8 +179,8 @@ class _Tried:
     def _failure(self, what: str, where: str) -> PoiseError:
         message = f"the policy `{self.name}` {what}"
         if self._foreign:
-            return SpecError(message, field="--policy", have=where, hint=_TRY)
-        return Fault(message, field="--policy", have=where, hint="use another one, such as `--policy fifo`")
+            return SpecError(message, field=self._field, have=where, hint=_TRY)
+        return Fault(message, field=self._field, have=where, hint="use another one, such as `--policy fifo`")
 
 
 def code_of(choice: Choice) -> str:

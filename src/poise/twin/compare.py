@@ -21,7 +21,7 @@ import msgspec
 
 from poise.decoding import msgpack_decoder
 from poise.drivers.nemeses import known_nemeses
-from poise.drivers.plugins import choose, tried
+from poise.drivers.plugins import FIELD, choose, tried
 from poise.drivers.yamlfile import load_kind, place_in_file
 from poise.engine.happenings import left_out
 from poise.engine.scenario import Nemesis
@@ -55,7 +55,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be tried, in which world, with which nemeses (`faults`, by name or file). `fleet` is a file, or a home
     or a log of Poise, whose nodes it is; None: those of the `trace`, which is such a log then. `format` is that of the
     trace (empty: as found), `until` and `every` in nanoseconds (0: to the end; whenever something happens), `spans` how
-    many attempts are remembered.
+    many attempts are remembered. `field` is the flag that named the policies, for errors.
     """
 
     trace: Path
@@ -68,6 +68,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     until: int = 0
     every: int = 0
     spans: int = 0
+    field: str = FIELD
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,13 +116,13 @@ def compare(asked: Asked, policies: Sequence[str], watch: Watch = lambda number,
     where all trials fail; if only some do, the others go on.
     """
     for name in policies:
-        tried(choose(name))  # before anything long begins
+        tried(choose(name, asked.field))  # before anything long begins
     asked = msgspec.structs.replace(asked, spans=asked.spans // len(policies))
     loaded = _loaded(asked)
     workload, fleet = loaded.workload, loaded.fleet
     if len(policies) == 1:
         tell = _told(len(workload.arrivals), lambda far: watch(0, far))
-        trials, failed = [_trial(asked, loaded, tried(choose(policies[0])), tell)], list[Failure]()
+        trials, failed = [_trial(asked, loaded, tried(choose(policies[0], asked.field)), tell)], list[Failure]()
     else:
         trials, failed = _side_by_side(asked, policies, watch)
     devices: dict[str, int] = {}
@@ -349,6 +350,6 @@ def _in_process(asked: Asked, policy: str, number: int) -> bytes:
 
     loaded = _loaded(asked)
     jobs = len(loaded.workload.arrivals)
-    result = _trial(asked, loaded, tried(choose(policy)), _told(jobs, hear))
+    result = _trial(asked, loaded, tried(choose(policy, asked.field)), _told(jobs, hear))
     hear(Far(jobs, jobs, result.measures.makespan / SECOND))
     return msgspec.msgpack.encode(result)

@@ -206,6 +206,8 @@ def test_what_did_not_happen_has_no_figures(capsys: pytest.CaptureFixture[str]) 
     ("arguments", "message"),
     [
         (["simulate", *FEW, "--policy", "nosuch"], "there is no policy `nosuch`"),
+        (["simulate", *FEW, "--policy", "nosuch"], "where   --policy\n"),
+        (["compare", *FEW, "--policies", "fifo,nosuch"], "where   --policies\n"),
         (["simulate", "nosuch.csv", *FLEET], "nosuch.csv"),
         (["simulate", *TRACE, "--fleet", "nosuch.yaml"], "cannot be read"),
         (["simulate", *FEW, "--load", "0"], "`load` is out of range"),
