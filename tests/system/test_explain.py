@@ -1,6 +1,7 @@
 """`poise explain`, `plan` and `submit --if-revision` as typed, on a living fleet of two nodes."""
 
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -140,6 +141,19 @@ def test_a_finished_job_is_a_story(pair: Living) -> None:
     assert "submitted" in text
     assert "main was done" in text
     assert "over: done, exit code 0" in text
+
+
+def test_a_command_that_only_this_shell_finds_is_hinted_at_by_every_command_that_shows_it(pair: Living) -> None:
+    folder = pair.work / "mine"
+    folder.mkdir()
+    (folder / "only-here").write_text("#!/bin/sh\n")
+    (folder / "only-here").chmod(0o755)
+    job = pair.poise("submit", "--", "only-here").text.strip()
+    for command in ("wait", "show", "explain", "logs"):
+        done = pair.poise(command, job, PATH=f"{folder}:{os.environ['PATH']}")
+        assert "main: `only-here`: command not found" in done.err, command
+        assert "your PATH finds `only-here`; what is submitted has it with `poise submit --env PATH`" in done.err
+        assert "your PATH" not in pair.poise(command, job).err, "where it does not, nothing is hinted at"
 
 
 def test_why_not_names_every_reason_of_a_node(pair: Living) -> None:

@@ -652,6 +652,11 @@ def test_the_log_in_a_database_is_read_without_a_control_plane(postgres: Postgre
         living.up()
         until(lambda: Client(living.home).status().accepting, "it leads again", living.messages)
         assert [job["name"] for job in living.poise("ls", "--all", "--json").value] == ["once"]
+        assert living.poise("submit", "--hold", "--name", "left", "--", "true").code == 0
+        assert living.poise("down", "--leave").code == 0
+        ended = living.poise("down", "--cancel")
+        assert (ended.code, "one job is unfinished" in ended.err) == (0, True), ended.err
+        assert [job["status"] for job in living.poise("ls", "--name", "left", "--json").value] == ["cancelled"]
         living.close()
     finally:
         living.destroy()

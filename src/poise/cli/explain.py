@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from poise.cli.asking import asking, told_as_flags
+from poise.cli.jobs import report_of
 from poise.cli.output import TEXT, forms
-from poise.cli.render import ago, print_json, say, status_text, tell
+from poise.cli.render import ago, print_json, say, status_text, tell, unstarted
 from poise.cli.submit import asked_for
 from poise.client import current_home
 from poise.config import Home
@@ -68,6 +69,9 @@ def explain(job: str, node: str | None, unblocks: bool, everything: bool, form: 
         print_json(told)
         return 0
     _draw_explanation(told)
+    if told.status == "failed":
+        for line in unstarted(report_of(home, job).tasks):
+            say(line)
     return 0
 
 

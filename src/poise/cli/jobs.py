@@ -14,7 +14,6 @@ from poise.cli.output import Column, Shown
 from poise.cli.render import (
     FEW,
     LOGGED,
-    NOT_FOUND,
     ago,
     counts_text,
     over_memory,
@@ -22,6 +21,7 @@ from poise.cli.render import (
     say,
     shorten,
     status_text,
+    unstarted,
 )
 from poise.client import current_home
 from poise.config import Home
@@ -114,6 +114,15 @@ def show(job: str, form: str, watch: bool) -> int:
     report = offline.job(home, job)
     say(LOGGED)
     return output.show(lambda: _job_shown(report), form, watch)
+
+
+def report_of(home: Home, job: str) -> JobReport:
+    """What is known of a job, from the log where no control plane can be asked."""
+    if may_be_asked(home):
+        return connected(home).job(job)
+    from poise.cli import offline
+
+    return offline.job(home, job)
 
 
 @contextmanager
@@ -214,14 +223,9 @@ def _notes(task: TaskReport) -> Iterator[str]:
     for attempt in task.attempts:
         note = f": {attempt.note}" if attempt.note else ""
         yield f"  {task.name} epoch {attempt.epoch} on {attempt.node} ended {attempt.outcome}{note}"
-    if task.note:
+    if task.note and task.outcome != "unstartable":
         yield f"  {task.name}: {task.note}"
-    if task.outcome == "unstartable" and task.exit_code == NOT_FOUND:
-        from shutil import which
-
-        if which(task.command[0]):
-            hint = f"your PATH finds `{task.command[0]}`; what is submitted has it with `poise submit --env PATH`"
-            yield f"  hint: {hint}"
+    yield from unstarted([task])
 
 
 def _status(task: TaskReport) -> str:
@@ -288,6 +292,8 @@ def wait(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
             state = "is not over yet" if report.exit_code is None else status_text(report.status)
             name = report.name if asked in (report.id, report.name) else asked
             say(f"{report.id}{f' {name}' if name else ''} {state}")
+            for line in unstarted(report.tasks):
+                say(line)
     return next((code for code in codes if code), 0)
 
 

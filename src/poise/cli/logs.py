@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
+from poise.cli.jobs import report_of
 from poise.cli.numbers import WholeRange
-from poise.cli.render import print_json
+from poise.cli.render import print_json, say, unstarted
 from poise.client import current_home
 from poise.control.start import connected, may_be_asked
 from poise.model.reports import LogPiece
@@ -81,9 +82,14 @@ def logs(
         )
         return 0
     printer = Printer(timestamps=timestamps, label=prefix)
+    wrote = False
     for piece in pieces:
         printer.print(piece)
+        wrote = True
     printer.close()
+    if not wrote:
+        for line in unstarted(report_of(home, job).tasks):
+            say(line)
     return 0
 
 

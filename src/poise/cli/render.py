@@ -89,6 +89,21 @@ def over_memory(task: "TaskReport") -> str:
     return f"peak {format_bytes(task.peak)}, limit {format_bytes(task.limit)}" if task.outcome == "oom" else ""
 
 
+def unstarted(tasks: "Iterable[TaskReport]") -> Iterator[str]:
+    """Why commands did not start, and a hint where a command was not found and this shell would find it."""
+    for task in tasks:
+        if task.outcome == "unstartable":
+            yield f"  {task.name}: {task.note}"
+            if task.exit_code == NOT_FOUND:
+                from shutil import which  # seldom needed
+
+                if which(task.command[0]):
+                    yield (
+                        f"  hint: your PATH finds `{task.command[0]}`; "
+                        "what is submitted has it with `poise submit --env PATH`"
+                    )
+
+
 def widths_of(rows: Iterable[Sequence[str]], least: Iterable[int] = ()) -> list[int]:
     """How wide the columns of a table are, each at least so wide."""
     widths = list(least)

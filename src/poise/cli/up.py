@@ -523,10 +523,10 @@ def _is_up(home: Home) -> bool:
 
 
 def _left_unfinished(home: Home, *, certain: bool) -> list[str]:
-    """Jobs that are unfinished by the log of a home that is not up. Of a shared log they are those of whoever leads.
-    Where the log cannot be read: none, or PoiseError if it has to be `certain`.
+    """Jobs that are unfinished by the log of a home that is not up. Those of a shared log may be another's, so they are
+    looked at only if it has to be `certain`; then a log that cannot be read raises PoiseError.
     """
-    if home.store.exists():
+    if home.store.exists() and not certain:
         return []
     from poise.cli import offline
 
