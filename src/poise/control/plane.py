@@ -126,7 +126,7 @@ class Plane(Host):
 
     def start_from(self, ledger: Ledger) -> None:
         """Stand by with this ledger: what lies between it and what was known is no longer in the log."""
-        self.controller = Controller(ledger, self.controller.settings, self.controller.calendar)
+        self.controller = Controller(ledger, self.controller.settings, self.controller.turns.calendar)
         self.clock = clock_of(ledger)
         self._recent.clear()
         self._published_up_to(ledger.revision)
@@ -153,7 +153,7 @@ class Plane(Host):
     def lead(self, term: int, leads: Callable[[], bool]) -> None:
         """From now on, under a term that was won, on what was taken in."""
         settings = with_latest_policy_here(self.controller.settings, self.ledger.leader.began)
-        self.controller = Controller(self.ledger, settings, self.controller.calendar)
+        self.controller = Controller(self.ledger, settings, self.controller.turns.calendar)
         self._leads, self.behind = leads, None
         self.begin(boot=boot_id(), boottime=boottime(), term=term)
 

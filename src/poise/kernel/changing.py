@@ -3,6 +3,7 @@ and changes nothing by itself.
 """
 
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,7 +12,7 @@ from poise.kernel.find import Found, find
 from poise.kernel.fitting import check_all
 from poise.kernel.ledger import JobState, Ledger
 from poise.model.changing import AT_START, CHANGEABLE, HELD, changed
-from poise.model.events import JobChanged
+from poise.model.events import JobChanged, JobsRemoved
 from poise.model.reports import Changed
 from poise.model.resources import WHOLE
 from poise.model.spec import Compiled
@@ -121,6 +122,31 @@ def to_remove(ledger: Ledger, names: Iterable[str], bearer: Bearer) -> list[JobS
             raise Conflict(what, field="job", hint=hint)
         jobs[job.id] = job
     return list(jobs.values())
+
+
+class Removal(NamedTuple):
+    """What is to be committed to remove `jobs`, and which of them each node may have output of."""
+
+    jobs: tuple[str, ...]
+    events: tuple[JobsRemoved, ...]
+    by_node: dict[str, dict[str, None]]
+
+
+def remove(ledger: Ledger, names: Iterable[str], now: int, bearer: Bearer) -> Removal:
+    """The removal of the ended jobs of these names. It has an event for each tenant: nobody else learns of it. Raises
+    `NotFound` and `Conflict`.
+    """
+    jobs = to_remove(ledger, names, bearer)
+    by_node: dict[str, dict[str, None]] = {}
+    for job in jobs:
+        for task in (task for unit in job.units for task in unit.tasks):
+            for node in (task.node, *(past.node for past in task.past)):
+                by_node.setdefault(node, {})[job.id] = None
+    events = []
+    for tenant in sorted({job.tenant for job in jobs}):
+        own = tuple(job.id for job in jobs if job.tenant == tenant)
+        events.append(JobsRemoved(at=now, jobs=own, tenant=tenant, by=bearer.token))
+    return Removal(tuple(job.id for job in jobs), tuple(events), by_node)
 
 
 def _check_unfinished(found: Found) -> None:

@@ -12,24 +12,24 @@ the two is sent again, and is harmless to receive twice: an attempt is a task an
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 
 from poise.decoding import convert
 from poise.errors import Busy, Conflict, InputError, NotFound, PoiseError, SpecError, StoreFull
-from poise.kernel import changing, timetable
+from poise.kernel import changing
 from poise.kernel.dispatch import Dispatch
 from poise.kernel.explain import LastWord, logged
 from poise.kernel.find import find, find_node
 from poise.kernel.fitting import check_all
 from poise.kernel.lateness import Lateness
-from poise.kernel.ledger import JobState, Ledger, NodeState, ScheduleState, UnitState, attempt_of, orders_of
+from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of, orders_of
 from poise.kernel.outage import Outage
 from poise.kernel.schedulable import prepare
 from poise.kernel.straggle import Paces, stragglers
 from poise.kernel.timetable import Calendar
+from poise.kernel.turns import Turns
 from poise.kernel.verify import verify_hold, verify_place, verify_preempt, verify_resize
 from poise.kernel.watch import Fired, Watch
 from poise.model.calls import FromCaller, FromWorker, ToCaller, ToWorker
@@ -104,7 +104,6 @@ from poise.model.messages import (
 )
 from poise.model.profiles import ENOUGH_RUNS
 from poise.model.quotas import Quota
-from poise.model.recurring import Rule, Schedule
 from poise.model.reports import Changed, Drained
 from poise.model.resources import PLENTY, Device, Node, Shape, identity_of, is_declared
 from poise.model.spec import Compiled
@@ -141,12 +140,6 @@ LOOK_EVERY = 1 * SECOND
 """How often it is looked whether nodes that are held can be given up, since more have been heard."""
 
 MAX_TOKENS = 10_000
-
-TURNS_AT_ONCE = 256
-"""Schedules whose turn is taken in one tick; many may be due at the same time of day."""
-
-LOOK_AT_WALL = 60 * SECOND
-"""Wall clocks are set. So while a schedule waits for a time of day, it is looked at the wall clock this often."""
 
 COMPARE_EVERY = 5 * SECOND
 """How often attempts are compared with their like."""
@@ -607,8 +600,6 @@ class Controller:
         """Without a `calendar`, as in forecasts, schedules submit nothing."""
         self.ledger = ledger
         self.settings = settings
-        self.calendar = calendar
-        self._wall_offset = round(ledger.leader.wall(ledger.now) * SECOND) - ledger.now
         self._durable = ledger.revision
         self._checkpointed = ledger.revision
         self._events: list[Event] = []
@@ -646,6 +637,14 @@ class Controller:
         self._last_recovery = 0
         self._now = ledger.now
         self._dispatch = self._make_dispatch(ledger.now)
+        self.turns = Turns(
+            ledger,
+            calendar,
+            commit=self._commit,
+            submit=self._take_in,
+            would_submit=self.would_submit,
+            stop=self._stop_cancelled,
+        )
 
     @property
     def accepting(self) -> bool:
@@ -678,7 +677,7 @@ class Controller:
             asked=self.settings.asked,
         )
         self._commit(began)
-        self._wall_offset = round(wall * SECOND) - now
+        self.turns.wall_is(wall, now)
         self._dispatch = self._make_dispatch(now)
         for name, node in list(self.ledger.nodes.items()):
             if name not in self.settings.declared and (self.settings.declared or is_declared(node.node)):
@@ -714,9 +713,10 @@ class Controller:
             case RemoveJobs():
                 self._answer(message.request, lambda: self._remove_jobs(message, now))
             case HoldSchedule():
-                self._answer(message.request, lambda: self._hold_schedule(message, now))
+                hold = message.schedule, message.bearer, now
+                self._answer(message.request, lambda: self.turns.hold(*hold, on=message.on))
             case RemoveSchedule():
-                self._answer(message.request, lambda: self._remove_schedule(message, now))
+                self._answer(message.request, lambda: self.turns.remove(message.schedule, message.bearer, now))
             case NoticeDone():
                 self._answer(message.request, lambda: self._notice_done(message, now))
             case Drain():
@@ -767,7 +767,7 @@ class Controller:
         """
         self._now = now
         if wall is not None:
-            self._wall_offset = round(wall * SECOND) - now
+            self.turns.wall_is(wall, now)
         heard_until = now if heard_until is None else heard_until
         if self._full:
             if now - self._last_recovery < RECOVER_EVERY:
@@ -791,7 +791,7 @@ class Controller:
             for lagging in list(self._paces.lagging(self.ledger, now)):
                 self._commit(lagging)
         self._cancel_late(now)
-        self._submit_due(now)
+        self.turns.tick(now)
         self._dispatch.tick(now)
         effects = list(self._flush())
         if self._may_decide(now) and self._should_decide(now):
@@ -811,54 +811,6 @@ class Controller:
             for unit in units:
                 if unit is not None and unit.status == "active":
                     self._stop(unit, now)
-
-    def _submit_due(self, now: int) -> None:
-        """The turns of schedules. A job and its turn are two records: should the second get lost, the next leader finds
-        the job by its key.
-        """
-        if self.calendar is None:
-            return
-        wall = now + self._wall_offset
-        for schedule in islice(self.ledger.schedules.due(now, wall), TURNS_AT_ONCE):
-            try:
-                turn = timetable.turn_of(schedule, now, wall, self.calendar)
-            except PoiseError as error:
-                self._commit(ScheduleHeld(at=now, schedule=schedule.id, on=True, why=timetable.in_words(error)))
-                continue
-            job, refused = "", ""
-            try:
-                job = self._submit_turn(schedule, turn, now)
-            except PoiseError as error:
-                refused = timetable.in_words(error)
-            self._commit(
-                ScheduleTurn(
-                    at=now,
-                    schedule=schedule.id,
-                    due=turn.due,
-                    next=turn.next,
-                    job=job,
-                    refused=refused,
-                    missed=turn.missed,
-                )
-            )
-
-    def _submit_turn(self, schedule: ScheduleState, turn: timetable.Turn, now: int) -> str:
-        """The job of a turn. Raises what it is refused with."""
-        key = timetable.key_of(schedule, turn)
-        existing = self.ledger.jobs.submitted_under(key, schedule.job.tenant)
-        if existing is not None:
-            return existing
-        timetable.check_may_go_on(self.ledger, schedule, now)
-        job = self.would_submit(timetable.compiled(self.ledger, schedule, turn), schedule.job.user)
-        going = [of for of in self.ledger.schedules.unfinished(schedule) if not of.cancelled_by]
-        if going and schedule.rule.overlap == "replace":
-            self._commit(JobsCancelled(at=now, jobs=tuple(of.id for of in going), by=schedule.by))
-            for of in going:
-                self._stop_cancelled(of, of.units, now)
-        self._commit(JobSubmitted(at=now, job=job, key=key, by=schedule.by))
-        if job.id in self.ledger.jobs.cancelling:
-            self._lateness.submitted(job.id)
-        return job.id
 
     def _forget_nodes(self, now: int) -> None:
         """Those that have been lost for long, and are missed by nobody."""
@@ -1028,20 +980,11 @@ class Controller:
             return self._last_recovery + RECOVER_EVERY
         soonest = max(self._look_at, self._look_no_sooner_than) if self.settings.dead_after else FOREVER
         next_round = None if self._deciding else self._next_round()  # the plan comes as a message, and none before it
-        lateness, turn = self._lateness.wakeup(self.ledger), self._next_turn()
+        lateness, turn = self._lateness.wakeup(self.ledger), self.turns.wakeup(self._now)
         for at in (self._watch.due(), self._dispatch.wakeup(), lateness, turn, next_round):
             if at is not None and at < soonest:
                 soonest = at
         return None if soonest >= FOREVER else soonest
-
-    def _next_turn(self) -> int | None:
-        """When a schedule is due, or it is to be looked at the wall clock again."""
-        if self.calendar is None:
-            return None
-        every, cron = self.ledger.schedules.soonest()
-        if cron < FOREVER:
-            every = min(every, cron - self._wall_offset, self._now + LOOK_AT_WALL)
-        return every if every < FOREVER else None
 
     def _next_round(self) -> int | None:
         """When a round is due, if nothing happens before."""
@@ -1087,55 +1030,19 @@ class Controller:
                 hint="`poise plan` again, and submit with its revision",
             )
         if rule is not None:
-            return self._add_schedule(message, rule, now)
+            by = message.bearer.token
+            return self.turns.add(rule, message.compiled, message.user, message.key, by, now)
         job = self.would_submit(message.compiled, message.user)
         undecided = self._dirty or self._deciding
-        self._commit(JobSubmitted(at=now, job=job, key=message.key, by=message.bearer.token))
-        if job.id in self.ledger.jobs.cancelling:
-            self._lateness.submitted(job.id)
+        self._take_in(job, message.key, message.bearer.token, now)
         if (self._closed or self._asks is not None) and not undecided:
             self._dirty = not all(self.ledger.queues.held(unit.queue) for unit in self.ledger.jobs[job.id].units)
         return job.id
 
-    def _add_schedule(self, message: Submit, rule: Rule, now: int) -> str:
-        compiled, schedules = message.compiled, self.ledger.schedules
-        timetable.check_room(self.ledger, compiled.tenant)
-        if compiled.name and (held := schedules.named(compiled.name, compiled.tenant)):
-            raise Conflict(
-                f"the name `{compiled.name}` is taken by a schedule",
-                code="E107",
-                field="name",
-                have=held.id,
-                hint=f"`poise schedules rm {compiled.name}`, or another name",
-            )
-        check_all(compiled.units, self.ledger.columns.room(), compiled.tenant, self.ledger.quotas.get(compiled.tenant))
-        if self.calendar is None:
-            raise Busy("no schedule is taken in here")
-        schedule = Schedule(
-            id=schedules.next_id(),
-            rule=rule,
-            job=compiled._replace(hold=False).job("", {}, message.user),
-            due=timetable.first_due(rule, now, now + self._wall_offset, self.calendar),
-            held=compiled.hold,
-        )
-        self._commit(ScheduleAdded(at=now, schedule=schedule, key=message.key, by=message.bearer.token))
-        return schedule.id
-
-    def _hold_schedule(self, message: HoldSchedule, now: int) -> str:
-        schedule = timetable.find_schedule(self.ledger, message.schedule, message.bearer)
-        if schedule.held != message.on and self.calendar is not None:
-            wall, after, due = now + self._wall_offset, schedule.last_due, 0
-            if not message.on:
-                due = timetable.first_due(schedule.rule, now, wall, self.calendar, after)
-            by = message.bearer.token
-            self._commit(ScheduleHeld(at=now, schedule=schedule.id, on=message.on, next=due, by=by))
-        return schedule.id
-
-    def _remove_schedule(self, message: RemoveSchedule, now: int) -> str:
-        schedule = timetable.find_schedule(self.ledger, message.schedule, message.bearer)
-        tenant, by = schedule.job.tenant, message.bearer.token
-        self._commit(ScheduleRemoved(at=now, schedule=schedule.id, tenant=tenant, by=by))
-        return schedule.id
+    def _take_in(self, job: Job, key: str, by: str, now: int) -> None:
+        self._commit(JobSubmitted(at=now, job=job, key=key, by=by))
+        if job.id in self.ledger.jobs.cancelling:
+            self._lateness.submitted(job.id)
 
     def would_submit(self, compiled: Compiled, user: str = "") -> Job:
         """The job that a submission would make now. Raises what it would be refused with; nothing changes."""
@@ -1253,19 +1160,12 @@ class Controller:
         return job.id
 
     def _remove_jobs(self, message: RemoveJobs, now: int) -> tuple[str, ...]:
-        """One event for each tenant: nobody else learns of it."""
-        jobs = changing.to_remove(self.ledger, message.jobs, message.bearer)
-        there: dict[str, dict[str, None]] = {}  # jobs whose output a node may have
-        for job in jobs:
-            for task in (task for unit in job.units for task in unit.tasks):
-                for node in (task.node, *(past.node for past in task.past)):
-                    there.setdefault(node, {})[job.id] = None
-        for tenant in sorted({job.tenant for job in jobs}):
-            own = tuple(job.id for job in jobs if job.tenant == tenant)
-            self._commit(JobsRemoved(at=now, jobs=own, tenant=tenant, by=message.bearer.token))
-        for node, removed in there.items():
+        removal = changing.remove(self.ledger, message.jobs, now, message.bearer)
+        for event in removal.events:
+            self._commit(event)
+        for node, removed in removal.by_node.items():
             self._send(node, Desired(removed=tuple(removed)))
-        return tuple(job.id for job in jobs)
+        return removal.jobs
 
     def _notice_done(self, message: NoticeDone, now: int) -> None:
         """A job may have been removed meanwhile."""
@@ -1968,7 +1868,7 @@ class Controller:
         hung = [Hang(node) for node in sorted(self._connected)]
         self._outage.expect(self._connected, now)
         self._connected.clear()
-        self._dispatch = self._make_dispatch(self.ledger.now)
+        self._dispatch, self.turns.ledger = self._make_dispatch(self.ledger.now), self.ledger
         return (*refused, *hung, HangCalls())
 
 

@@ -227,7 +227,7 @@ def test_a_time_zone_that_has_gone_holds_the_schedule_and_says_why() -> None:
     def gone(cron: str, zone: str, wall: int) -> tuple[int, int]:
         raise SpecError("this time zone is not known", have=zone)
 
-    made.controller.calendar = gone
+    made.controller.turns.calendar = gone
     made.after("2m")
     assert (of(made, "a").held, of(made, "a").refused) == (True, "this time zone is not known (have: Europe/Zurich)")
 
