@@ -781,16 +781,6 @@ def failure_of(home: Home) -> PoiseError | None:
         return None
 
 
-def answer_of_ray(home: Home) -> Fault | None:
-    """Why this home has no Ray cluster, if it has none. Raises FileNotFoundError until that is known."""
-    record = json_decoder(ErrorRecord | None).decode(home.ray_answer.read_bytes())
-    if record is None:
-        return None
-    fault = Fault(record.message)
-    fault.record = record
-    return fault
-
-
 def _is_kept_alive(home: Home) -> bool:
     """Whether it is worth waiting for an answer: somebody starts the control plane again, or its socket is left."""
     if home.elsewhere is not None:

@@ -195,15 +195,9 @@ class Home(msgspec.Struct, frozen=True):
         """The declared fleet, compiled, where this home has one: its nodes are started instead of this machine."""
         return self.root / "fleet.json"
 
-    @property
-    def ray(self) -> Path:
-        """What is kept of the Ray cluster whose machines are this home's nodes, where it has one."""
-        return self.root / "ray"
-
-    @property
-    def ray_answer(self) -> Path:
-        """Why there is no Ray cluster, or `null` since there is one; it is not there until that is known."""
-        return self.ray / "answer.json"
+    def substrate(self, name: str) -> Path:
+        """The folder of the substrate of this name, whose machines are this home's nodes (`drivers/clusters.py`)."""
+        return self.root / name
 
     @property
     def policy(self) -> Path:
@@ -256,13 +250,24 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
 
 
-class OnRay(msgspec.Struct, frozen=True, kw_only=True):
-    """The Ray cluster whose machines are a home's nodes: its `address`, or none for one that is started here; and where
-    the control plane is to `listen` to its nodes.
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster whose machines are a home's nodes: the `name` of its substrate, and its `address` there, as in `--on
+    NAME:ADDRESS`; and where the control plane is to `listen` to its nodes.
     """
 
+    name: str = ""
     address: str = ""
     listen: str
+
+    @property
+    def on(self) -> str:
+        """What `--on` says of it."""
+        return f"{self.name}:{self.address}" if self.address else self.name
+
+    @property
+    def title(self) -> str:
+        """The name of its substrate, for people."""
+        return self.name.capitalize()
 
 
 PAGE = 1000

@@ -68,7 +68,7 @@ CODES = {
     "E211": "the store of the log does not answer",
     "E212": "another control plane leads, or there is no leader yet",
     "E213": "the store of the log cannot be used",
-    "E214": "the Ray cluster does not answer, or does not let this machine in",
+    "E214": "the cluster of `--on` does not answer, or does not let this machine in",
     "E215": "a secret cannot be encrypted or decrypted with the keys of this home",
     "E219": "the last checkpoint of training could not be written",
     "E299": "an internal error",

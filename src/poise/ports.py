@@ -3,7 +3,7 @@
 `drivers/` makes each door real; the fault simulator puts simulated ones in the same place.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from poise.kernel import node
@@ -122,3 +122,125 @@ class Decider(Protocol):
 
     def decide(self, view: "Snapshot", answer: Callable[[Plan], None], /) -> None: ...
     def close(self) -> None: ...
+
+
+class Machine(NamedTuple):
+    """A machine of a substrate: its `id` there, and its `name` as a node.
+
+    `size` is all that it has, `free` the part that nobody holds: amounts by the substrate's own names. With `spare`
+    enough is free to be worth a new pilot. A machine that is `leaving` is drained by the substrate.
+    """
+
+    id: str
+    name: str
+    size: Mapping[str, float]
+    free: Mapping[str, float]
+    spare: bool = False
+    leaving: bool = False
+
+
+class Pilot(NamedTuple):
+    """An agent that a substrate runs, with the resources that the substrate holds for it: the name of its node, and the
+    id of its machine.
+    """
+
+    node: str
+    machine: str
+
+
+class Contact(NamedTuple):
+    """How an agent reaches its control plane: the address, or those of several of which one leads; and the token of a
+    node.
+    """
+
+    address: str
+    token: str
+
+
+class Substrate(Protocol):
+    """Machines of another system, such as Ray. Poise runs one pilot on each; its node offers what the pilot holds.
+
+    One thread calls it, and a call may take seconds. `start`, `tell` and `restart` return before they are done. Pilots
+    outlive the process that started them, and so do the commands of their nodes. `agent.pilots` decides which pilots
+    there are.
+    """
+
+    def address(self) -> str:
+        """The address of this machine, as the machines of the substrate reach it."""
+        ...
+
+    def machines(self) -> Sequence[Machine]:
+        """All machines. If one is missing it is lost, with everything on it."""
+        ...
+
+    def pilots(self) -> Collection[Pilot]:
+        """All pilots of this home, also those that have not begun, and those of an earlier process."""
+        ...
+
+    def waiting(self) -> Sequence[Mapping[str, float]]:
+        """Requests of other users that wait: what each needs of one machine, by the names of `Machine.size`. A machine
+        fits a request if it has all of these amounts; a label that a request demands is an amount of 1.
+        """
+        ...
+
+    def start(self, machine: Machine, node: str, contact: Contact) -> None:
+        """Start a pilot that holds what is free of a machine when it begins. It starts its agent again when that ends,
+        until it is released.
+        """
+        ...
+
+    def has_begun(self, pilot: Pilot) -> bool:
+        """Whether it holds its resources; until then it waits for them."""
+        ...
+
+    def tell(self, pilot: Pilot, contact: Contact) -> None:
+        """Give a pilot that was started earlier the contact of today."""
+        ...
+
+    def restart(self, pilot: Pilot) -> None:
+        """Kill the agent of a pilot, which may hang, and start another one."""
+        ...
+
+    def answering(self, pilots: Sequence[Pilot]) -> Collection[Pilot]:
+        """Those that answer, asked together, within a few seconds."""
+        ...
+
+    def release(self, pilots: Sequence[Pilot]) -> Collection[Pilot]:
+        """End agents, asked together, and give back what their pilots hold; not where commands of the node run. Returns
+        those that have ended.
+        """
+        ...
+
+    def remove(self, pilot: Pilot) -> None:
+        """Remove a pilot at once, whatever its agent does. Commands of its node may go on."""
+        ...
+
+    def sweep(self, machines: Sequence[Machine]) -> bool:
+        """End what pilots that were removed have left on machines; whether nothing is left."""
+        ...
+
+    def stop(self) -> None:
+        """End what `connect` has started. No pilot of this home is left then."""
+        ...
+
+
+class SubstrateDriver(Protocol):
+    """Finds substrates of one kind: a module, or an object. `argument` is the part of `--on NAME:ARGUMENT` after the
+    colon, or empty. It is loaded by the command line too, so it imports its dear parts in `connect`.
+    """
+
+    def check(self, argument: str) -> None:
+        """Raise `InputError` if this kind cannot be used from here, such as for a package that is missing."""
+        ...
+
+    def is_local(self, argument: str) -> bool:
+        """Whether all its machines are this one: then the control plane listens on the loopback interface only."""
+        ...
+
+    def connect(self, argument: str, home: str, folder: str) -> Substrate:
+        """Connect to a substrate. `home` tells the pilots of this home from those of others; `folder` is a path for
+        files of the driver. Raises `PoiseError` with a hint if it cannot: `poise up` and `poise doctor` show that.
+
+        SIGTERM raises `SystemExit` meanwhile. A driver whose libraries have threads blocks it before it loads them.
+        """
+        ...

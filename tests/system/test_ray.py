@@ -20,7 +20,8 @@ from system.onray import NODES, OnRay, on_two_machines
 from system.test_functions import run as run_program
 
 pytest.importorskip("ray")
-from poise.drivers.ray import COMPARE_SECONDS, called
+from poise.agent.pilots import COMPARE_SECONDS
+from poise.drivers.substrates.ray.cluster import called
 
 OTHERS = """
 import ray, sys, time
@@ -144,9 +145,11 @@ def test_what_runs_goes_on_when_something_is_killed(on_ray: OnRay, killed: str) 
         kill(int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1]))
         until(lambda: on_ray.agent(node) not in (0, agent), "Ray has started it again", on_ray.messages)
     elif killed == "keeper of agents":
-        before = holder(living.home.ray / "lock")
+        before = holder(living.home.root / "ray" / "lock")
         kill(before)
-        until(lambda: holder(living.home.ray / "lock") not in (0, before), "it is there again", on_ray.messages)
+        until(
+            lambda: holder(living.home.root / "ray" / "lock") not in (0, before), "it is there again", on_ray.messages
+        )
         assert on_ray.agent(node) == agent
     else:
         kill(living.pid("control"))
@@ -287,18 +290,18 @@ def test_agents_end_with_who_keeps_them_though_the_control_plane_has_ended_befor
     done = living.poise("up", "--port", "0", "--on", "ray", "--listen", f"127.0.0.1:{free_port()}")
     assert done.code == 0, done.err
     until(lambda: [node.status for node in living.client().nodes()] == ["up"], "it has joined", living.messages)
-    started = json.loads((living.home.ray / "started.json").read_text())
+    started = json.loads((living.home.root / "ray" / "started.json").read_text())
     assert living.poise("run", "--", "true").code == 0
     [lock] = living.home.root.glob("on-ray/*/*/node/lock")
     agent = holder(lock)
-    keeper = holder(living.home.ray / "lock")
+    keeper = holder(living.home.root / "ray" / "lock")
     kill(living.pid("supervisor"))
     kill(living.pid("control"))
     time.sleep(COMPARE_SECONDS + 2)
-    assert holder(living.home.ray / "lock") == keeper, living.messages()[-2000:]
+    assert holder(living.home.root / "ray" / "lock") == keeper, living.messages()[-2000:]
     os.kill(keeper, signal.SIGSTOP)
     os.kill(agent, signal.SIGSTOP)
-    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(living.home.ray / "auth")}
+    secret = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(living.home.root / "ray" / "auth")}
     address = (Path(started["folder"]) / "ray_current_cluster").read_text()
     subprocess.run([sys.executable, "-c", KILL, address], check=True, env=living.environment(**secret))
     kill(agent)
@@ -325,11 +328,11 @@ def test_an_agent_that_cannot_be_started_is_started_when_it_can(on_ray: OnRay) -
 
 def test_a_cluster_that_is_still_starting_ends_with_who_started_it(living: Living) -> None:
     up = living.start("up", "--port", "0", "--on", "ray", "--listen", f"127.0.0.1:{free_port()}")
-    started = living.home.ray / "started.json"
+    started = living.home.root / "ray" / "started.json"
     until(started.exists, "Ray is being started", living.messages)
     head = json.loads(started.read_text())
     kill(living.pid("supervisor"))
-    os.kill(holder(living.home.ray / "lock"), signal.SIGTERM)
+    os.kill(holder(living.home.root / "ray" / "lock"), signal.SIGTERM)
     until(lambda: not Path(f"/proc/{head['pid']}").exists(), "it has ended", living.messages, 30)
     until(lambda: not Path(head["folder"]).exists(), "and left nothing", living.messages)
     up.kill()
@@ -365,7 +368,7 @@ def test_a_cluster_of_this_machine_alone(living: Living) -> None:
     assert done.code == 0, done.err
     until(lambda: [node.status for node in living.client().nodes()] == ["up"], "it has joined", living.messages)
     assert living.poise("run", "--", "echo", "hello").text == "hello\n"
-    started = json.loads((living.home.ray / "started.json").read_text())
+    started = json.loads((living.home.root / "ray" / "started.json").read_text())
     assert living.poise("up", "--fleet", "none.yaml").code == 1
     assert living.poise("down").code == 0
     until(lambda: not Path(f"/proc/{started['pid']}").exists(), "Ray has ended", living.messages, 20)

@@ -58,7 +58,7 @@ def test_the_machines_of_a_cluster_go_over_to_the_one_that_leads(pair: tuple[OnR
     job = on_ray.submit(f"echo begun; until [ -e {held} ]; do sleep 0.05; done; echo ended")
     until(lambda: first.client().job(job).status == "running", "it runs", on_ray.messages)
     agents = [on_ray.agent(node) for node in NODES]
-    for process in (first.pid("supervisor"), first.pid("control"), holder(first.home.ray / "lock")):
+    for process in (first.pid("supervisor"), first.pid("control"), holder(first.home.root / "ray" / "lock")):
         kill(process)
     until(lambda: Client(Home(second.home.root)).status().accepting, "the second one leads", second.messages)
     until(lambda: second.messages().count("is kept from here") == len(NODES), "both have gone over", second.messages)

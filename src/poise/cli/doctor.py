@@ -9,11 +9,12 @@ import msgspec
 
 from poise.cli import output
 from poise.cli.output import Column, Shown
-from poise.client import answer_of_ray, current_home, failure_of
-from poise.config import Address, Endpoint, Home, OnRay
+from poise.client import current_home, failure_of
+from poise.config import Address, Endpoint, Home
 from poise.control.start import connected, may_be_asked, running_here, supervised
 from poise.decoding import json_decoder
 from poise.drivers.checkup import examine
+from poise.drivers.clusters import answer_of, kept_cluster, lock_of
 from poise.drivers.lock import is_held
 from poise.drivers.logfile import has_log
 from poise.errors import PoiseError
@@ -66,7 +67,7 @@ def _control(home: Home) -> Iterator[Check]:
     if up:
         yield from _running(home)
         yield from _bound(home)
-        yield from _ray(home)
+        yield from _cluster(home)
         if running_here(home) and not kept:
             yield Check("supervisor", "warn", "nobody keeps the control plane alive", "poise up")
     else:
@@ -132,22 +133,23 @@ def _bound(home: Home) -> Iterator[Check]:
         yield Check("bound to", "ok", f"{text}: this machine only, with the token")
 
 
-def _ray(home: Home) -> Iterator[Check]:
-    """The Ray cluster whose machines are the nodes, where there is one."""
-    if not (home.ray / "cluster.json").exists():
+def _cluster(home: Home) -> Iterator[Check]:
+    """The cluster whose machines are the nodes, where there is one."""
+    cluster = kept_cluster(home)
+    if cluster is None:
         return
-    address = json_decoder(OnRay).decode((home.ray / "cluster.json").read_bytes()).address or "of this machine alone"
+    name, address = cluster.title, cluster.address or "of this machine alone"
     try:
-        fault = answer_of_ray(home)
+        fault = answer_of(home, cluster)
     except FileNotFoundError:
-        yield Check("Ray", "warn", f"{address}: nothing is known of it yet", f"tail {home.messages}")
+        yield Check(name, "warn", f"{address}: nothing is known of it yet", f"tail {home.messages}")
         return
     if fault is not None:
-        yield Check("Ray", "fail", f"{fault}, {fault.record.have}", fault.record.hint)
-    elif not is_held(home.ray / "lock"):
-        yield Check("Ray", "warn", f"{address}: nobody speaks with it now", f"tail {home.messages}")
+        yield Check(name, "fail", f"{fault}, {fault.record.have}", fault.record.hint)
+    elif not is_held(lock_of(home, cluster)):
+        yield Check(name, "warn", f"{address}: nobody speaks with it now", f"tail {home.messages}")
     else:
-        yield Check("Ray", "ok", f"{address}: its machines are nodes")
+        yield Check(name, "ok", f"{address}: its machines are nodes")
 
 
 def _left(home: Home) -> Iterator[Check]:

@@ -5,7 +5,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,16 +15,17 @@ from poise.cli.numbers import Whole
 from poise.cli.output import TEXT, forms
 from poise.cli.policy import set_policy
 from poise.cli.render import LOGGED, print_json, say
-from poise.client import Client, answer_of_ray, current_home, failure_of
-from poise.config import DEFAULT_POLICY, LISTEN_PORT, Endpoint, Home, OnRay, parse_place
+from poise.client import Client, current_home, failure_of
+from poise.config import DEFAULT_POLICY, LISTEN_PORT, Cluster, Endpoint, Home, parse_place
 from poise.control.kept import KEPT, LATE, kept_policy, options_of, read_flags, typed, write_flags
 from poise.control.start import START_SECONDS, SUPERVISOR, await_end, ensure_up, may_be_asked, running_here, supervised
 from poise.decoding import json_decoder
+from poise.drivers.clusters import answer_of, forget_answer, keep_cluster, kept_cluster, lock_of
 from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
 from poise.drivers.whole import write_whole
-from poise.errors import Conflict, Fault, InputError, PoiseError, StoreAway, Unreachable, extra, located
+from poise.errors import Conflict, Fault, InputError, PoiseError, StoreAway, Unreachable, located
 from poise.model.reports import PhaseTimes, StatusReport
 from poise.model.times import Times
 from poise.units import MILLISECOND
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from poise.model.fleetfile import DeclaredFleet
 
 STOP_SECONDS = 15.0
-RAY_STOP_SECONDS = 75.0
+CLUSTER_STOP_SECONDS = 75.0
 
 LED_SECONDS = 2.0
 """Within which one that stands by leads, once another has left in order."""
@@ -98,11 +98,11 @@ def own_home() -> Home:
 )
 @click.option(
     "--on",
-    metavar="ray[:ADDRESS]",
-    help="Use the free resources of a Ray cluster's machines as nodes instead of this machine. Without an address, "
-    "start a Ray on this machine only. Kept for this home.",
+    metavar="NAME[:ADDRESS]",
+    help="Use the free resources of a cluster's machines as nodes instead of this machine. NAME is `ray` or a "
+    "substrate of an installed package; without an address, `ray` starts one on this machine only. Kept for this home.",
 )
-@click.option("--no-fleet", is_flag=True, help="Start this machine again instead of declared nodes or a Ray cluster.")
+@click.option("--no-fleet", is_flag=True, help="Start this machine again instead of declared nodes or a cluster.")
 @click.option(
     "--store",
     metavar="URL|home",
@@ -165,7 +165,7 @@ def up(
         flags["policy_asked"] = str(time.time())
     already = running_here(home) or supervised(home)
     label = "" if already and policy is None else _settle_policy(home, policy or kept_policy(home, before))
-    cluster = _settle_ray(home, on, listen, gone=no_fleet or fleet_file is not None)
+    cluster = _settle_cluster(home, on, listen, gone=no_fleet or fleet_file is not None)
     fleet = _settle_fleet(home, fleet_file, no_fleet or on is not None)
     _settle_store(home, store)
     if cluster is not None:  # it is kept with the cluster
@@ -186,8 +186,8 @@ def up(
         os.execv(sys.executable, [sys.executable, "-S", str(SUPERVISOR), str(home.root), *options])  # noqa: S606 — our own program
     if already and policy is not None and Client(home).status().policy != label:
         set_policy(policy)
-    if not already:
-        home.ray_answer.unlink(missing_ok=True)
+    if cluster is not None and not already:
+        forget_answer(home, cluster)
     late = [name for name in KEPT if name in flags and _counts_later(home, name)] if already else []
     forgotten = read_flags(home) if reset and already and home.stay.exists() else {}
     client = ensure_up(home, *options)
@@ -198,7 +198,7 @@ def up(
         _wait_for_nodes(client, fleet)
     status = _when_led(client)
     if cluster is not None and not no_agent:
-        _wait_for_ray(home, 0.0 if already else START_SECONDS)
+        _wait_for_cluster(home, cluster, 0.0 if already else START_SECONDS)
     if late:
         counts = "counts" if len(late) == 1 else "count"
         say(f"poise: it is up already; {typed(flags, *late)} {counts} from the next start: `poise down --leave` first")
@@ -211,7 +211,7 @@ def up(
         print_json(status)
     else:
         nodes = f", fleet {fleet.name} of {len(fleet.nodes)} declared nodes" if fleet else ""
-        nodes = f", on Ray{f' at {cluster.address}' if cluster.address else ''}" if cluster else nodes
+        nodes = f", on {cluster.title}{f' at {cluster.address}' if cluster.address else ''}" if cluster else nodes
         stands_by = f", stands by for {status.leader}" if status.leader else ""
         say(f"poise is {'up already' if already else 'up'}: {home.root}, policy {status.policy}{nodes}{stands_by}")
         if address := address_of(home):
@@ -280,18 +280,21 @@ def _wait_for_nodes(client: Client, fleet: "DeclaredFleet") -> None:
     say(f"poise: {len(missing)} of {len(fleet.nodes)} nodes have not joined yet: {', '.join(sorted(missing)[:8])}")
 
 
-def _wait_for_ray(home: Home, seconds: float) -> None:
+def _wait_for_cluster(home: Home, cluster: Cluster, seconds: float) -> None:
     """Until the cluster is there. Raises Fault where it is not, and says why: Poise is up, and goes on trying."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not home.ray_answer.exists():
-        time.sleep(0.05)
-    try:
-        fault = answer_of_ray(home)
-    except FileNotFoundError:
-        say("poise: Ray has not answered yet: see `poise doctor`")
+    while True:
+        try:
+            fault = answer_of(home, cluster)
+        except FileNotFoundError:
+            if time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
+            say(f"poise: {cluster.title} has not answered yet: see `poise doctor`")
+            return
+        if fault is not None:
+            raise fault
         return
-    if fault is not None:
-        raise fault
 
 
 def _was_given(option: str) -> bool:
@@ -348,8 +351,8 @@ def _phases(phases: dict[str, PhaseTimes], *names: str) -> str:
 
 
 def _undeclared(home: Home) -> str:
-    on_ray = home.elsewhere is None and (home.ray / "cluster.json").exists()
-    return "the machines of a Ray cluster" if on_ray else "this machine"
+    cluster = kept_cluster(home) if home.elsewhere is None else None
+    return f"the machines of a {cluster.title} cluster" if cluster else "this machine"
 
 
 def _settle_policy(home: Home, policy: str) -> str:
@@ -377,27 +380,28 @@ def _settle_policy(home: Home, policy: str) -> str:
     return choice.label
 
 
-def _settle_ray(home: Home, on: str | None, listen: str | None, *, gone: bool) -> OnRay | None:
-    """The Ray cluster that this home has from now on: as given, or as it was left. It changes while nothing runs."""
+def _settle_cluster(home: Home, on: str | None, listen: str | None, *, gone: bool) -> Cluster | None:
+    """The cluster that this home has from now on: as given, or as it was left. It changes while nothing runs."""
     import msgspec
 
-    file = home.ray / "cluster.json"
-    kept = json_decoder(OnRay).decode(file.read_bytes()) if file.exists() else None
+    kept = kept_cluster(home)
     wanted = None if gone else kept
     if wanted is not None and listen is not None:
         wanted = msgspec.structs.replace(wanted, listen=listen)
     if on is not None:
-        engine, _, address = on.partition(":")
-        if engine != "ray":
-            raise InputError("Poise does not know this kind of cluster", field="--on", need="ray[:ADDRESS]", have=on)
-        if find_spec("ray") is None:
-            raise InputError("Ray is not installed", field="--on", have=on, hint=extra("ray"))
-        there = f"{'0.0.0.0' if address else '127.0.0.1'}:{LISTEN_PORT}"  # noqa: S104 — with TLS, and tokens
-        wanted = OnRay(address=address, listen=listen or (kept.listen if kept and kept.address == address else there))
+        from poise.drivers.substrates import driver_of  # dear
+
+        name, _, address = on.partition(":")
+        driver = driver_of(name)
+        driver.check(address)
+        there = f"{'127.0.0.1' if driver.is_local(address) else '0.0.0.0'}:{LISTEN_PORT}"  # noqa: S104 — TLS, and tokens
+        wanted = Cluster(
+            name=name, address=address, listen=listen or (kept.listen if kept and kept.on == on else there)
+        )
     if wanted == kept:
         return wanted
     if running_here(home) or supervised(home):
-        if wanted is not None and kept is not None and wanted.address == kept.address:
+        if wanted is not None and kept is not None and wanted.on == kept.on:
             raise Conflict(
                 "it is up, and listens to its nodes elsewhere",
                 field="--listen",
@@ -408,15 +412,11 @@ def _settle_ray(home: Home, on: str | None, listen: str | None, *, gone: bool) -
         raise Conflict(
             "it is up with other nodes",
             field="--on",
-            have=f"ray:{kept.address}" if kept else "no Ray cluster",
+            have=kept.on if kept else "no cluster",
             hint="`poise down --leave`, then again; work of removed nodes starts again on others",
         )
-    if wanted is None:
-        file.unlink()
-        return None
     ensure_home(home)
-    home.ray.mkdir(mode=0o700, exist_ok=True)
-    write_whole(file, msgspec.json.encode(wanted))
+    keep_cluster(home, wanted)
     return wanted
 
 
@@ -517,9 +517,14 @@ def _node_locks(home: Home) -> list[Path]:
     return [home.node / "lock", *sorted(home.nodes.glob("*/lock"))]
 
 
+def _cluster_locks(home: Home) -> list[Path]:
+    cluster = kept_cluster(home)
+    return [lock_of(home, cluster)] if cluster else []
+
+
 def _is_up(home: Home) -> bool:
     """Whether anything of it runs."""
-    return running_here(home) or supervised(home) or any(map(is_held, (*_node_locks(home), home.ray / "lock")))
+    return running_here(home) or supervised(home) or any(map(is_held, (*_node_locks(home), *_cluster_locks(home))))
 
 
 def _left_unfinished(home: Home, *, certain: bool) -> list[str]:
@@ -541,8 +546,9 @@ def _left_unfinished(home: Home, *, certain: bool) -> list[str]:
 def _stop_all(home: Home) -> None:
     """End everything of it, and let nothing come back by itself."""
     home.stay.unlink(missing_ok=True)
-    seconds = RAY_STOP_SECONDS if (home.ray / "lock").exists() else STOP_SECONDS
-    _stop(home.supervisor, home.lock, home.ray / "lock", *_node_locks(home), seconds=seconds)
+    on_cluster = _cluster_locks(home)
+    seconds = CLUSTER_STOP_SECONDS if on_cluster else STOP_SECONDS
+    _stop(home.supervisor, home.lock, *on_cluster, *_node_locks(home), seconds=seconds)
 
 
 LOOK_EVERY = 0.05

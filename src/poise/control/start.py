@@ -23,7 +23,7 @@ from poise.errors import Fault, PoiseError, Unreachable, client_only
 START_SECONDS = 60.0
 
 END_SECONDS = 75.0
-"""A supervisor that is ending has ended by then, also one that gives the machines of a Ray cluster back."""
+"""A supervisor that is ending has ended by then, also one that gives the machines of a cluster back."""
 
 RESTART_SECONDS = 1.0
 """In which one that was killed is there again."""

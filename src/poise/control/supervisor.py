@@ -3,8 +3,8 @@
     python -S supervisor.py HOME [--no-agent] [--until-idle] [options of the control plane …]
 
 There is one agent, of this machine; or, where the home has a declared fleet (`fleet.json`), one for each of its nodes;
-or, where it has a Ray cluster (`ray/cluster.json`), one process that keeps the agents of the cluster's machines; or
-none: then this machine only decides, or stands by to.
+or, where it has a cluster (`NAME/cluster.json`), one process that keeps the agents of the cluster's machines; or none:
+then this machine only decides, or stands by to.
 What nodes of an earlier fleet left running is ended once, by an agent that retires them: their work has been given up.
 A gateway (`poise serve`) of this home whose processes were all killed is started again, at the same address; one that
 was told to end is not, and none ends with this process.
@@ -30,7 +30,7 @@ LONGEST_PAUSE = 5.0
 STEADY = 10.0
 LOOK_EVERY = 0.5
 STOP_SECONDS = 5.0
-RAY_STOP_SECONDS = 60.0
+CLUSTER_STOP_SECONDS = 60.0
 TOLD_TO_END = 0
 CANNOT_START = 3
 NO_AGENT = "--no-agent"
@@ -192,10 +192,12 @@ def agents(home: str) -> tuple[list[Child], list[Child]]:
     """The agents to keep, of the declared fleet's nodes or of this machine; and those that retire other nodes."""
     program = [sys.executable, "-m", "poise.agent", home]
     declared = os.path.join(home, "fleet.json")
-    node, nodes, ray = (os.path.join(home, name) for name in ("node", "nodes", "ray"))
-    if os.path.exists(os.path.join(ray, "cluster.json")):
-        on_ray = Child([sys.executable, "-m", "poise.agent.on_ray", home], os.path.join(ray, "lock"), RAY_STOP_SECONDS)
-        return [on_ray], [retiring(program, folder) for folder in every_folder(node, nodes)]
+    node, nodes = (os.path.join(home, name) for name in ("node", "nodes"))
+    for name in sorted(os.listdir(home)):
+        if os.path.exists(os.path.join(home, name, "cluster.json")):
+            keeper = [sys.executable, "-m", "poise.agent.on_substrate", home]
+            on_cluster = Child(keeper, os.path.join(home, name, "lock"), CLUSTER_STOP_SECONDS)
+            return [on_cluster], [retiring(program, folder) for folder in every_folder(node, nodes)]
     try:
         with open(declared) as file:
             import json

@@ -5,14 +5,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from poise.cli import up
 from poise.cli.main import main
 from poise.client import Client
-from poise.config import Home, OnRay
+from poise.config import Cluster, Home
 from poise.decoding import json_decoder
+from poise.drivers.clusters import keep_cluster
 from poise.drivers.lock import take_lock
 from poise.testing import World
 from unit.control.desk import Desk
@@ -23,14 +23,13 @@ def test_another_place_to_listen_for_the_nodes_of_a_ray_cluster_is_refused_by_it
 ) -> None:
     monkeypatch.setenv("POISE_HOME", str(tmp_path))
     home = Home(tmp_path)
-    home.ray.mkdir()
-    kept = msgspec.json.encode(OnRay(address="head:6379", listen="0.0.0.0:7718"))
-    (home.ray / "cluster.json").write_bytes(kept)
+    keep_cluster(home, Cluster(name="ray", address="head:6379", listen="0.0.0.0:7718"))
+    kept = (home.root / "ray" / "cluster.json").read_bytes()
     with take_lock(home.lock, "control plane"):
         assert main(["up", "--listen", "0.0.0.0:7719", "--json"]) == 1
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["field"], error["need"], error["have"]) == ("--listen", "0.0.0.0:7719", "0.0.0.0:7718")
-    assert (home.ray / "cluster.json").read_bytes() == kept
+    assert (home.root / "ray" / "cluster.json").read_bytes() == kept
 
 
 def test_a_policy_whose_package_is_missing_is_refused_before_anything_starts(

@@ -1,0 +1,131 @@
+"""`python -m poise.agent.on_substrate HOME`: keeps an agent on every machine of the home's cluster.
+
+It stands where the agents of a local fleet stand: the supervisor keeps it alive, and it ends on SIGTERM, with the
+agents whose nodes run nothing. When it is killed, the agents go on, in their pilots; the next one finds them.
+
+Of several control planes, only that which leads has its agents kept; those find whichever does by themselves.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from poise.agent.pilots import Nodes, Pilots
+from poise.client import Client
+from poise.config import Address, Cluster, Endpoint, Home
+from poise.decoding import json_decoder
+from poise.drivers.clusters import kept_cluster, lock_of, write_answer
+from poise.drivers.lock import take_lock
+from poise.drivers.reach import home_at
+from poise.drivers.substrates import driver_of
+from poise.errors import Fault, NotFound, PoiseError
+from poise.ports import Contact, Substrate
+
+LOOK_SECONDS = 1.0
+START_SECONDS = 60.0
+STOPS = (signal.SIGTERM, signal.SIGINT)
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+_log = logging.getLogger("poise.substrate")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m poise.agent.on_substrate", description="the agents of a cluster")
+    parser.add_argument("home", type=Path)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
+    home = home_at(options.home)
+    os.umask(0o077)
+    for number in STOPS:
+        signal.signal(number, lambda *_: sys.exit(0))
+    try:
+        cluster = kept_cluster(home)
+        if cluster is None:
+            raise NotFound("this home has no cluster", field=str(home.root), hint="`poise up --on NAME`")
+        with take_lock(lock_of(home, cluster), "keeper of a cluster's agents"):
+            _keep(home, cluster)
+    except PoiseError as error:
+        _log.error("%s: %s %s", error.record.code, error, error.record.have)
+        return error.exit_code
+    return 0
+
+
+def _keep(home: Home, cluster: Cluster) -> None:
+    folder = home.substrate(cluster.name)
+    token = _node_token(home, cluster)
+    address = _listening(home, cluster)
+    substrate = _connect(home, cluster, address.authority[:12])
+    contact = Contact(_addresses(home, address, substrate.address()), token)
+    _log.info("on %s", cluster.on)
+    nodes, leads = Nodes(Client(home, patience=0), folder / "emptied.json"), not home.store.exists()
+    pilots = Pilots(substrate, nodes, contact)
+    while signal.sigtimedwait(STOPS, LOOK_SECONDS) is None:
+        answer = _leads(home)
+        leads = leads if answer is None else answer  # it ends before this process does, in `poise down`
+        with contextlib.suppress(Fault):  # it is away, or its disk is full: it is told and asked again
+            if answer:
+                pilots.keep()
+            pilots.open_again()  # whoever leads
+    if leads and pilots.end():
+        substrate.stop()
+
+
+def _connect(home: Home, cluster: Cluster, own: str) -> Substrate:
+    """The substrate of this home. Who waits for it is told that it is there, or why not."""
+    try:
+        substrate = driver_of(cluster.name).connect(cluster.address, own, str(home.substrate(cluster.name)))
+    except PoiseError as error:
+        write_answer(home, cluster, error.record)
+        raise
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # they are waited for from here on
+    write_answer(home, cluster, None)
+    return substrate
+
+
+def _leads(home: Home) -> bool | None:
+    """Whether the control plane of this home is the one whose nodes these are; none if it does not answer."""
+    if not home.store.exists():
+        return True
+    with contextlib.suppress(PoiseError):
+        return not Client(Home(home.root), patience=0).status().stands_by
+    return None
+
+
+def _addresses(home: Home, own: Address, here: str) -> str:
+    """The address for the agents: of this control plane, as the machines of the substrate know it; of several, all."""
+    known = [door for door in home.others if isinstance(door, Address)]
+    host = own.host if own.host in LOOPBACK else here
+    return ",".join(door.text for door in known or [Address(host, own.port, own.authority)])
+
+
+def _node_token(home: Home, cluster: Cluster) -> str:
+    """A token for nodes, made at the first start."""
+    file = home.substrate(cluster.name) / "token"
+    with contextlib.suppress(FileNotFoundError):
+        return file.read_text()
+    secret = Client(home).add_token("default", "node", name=cluster.name)[1]
+    file.write_text(secret)
+    return secret
+
+
+def _listening(home: Home, cluster: Cluster) -> Address:
+    """Where the control plane listens to its nodes, once it does."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            if text := json_decoder(Endpoint).decode(home.endpoint.read_bytes()).address:
+                return Address.parse(text)
+        time.sleep(LOOK_SECONDS / 10)
+    hint = f"`poise down`, then `poise up --on {cluster.on}`"
+    raise Fault("the control plane does not listen for other machines", hint=hint)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

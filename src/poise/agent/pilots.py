@@ -1,0 +1,322 @@
+"""Decides which pilots there are on the machines of a substrate: one on each, unless others need the machine.
+
+A pilot holds what is free of its machine, and its node offers that. So resources of others are never touched, those of
+Poise are not given to others, and a gang needs no reservation. When others wait for resources of a machine on which
+nothing of Poise runs, its pilot is released. Another pilot starts with what is free once they have got them. When all
+machines that they could use are busy, the work on one of them is preempted, unless it may not be. A machine that has
+more free than its pilot holds gets another pilot in the same way.
+
+The machines of the substrate are compared with the nodes of Poise again and again. A node whose machine is missing, or
+was given back, is given up at once; its silence alone would tell ten seconds later. If the machine of a lost node is
+there, it gets a new agent, or a new pilot where that one does not answer. A node whose machine leaves is drained, and
+its pilot is released once nothing runs there, so that the substrate need not wait for it.
+"""
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from poise.client import Client
+from poise.decoding import json_decoder
+from poise.drivers.whole import write_whole
+from poise.errors import NotFound, PoiseError, Unreachable
+from poise.ports import Contact, Machine, Pilot, Substrate
+
+BEGIN_SECONDS = 20.0
+"""A pilot that has not begun by then found less free than there was, and is started again."""
+
+LEND_SECONDS = 30.0
+"""A machine that was given back is left for this long to those who wait for it, and is not given back again before."""
+
+PREEMPT_SECONDS = 5.0
+"""Others wait for this long for a machine on which something runs, before that is preempted."""
+
+COMPARE_SECONDS = 5.0
+"""How often it is looked which nodes were given up."""
+
+AGAIN_SECONDS = 30.0
+"""A node that was given up gets a new agent no more often than this."""
+
+CLOSED = ("drained", "emptying")
+"""Status of the nodes that are drained. The keeper of the agents opens those again that it has drained itself."""
+
+_log = logging.getLogger("poise.substrate")
+
+
+class Nodes:
+    """What the control plane knows of its nodes, and is told of them. Those that were open until their machines were
+    drained are kept in a file, with the ids of these, to be opened again by whoever keeps them then.
+    """
+
+    def __init__(self, client: Client, file: Path) -> None:
+        self._client = client
+        self._file = file
+        self.emptied: dict[str, str] = json_decoder(dict[str, str]).decode(file.read_bytes()) if file.exists() else {}
+
+    def idle(self) -> set[str]:
+        return {node.name for node in self._client.nodes() if not node.running and not node.queued}
+
+    def lost(self) -> set[str]:
+        return {node.name for node in self._client.nodes() if node.status == "lost"}
+
+    def gone(self, *names: str) -> None:
+        with contextlib.suppress(NotFound):  # none of them has ever joined
+            self._client.give_up(*names)
+
+    def lend(self, machines: Mapping[str, str]) -> str:
+        before = self.emptied
+        by_people = {node.name for node in self._client.nodes() if node.status in CLOSED}
+        open_ones = {name: machine for name, machine in machines.items() if name not in by_people}
+        with self._kept_unless_refused({**before, **open_ones}):
+            lent = self._client.lend(*machines)
+        self._keep({**before, **{name: machine for name, machine in machines.items() if name == lent}})
+        return lent
+
+    def empty(self, leaving: Mapping[str, str]) -> None:
+        for node in self._client.nodes():
+            if node.name in leaving and node.status in ("up", "suspect", "unfit", "drained"):
+                opened = {} if node.status in CLOSED else {node.name: leaving[node.name]}
+                with self._kept_unless_refused({**self.emptied, **opened}):
+                    self._client.drain(node.name, moves=True)
+
+    def open_but(self, leaving: Mapping[str, str]) -> None:
+        """Open what was emptied, unless its machine is still the one that leaves."""
+        back = {name for name, machine in self.emptied.items() if leaving.get(name) != machine}
+        if not back:
+            return
+        for node in self._client.nodes():
+            if node.name in back:
+                self._client.drain(node.name, on=False)
+        self._keep({name: machine for name, machine in self.emptied.items() if name not in back})
+
+    @contextlib.contextmanager
+    def _kept_unless_refused(self, emptied: dict[str, str]) -> Iterator[None]:
+        """Keep this before nodes are drained: if this process is killed then, the next one opens them again. Keep it
+        also where nobody answers, since the nodes may be drained; a refusal has drained none.
+        """
+        before = self.emptied
+        self._keep(emptied)
+        try:
+            yield
+        except Unreachable:
+            raise
+        except PoiseError:
+            self._keep(before)
+            raise
+
+    def _keep(self, emptied: dict[str, str]) -> None:
+        write_whole(self._file, msgspec.json.encode(emptied))
+        self.emptied = emptied
+
+
+class Pilots:
+    """The pilots of one home on one substrate. `now` gives monotonic seconds."""
+
+    def __init__(
+        self, substrate: Substrate, nodes: Nodes, contact: Contact, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._substrate = substrate
+        self._nodes = nodes
+        self._contact = contact
+        self._now = now
+        self._known: set[Pilot] = set()
+        self._beginning: dict[Pilot, float] = {}  # until when each is to have begun
+        self._given_back: dict[str, float] = {}  # machines, and when
+        self._waited_for: float | None = None  # since when others have waited for what is busy
+        self._lending: set[Pilot] = set()  # released once what runs there has been preempted
+        self._compared = -math.inf
+        self._restarted: dict[Pilot, float] = {}
+
+    def keep(self) -> None:
+        """A pilot on every machine that is there, and none for those that have gone."""
+        machines = {machine.id: machine for machine in self._substrate.machines()}
+        pilots = self._still_there(machines)
+        requests = [] if self._are_beginning() else self._substrate.waiting()
+        leaving = self._leaving(pilots, machines)
+        self._let_go(leaving)
+        staying = sorted(pilots - leaving)
+        self._share(staying, machines, requests)
+        self._hear_from_all(staying)
+        taken, held = {pilot.node for pilot in pilots}, {pilot.machine for pilot in pilots}
+        for identity, machine in sorted(machines.items()):
+            theirs = any(fits(of, machine.free) for of in requests) and not self._has_had_time(machine)
+            if identity in held or machine.leaving or theirs:
+                continue
+            name = machine.name if machine.name not in taken else f"{machine.name}-{identity[:6]}"
+            taken.add(name)
+            self._start(machine, name)
+
+    def open_again(self) -> None:
+        """Open the nodes that were drained here and whose machines stay. Nobody else knows which were open."""
+        if self._nodes.emptied:
+            machines = {machine.id: machine for machine in self._substrate.machines()}
+            leaving = self._leaving(self._substrate.pilots(), machines)
+            self._nodes.open_but({pilot.node: pilot.machine for pilot in leaving})
+
+    def end(self) -> bool:
+        """Release all pilots, but for those whose commands go on; whether nothing is left of them anywhere."""
+        machines, pilots = self._substrate.machines(), sorted(self._substrate.pilots())
+        held = {pilot.machine for pilot in pilots}
+        ended = self._substrate.release(pilots)
+        return self._substrate.sweep([one for one in machines if one.id not in held]) and len(ended) == len(pilots)
+
+    def _still_there(self, machines: dict[str, Machine]) -> set[Pilot]:
+        """The pilots whose machines are there; the others are removed. A machine that another has replaced is left out
+        of `machines`.
+        """
+        pilots, names = set(self._substrate.pilots()), {machine.name for machine in machines.values()}
+        left = sorted(pilot for pilot in pilots | self._known if pilot.machine not in machines)
+        # where another has come in the place of one, it says itself what it holds
+        if gone := [pilot.node for pilot in left if pilot.node not in names]:
+            self._nodes.gone(*gone)
+        for pilot in left:
+            _log.info("%s: its machine has left", pilot.node)
+            self._remove(pilot)
+        pilots.difference_update(left)
+        for pilot in sorted(pilots - self._known):
+            self._substrate.tell(pilot, self._contact)
+            _log.info("%s is kept from here", pilot.node)
+            self._known.add(pilot)
+        for pilot in sorted(pilots):
+            if self._is_replaced(pilot, machines, pilots):
+                _log.info("%s: its machine has left, and another came in its place", pilot.node)
+                self._remove(pilot)
+                pilots.remove(pilot)
+                del machines[pilot.machine]
+        return pilots
+
+    def _is_replaced(self, pilot: Pilot, machines: Mapping[str, Machine], pilots: Iterable[Pilot]) -> bool:
+        """Whether this one does not answer, and another machine has come under its name: it may take the substrate long
+        to see who is gone.
+        """
+        held, name = {of.machine for of in pilots}, machines[pilot.machine].name
+        same = [of for of in machines.values() if of.name == name and of.id not in held]
+        return bool(same) and pilot not in self._beginning and pilot not in self._substrate.answering([pilot])
+
+    def _leaving(self, pilots: Iterable[Pilot], machines: Mapping[str, Machine]) -> set[Pilot]:
+        """Those of these pilots that have begun, and whose machines are lent, or drained by the substrate."""
+        return {
+            pilot
+            for pilot in pilots
+            if pilot in self._lending or (pilot.machine in machines and machines[pilot.machine].leaving)
+        } - self._beginning.keys()
+
+    def _let_go(self, leaving: Iterable[Pilot]) -> None:
+        """Drain the nodes of machines that leave, and release the pilots of those on which nothing runs any more."""
+        if not leaving:
+            return
+        self._nodes.empty({pilot.node: pilot.machine for pilot in leaving})
+        idle, lent = self._nodes.idle(), set(self._lending)
+        for pilot in self._release(sorted(pilot for pilot in leaving if pilot.node in idle)):
+            if pilot in lent:
+                _log.info("%s is given back: others wait for it", pilot.node)
+                self._given_back[pilot.machine] = self._now()
+            else:
+                _log.info("%s is given back: its machine leaves", pilot.node)
+            self._nodes.gone(pilot.node)
+
+    def _share(
+        self, staying: Sequence[Pilot], machines: Mapping[str, Machine], requests: Sequence[Mapping[str, float]]
+    ) -> None:
+        """Give back one machine on which nothing runs, if others wait for it, or more of it could be had. Where others
+        have waited for what is busy, what runs on one of their machines is preempted.
+        """
+        busy: list[Pilot] = []
+        for pilot in staying:
+            machine = machines[pilot.machine]
+            wanted = [of for of in requests if fits(of, machine.size) and not fits(of, machine.free)]
+            more = machine.spare and not requests
+            if not (wanted or more) or self._beginning or not self._has_had_time(machine):
+                continue
+            if pilot.node in self._nodes.idle():
+                _log.info("%s is given back: %s", pilot.node, wanted or "more of it is free")
+                self._given_back[machine.id] = self._now()
+                if self._release([pilot]):
+                    self._nodes.gone(pilot.node)
+                return
+            if wanted:
+                busy.append(pilot)
+        self._ask_back(busy)
+
+    def _ask_back(self, busy: Sequence[Pilot]) -> None:
+        """Preempt what runs on one of these machines, when others have waited for it for long enough."""
+        if not busy or self._lending:
+            self._waited_for = None
+            return
+        now = self._now()
+        if self._waited_for is None:
+            self._waited_for = now
+        elif now - self._waited_for > PREEMPT_SECONDS:
+            self._waited_for = now  # if nothing there may be preempted, it is asked again no sooner
+            lent = self._nodes.lend({pilot.node: pilot.machine for pilot in busy})
+            self._lending |= {pilot for pilot in busy if pilot.node == lent}
+
+    def _hear_from_all(self, staying: Sequence[Pilot]) -> None:
+        """New agents for nodes that Poise has given up and the substrate has not. A pilot that does not answer then is
+        removed, and its machine gets another one.
+        """
+        now = self._now()
+        due = [pilot for pilot, at in self._restarted.items() if now - at > AGAIN_SECONDS]
+        for pilot in due:
+            del self._restarted[pilot]
+        if asked := [pilot for pilot in due if pilot in staying]:
+            answering = self._substrate.answering(asked)
+            for pilot in asked:
+                if pilot not in answering:
+                    _log.info("%s does not answer", pilot.node)
+                    self._remove(pilot)
+        if now - self._compared < COMPARE_SECONDS:
+            return
+        self._compared = now
+        lost = self._nodes.lost()
+        for pilot in staying:
+            if pilot.node in lost and pilot in self._known and pilot not in {**self._restarted, **self._beginning}:
+                _log.info("%s is not heard, and gets another agent", pilot.node)
+                self._substrate.restart(pilot)
+                self._restarted[pilot] = now
+
+    def _has_had_time(self, machine: Machine) -> bool:
+        """Whether it is so long since a machine was given back that it may be taken, or given back again."""
+        return self._now() - self._given_back.get(machine.id, -math.inf) > LEND_SECONDS
+
+    def _start(self, machine: Machine, node: str) -> None:
+        pilot = Pilot(node, machine.id)
+        self._substrate.start(machine, node, self._contact)
+        self._known.add(pilot)
+        self._beginning[pilot] = self._now() + BEGIN_SECONDS
+
+    def _are_beginning(self) -> bool:
+        """Whether a pilot is still to begin. One that does not had others come before it, and is started again."""
+        for pilot, until in list(self._beginning.items()):
+            if self._substrate.has_begun(pilot):
+                del self._beginning[pilot]
+            elif self._now() > until:
+                _log.info("%s has not begun: there is less free than there was", pilot.node)
+                self._remove(pilot)
+        return bool(self._beginning)
+
+    def _release(self, pilots: Sequence[Pilot]) -> list[Pilot]:
+        """Those that have ended."""
+        ended = sorted(self._substrate.release(pilots)) if pilots else []
+        for pilot in ended:
+            self._forget(pilot)
+        return ended
+
+    def _remove(self, pilot: Pilot) -> None:
+        self._forget(pilot)
+        self._substrate.remove(pilot)
+
+    def _forget(self, pilot: Pilot) -> None:
+        self._known.discard(pilot)
+        self._lending.discard(pilot)
+        self._beginning.pop(pilot, None)
+
+
+def fits(request: Mapping[str, float], room: Mapping[str, float]) -> bool:
+    """Whether a machine with this room has all that a request needs of it."""
+    return all(amount <= room.get(of, 0.0) for of, amount in request.items())
