@@ -61,6 +61,7 @@ ABOUT_NODES = frozenset(
         "GPU_TOO_FEW",
         "NODE_DRAINED",
         "NODE_LOST",
+        "NODE_SHRUNK",
         "GANG_INCOMPLETE",
         "SPREAD",
         "TOGETHER",

@@ -105,7 +105,7 @@ from poise.model.messages import (
 from poise.model.profiles import ENOUGH_RUNS
 from poise.model.quotas import Quota
 from poise.model.reports import Changed, Drained
-from poise.model.resources import PLENTY, Device, Node, Shape, identity_of, is_declared
+from poise.model.resources import Device, Node, Shape, identity_of, is_declared
 from poise.model.spec import Compiled
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role, Token
 from poise.model.times import Times
@@ -1403,8 +1403,6 @@ class Controller:
             self._lose_attempts(name, now, "the node was started anew", gone=True)
         elif known is not None and known.node.devices != hello.node.devices:
             self._lose_devices(known, hello.node, now)
-        if known is not None:
-            self._lose_room(known, hello.node, now)
         if known is None or known.status != "up" or known.node != hello.node or known.by != (by or known.by):
             self._commit(NodeJoined(at=now, node=hello.node, by=by))
             self._joined = True
@@ -1424,6 +1422,10 @@ class Controller:
             if task.active and task.started and attempt not in holds:
                 lost = Ending(outcome="lost", note="its process was gone when the node came back")
                 self._finish(attempt, lost, now)
+        for attempt in self._without_room(name):
+            if attempt not in holds:
+                self._finish(attempt, Ending(outcome="returned", note="its node has shrunk"), now)
+        no_room = self._without_room(name)
         keep, stops, recalls, launches = [], [], [], []
         orders: list[Ordered] = []
         limited: list[Limited] = []
@@ -1439,7 +1441,7 @@ class Controller:
                     limited.append(Limited(attempt, unit.spec.time_limit))
                 if leaves:
                     stops.append(attempt)
-                elif drained and waits:
+                elif (drained and waits) or attempt in no_room:
                     recalls.append(attempt)
             elif leaves or (drained and waits):
                 self._finish(attempt, Ending(outcome="returned", note="stopped before it was launched"), now)
@@ -1630,25 +1632,29 @@ class Controller:
         return now + self.settings.lease if any(unit.spec.lease == "exclusive" for unit in units) else 0
 
     def _lose_devices(self, known: NodeState, node: Node, now: int) -> None:
-        """Devices have gone, or have less memory than is shared of them: only the work on them is touched."""
-        left = {(device.index, device.uuid): device.memory for device in node.devices}
-        gone = {
-            device.index
-            for device in known.node.devices
-            if left.get((device.index, device.uuid), -1) < known.shared_memory(device.index)
-        }
+        """Devices have gone: only the work on them is touched."""
+        left = {(device.index, device.uuid) for device in node.devices}
+        gone = {device.index for device in known.node.devices if (device.index, device.uuid) not in left}
         for unit, index in list(self.ledger.active.on(node.name)):
             if gone.intersection(unit.tasks[index].devices):
                 self._lose(unit, index, "its device has gone", now)
 
-    def _lose_room(self, known: NodeState, node: Node, now: int) -> None:
-        """The node has shrunk: the latest placed make room until the rest fits."""
-        latest = sorted(self.ledger.active.on(node.name), key=lambda entry: (-entry[0].placed, -entry[0].ordinal))
+    def _without_room(self, name: str) -> list[Attempt]:
+        """Attempts that have not begun, and for which a node that has shrunk has no room; the latest placed first.
+        Running ones go on, whatever the node offers.
+        """
+        cpu, memory, network = self.ledger.nodes[name].excess
+        found: list[Attempt] = []
+        latest = sorted(self.ledger.active.on(name), key=lambda entry: (-entry[0].placed, -entry[0].ordinal))
         for unit, index in latest:
-            fits = known.used_cpu <= node.cpu and known.used_memory <= node.memory
-            if fits and known.used_network <= (node.network or PLENTY):
-                return
-            self._lose(unit, index, "its node has shrunk", now)
+            if max(cpu, memory, network) <= 0:
+                break
+            if unit.tasks[index].active and not unit.tasks[index].started:
+                found.append(attempt_of(unit, index))
+                if not unit.queued:
+                    shape = unit.shape
+                    cpu, memory, network = cpu - shape.cpu, memory - shape.memory, network - shape.network
+        return found
 
     def _recall_queued(self, now: int) -> None:
         """Ask back what waits on a node behind work that takes longer than foreseen; elsewhere there may be room."""

@@ -669,7 +669,9 @@ class NodeMachine:
             waiting = pool.waiting()
             alive = waiting + sum(len(slot.queue) for slot in pool.slots)
             for slot in [
-                slot for slot in pool.slots if not slot.queue and (not waiting or len(pool.slots) > pool.told)
+                slot
+                for slot in pool.slots
+                if not slot.queue and (not waiting or len(pool.slots) > pool.told or not self._has_room())
             ]:
                 self._close(pool, slot)
             if not alive:
@@ -724,7 +726,7 @@ class NodeMachine:
         for slot in pool.slots:
             if not slot.queue:
                 return slot
-        if len(pool.slots) < pool.told and self._has_room(launch.shape):
+        if len(pool.slots) < pool.told and self._has_room(launch.shape.cpu, launch.shape.memory):
             return self._open(pool, launch.shape)
         least = min(pool.slots, key=lambda slot: len(slot.queue), default=None)
         if least is None or not launch.queued or len(least.queue) > MAX_AHEAD:
@@ -737,8 +739,9 @@ class NodeMachine:
             ahead += expect
         return least if ahead <= AHEAD else None
 
-    def _has_room(self, shape: Shape) -> bool:
-        return self._used_cpu + shape.cpu <= self.node.cpu and self._used_memory + shape.memory <= self.node.memory
+    def _has_room(self, cpu: int = 0, memory: int = 0) -> bool:
+        """Whether the node offers what its slots hold, and so much more. It may have shrunk."""
+        return self._used_cpu + cpu <= self.node.cpu and self._used_memory + memory <= self.node.memory
 
     def _open(self, pool: Pool, shape: Shape) -> Slot:
         index = next(index for index in range(len(self._used_slots) + 1) if index not in self._used_slots)

@@ -195,8 +195,8 @@ def _against_room(ledger: Ledger, shape: Shape, spots: tuple[Spot, ...]) -> list
             ("MEMORY_BUSY", count * shape.memory, node.memory - state.used_memory, format_bytes),
             ("NETWORK_BUSY", count * shape.network, (node.network or PLENTY) - state.used_network, format_rate),
         ):
-            if need > free:
-                reasons.append(Reason(code=code, subject=name, need=shown(need), have=shown(free)))
+            if need > max(0, free):
+                reasons.append(Reason(code=code, subject=name, need=shown(need), have=shown(max(0, free))))
         reasons += _against_devices(ledger, state, shape, here)
     return reasons
 
@@ -257,6 +257,8 @@ def _against_waiting(ledger: Ledger, shape: Shape, spots: tuple[Spot, ...], brie
         pool = node.pools.get(shape.key())
         if pool is None or pool.slots <= pool.long:
             reasons.append(Reason(code="POOL_GONE", subject=spot.node))
+        if max(node.excess) > 0:  # it begins nothing where another of its like ends
+            reasons.append(Reason(code="NODE_SHRUNK", subject=spot.node))
     return reasons
 
 

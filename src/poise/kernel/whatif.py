@@ -408,7 +408,7 @@ def _busy(fleet: Fleet, shape: Shape, able: Ability, rows: Ints, lacks: int, sub
         ("GPU_BUSY", shape.gpus, usable, str),
     ]
     return [
-        Reason(code=code, subject=subject, need=shown(need), have=most + shown(int(free.max())))
+        Reason(code=code, subject=subject, need=shown(need), have=most + shown(max(0, int(free.max()))))
         for bit, (code, need, free, shown) in enumerate(told)
         if lacks >> bit & 1
     ]

@@ -54,6 +54,7 @@ REASONS = {
     "DEVICE_CORDONED": "closed to new work: device {have}",
     "NODE_LOST": "is lost",
     "NODE_SUSPECT": "has been silent for a moment",
+    "NODE_SHRUNK": "has shrunk: its work holds {have} more than it offers, and {need} is needed",
     "NODE_UNFIT": "cannot start commands; `poise nodes` says why",
     "SHARE_TOO_LARGE": "work may share up to {have} of one of its devices, {need} needed",
     "NO_NODES": "no node has joined yet",

@@ -298,12 +298,15 @@ def refusals(fleet: Fleet, row: int, shape: Shape) -> list[Reason]:
     if reasons:
         return reasons
     free = fleet.free[:, row].tolist()
-    if free[CPU] < shape.cpu:
-        reasons.append(_busy("CPU_BUSY", node.name, format_cpu(shape.cpu), format_cpu(free[CPU])))
-    if free[MEMORY] < shape.memory:
-        reasons.append(_busy("MEMORY_BUSY", node.name, format_bytes(shape.memory), format_bytes(free[MEMORY])))
-    if free[NETWORK] < shape.network:
-        reasons.append(_busy("NETWORK_BUSY", node.name, format_rate(shape.network), format_rate(free[NETWORK])))
+    for code, need, left, shown, what in (
+        ("CPU_BUSY", shape.cpu, free[CPU], format_cpu, " CPU"),
+        ("MEMORY_BUSY", shape.memory, free[MEMORY], format_bytes, " of memory"),
+        ("NETWORK_BUSY", shape.network, free[NETWORK], format_rate, ""),
+    ):
+        if left < 0 and (need or code == "CPU_BUSY"):
+            reasons.append(_busy("NODE_SHRUNK", node.name, shown(need) + what, shown(-left) + what))
+        elif left < need:
+            reasons.append(_busy(code, node.name, shown(need), shown(left)))
     if shape.gpus:
         usable = _usable_on(fleet, row, shape, able)
         if usable < shape.gpus:
@@ -411,7 +414,7 @@ class Summary:
                 lacks = never(like, msgspec.structs.replace(shape, where=ANYWHERE))
                 reasons += [_renamed(reason, subject) for reason in lacks]
                 continue
-            cpu, memory, network, devices = self._most[kind]
+            cpu, memory, network, devices = (max(0, most) for most in self._most[kind])
             found = []
             if cpu < shape.cpu:
                 found.append(_busy("CPU_BUSY", subject, format_cpu(shape.cpu), f"at most {format_cpu(cpu)}"))

@@ -514,7 +514,7 @@ class Draft:
         lines = []
         for row, pool in pools.items():
             brief = pool.slots - pool.long
-            if brief > 0 and not self.fleet.closed[row]:
+            if brief > 0 and not self.fleet.closed[row] and self.fleet.free[:, row].min() >= 0:
                 behind = pool.attempts - pool.slots
                 lines.append((behind / brief, row, behind, brief))
         heapq.heapify(lines)

@@ -751,11 +751,63 @@ def test_only_work_on_a_device_that_has_gone_is_touched() -> None:
     assert world.after("1s").codes("b") == ["GPU_BUSY"]
 
 
-def test_a_node_that_shrinks_keeps_what_still_fits() -> None:
-    world = World().nodes(1, cpu=4).job("a", cpu=2).after("1s").job("b").after("1s").job("c").after("1s")
-    world.join(node("n1", cpu=3))
-    assert [world.status(name) for name in "abc"] == ["placed", "placed", "pending"]
-    assert world.ledger.nodes["n1"].used_cpu == 3000
+def lost(world: World) -> list[Finished]:
+    return [event for event in world.log if isinstance(event, Finished) and event.ending.outcome != "done"]
+
+
+def test_what_runs_goes_on_where_its_node_shrinks_and_nothing_new_begins_there() -> None:
+    world = World().nodes(1, cpu=4).job("a", cpu=2).after("1s").job("b", cpu=2).after("1s").start("a", "b")
+    world.join(node("n1", cpu=1)).job("c", cpu=1).after("10s")
+    assert [world.status(name) for name in "abc"] == ["running", "running", "pending"]
+    assert not lost(world)
+    (reason,) = world.reasons("c")
+    assert reason.sentence() == "n1: has shrunk: its work holds 3 CPU more than it offers, and 1 CPU is needed"
+    world.finish("a").after("1s")
+    assert [(reason.code, reason.have) for reason in world.reasons("c")] == [("NODE_SHRUNK", "1 CPU")]
+    world.finish("b").after("1s")
+    assert world.where("c") == ["n1"]
+    assert replay(world.log).encode() == world.ledger.encode()
+
+
+def test_what_has_not_begun_on_a_node_that_shrinks_begins_elsewhere_and_that_is_no_try() -> None:
+    world = World().nodes(1, cpu=4).job("a", cpu=2).after("1s").job("b", cpu=1).after("1s").job("c", cpu=1).after("1s")
+    world.start("a").join(node("n2", cpu=2)).join(node("n1", cpu=3)).after("1s")
+    assert [world.where(name) for name in "abc"] == [["n1"], ["n1"], ["n2"]]
+    assert [event.ending.outcome for event in lost(world)] == ["returned"]
+    assert world.state("c").units[0].tries == 0
+
+
+def test_what_never_came_to_a_node_that_has_shrunk_does_not_come_there() -> None:
+    world = World().nodes(1, cpu=2).job("a", cpu=2).round()
+    world.held["n1"].clear()
+    world.join(node("n1", cpu=1)).join(node("n2", cpu=2)).after("1s")
+    assert world.where("a") == ["n2"]
+
+
+def test_a_gang_that_has_not_begun_as_a_whole_begins_elsewhere_as_a_whole() -> None:
+    world = World().nodes(2, cpu=2).job("g", cpu=2, workers=2).round()
+    world.join(node("n3", cpu=2)).join(node("n1", cpu=1)).after("1s")
+    assert sorted(world.where("g")) == ["n2", "n3"]
+
+
+def test_a_node_that_shrinks_to_less_than_its_memory_in_use_keeps_its_work() -> None:
+    world = World().nodes(1, memory="8GiB").job("a", memory="6GiB").round().start("a")
+    world.join(node("n1", memory="4GiB")).job("b", memory="1GiB").after("1s")
+    assert world.status("a") == "running"
+    assert ("NODE_SHRUNK", "2 GiB of memory") in [(reason.code, reason.have) for reason in world.reasons("b")]
+
+
+def test_nothing_is_queued_behind_its_like_on_a_node_that_has_shrunk() -> None:
+    world = World().nodes(1, cpu=2)
+    for number in range(8):  # so that it is known to be brief
+        world.job(f"brief-{number}", **{"class": "brief"}).round().start(f"brief-{number}")
+        world.finish(f"brief-{number}", run="2ms")
+    for name in "abc":
+        world.job(name, **{"class": "brief"}).round()
+    assert world.unit("c").queued
+    world.start("a", "b").join(node("n1", cpu=1)).job("d", **{"class": "brief"}).after("1s")
+    assert [world.status(name) for name in "abcd"] == ["running", "running", "pending", "pending"]
+    assert not [event for event in lost(world) if event.ending.outcome != "returned"]
 
 
 def test_new_capacity_is_used_in_the_next_round() -> None:
@@ -1083,17 +1135,19 @@ def test_only_work_that_shares_a_device_that_has_gone_is_touched() -> None:
     assert [world.status(name) for name in "abc"] == ["pending", "pending", "placed"]
 
 
-def test_a_node_whose_network_shrinks_keeps_what_still_fits() -> None:
-    world = World().join(msgspec.structs.replace(node(), network=10**9)).job("a", network="700Mbit").round()
-    world.join(msgspec.structs.replace(world.known["n1"], network=5 * 10**8))
-    assert world.status("a") == "pending"
+def test_a_node_whose_network_shrinks_keeps_what_runs() -> None:
+    world = World().join(msgspec.structs.replace(node(), network=10**9)).job("a", network="700Mbit").round().start("a")
+    world.join(msgspec.structs.replace(world.known["n1"], network=5 * 10**8)).job("b", network="1Mbit").after("1s")
+    assert [world.status(name) for name in "ab"] == ["running", "pending"]
 
 
-def test_a_device_whose_memory_shrinks_keeps_what_still_fits() -> None:
-    world = World().nodes(1, gpus=1, gpu_memory="16GiB").job("a", gpu=1, gpu_share=0.5, gpu_memory="10GiB").round()
+def test_a_device_whose_memory_shrinks_keeps_what_runs() -> None:
+    world = World().nodes(1, gpus=1, gpu_memory="16GiB")
+    world.job("a", gpu=1, gpu_share=0.5, gpu_memory="10GiB").round().start("a")
     [device] = world.known["n1"].devices
     world.join(msgspec.structs.replace(world.known["n1"], devices=(msgspec.structs.replace(device, memory=2**33),)))
-    assert world.status("a") == "pending"
+    world.job("b", gpu=1, gpu_share=0.25, gpu_memory="1GiB").after("1s")
+    assert [world.status(name) for name in "ab"] == ["running", "pending"]
 
 
 # --- another fleet ---------------------------------------------------------------------------------------------------

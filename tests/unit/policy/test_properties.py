@@ -23,6 +23,7 @@ from poise.errors import InputError
 from poise.kernel.controller import Decided, FromNode
 from poise.kernel.ledger import UnitState
 from poise.model.decisions import Hold, Place, Plan, Preempt
+from poise.model.events import Finished
 from poise.model.jobs import Ending, Outcome
 from poise.model.messages import Attempt, Beat, Launch
 from poise.model.quotas import Amounts, asked
@@ -217,8 +218,11 @@ class Story(RuleBasedStateMachine):
     def begin(self, chance: Random) -> None:
         self.world = World(self.policy, seed=chance.randrange(4), throughputs=SPEEDS)
         self.bounds: dict[str, Amounts] = {}
+        self.offers: dict[str, Node] = {}
+        self.ran: dict[str, set[Attempt]] = {}
         for number in range(1, chance.randint(1, 6) + 1):
-            self.world.join(node_of(f"n{number}", any_offer(chance)))
+            self.offers[f"n{number}"] = node_of(f"n{number}", any_offer(chance))
+            self.world.join(self.offers[f"n{number}"])
         self.submit_work(chance)
 
     # --- what people do ----------------------------------------------------------------------------------------------
@@ -290,6 +294,31 @@ class Story(RuleBasedStateMachine):
             known = world.known[name]
             world.join(msgspec.structs.replace(known, incarnation=known.incarnation + "+"))
 
+    @rule(chance=CHANCE)
+    def shrink(self, chance: Random) -> None:
+        """A node offers less for a while. Nothing of what runs ends by that, and nothing else is let in."""
+        world = self.world
+        if not world.connected:
+            return
+        start_all(world)
+        name = chance.choice(sorted(world.connected))
+        before, known = len(world.log), world.known[name]
+        part = chance.choice([0, 1, 2])
+        world.join(msgspec.structs.replace(known, cpu=known.cpu * part // 4, memory=known.memory * part // 2))
+        self.ran[name] = {launch.attempt for launch in launches_on(world, name)}
+        assert not [event for event in world.log[before:] if isinstance(event, Finished)]
+        world.round()
+
+    @rule(chance=CHANCE)
+    def grow(self, chance: Random) -> None:
+        self.grow_again(chance.choice(sorted(self.world.known)))
+        self.world.round()
+
+    def grow_again(self, name: str) -> None:
+        """It offers again what it has."""
+        known, offer = self.world.known[name], self.offers[name]
+        self.world.join(msgspec.structs.replace(known, cpu=offer.cpu, memory=offer.memory))
+
     @rule()
     def decide_twice(self) -> None:
         """Same view, same verdict."""
@@ -331,8 +360,10 @@ class Story(RuleBasedStateMachine):
         for name, offered in self.world.known.items():
             held = launches_on(self.world, name)
             assert not any(launch.queued for launch in held)
-            assert sum(launch.shape.cpu for launch in held) <= offered.cpu
-            assert sum(launch.shape.memory for launch in held) <= offered.memory
+            new = [launch.shape for launch in held if launch.attempt not in self.ran.get(name, ())]
+            for resource in ("cpu", "memory"):
+                taken, begun = (sum(getattr(of, resource) for of in some) for some in ([of.shape for of in held], new))
+                assert taken <= getattr(offered, resource) or not begun, f"{name} has shrunk"
             assert not offered.network or sum(launch.shape.network for launch in held) <= offered.network
             assert {index for launch in held for index in launch.devices} <= {of.index for of in offered.devices}
             for device in offered.devices:
@@ -400,7 +431,8 @@ class Story(RuleBasedStateMachine):
             return
         world = self.world
         for name in sorted(world.known):
-            world.drain(name, False).connect(name)
+            self.grow_again(name)
+            world.drain(name, False)
         for tenant in self.bounds:  # lowered, it may be less than what was accepted before
             world.quota(tenant, none=True)
         given_up = {unit.job for unit in units(world) if unit.stopping}

@@ -84,7 +84,7 @@ class Columns(Room):
         columns[CPU, row], columns[MEMORY, row], columns[DEVICES, row] = cpu, node.memory - state.used_memory, free
         columns[NETWORK, row] = network
         closed = fleet.closed[row] = CONDITIONS.index(state.condition)
-        self._count_open(node.name, (0, 0, 0, 0) if closed else (node.cpu, len(node.devices), cpu, free))
+        self._count_open(node.name, (0, 0, 0, 0) if closed else (node.cpu, len(node.devices), max(0, cpu), free))
         fleet.levels[row] = HOT if state.hot else state.level
         fleet.failures[row] = state.failures / 1000
 

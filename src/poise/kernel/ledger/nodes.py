@@ -18,7 +18,7 @@ from poise.model.events import (
     NodeUnfit,
 )
 from poise.model.jobs import Ending
-from poise.model.resources import PLENTY, WHOLE, Shape
+from poise.model.resources import WHOLE, Shape
 
 UNSTABLE = 8
 """Each attempt moves a node's failure share by 1/8 of the difference, as TCP smooths round-trip times."""
@@ -51,6 +51,9 @@ class Nodes(Room, dict[str, NodeState]):
             node.used_cpu += shape.cpu
             node.used_memory += shape.memory
             node.used_network += shape.network
+            asked = (shape.cpu, shape.memory, shape.network)
+            if any(need and over > 0 for need, over in zip(asked, node.excess, strict=True)):
+                raise InvariantBroken(f"{name} is over-allocated by {unit.id}: {node.excess}")
         for device in devices:
             key = device_key(device)
             if key in node.devices or (shape.share == WHOLE and key in node.shares):
@@ -59,7 +62,13 @@ class Nodes(Room, dict[str, NodeState]):
             if shape.share == WHOLE:
                 node.devices[key] = unit.id
             else:
-                node.shares.setdefault(key, []).append(Share(unit.id, shape.share, shape.gpu_memory))
+                shares = node.shares.setdefault(key, [])
+                shares.append(Share(unit.id, shape.share, shape.gpu_memory))
+                offered = next(of for of in node.node.devices if of.index == device)
+                if sum(share.share for share in shares) > offered.share_cap or (
+                    shape.gpu_memory and sum(share.memory for share in shares) > offered.memory
+                ):
+                    raise InvariantBroken(f"device {device} of {name} is over-allocated by {unit.id}")
 
     def give_back(self, name: str, unit: UnitState, shape: Shape, devices: tuple[int, ...]) -> None:
         node = self[name]
@@ -198,22 +207,14 @@ class Nodes(Room, dict[str, NodeState]):
         hold(all(0 < pool.slots <= pool.attempts for pool in state.pools.values()), f"a pool of {name} has no slot")
         used = sum(pool.slots * pool.shape.cpu for pool in state.pools.values())
         hold(used == state.used_cpu, f"{name} counts {state.used_cpu} milli-CPU used, pools hold {used}")
-        hold(used <= state.node.cpu, f"{name} is over-allocated: {used} of {state.node.cpu} milli-CPU")
         memory = sum(pool.slots * pool.shape.memory for pool in state.pools.values())
-        hold(memory == state.used_memory <= state.node.memory, f"memory of {name} does not add up")
+        hold(memory == state.used_memory, f"memory of {name} does not add up")
         network = sum(pool.slots * pool.shape.network for pool in state.pools.values())
-        hold(network == state.used_network <= (state.node.network or PLENTY), f"network of {name} does not add up")
+        hold(network == state.used_network, f"network of {name} does not add up")
         hold(devices == state.devices, f"devices of {name} do not add up")
         held = {key: sorted(of, key=_holder) for key, of in state.shares.items()}
         hold({key: sorted(of, key=_holder) for key, of in shares.items()} == held, f"shares of {name} do not add up")
-        known = {device_key(device.index): device for device in state.node.devices}
-        for key, of in shares.items():
-            hold(key not in devices, f"device {key} of {name} is held whole and in part")
-            hold(sum(share.share for share in of) <= known[key].share_cap, f"device {key} of {name} is over-allocated")
-            hold(
-                sum(share.memory for share in of) <= known[key].memory,
-                f"memory of device {key} of {name} is over-allocated",
-            )
+        hold(not devices.keys() & shares.keys(), f"a device of {name} is held whole and in part")
 
 
 def _holder(share: Share) -> tuple[str, int, int]:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from poise.model.resources import Node, Shape
+from poise.model.resources import PLENTY, Node, Shape
 
 NodeStatus = Literal["up", "lost"]
 
@@ -80,9 +80,14 @@ class NodeState(msgspec.Struct):
             return "unfit"
         return "suspect" if self.suspect else "up"
 
-    def shared_memory(self, device: int) -> int:
-        """Bytes of a device that its shares hold together."""
-        return sum(share.memory for share in self.shares.get(device_key(device), ()))
+    @property
+    def excess(self) -> tuple[int, int, int]:
+        """Milli-CPU, bytes of memory and bits a second that work here holds beyond what the node offers. Those above 0
+        mean that it has shrunk.
+        """
+        node = self.node
+        network = self.used_network - (node.network or PLENTY)
+        return self.used_cpu - node.cpu, self.used_memory - node.memory, network
 
 
 BY_HAND = "by hand"
