@@ -340,6 +340,18 @@ def _both(*patches: Any) -> Any:
     return stack
 
 
+def shrinking_loses_work() -> Any:
+    """What runs on a node that offers less than it runs is given up."""
+
+    def without_room(self: Any, name: str) -> list[Attempt]:
+        if max(self.ledger.nodes[name].excess) > 0:
+            self._lose_attempts(name, self.ledger.now, "its node has shrunk")
+        return real(self, name)
+
+    real = Controller._without_room
+    return patch.object(Controller, "_without_room", without_room)
+
+
 BUGS: dict[str, Plant] = {
     "no-fence": no_fence,
     "effect-before-append": effect_before_append,
@@ -368,6 +380,7 @@ BUGS: dict[str, Plant] = {
     "back-off-not-waited-for": back_off_not_waited_for,
     "need-not-waited-for": need_not_waited_for,
     "drained-node-given-work": drained_node_given_work,
+    "shrinking-loses-work": shrinking_loses_work,
 }
 
 
@@ -399,6 +412,7 @@ PROMISES = {
     "back-off-not-waited-for": {"rules"},
     "need-not-waited-for": {"rules"},
     "drained-node-given-work": {"rules"},
+    "shrinking-loses-work": {"S4"},
 }
 """Those that a bug breaks; another one that is broken proves nothing of it. (`ledger`: an invariant of the ledger that
 the log makes, such as that time does not step back.)"""

@@ -280,12 +280,10 @@ def _unplug(simulation: "Simulation", incident: Incident, random: Random) -> Und
         return None
     gone = machine.node.devices[-1]
     machine.change_devices(machine.node.devices[:-1])
-    simulation.judge.offers(machine.node)
 
     def undo() -> None:
         left = [device for device in machine.node.devices if device.index != gone.index]
         machine.change_devices(tuple(sorted((*left, gone), key=lambda device: device.index)))
-        simulation.judge.offers(machine.node)
 
     return undo
 
@@ -298,8 +296,14 @@ def _replug(simulation: "Simulation", incident: Incident, random: Random) -> Und
         return None
     other = msgspec.structs.replace(devices[-1], uuid=f"{devices[-1].uuid}'")
     machine.change_devices((*devices[:-1], other))
-    simulation.judge.offers(machine.node)
     return nothing
+
+
+def _shrink(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
+    """It offers a part of its CPUs and of its memory, or none of them."""
+    machine = simulation.machines[incident.node]
+    left = random.choice((0.0, 0.25, 0.5))
+    return _hold(simulation, f"room of {incident.node}", left, lambda of: machine.offer(min(of, default=1.0)))
 
 
 def _policy(fault_of_it: str) -> Begin:
@@ -348,6 +352,7 @@ FAULTS: dict[FaultKind, Begin] = {
     "fail-device": _fail_device,
     "unplug": _unplug,
     "replug": _replug,
+    "shrink": _shrink,
     "policy-raises": _policy("raise"),
     "policy-loops": _policy("loop"),
     "policy-lies": _policy("lie"),

@@ -63,6 +63,7 @@ class Watcher(Protocol):
     def started(self, node: str, launch: Launch, cpus: tuple[int, ...]) -> None: ...
     def ended(self, node: str, launch: Launch, ending: Ending) -> None: ...
     def ordered(self, node: str, launch: Launch, orders: Orders) -> None: ...
+    def offers(self, node: Node) -> None: ...
 
 
 class SimulatedExecutor:
@@ -341,6 +342,8 @@ class SimulatedMachine:
         self._channel: End | None = None
         self._pause = RECONNECT[0]
         self._timer: Timer | None = None
+        self._watcher = watcher
+        self._whole = self._taken_in = node
         self.agent.on_kill = self._agent_gone
         self._clock = SimulatedClock(self.agent)
 
@@ -374,6 +377,23 @@ class SimulatedMachine:
             if gone.intersection(self.executor.copies[attempt][1].launch.devices):
                 self.executor.kill(attempt, "failed", "its device has gone")
         self.node = msgspec.structs.replace(self.node, devices=devices)
+        self._tell_offer()
+
+    def offer(self, part: float) -> None:
+        """It offers this part of its CPUs and memory from now on. Its agent sees that when it looks next."""
+        cpu, memory = int(self._whole.cpu * part), int(self._whole.memory * part)
+        self.node = msgspec.structs.replace(self.node, cpu=cpu, memory=memory)
+        self._tell_offer()
+
+    def _take_in(self) -> None:
+        """The agent has looked: what was handed to an executor before that may still begin."""
+        self._taken_in = self.node
+        self.timeline.call_in(2 * START_TAKES, self._tell_offer)
+
+    def _tell_offer(self) -> None:
+        """What may run here: of what it offers and what its agent knows of that, the larger."""
+        cpu, memory = max(self.node.cpu, self._taken_in.cpu), max(self.node.memory, self._taken_in.memory)
+        self._watcher.offers(msgspec.structs.replace(self.node, cpu=cpu, memory=memory))
 
     def fail_device(self, index: int) -> bool:
         """The driver says that a device has failed; nobody hears it without an agent. What runs on it never returns."""
@@ -391,7 +411,8 @@ class SimulatedMachine:
         if not self.on or self.agent.alive:
             return
         self.agent.start()
-        self.machine = NodeMachine(self.node, range(self.node.cpu // 1000))
+        self.machine = NodeMachine(self.node, range(self._whole.cpu // 1000))
+        self._take_in()
         held, ended = self.executor.observe()
         self.machine.adopt(held, ended)
         self.executor.on_change = self._changed
@@ -414,6 +435,7 @@ class SimulatedMachine:
     def _look(self) -> None:
         if self.machine is not None and self.machine.node != self.node:
             self.machine.node = self.node
+            self._take_in()
             if self._channel is not None:
                 self._feed(machine.Connected())
         self.agent.call_later(LOOK_EVERY, self._look)

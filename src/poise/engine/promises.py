@@ -119,6 +119,7 @@ class Judge:
         self._running: dict[str, dict[Attempt, Launch]] = {}
         self._cores: dict[str, dict[int, Attempt]] = {}
         self._nodes: dict[str, Node] = {}
+        self._whole: dict[str, Node] = {}
         self._begun: set[Attempt] = set()
         self._ended: dict[Attempt, Ending] = {}
         self._units: dict[str, tuple[Unit, str]] = {}
@@ -164,7 +165,7 @@ class Judge:
             if core in bound:
                 raise Violation("S1", f"core {core} of {node} has {bound[core]}, and is given to {attempt}")
             bound[core] = attempt
-        self._fits(node, here.values())
+        self._fits(node, launch, here.values())
 
     def ordered(self, launch: Launch, orders: Orders) -> None:
         """A member is told who belongs to its gang: never anything older, nor otherwise than the others are told."""
@@ -186,11 +187,15 @@ class Judge:
         self._ended[launch.attempt] = ending
 
     def offers(self, node: Node) -> None:
-        """What a machine really has, from now on."""
+        """What a machine really has, from now on. What runs there may be more, but nothing begins then."""
+        self._whole.setdefault(node.name, node)
         self._nodes[node.name] = node
 
-    def _fits(self, name: str, running: Iterable[Launch]) -> None:
-        node, cpu, memory = self._nodes[name], 0, 0
+    def _fits(self, name: str, begins: Launch, running: Iterable[Launch]) -> None:
+        """Whether all that runs there fits. Brief work behind its like was handed over before, and begins where that
+        ends, even if the machine has shrunk meanwhile.
+        """
+        node, cpu, memory = (self._whole if begins.queued else self._nodes)[name], 0, 0
         taken: dict[int, int] = {}
         caps = {device.index: device.share_cap for device in node.devices}
         for launch in running:
@@ -414,6 +419,7 @@ class Judge:
             raise Violation(
                 "S4", f"an ending of {event.task}#{event.epoch} was accepted, which is not the one that counts"
             )
+        self._is_lost(event)
         del held.active[event.task]
         if event.task in held.leaving:
             del held.leaving[event.task]
@@ -429,6 +435,15 @@ class Judge:
             if event.task in self._done and len(self._units[unit][0].tasks) == 1:
                 raise Violation("S4", f"{event.task} was done twice")
             self._done.add(event.task)
+
+    def _is_lost(self, event: Finished) -> None:
+        """What is given up as lost runs no more; or its node, or a device of it, is gone or has failed."""
+        attempt = Attempt(event.task, event.epoch)
+        for name, running in self._running.items():
+            node = self.ledger.nodes.get(name)
+            is_there = node is not None and node.status == "up" and event.ending.outcome == "lost"
+            if is_there and attempt in running and not running[attempt].devices:
+                raise Violation("S4", f"{attempt} is given up as lost, and runs on {name}, which is there")
 
     def _goes_on(self, unit: str, held: Holding, ending: Ending) -> bool:
         """Whether its gang goes on without a member that has ended so."""

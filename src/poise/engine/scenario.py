@@ -48,6 +48,7 @@ FaultKind = Literal[
     "fail-device",
     "unplug",
     "replug",
+    "shrink",
     "policy-raises",
     "policy-loops",
     "policy-lies",
@@ -189,6 +190,7 @@ MEETS_A_NODE: frozenset[FaultKind] = frozenset(
         "fail-device",
         "unplug",
         "replug",
+        "shrink",
     )
 )
 INSTANT: frozenset[FaultKind] = frozenset(

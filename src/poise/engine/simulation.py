@@ -30,6 +30,7 @@ from poise.model.events import Event, decode_event
 from poise.model.jobs import Ending
 from poise.model.messages import Launch
 from poise.model.record import unseal
+from poise.model.resources import Node
 from poise.model.training import Orders
 from poise.units import MILLISECOND, SECOND
 
@@ -271,6 +272,9 @@ class Simulation:
     def ordered(self, node: str, launch: Launch, orders: Orders) -> None:
         self.tell(f"{node} tells {launch.attempt}: {orders.rank} of {orders.world} in generation {orders.generation}")
         self.judge.ordered(launch, orders)
+
+    def offers(self, node: Node) -> None:
+        self.judge.offers(node)
 
     def tell(self, what: Any) -> None:
         moment = Moment(self.timeline.now, what)
