@@ -34,6 +34,7 @@ from poise.errors import (
 from poise.model.chances import DeadlineForecast
 from poise.model.reports import (
     Changed,
+    ChangesReport,
     Drained,
     ExecEnd,
     ExecLine,
@@ -397,6 +398,12 @@ class Client:
     def overview(self) -> Overview:
         """The overview of `poise top`."""
         return self._call("GET", "/v1/overview", Overview)
+
+    def changes(self, after: int, *, wait: float = 0.0) -> ChangesReport:
+        """Nodes and jobs that events have changed after a revision. With `wait`, it returns when there is a change or
+        the seconds have passed.
+        """
+        return self._call("GET", f"/v1/changes?after={after}&wait={wait:g}", ChangesReport, timeout=wait + PATIENCE)
 
     def stay(self) -> None:
         """Keep a control plane up that was started only for a job."""

@@ -141,6 +141,21 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "control.json"
 
     @property
+    def dashboard(self) -> Path:
+        """Held by the dashboard; holds its process id."""
+        return self.root / "dashboard"
+
+    @property
+    def dashboard_endpoint(self) -> Path:
+        """The port of the running dashboard."""
+        return self.root / "dashboard.json"
+
+    @property
+    def dashboard_opener(self) -> Path:
+        """A page that leads a browser to the dashboard by a one-time link, which no list of processes shows."""
+        return self.root / "dashboard.html"
+
+    @property
     def failure(self) -> Path:
         """Why the control plane could not start, when a person has to act."""
         return self.root / "failure.json"
@@ -279,3 +294,4 @@ MAX_BODY = 4 * 2**20
 DEFAULT_POLICY = "poise"
 DEFAULT_PORT = 7717
 LISTEN_PORT = 7718
+DASHBOARD_PORT = 7719

@@ -43,7 +43,7 @@ from poise.drivers.system import Effort
 from poise.drivers.tidy import remove_folders
 from poise.drivers.vault import Vault
 from poise.engine.lookahead import LookAhead
-from poise.errors import NotFound, NotLeading, SpecError, StoreFull
+from poise.errors import Denied, NotFound, NotLeading, SpecError, StoreFull
 from poise.kernel import controller as machine
 from poise.kernel import whatif
 from poise.kernel.audit import audit_report
@@ -62,6 +62,7 @@ from poise.kernel.find import FEW, Found, find, find_node, found_report, listed,
 from poise.kernel.find import names as find_names
 from poise.kernel.ledger import Ledger, UnitState, attempt_of
 from poise.kernel.overview import overview
+from poise.kernel.since import touched
 from poise.kernel.visible import Sight
 from poise.model.chances import DeadlineForecast
 from poise.model.changing import as_job, fields_in
@@ -84,6 +85,7 @@ from poise.model.messages import Attempt, Piece
 from poise.model.reports import (
     AuditReport,
     Changed,
+    ChangesReport,
     Drained,
     Explanation,
     InputReport,
@@ -363,6 +365,49 @@ def make_app(
         ledger, controller = await plane.settled(), plane.controller
         told = overview(ledger, plane.clock.now(), controller.load_of, plane.rates(), bearer, accepting=plane.accepting)
         return Sight(ledger, bearer).only(told)
+
+    @routes.get(
+        "/v1/changes",
+        summary="Nodes and jobs changed `after` a revision; `wait` at most this many seconds for a change",
+        role=VIEWER,
+    )
+    async def changes(bearer: Bearer, after: Revision = 0, wait: float = 0.0) -> ChangesReport:
+        ledger, controller, now = await plane.settled(), plane.controller, plane.clock.now()
+        news = plane.follow()
+        try:
+            if ledger.revision == after and wait > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), min(wait, MAX_WAIT))
+                ledger, now = await plane.settled(), plane.clock.now()
+        finally:
+            plane.unfollow(news)
+        if not gate.stands(bearer):  # it may have been revoked in the meantime
+            raise Denied("the token has been revoked", field="Authorization", hint="ask an admin for another one")
+        if not 0 <= ledger.revision - after <= EVENT_PAGE:
+            return ChangesReport(revision=ledger.revision, whole=True)
+        found = touched(ledger, (event for _, event in plane.events_after(after, EVENT_PAGE)))
+        if len(found.nodes) > PAGE or len(found.jobs) > PAGE:
+            return ChangesReport(revision=ledger.revision, whole=True)
+        sight, known = Sight(ledger, bearer), ledger.nodes
+        jobs = {name: ledger.jobs.get(name) for name in sorted(found.jobs)}
+        return ChangesReport(
+            revision=ledger.revision,
+            nodes=tuple(
+                sight.node(
+                    node_report(
+                        known[name], controller.load_of(name), controller.upkeep_of(name), cordons=ledger.cordons
+                    )
+                )
+                for name in sorted(found.nodes & known.keys())
+            ),
+            jobs=tuple(
+                job_report(ledger, job, now, tasks=False)
+                for job in jobs.values()
+                if job is not None and bearer.sees(job.tenant)
+            ),
+            gone_nodes=tuple(sorted(found.nodes - known.keys())),
+            gone_jobs=tuple(name for name, job in jobs.items() if job is None and bearer.sees_all),
+        )
 
     @routes.get("/v1/whoami", summary="The tenant and the role of the token", role=VIEWER)
     async def whoami(bearer: Bearer) -> WhoReport:

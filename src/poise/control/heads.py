@@ -12,7 +12,7 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from poise.control.guard import ErrorBody, TooLargeError
-from poise.control.taking import Taking
+from poise.drivers.taking import Taking
 
 SECONDS = 10.0
 """Within so long a request has begun and its headers are there, and what is left of an answered one has come."""

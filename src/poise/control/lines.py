@@ -5,7 +5,7 @@ length, before it has come; and whoever does not take what is sent is hung up on
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
 
-from poise.control.taking import Taking
+from poise.drivers.taking import Taking
 from poise.model.calls import MAX_FRAME
 from poise.model.messages import MAX_NODE_FRAME
 

@@ -533,6 +533,19 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     more_waiting: int = 0
 
 
+class ChangesReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes and jobs, without tasks, that events have changed up to `revision`; the `gone_` ones are no longer known.
+    `whole`: too much has changed to list it, and nothing is listed; ask for everything instead.
+    """
+
+    revision: int
+    whole: bool = False
+    nodes: tuple[NodeReport, ...] = ()
+    jobs: tuple[JobReport, ...] = ()
+    gone_nodes: tuple[str, ...] = ()
+    gone_jobs: tuple[str, ...] = ()
+
+
 class LogPiece(msgspec.Struct, frozen=True, tag="piece", tag_field="kind"):
     """Bytes that one attempt of a task wrote to one of its streams, `out` or `err`, from `offset` on (-1: not told), at
     the time `at`, in seconds since 1970 (0: not known). `rank` is that of a member of a gang of which several are shown

@@ -14,12 +14,12 @@ import pytest
 import uvloop
 
 from poise.config import Home
-from poise.control import entrance, heads, taking
+from poise.control import entrance, heads
 from poise.control.entrance import Entrance
-from poise.control.taking import Taking
-from poise.drivers import sockets
+from poise.drivers import sockets, taking
 from poise.drivers.authority import server_context
 from poise.drivers.security import ensure_home
+from poise.drivers.taking import Taking
 from poise.model.calls import MAX_FRAME
 from unit.control.desk import OWNER
 from unit.control.open_door import entered, open_door

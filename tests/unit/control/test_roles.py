@@ -19,6 +19,7 @@ from unit.control.desk import OWNER, Answer, Desk
 NEEDS = {
     "GET /v1/status": Role.VIEWER,
     "GET /v1/overview": Role.VIEWER,
+    "GET /v1/changes": Role.VIEWER,
     "GET /v1/names/{kind}": Role.VIEWER,
     "GET /v1/whoami": Role.VIEWER,
     "GET /v1/jobs": Role.VIEWER,

@@ -1,0 +1,78 @@
+"""`poise dashboard`: serve the web dashboard from this process, and open a browser."""
+
+import contextlib
+import os
+import sys
+import threading
+import webbrowser
+from html import escape
+from typing import TYPE_CHECKING
+
+import click
+
+from poise.cli.numbers import WholeRange
+from poise.cli.render import print_json, say
+from poise.client import current_home
+from poise.config import DASHBOARD_PORT, Home
+from poise.control.start import connected
+from poise.drivers.lock import take_lock
+from poise.drivers.security import token_for
+
+if TYPE_CHECKING:
+    from poise.dashboard.serve import Running
+
+
+@click.command()
+@click.option(
+    "--port", type=WholeRange(0, 65535), default=DASHBOARD_PORT, show_default=True, metavar="N", help="0: a free one."
+)
+@click.option("--no-browser", is_flag=True, help="Print the link, and open no browser.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value once it listens: address and link.")
+def dashboard(port: int, no_browser: bool, as_json: bool) -> int:
+    """Show the fleet, the queue and jobs in a browser, live. It serves from this process, for this machine only, until
+    Ctrl-C; the control plane can end and come back in the meantime.
+
+    A browser gets in by a link that is good once, within 5 minutes, and sees what your token may see. While a dashboard
+    of this home runs, the command prints another link and returns. From another machine: `ssh -L 7719:127.0.0.1:7719
+    HOST`.
+    """
+    from poise.dashboard.serve import bind, found, new_link, serve
+
+    home = current_home()
+    with connected(home) as client:
+        client.whoami()  # raises what is wrong with the token, before anything is opened
+    opens = not no_browser and not as_json
+    if (other := found(home)) is not None:
+        _tell(home, other, new_link(home, other), opens, as_json)
+        return 0
+    with bind(port) as listening, contextlib.ExitStack() as stack:
+        if home.elsewhere is None:
+            stack.enter_context(take_lock(home.dashboard, "dashboard"))
+            stack.callback(home.dashboard_opener.unlink, missing_ok=True)
+        serve(home, token_for(home), listening, lambda running, link: _tell(home, running, link, opens, as_json))
+    return 0
+
+
+def _tell(home: Home, running: "Running", link: str, opens: bool, as_json: bool) -> None:
+    address = running.opened_by(link)
+    if as_json:
+        print_json({"url": running.url, "link": address})
+    elif opens:
+        say(f"poise: the dashboard is at {running.url}, until Ctrl-C; `poise dashboard` prints another link")
+        threading.Thread(target=_open, args=(home, address), daemon=True).start()
+    else:
+        click.echo(address)
+    sys.stdout.flush()
+
+
+def _open(home: Home, address: str) -> None:
+    """Lead a browser there by a file of this user: an argument could be read in the list of processes."""
+    page = f'<!doctype html><title>Poise</title><meta http-equiv="refresh" content="0; url={escape(address)}">'
+    file = home.dashboard_opener
+    with (
+        contextlib.suppress(OSError),
+        os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as to,
+    ):
+        to.write(page)
+    if not webbrowser.open(file.as_uri()):
+        say(f"poise: no browser could be opened; this link is good once: {address}")

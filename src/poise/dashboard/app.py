@@ -1,0 +1,309 @@
+"""The dashboard over HTTP: its files, its stream, its data, and the way in.
+
+    POST /link      with a token as `Authorization: Bearer …`: a link that is good once
+    POST /session   {"link": "…"}: exchange it for the cookie of a session
+    POST /leave     end the session
+    GET  /stream    server-sent events: the picture, then its changes; `Last-Event-ID` resumes
+    GET  /data/…    what a view asks for beside that (`poise.dashboard.data`)
+    GET  …          a file, or else the page, which knows the views
+
+The files hold nothing of anybody, and need no session. A request passes if its Host names this machine and it comes
+from no other site, so that no page elsewhere can use the cookie, whatever name it resolves to.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from functools import partial
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from poise.client import Client
+from poise.config import Home
+from poise.dashboard.data import Kept
+from poise.dashboard.mirror import LINGER, Mirror
+from poise.dashboard.sessions import Session, Sessions
+from poise.decoding import json_decoder
+from poise.errors import Busy, Denied, Forbidden, InputError, NotFound, PoiseError
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+ASSETS = Path(__file__).with_name("assets")
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+PAGE = "/index.html"
+
+SECURITY = (
+    (
+        b"content-security-policy",
+        b"default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+"""Every answer has these headers."""
+
+NO_STORE = (b"cache-control", b"no-store")
+REVALIDATE = (b"cache-control", b"no-cache")
+
+MAX_BODY = 4096
+MAX_STREAMS, MAX_STREAMS_OF_ONE = 512, 16
+"""Open streams, and those of one session; a browser opens one for all its tabs."""
+
+ASKS_AT_ONCE = 8
+"""Questions to the control plane under way for pages."""
+
+_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
+
+NO_SESSION = "this browser has no session, or it is over"
+
+
+class LinkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The secret of a one-time link."""
+
+    link: str
+
+
+class Made(msgspec.Struct, frozen=True):
+    """A one-time link, without the address."""
+
+    link: str
+
+
+class _File(NamedTuple):
+    body: bytes
+    kind: str
+    tag: str
+
+
+class _WrongMethod(InputError):
+    status = 405
+
+
+class Dashboard:
+    """ASGI application. `cookie` is the name of its cookie: cookies do not tell ports apart."""
+
+    def __init__(self, home: Home, cookie: str) -> None:
+        self.sessions = Sessions()
+        self._home, self._cookie = home, cookie
+        self._files = _files()
+        self._kept = Kept()
+        self._mirrors: dict[str, Mirror] = {}
+        self._looking: dict[str, int] = {}
+        self._leaving: dict[str, asyncio.TimerHandle] = {}
+        self._asks = asyncio.Semaphore(ASKS_AT_ONCE)
+
+    def close(self) -> None:
+        for mirror in self._mirrors.values():
+            mirror.stop()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            _check_origin(headers)
+            await self._answer(scope, headers, receive, send)
+        except PoiseError as error:
+            body = msgspec.json.encode({"error": error.record})
+            await _send(send, error.status, body, (NO_STORE, (b"content-type", b"application/json")))
+
+    async def _answer(self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
+        method, path = scope["method"], scope["path"]
+        if path in ("/link", "/session", "/leave"):
+            _check_method(method, "POST")
+            await self._enter_or_leave(path, headers, receive, send)
+            return
+        _check_method(method, "GET")
+        if path == "/stream":
+            await self._stream(self._session(headers), headers, receive, send)
+        elif path.startswith("/data/"):
+            await self._data(self._session(headers), scope, send)
+        else:
+            await self._file(path, headers, send)
+
+    # --- in and out --------------------------------------------------------------------------------------------------
+
+    async def _enter_or_leave(self, path: str, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
+        if path == "/link":
+            scheme, _, token = headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer":
+                raise Denied("the request carries no token", field="Authorization", hint="`poise dashboard`")
+            await asyncio.to_thread(self._check_token, token)
+            body = msgspec.json.encode(Made(self.sessions.link(token)))
+            await _send(send, 200, body, (NO_STORE, (b"content-type", b"application/json")))
+            return
+        cookie = f"{self._cookie}=; Path=/; Max-Age=0; HttpOnly; SameSite=Strict"
+        if path == "/session":
+            secret = self.sessions.open((await _read(receive)).link)
+            if secret is None:
+                raise Denied(
+                    "the link was used before, or has expired", field="link", hint="`poise dashboard` prints another"
+                )
+            cookie = f"{self._cookie}={secret}; Path=/; HttpOnly; SameSite=Strict"
+        else:
+            self.sessions.end(self._secret(headers))
+        await _send(send, 204, b"", (NO_STORE, (b"set-cookie", cookie.encode())))
+
+    def _check_token(self, token: str) -> None:
+        with Client(self._home, token=token) as client:
+            client.whoami()
+
+    def _secret(self, headers: Mapping[str, str]) -> str:
+        try:
+            found = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
+        except CookieError:
+            found = None
+        return found.value if found is not None else ""
+
+    def _session(self, headers: Mapping[str, str]) -> Session:
+        session = self.sessions.of(self._secret(headers))
+        if session is None:
+            raise Denied(NO_SESSION, field="Cookie", hint="`poise dashboard` prints a link")
+        return session
+
+    # --- what there is to see ----------------------------------------------------------------------------------------
+
+    async def _stream(self, session: Session, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
+        if session.streams >= MAX_STREAMS_OF_ONE or sum(self._looking.values()) >= MAX_STREAMS:
+            raise Busy("too many pages are open", need=f"at most {MAX_STREAMS_OF_ONE} of a browser", hint="close some")
+        with self._looked_at(session) as mirror:
+            kinds = (NO_STORE, (b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no"))
+            await send({"type": "http.response.start", "status": 200, "headers": [*SECURITY, *kinds]})
+            await _until_gone(mirror.feed.stream(headers.get("last-event-id", "")), receive, send)
+
+    @contextlib.contextmanager
+    def _looked_at(self, session: Session) -> Any:
+        """The mirror of a session's token, which stays a while after the last one has looked."""
+        token = session.token
+        if (leaving := self._leaving.pop(token, None)) is not None:
+            leaving.cancel()
+        if token not in self._mirrors:
+            self._mirrors[token] = Mirror(self._home, token, lambda: self._revoked(token))
+        session.streams += 1
+        self._looking[token] = self._looking.get(token, 0) + 1
+        try:
+            yield self._mirrors[token]
+        finally:
+            session.streams -= 1
+            self._looking[token] -= 1
+            if not self._looking[token]:
+                del self._looking[token]
+                self._leaving[token] = asyncio.get_running_loop().call_later(LINGER, self._left, token)
+
+    def _left(self, token: str) -> None:
+        self._leaving.pop(token, None)
+        if (mirror := self._mirrors.pop(token, None)) is not None:
+            mirror.stop()
+
+    def _revoked(self, token: str) -> None:
+        """The control plane refuses the token: its sessions are over, and nothing that it has seen is kept."""
+        self._mirrors.pop(token, None)
+        self.sessions.forget(token)
+        self._kept.forget(token)
+
+    async def _data(self, session: Session, scope: Scope, send: Send) -> None:
+        asked = dict(parse_qsl(scope["query_string"].decode("latin-1")))
+        name = unquote(scope["path"].removeprefix("/data/"))
+        connect = partial(Client, self._home, token=session.token, patience=0.0)
+        async with self._asks:
+            try:
+                body = await asyncio.to_thread(self._kept.answer, name, session.token, asked, connect)
+            except Denied:
+                self._revoked(session.token)
+                raise
+        await _send(send, 200, body, (NO_STORE, (b"content-type", b"application/json")))
+
+    async def _file(self, path: str, headers: Mapping[str, str], send: Send) -> None:
+        file = self._files.get(path)
+        if file is None and Path(path).suffix in TYPES:
+            raise NotFound("there is no such file", field="path", have=path[:200], hint="reload the page")
+        file = file or self._files[PAGE]
+        about = (REVALIDATE, (b"etag", file.tag.encode()), (b"content-type", file.kind.encode()))
+        if headers.get("if-none-match") == file.tag:
+            await _send(send, 304, b"", about)
+        else:
+            await _send(send, 200, file.body, about)
+
+
+def _files() -> dict[str, _File]:
+    """The front end by its paths: some ten small files, kept in memory."""
+    found = {}
+    for path in ASSETS.rglob("*"):
+        if path.suffix in TYPES:
+            body = path.read_bytes()
+            tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+            found[f"/{path.relative_to(ASSETS).as_posix()}"] = _File(body, TYPES[path.suffix], tag)
+    return found
+
+
+def _check_origin(headers: Mapping[str, str]) -> None:
+    """Raises `Forbidden` where the Host is not this machine, or the request comes from another site."""
+    host, origin = headers.get("host", "").lower(), headers.get("origin")
+    if not _HOST.fullmatch(host):
+        raise Forbidden("the Host is not this machine", code="E131", field="Host", have=host[:80])
+    if origin is not None and origin.lower() != f"http://{host}":
+        raise Forbidden("requests from other sites are refused", code="E131", field="Origin", have=origin[:80])
+
+
+def _check_method(method: str, allowed: str) -> None:
+    if method != allowed:
+        raise _WrongMethod("the path has no such method", need=allowed, have=method[:20])
+
+
+async def _read(receive: Receive) -> LinkRequest:
+    """The body of a request. Raises `InputError`."""
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if len(body) > MAX_BODY:
+            raise InputError("the request is too large", need=f"at most {MAX_BODY} bytes")
+        if not message.get("more_body", False):
+            break
+    try:
+        return json_decoder(LinkRequest).decode(body)
+    except msgspec.MsgspecError as error:
+        raise InputError("the body is not a link", need='{"link": "…"}', have=str(error)[:80]) from None
+
+
+async def _send(send: Send, status: int, body: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+    length = () if status in (204, 304) else ((b"content-length", b"%d" % len(body)),)
+    await send({"type": "http.response.start", "status": status, "headers": [*SECURITY, *headers, *length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _until_gone(pieces: AsyncIterator[bytes], receive: Receive, send: Send) -> None:
+    """Send until there is nothing more or the browser has gone."""
+
+    async def write() -> None:
+        async for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def leave() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.create_task(write()), asyncio.create_task(leave())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,191 @@
+// The frame around the views: the way in, the stream, the navigation, the theme, and what to say when something is wrong.
+
+import { code, el } from "./dom.js";
+import { EMPTY, Stream, apply } from "./stream.js";
+import { VIEWS } from "./views.js";
+
+const main = document.getElementById("main");
+const banner = document.getElementById("banner");
+const who = document.getElementById("who");
+
+let state = EMPTY();
+let view = null; // {module, update, leave}
+let linked = true;
+let ended = null;
+let changed = new Set();
+
+// --- the views ---
+
+const find = (path) => VIEWS.find((one) => path === one.path || path.startsWith(`${one.path}/`));
+
+export async function data(name, parameters = {}) {
+  const answer = await fetch(`/data/${name}?${new URLSearchParams(parameters)}`);
+  const told = await answer.json();
+  if (answer.status === 401) say({ kind: "end", why: "session", text: told.error.message });
+  if (!answer.ok) throw Object.assign(new Error(told.error.message), { hint: told.error.hint, code: told.error.code });
+  return told;
+}
+
+export function go(path) {
+  history.pushState(null, "", path);
+  open();
+}
+
+function open() {
+  leave();
+  const path = location.pathname === "/" ? VIEWS[0].path : location.pathname;
+  const module = find(path);
+  for (const one of document.querySelectorAll("#views a")) {
+    if (one.getAttribute("href") === module?.path) one.setAttribute("aria-current", "page");
+    else one.removeAttribute("aria-current");
+  }
+  const element = el("div");
+  main.replaceChildren(element);
+  if (!module) {
+    document.title = "Unknown page · Poise";
+    element.append(
+      el("h1", {}, "Unknown page"),
+      el("p", {}, "This version of the dashboard has no page ", code(location.pathname), "."),
+      el("p", {}, "It has: ", VIEWS.flatMap((one, at) => [at ? ", " : "", el("a", { href: one.path }, one.title)])),
+    );
+    return;
+  }
+  const rest = path.slice(module.path.length).split("/").filter(Boolean).map(decoded);
+  document.title = `${[module.title, ...rest].join(" ")} · Poise`;
+  const leaving = [];
+  view = { leave: () => leaving.forEach((one) => one()) };
+  const api = { data, go, rest, onLeave: (what) => leaving.push(what) };
+  view.update = module.show(element, state, api);
+}
+
+function decoded(part) {
+  try { return decodeURIComponent(part); } catch { return part; }
+}
+
+function leave() {
+  view?.leave();
+  view = null;
+}
+
+document.getElementById("views").append(...VIEWS.map((one) => el("li", {}, el("a", { href: one.path }, one.title))));
+
+document.addEventListener("click", (event) => {
+  const target = event.target.closest("a");
+  if (!target || target.origin !== location.origin || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+  if (target.hash && target.pathname === location.pathname) return;
+  event.preventDefault();
+  go(target.pathname + target.search);
+  main.focus();
+});
+addEventListener("popstate", open);
+
+// --- what the stream tells ---
+
+function say(message) {
+  if (ended && message.kind !== "whole") return;
+  if (message.kind === "whole") {
+    state = message.state;
+    Object.keys(state).forEach((part) => changed.add(part));
+    if (ended) { ended = null; open(); }
+  } else if (message.kind === "change") { apply(state, message.delta); Object.keys(message.delta).forEach((part) => changed.add(part)); }
+  else if (message.kind === "link") linked = message.up;
+  else if (message.kind === "end") { end(message); return; }
+  draw();
+}
+
+let drawing = false;
+function draw() {
+  if (drawing) return;
+  drawing = true;
+  setTimeout(() => {
+    drawing = false;
+    if (ended) return;
+    const parts = changed;
+    changed = new Set();
+    tellHead();
+    if (parts.size) view?.update?.(state, parts);
+  }, 50);
+}
+
+function tellHead() {
+  const { condition, trouble, tenant, role, token } = state.head;
+  who.textContent = role ? `${token || "owner"}, ${role} of ${tenant}` : "";
+  if (!linked) tell("The dashboard does not answer. Its process may have ended: `poise dashboard` starts it. Trying again.");
+  else if (condition === "away") tell(`No control plane answers: ${trouble}. The page shows the last known state. Trying again.`);
+  else if (!condition) tell("Waiting for the first answer of the control plane.");
+  else tell("");
+}
+
+function tell(text) {
+  if (banner.textContent !== text) banner.textContent = text;
+}
+
+const ENDINGS = {
+  revoked: ["Access has ended", "The control plane no longer accepts the token of this session."],
+  session: ["No session", "This browser has no session with this dashboard, or it is over."],
+  link: ["The link is not valid", "The link was used before, or has expired."],
+};
+
+function end({ why, text }) {
+  ended = why;
+  leave();
+  state = EMPTY();
+  tell("");
+  who.textContent = "";
+  const [title, told] = ENDINGS[why] ?? ["Access has ended", text];
+  document.title = `${title} · Poise`;
+  main.replaceChildren(el("h1", {}, title), el("p", {}, told), el("p", {}, "Type ", code("poise dashboard"), " for a new link."));
+}
+
+setInterval(() => { if (view && !ended) { changed.add("time"); draw(); } }, 1000);
+
+// --- the theme ---
+
+const themes = ["system", "light", "dark"];
+const button = document.getElementById("theme");
+let theme = document.documentElement.dataset.theme ?? "system";
+
+function useTheme() {
+  if (theme === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  button.textContent = `Theme: ${theme}`;
+  try {
+    if (theme === "system") localStorage.removeItem("poise-theme");
+    else localStorage.setItem("poise-theme", theme);
+  } catch { }
+  changed.add("theme");
+  draw();
+}
+button.addEventListener("click", () => { theme = themes[(themes.indexOf(theme) + 1) % themes.length]; useTheme(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { changed.add("theme"); draw(); });
+
+// --- the way in and out ---
+
+document.getElementById("leave").addEventListener("click", async () => {
+  await fetch("/leave", { method: "POST" });
+  say({ kind: "end", why: "session" });
+});
+
+function connect(again) {
+  if (typeof SharedWorker === "undefined") { new Stream(say); return; }
+  const worker = new SharedWorker("/worker.js", { type: "module", name: "poise" });
+  worker.port.onmessage = ({ data: message }) => say(message);
+  worker.port.start();
+  if (again) worker.port.postMessage("again");
+  addEventListener("pagehide", () => worker.port.postMessage("leave"));
+  addEventListener("pageshow", ({ persisted }) => { if (persisted) location.reload(); });
+}
+
+async function enter() {
+  const secret = location.hash.match(/^#link=([\w-]+)$/)?.[1];
+  if (secret) {
+    history.replaceState(null, "", location.pathname);
+    const answer = await fetch("/session", { method: "POST", body: JSON.stringify({ link: secret }) });
+    if (!answer.ok) { say({ kind: "end", why: "link" }); return; }
+  }
+  useTheme();
+  open();
+  connect(Boolean(secret));
+}
+
+enter();

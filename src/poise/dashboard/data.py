@@ -1,0 +1,177 @@
+"""The data functions of the dashboard: `GET /data/NAME?…` calls the function of that name with a client of the viewer.
+
+A view that needs more than the stream adds its function to `ROUTES`. It asks the control plane, so it can return only
+what the token may see. What it returns is sent as JSON; errors are `PoiseError`s. Answers are kept for a moment: all
+browsers with the same token that ask the same share one answer (`Kept`).
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from threading import Condition
+from typing import Any
+
+import msgspec
+
+from poise.client import Client
+from poise.dashboard.mirror import SHARE
+from poise.errors import NotFound, PoiseError, SpecError
+from poise.model.decisions import Reason, Why
+from poise.model.reports import JobReport, LogPiece, TaskReport
+
+Asked = Mapping[str, str]
+"""What a page gave in the query."""
+
+LEAST, MOST = 1.0, 10.0
+"""Seconds for which an answer is kept: `SHARE` times what it took, within these."""
+
+MAX_KEPT = 512
+
+MAX_TASKS = 500
+"""Tasks of a job that are shown."""
+
+TAIL_LINES, TAIL_BYTES = 200, 64 << 10
+"""The end of a log that is shown."""
+
+
+class JobPage(msgspec.Struct, frozen=True):
+    """A job, and how many of its tasks are left out."""
+
+    job: JobReport
+    more_tasks: int
+
+
+class LogTail(msgspec.Struct, frozen=True):
+    """The end of what a job wrote, in order; `cut` if there is more before it."""
+
+    text: str
+    cut: bool
+
+
+def job(client: Client, asked: Asked) -> JobPage:
+    """`poise show JOB --json`. The first tasks, before them those that have not ended as wanted or still run."""
+    told = client.job(_needed(asked, "job"))
+    tasks = sorted(told.tasks, key=_settled) if len(told.tasks) > MAX_TASKS else told.tasks
+    return JobPage(msgspec.structs.replace(told, tasks=tuple(tasks[:MAX_TASKS])), max(0, len(tasks) - MAX_TASKS))
+
+
+def explanation(client: Client, asked: Asked) -> Any:
+    """`poise explain JOB --json`, with reasons as sentences."""
+    return _worded(client.explain(_needed(asked, "job")))
+
+
+def log(client: Client, asked: Asked) -> LogTail:
+    """`poise logs JOB --tail 200`."""
+    pieces = client.logs(_needed(asked, "job"), task=asked.get("task", ""), tail=TAIL_LINES)
+    data = b"".join(piece.data for piece in pieces if isinstance(piece, LogPiece))
+    return LogTail(data[-TAIL_BYTES:].decode("utf-8", "replace"), len(data) > TAIL_BYTES)
+
+
+def profile(client: Client, asked: Asked) -> Any:
+    """`poise profile NODE --json`."""
+    return client.profiles(_needed(asked, "node"))
+
+
+def why_not(client: Client, asked: Asked) -> Any:
+    """`poise why-not JOB NODE --json`, with reasons as sentences."""
+    return _worded(client.why_not(_needed(asked, "job"), _needed(asked, "node")))
+
+
+def whoami(client: Client, asked: Asked) -> Any:
+    """`poise whoami --json`."""
+    return client.whoami()
+
+
+def unblock(client: Client, asked: Asked) -> Any:
+    """`poise unblock JOB --json`."""
+    return client.unblock(_needed(asked, "job"))
+
+
+ROUTES: dict[str, Callable[[Client, Asked], Any]] = {
+    "job": job,
+    "explanation": explanation,
+    "log": log,
+    "profile": profile,
+    "why-not": why_not,
+    "unblock": unblock,
+    "whoami": whoami,
+}
+
+
+class Kept:
+    """Answers of the data functions, each asked once for all that ask the same at about the same time. `answer` may be
+    called on many threads.
+    """
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._known: OrderedDict[tuple[str, ...], tuple[float, bytes | PoiseError]] = OrderedDict()
+        self._asking: set[tuple[str, ...]] = set()
+
+    def answer(self, name: str, token: str, asked: Asked, connect: Callable[[], Client]) -> bytes:
+        """The answer as JSON. Raises `PoiseError`."""
+        ask = ROUTES.get(name)
+        if ask is None:
+            raise NotFound(f"there is no data function `{name}`", field="path", have=name, hint="reload the page")
+        key = (token, name, *(text for pair in sorted(asked.items()) for text in pair))
+        with self._changed:
+            while key in self._asking:
+                self._changed.wait()
+            until, kept = self._known.get(key, (0.0, b""))
+            if time.monotonic() < until:
+                return _given(kept)
+            self._asking.add(key)
+        begun, found = time.monotonic(), _asked(ask, asked, connect)
+        with self._changed:
+            took = time.monotonic() - begun
+            self._known[key] = time.monotonic() + min(MOST, max(LEAST, SHARE * took)), found
+            self._known.move_to_end(key)
+            while len(self._known) > MAX_KEPT:
+                self._known.popitem(last=False)
+            self._asking.discard(key)
+            self._changed.notify_all()
+        return _given(found)
+
+    def forget(self, token: str) -> None:
+        """Nothing that this token has seen is kept."""
+        with self._changed:
+            for key in [key for key in self._known if key[0] == token]:
+                del self._known[key]
+
+
+def _asked(ask: Callable[[Client, Asked], Any], asked: Asked, connect: Callable[[], Client]) -> bytes | PoiseError:
+    try:
+        with connect() as client:
+            return msgspec.json.encode(ask(client, asked))
+    except PoiseError as error:
+        return error
+
+
+def _given(found: bytes | PoiseError) -> bytes:
+    if isinstance(found, PoiseError):
+        raise found
+    return found
+
+
+def _worded(value: Any) -> Any:
+    """A report as JSON can hold it, with its reasons as the command line words them."""
+    if isinstance(value, Reason | Why):
+        return value.sentence()
+    if isinstance(value, msgspec.Struct):
+        return {field: _worded(getattr(value, field)) for field in value.__struct_fields__}
+    if isinstance(value, tuple):
+        return [_worded(one) for one in value]
+    return {key: _worded(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+def _needed(asked: Asked, name: str) -> str:
+    """A parameter that a page has to give. Raises `SpecError`."""
+    given = asked.get(name, "")
+    if not given:
+        raise SpecError("a parameter is missing", field=name, hint="reload the page")
+    return given
+
+
+def _settled(task: TaskReport) -> bool:
+    """Whether a task is of little interest: it is done, or has not begun."""
+    return task.status in ("done", "waiting", "pending", "cancelled", "skipped")

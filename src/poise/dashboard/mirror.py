@@ -1,0 +1,136 @@
+"""What one token may see, kept current in a thread: once for all browsers with that token.
+
+It asks the control plane for changes after the last revision that it knows. It spends at most a hundredth of the time
+on questions: after an answer that took long, or told much, it waits longer. So a large fleet is shown with more delay,
+and the control plane decides as quickly as without a dashboard.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from poise.client import Client
+from poise.config import Home
+from poise.dashboard.feed import Feed
+from poise.dashboard.picture import MAX_JOBS, Picture
+from poise.errors import Denied, PoiseError
+
+SHARE = 100
+"""An answer that took a second is followed by so many seconds without that question."""
+
+WHOLE_EVERY, OVERVIEW_EVERY, CHANGES_EVERY = 5.0, 0.25, 0.1
+"""Seconds between two questions, at least. Everything is asked for, too, since loads change without an event."""
+
+RECORD = 50e-6
+"""Seconds that the control plane takes for one record of an answer about changes, estimated: it also waits then."""
+
+LONGEST = 5.0
+"""Seconds that a question waits for a change."""
+
+AGAIN = 0.5
+"""Seconds between two tries to reach a control plane that does not answer."""
+
+LINGER = 60.0
+"""Seconds for which a mirror stays when nobody looks: a browser that comes back finds it."""
+
+
+class Pace:
+    """When a question may be asked next."""
+
+    def __init__(self, least: float) -> None:
+        self._least = least
+        self._earliest = self._next = 0.0
+
+    def left(self) -> float:
+        """Seconds until then."""
+        return max(0.0, self._next - time.monotonic())
+
+    def hasten(self) -> None:
+        """Ask as soon as the share allows."""
+        self._next = self._earliest
+
+    def took(self, seconds: float) -> None:
+        """An answer has come, and cost so much."""
+        self._earliest = time.monotonic() + SHARE * seconds
+        self._next = max(self._earliest, time.monotonic() + self._least)
+
+
+class Mirror:
+    """Reads for one token and publishes into `feed`, from `start` until `stop`, or until the token is no good."""
+
+    def __init__(self, home: Home, token: str, ended: Callable[[], None]) -> None:
+        """`ended` is called on the event loop when the control plane refuses the token."""
+        self.feed = Feed()
+        self._home, self._token, self._ended = home, token, ended
+        self._loop = asyncio.get_running_loop()
+        self._picture = Picture()
+        self._stopping = threading.Event()
+        self._whole, self._overview = Pace(WHOLE_EVERY), Pace(OVERVIEW_EVERY)
+        self._changes = Pace(CHANGES_EVERY)
+        self._revision = 0
+        self._is_behind = True
+        """Whether the overview is older than the latest change."""
+        threading.Thread(target=self._run, name="mirror", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def _run(self) -> None:
+        with Client(self._home, token=self._token, patience=0.0) as client:
+            while not self._stopping.is_set():
+                try:
+                    self._look(client)
+                    self._picture.head_is(condition="ok", trouble="", revision=self._revision)
+                except Denied as error:
+                    self._tell(self.feed.end, "revoked", str(error))
+                    self._tell(self._ended)
+                    return
+                except PoiseError as error:
+                    self._whole.hasten()
+                    self._picture.head_is(condition="away", trouble=str(error))
+                    self._stopping.wait(AGAIN)
+                if delta := self._picture.delta():
+                    self._tell(self.feed.publish, delta)
+
+    def _look(self, client: Client) -> None:
+        """Ask what may be asked now, or wait for a change."""
+        if not self._whole.left():
+            self._ask_everything(client)
+            return
+        if self._is_behind and not self._overview.left():
+            self._ask_overview(client)
+            return
+        if self._stopping.wait(self._changes.left()):
+            return
+        until = min(self._whole.left(), self._overview.left() if self._is_behind else LONGEST, LONGEST)
+        told = client.changes(self._revision, wait=until)
+        if told.whole:
+            self._whole.hasten()
+        self._changes.took(RECORD * (len(told.nodes) + len(told.jobs)))
+        self._is_behind |= told.revision != self._revision
+        self._revision = told.revision
+        self._picture.merge(told)
+
+    def _ask_everything(self, client: Client) -> None:
+        begun = time.monotonic()
+        self._revision = self._ask_overview(client)
+        who = client.whoami()
+        self._picture.head_is(tenant=who.tenant, role=who.role, token=who.name or who.token)
+        self._picture.nodes_are(client.nodes())
+        self._picture.jobs_are(client.jobs(latest=MAX_JOBS))
+        self._whole.took(time.monotonic() - begun)
+
+    def _ask_overview(self, client: Client) -> int:
+        """The revision that it was of."""
+        begun = time.monotonic()
+        told = client.overview()
+        self._overview.took(time.monotonic() - begun)
+        self._picture.overview_is(told, time.time())
+        self._is_behind = False
+        return told.revision
+
+    def _tell(self, what: Callable[..., Any], *given: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(what, *given)

@@ -1,0 +1,243 @@
+"""The state that a browser shows, and its changes: records by part and key. Pure.
+
+    picture = Picture()
+    picture.nodes_are(client.nodes())
+    picture.delta()             # {"nodes": {"n1": NodeCell(…)}}
+    picture.delta()             # {}: nothing has changed since
+
+A record holds nothing that changes by time alone: no "for 3 s", but since when. So a fleet at rest sends nothing.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from poise.model.reports import ChangesReport, JobReport, NodeReport, Overview
+from poise.units import SECOND
+
+MAX_JOBS = 1000
+"""Jobs in the picture; the oldest ended ones leave it first."""
+
+STEADY = 2.0
+"""Seconds by which a computed instant may differ from the one before and still be the same."""
+
+Delta = dict[str, dict[str, Any]]
+"""By part and key the new record, or None for one that is gone."""
+
+
+class DeviceCell(msgspec.Struct, frozen=True, array_like=True):
+    """One device: who holds it, and why it gives no room (both may be empty)."""
+
+    index: int
+    model: str
+    held_by: str
+    cordoned: str
+
+
+class NodeCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One node. Units as in `NodeReport`; `busy` and `memory_busy` are its load in thousandths (-1: not known)."""
+
+    name: str
+    status: str
+    cpu: int
+    cpu_used: int
+    memory: int
+    memory_used: int
+    running: int = 0
+    queued: int = 0
+    devices: tuple[DeviceCell, ...] = ()
+    level: str = ""
+    busy: int = -1
+    memory_busy: int = -1
+    zone: str = ""
+    rack: str = ""
+    model: str = ""
+    unfit: str = ""
+    failures: int = 0
+
+
+class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One job, without its tasks. Times are seconds since 1970."""
+
+    id: str
+    name: str
+    tenant: str
+    user: str
+    status: str
+    submitted: float
+    counts: dict[str, int]
+    command: str
+    ended: float = 0.0
+    exit_code: int | None = None
+    hold: bool = False
+
+
+class WaitLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A unit that waits for room: its place among those that wait, since when, and the first reason."""
+
+    unit: str
+    user: str
+    priority: str
+    place: int
+    since: float
+    why: str
+
+
+class RunLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that holds room; `since` is 0 until it runs, `expected` nanoseconds (0: unknown)."""
+
+    task: str
+    user: str
+    status: str
+    priority: str
+    node: str
+    devices: tuple[int, ...]
+    cpus: tuple[int, ...]
+    since: float
+    expected: int
+    command: str
+
+
+class Picture:
+    """All records by part (`head`, `nodes`, `jobs`, `waiting`, `running`) and key, and what `delta` told last."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, dict[str, Any]] = {"head": {}, "nodes": {}, "jobs": {}, "waiting": {}, "running": {}}
+        self._told: dict[str, dict[str, Any]] = {part: {} for part in self._now}
+
+    def head_is(self, **values: Any) -> None:
+        self._now["head"].update(values)
+
+    def nodes_are(self, nodes: Iterable[NodeReport]) -> None:
+        """These are all nodes."""
+        self._now["nodes"] = {node.name: _node(node) for node in nodes}
+
+    def jobs_are(self, jobs: Iterable[JobReport]) -> None:
+        """These are all jobs to show."""
+        self._now["jobs"] = {job.id: _job(job) for job in jobs}
+
+    def merge(self, changes: ChangesReport) -> None:
+        """These have changed."""
+        nodes, jobs = self._now["nodes"], self._now["jobs"]
+        nodes.update((node.name, _node(node)) for node in changes.nodes)
+        jobs.update((job.id, _job(job)) for job in changes.jobs)
+        for name in changes.gone_nodes:
+            nodes.pop(name, None)
+        for name in changes.gone_jobs:
+            jobs.pop(name, None)
+        if (extra := len(jobs) - MAX_JOBS) > 0:
+            ended = sorted((job for job in jobs.values() if job.ended), key=lambda job: job.ended)
+            for job in ended[:extra]:
+                del jobs[job.id]
+
+    def overview_is(self, told: Overview, wall: float) -> None:
+        """The overview as of `wall`, in seconds since 1970."""
+        self.head_is(
+            policy=told.policy,
+            accepting=told.accepting,
+            unfinished=told.unfinished,
+            nodes_up=told.nodes_up,
+            nodes_lost=told.nodes_lost,
+            queue=told.queue,
+            blocked=told.blocked,
+            starts=told.starts,
+            ends=told.ends,
+            returns=told.returns,
+            more_waiting=told.more_waiting,
+            more_running=told.more_running,
+        )
+        waited, ran = self._now["waiting"], self._now["running"]
+        self._now["waiting"] = {
+            unit.unit: WaitLine(
+                unit=unit.unit,
+                user=unit.user,
+                priority=unit.priority,
+                place=place,
+                since=_since(waited.get(unit.unit), wall - unit.wait / SECOND),
+                why=unit.why,
+            )
+            for place, unit in enumerate(told.waiting, start=1)
+        }
+        self._now["running"] = {
+            task.task: RunLine(
+                task=task.task,
+                user=task.user,
+                status=task.status,
+                priority=task.priority,
+                node=task.node,
+                devices=task.devices,
+                cpus=task.cpus,
+                since=_since(ran.get(task.task), wall - task.run / SECOND) if task.run else 0.0,
+                expected=task.expected,
+                command=task.command,
+            )
+            for task in told.running
+        }
+
+    def delta(self) -> Delta:
+        """The changes since the last call; at first everything."""
+        found = {part: _changed(self._told[part], now) for part, now in self._now.items()}
+        self._told = {part: dict(now) for part, now in self._now.items()}
+        return {part: changed for part, changed in found.items() if changed}
+
+
+def apply(state: dict[str, dict[str, Any]], delta: Delta) -> None:
+    """Bring a copy of the records up to date."""
+    for part, changed in delta.items():
+        records = state.setdefault(part, {})
+        for key, record in changed.items():
+            if record is None:
+                records.pop(key, None)
+            else:
+                records[key] = record
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    gone = dict.fromkeys(key for key in before if key not in now)
+    return gone | {key: record for key, record in now.items() if key not in before or before[key] != record}
+
+
+def _since(before: WaitLine | RunLine | None, instant: float) -> float:
+    """The instant as it was told before, unless it is another one."""
+    if before is not None and abs(before.since - instant) < STEADY:
+        return before.since
+    return round(instant, 1)
+
+
+def _node(node: NodeReport) -> NodeCell:
+    return NodeCell(
+        name=node.name,
+        status=node.status,
+        cpu=node.cpu,
+        cpu_used=node.cpu_used,
+        memory=node.memory,
+        memory_used=node.memory_used,
+        running=node.running,
+        queued=node.queued,
+        devices=tuple(DeviceCell(of.index, of.model or of.kind, of.held_by, of.cordoned) for of in node.devices),
+        level=node.level,
+        busy=-1 if node.load is None else node.load.cpu,
+        memory_busy=-1 if node.load is None else node.load.memory,
+        zone=node.zone,
+        rack=node.rack,
+        model=node.model,
+        unfit=node.unfit,
+        failures=node.failures,
+    )
+
+
+def _job(job: JobReport) -> JobLine:
+    return JobLine(
+        id=job.id,
+        name=job.name,
+        tenant=job.tenant,
+        user=job.user,
+        status=job.status,
+        submitted=job.submitted,
+        ended=job.ended,
+        exit_code=job.exit_code,
+        counts=job.counts,
+        command=job.command,
+        hold=job.hold,
+    )

@@ -1,0 +1,81 @@
+"""Who may look: links that are good once, and the sessions of browsers that came by one.
+
+A secret in a link is exchanged once, within `LINK_SECONDS`, for the secret of a session, which a browser keeps in a
+cookie. A session has the token of whoever made its link, and shows what that token may see. Only digests are kept.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+
+from poise.drivers.security import digest
+
+LINK_SECONDS = 300.0
+SESSION_SECONDS = 12 * 3600.0
+"""A session that was not used for so long is over."""
+
+MAX_LINKS, MAX_SESSIONS = 64, 256
+"""The oldest ones give way."""
+
+
+class Session:
+    """One browser. `streams` counts its open streams."""
+
+    def __init__(self, token: str, seen: float) -> None:
+        self.token = token
+        self.seen = seen
+        self.streams = 0
+
+
+class Sessions:
+    """Links and sessions, by the digests of their secrets. All are lost with the process."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._links: dict[str, tuple[str, float]] = {}
+        self._sessions: dict[str, Session] = {}
+
+    def link(self, token: str) -> str:
+        """The secret of a new link of a token."""
+        secret = secrets.token_urlsafe(32)
+        self._links[digest(secret)] = token, self._now() + LINK_SECONDS
+        while len(self._links) > MAX_LINKS:
+            del self._links[next(iter(self._links))]
+        return secret
+
+    def open(self, link: str) -> str | None:
+        """Exchange the secret of a link for that of a session; None if it is unknown, was used or has expired."""
+        token, until = self._links.pop(digest(link), ("", 0.0))
+        if not token or self._now() > until:
+            return None
+        secret = secrets.token_urlsafe(32)
+        self._sessions[digest(secret)] = Session(token, self._now())
+        while len(self._sessions) > MAX_SESSIONS:
+            del self._sessions[min(self._sessions, key=lambda known: self._sessions[known].seen)]
+        return secret
+
+    def of(self, secret: str) -> Session | None:
+        """The session of a browser; None if there is none, or it is over."""
+        key = digest(secret)
+        session = self._sessions.get(key)
+        if session is None:
+            return None
+        if self._now() - session.seen > SESSION_SECONDS and not session.streams:
+            del self._sessions[key]
+            return None
+        session.seen = self._now()
+        return session
+
+    def end(self, secret: str) -> None:
+        """A browser has signed out."""
+        self._sessions.pop(digest(secret), None)
+
+    def forget(self, token: str) -> None:
+        """End everything that has this token: it was revoked."""
+        for key in [key for key, (of, _) in self._links.items() if of == token]:
+            del self._links[key]
+        for key in list(self._of_token(token)):
+            del self._sessions[key]
+
+    def _of_token(self, token: str) -> Iterator[str]:
+        return (key for key, session in self._sessions.items() if session.token == token)
