@@ -1,0 +1,352 @@
+"""The dashboard in a real headless Chromium, over a running Poise with real jobs: it shows what the API says."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from browser import Browser, running
+
+from poise.client import Client
+from poise.model.decisions import Reason
+from system.living import Living, alive, ended, kill, until
+
+AXE = Path(__file__).resolve().parent.parent / "axe" / "axe.min.js"
+FLEET = """
+kind: fleet
+name: two
+nodes:
+  fast: {cpu: 4, memory: 4GiB, rack: r1, devices: [{model: fast, backend: cuda, count: 2, memory: 16GB}]}
+  slow: {cpu: 4, memory: 4GiB, rack: r2, devices: [{model: slow, backend: rocm, count: 2, memory: 16GB}]}
+"""
+GRAPH = """
+kind: graph
+name: report
+tasks:
+  fetch: {run: echo fetched}
+  count: {run: echo counted, needs: [fetch]}
+  write: {run: sleep 1000, needs: [count], expect: 10m}
+"""
+MARKUP = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>"
+VIEWS = ("/now", "/queue", "/jobs", "/nodes")
+
+
+class Seen(NamedTuple):
+    """A Poise, its dashboard, and a browser that has come in by a link."""
+
+    living: Living
+    process: "subprocess.Popen[bytes]"
+    url: str
+    browser: Browser
+
+    @property
+    def client(self) -> Client:
+        return self.living.client()
+
+    def go(self, path: str) -> None:
+        """Open a page of the dashboard from its beginning."""
+        self.browser.call("Page.navigate", url=self.url.rstrip("/") + path)
+        self.browser.wait()
+        self.wait("Boolean(document.querySelector('main h1'))")
+
+    def wait(self, condition: str) -> Any:
+        """Wait until a JavaScript expression is true, and return its value."""
+        return until(lambda: self.browser.evaluate(condition), condition, self.text)
+
+    def text(self) -> str:
+        found: str = self.browser.evaluate("document.body.innerText")
+        return found
+
+    def rows(self, caption: str) -> list[list[str]]:
+        """The cells of the table with this caption, without its head."""
+        found: list[list[str]] = self.browser.evaluate(
+            "[...document.querySelectorAll('table')].filter((one) => one.caption.textContent.startsWith("
+            f"{json.dumps(caption)})).flatMap((one) => [...one.tBodies[0].rows])"
+            ".map((row) => [...row.cells].map((cell) => cell.textContent))"
+        )
+        return found
+
+    def figure(self, name: str) -> str:
+        found: str = self.browser.evaluate(
+            f"document.querySelector('[data-figure={json.dumps(name)}]')?.textContent ?? ''"
+        )
+        return found
+
+
+def link(living: Living, **more: str) -> dict[str, str]:
+    """Another link of a dashboard that runs."""
+    found: dict[str, str] = living.poise("dashboard", "--json", **more).value
+    return found
+
+
+def first_value(process: "subprocess.Popen[bytes]") -> Any:
+    """The JSON value that a command prints before it goes on."""
+    assert process.stdout is not None
+    lines: list[bytes] = []
+    while not lines or lines[-1] != b"}\n":
+        lines.append(process.stdout.readline())
+        assert lines[-1], process.communicate()
+    return json.loads(b"".join(lines))
+
+
+@pytest.fixture(scope="module")
+def seen() -> Iterator[Seen]:
+    """One job of each kind: on all devices, waiting for devices, a graph that is half done, one that failed."""
+    living = Living()
+    try:
+        living.up("--policy", "fifo", "--fleet", str(living.file("fleet.yaml", FLEET)))
+        living.poise("submit", "--gpu", "2", "--name", "train", "--expect", "1h", "--", "sleep", "1000")
+        told = living.poise("submit", "--gpu", "2", "--name", "says", "--expect", "1h", "--", "sh", "-c",
+                            f"echo {json.dumps(MARKUP)}; exec sleep 1000")  # fmt: skip
+        assert told.code == 0, told.err
+        living.poise("submit", str(living.file("graph.yaml", GRAPH)))
+        living.poise("submit", "--name", "wrong", "--", "false")
+        living.poise("submit", "--gpu", "2", "--name", "next", "--expect", "1m", "--", "true")
+        until(lambda: living.client().job("report").counts == {"done": 2, "running": 1}, "the graph is half done")
+        until(lambda: living.client().job("wrong").exit_code, "one has failed")
+        until(lambda: living.client().job("says").status == "running", "two run")
+        process = living.start("dashboard", "--json", "--port", "0")
+        try:
+            with running() as browser:
+                first = first_value(process)
+                browser.call("Page.navigate", url=first["link"])
+                browser.wait()
+                found = Seen(living, process, first["url"], browser)
+                found.wait("document.querySelector('[data-figure=nodes_up]')?.textContent === '2'")
+                yield found
+        finally:
+            kill(process.pid, signal.SIGINT)
+            done = ended(process)
+        assert (done.code, done.err) == (0, "")
+    except BaseException:
+        living.destroy()
+        raise
+    living.close()
+
+
+def test_the_link_leaves_the_address_and_is_good_once(seen: Seen) -> None:
+    another = link(seen.living)
+    assert another["url"] == seen.url
+    seen.browser.call("Page.navigate", url="about:blank")
+    seen.browser.wait()
+    seen.browser.call("Page.navigate", url=another["link"])
+    seen.browser.wait()
+    seen.wait("document.querySelector('[data-figure=nodes_up]')?.textContent === '2'")
+    assert seen.browser.evaluate("location.href") == seen.url
+    assert seen.browser.evaluate("document.cookie") == ""
+
+
+def test_now_shows_the_fleet_as_the_api_does(seen: Seen) -> None:
+    seen.go("/now")
+    told, nodes = seen.client.overview(), seen.client.nodes()
+    seen.wait("document.querySelector('[data-figure=nodes_up]')?.textContent === '2'")
+    assert seen.figure("nodes_lost") == str(told.nodes_lost)
+    assert seen.figure("unfinished") == str(told.unfinished)
+    assert seen.figure("devices") == "4/4"
+    rows = {row[0]: row for row in seen.rows("Nodes and their use")}
+    assert set(rows) == {node.name for node in nodes}
+    for node in nodes:
+        row = rows[node.name]
+        assert row[1].endswith(node.status)
+        assert row[2] == f"{node.cpu_used / 1000:g}/{node.cpu / 1000:g}"
+        assert row[4] == f"{sum(bool(of.held_by) for of in node.devices)}/{len(node.devices)}"
+        assert row[6] == str(node.running)
+        assert {of.held_by.partition(".")[0] for of in node.devices} <= set(row[7].split())
+    about = seen.browser.evaluate("document.querySelector('canvas').getAttribute('aria-label')")
+    assert about.startswith("2 nodes, 4 of 4 devices held")
+    drawn = (
+        "(() => { const canvas = document.querySelector('canvas');"
+        " const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);"
+        " return new Set(new Uint32Array(data.buffer)).size; })()"
+    )
+    assert seen.browser.evaluate(drawn) > 3, "the picture is drawn"
+
+
+def test_the_queue_shows_place_reasons_and_expected_start(seen: Seen) -> None:
+    seen.go("/queue")
+    (waits,) = seen.client.overview().waiting
+    seen.wait("document.querySelectorAll('tbody tr').length === 1")
+    (row,) = seen.rows("Units that wait")
+    assert row[:5] == [waits.unit, "1", "next", waits.priority, waits.user]
+    assert row[6] == waits.why
+    text = seen.wait("document.querySelector('.start')?.textContent")
+    (told,) = seen.client.explain("next").waiting
+    assert told.start is not None
+    assert (told.start.likely is None) == (not text.startswith("in "))
+    shown = seen.browser.evaluate("[...document.querySelectorAll('.reasons li')].map((one) => one.textContent)")
+    everything: tuple[Reason, ...] = told.reasons + tuple(of for one in told.refusing for of in one.reasons)
+    assert set(shown) == {reason.sentence() for reason in everything}
+
+
+def test_a_job_shows_its_tasks_path_and_output(seen: Seen) -> None:
+    report = seen.client.job("report")
+    seen.go(f"/jobs/{report.id}")
+    seen.wait("document.querySelectorAll('tbody tr').length === 3")
+    assert seen.figure("id") == report.id
+    for status, count in report.counts.items():
+        assert seen.figure(f"counts.{status}") == str(count)
+    rows = {row[0]: row for row in seen.rows("Tasks")}
+    for task in report.tasks:
+        row = rows[task.name]
+        assert row[1].endswith(task.status)
+        assert row[3] == task.node
+        assert row[6] == str(task.epoch)
+        assert (row[10] == "critical") == task.critical
+        assert task.why in row[12]
+    path = seen.browser.evaluate("[...document.querySelectorAll('.path li')].map((one) => one.textContent)")
+    assert tuple(path) == report.critical_path
+    assert seen.wait("document.querySelector('pre')?.textContent.includes('counted')")
+    seen.wait("[...document.querySelectorAll('h2')].some((one) => one.textContent === 'Why')")
+
+
+def test_markup_is_shown_as_text(seen: Seen) -> None:
+    seen.go("/jobs/says")
+    seen.wait("document.querySelector('pre')?.textContent.length > 0")
+    assert MARKUP in seen.browser.evaluate("document.querySelector('pre').textContent")
+    assert "broken" not in seen.browser.evaluate("document.title")
+    assert seen.browser.evaluate("document.querySelectorAll('main img, main script').length") == 0
+
+
+def test_nodes_show_what_the_api_says(seen: Seen) -> None:
+    seen.go("/nodes")
+    seen.wait("document.querySelectorAll('tbody tr').length === 2")
+    rows = {row[0]: row for row in seen.rows("Nodes, by name")}
+    for node in seen.client.nodes():
+        row = rows[node.name]
+        assert row[2] == node.rack
+        assert row[6] == node.devices[0].model
+        assert row[10] == str(node.running)
+    seen.browser.evaluate("document.querySelector('main a[href=\"/nodes/fast\"]').click()")
+    seen.wait("document.querySelector('h1').textContent === 'fast'")
+    devices = seen.client.nodes()[0].devices
+    assert [row[2] for row in seen.rows("Devices")] == [of.held_by for of in devices]
+    seen.wait("Boolean(document.querySelector('main button[aria-label^=Why]'))")
+    seen.browser.evaluate(
+        "[...document.querySelectorAll('main button')].find((one) => one.textContent === 'Ask').click()"
+    )
+    told = "; ".join(reason.sentence() for reason in seen.client.why_not("next", "fast").reasons)
+    seen.wait(f"document.querySelector('main').textContent.includes({json.dumps(told)})")
+
+
+def test_a_page_follows_what_happens_and_its_tab_opens_no_stream(seen: Seen) -> None:
+    seen.go("/jobs")
+    seen.wait("document.querySelectorAll('tbody tr').length >= 5")
+    job = seen.living.poise("submit", "--name", "later", "--", "sleep", "1000").text.strip()
+    seen.wait(f"document.querySelector('tr[data-key={job}]')?.textContent.includes('running')")
+    assert seen.living.poise("cancel", job).code == 0
+    seen.wait(f"document.querySelector('tr[data-key={job}]')?.textContent.includes('cancelled')")
+    opened = "performance.getEntriesByType('resource').map((one) => one.name).filter((one) => one.endsWith('/stream'))"
+    assert seen.browser.evaluate(opened) == []
+
+
+def test_a_page_that_is_not_known_says_so(seen: Seen) -> None:
+    seen.go("/heatmap/2016")
+    assert seen.browser.evaluate("document.querySelector('h1').textContent") == "Unknown page"
+    assert "/heatmap/2016" in seen.text()
+    assert seen.browser.evaluate("document.querySelectorAll('main a').length") >= len(VIEWS)
+
+
+def test_everything_can_be_reached_by_keyboard(seen: Seen) -> None:
+    seen.go("/now")
+    seen.browser.press("Tab")
+    assert seen.browser.evaluate("document.activeElement.textContent") == "Skip to the content"
+    names = []
+    for _ in range(4 + len(VIEWS)):
+        seen.browser.press("Tab")
+        names.append(seen.browser.evaluate("document.activeElement.textContent"))
+    assert names[: 1 + len(VIEWS)] == ["Poise", "Now", "Queue", "Jobs", "Nodes"][: 1 + len(VIEWS)]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 360])
+def test_there_is_no_barrier_that_axe_finds(seen: Seen, theme: str, width: int) -> None:
+    report = seen.client.job("report")
+    seen.browser.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+    try:
+        for path in (*VIEWS, f"/jobs/{report.id}", "/nodes/fast", "/unknown"):
+            seen.go(path)
+            seen.browser.evaluate(f"document.documentElement.dataset.theme = {json.dumps(theme)}")
+            seen.wait("document.getElementById('who').textContent !== ''")
+            seen.browser.evaluate(AXE.read_text())
+            found = seen.browser.evaluate(
+                "axe.run(document).then(({violations}) => violations.map(({id, nodes}) => [id, nodes[0].html]))"
+            )
+            assert found == [], (path, theme, width)
+            wide = seen.browser.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert wide <= 0, (path, "scrolls sideways")
+    finally:
+        seen.browser.call("Emulation.clearDeviceMetricsOverride")
+
+
+def test_no_page_has_written_an_error_to_the_console(seen: Seen) -> None:
+    assert seen.browser.errors == []
+
+
+def test_a_control_plane_that_is_killed_and_comes_back(seen: Seen) -> None:
+    seen.go("/jobs")
+    seen.wait("document.querySelectorAll('tbody tr').length >= 5")
+    # The banner may be there for a moment only: note that it was.
+    seen.browser.evaluate(
+        "window.told = ''; const banner = document.getElementById('banner');"
+        "new MutationObserver(() => { window.told += banner.textContent; }).observe(banner, {childList: true}), 0"
+    )
+    pid = seen.living.pid("control")
+    kill(pid)
+    until(lambda: not alive(pid), "it is gone")
+    seen.wait("window.told?.includes('No control plane answers')")
+    until(lambda: seen.living.pid("control") not in (0, pid), "another control plane runs")
+    seen.wait("document.getElementById('banner').textContent === ''")
+    job = seen.living.poise("submit", "--name", "after", "--", "sleep", "1000").text.strip()
+    seen.wait(f"document.querySelector('tr[data-key={job}]')?.textContent.includes('running')")
+    assert seen.living.poise("cancel", job).code == 0
+
+
+def test_a_tenant_sees_theirs_and_nothing_after_the_token_was_revoked(seen: Seen) -> None:
+    added = seen.living.poise("token", "add", "--tenant", "ann", "--role", "submitter", "--json").value
+    theirs = {"POISE_TOKEN": added["secret"]}
+    job = seen.living.poise("submit", "--name", "anns", "--gpu", "2", "--", "true", **theirs).text.strip()
+    seen.browser.call("Page.navigate", url="about:blank")
+    seen.browser.wait()
+    seen.browser.call("Page.navigate", url=link(seen.living, **theirs)["link"])
+    seen.browser.wait()
+    seen.wait("document.getElementById('who').textContent.includes('submitter of ann')")
+    seen.wait("document.querySelector('[data-figure=unfinished]')?.textContent === '1'")
+    seen.go("/jobs")
+    seen.wait("document.querySelectorAll('tbody tr').length === 1")
+    assert [row[0] for row in seen.rows("Unfinished jobs")] == [job]
+    seen.go("/nodes/fast")
+    seen.wait("document.querySelectorAll('tbody tr').length > 1")
+    assert {row[2] for row in seen.rows("Devices")} == {"work of another tenant"}
+    assert "train" not in seen.text()
+    assert seen.browser.evaluate("fetch('/data/job?job=train').then((answer) => answer.status)") == 404
+    assert seen.living.poise("token", "revoke", added["id"]).code == 0
+    seen.wait("document.querySelector('h1').textContent === 'Access has ended'")
+    assert "fast" not in seen.text()
+    assert seen.browser.evaluate("fetch('/data/whoami').then((answer) => answer.status)") == 401
+    seen.go("/jobs")
+    seen.wait("document.querySelector('h1').textContent === 'No session'")
+
+
+def test_a_dashboard_that_ends_says_so_on_its_pages(seen: Seen) -> None:
+    seen.browser.call("Page.navigate", url="about:blank")
+    seen.browser.wait()
+    other = Living()
+    try:
+        other.up()
+        process = other.start("dashboard", "--json", "--port", "0")
+        told = first_value(process)
+        page = Seen(other, process, told["url"], seen.browser)
+        seen.browser.call("Page.navigate", url=told["link"])
+        seen.browser.wait()
+        page.wait("document.querySelector('[data-figure=nodes_up]')?.textContent === '1'")
+        kill(process.pid, signal.SIGINT)
+        assert ended(process).code == 0
+        page.wait("document.getElementById('banner').textContent.includes('does not answer')")
+        assert not other.home.dashboard_endpoint.exists()
+    except BaseException:
+        other.destroy()
+        raise
+    other.close()
