@@ -16,7 +16,7 @@ from poise.client import current_home
 from poise.config import DASHBOARD_PORT, Home
 from poise.control.start import connected
 from poise.drivers.lock import take_lock
-from poise.drivers.security import token_for
+from poise.drivers.security import ensure_home, token_for
 
 if TYPE_CHECKING:
     from poise.dashboard.serve import Running
@@ -43,23 +43,31 @@ def dashboard(port: int, no_browser: bool, as_json: bool) -> int:
         client.whoami()  # raises what is wrong with the token, before anything is opened
     opens = not no_browser and not as_json
     if (other := found(home)) is not None:
-        _tell(home, other, new_link(home, other), opens, as_json)
+        address = other.opened_by(new_link(home, other))
+        _tell(other, address, opens, as_json)
+        if opens:
+            _open(home, address)
         return 0
+
+    def ready(running: "Running", link: str) -> None:
+        address = running.opened_by(link)
+        _tell(running, address, opens, as_json)
+        if opens:  # beside, since a browser in the terminal returns when it ends
+            threading.Thread(target=_open, args=(home, address), daemon=True).start()
+
     with bind(port) as listening, contextlib.ExitStack() as stack:
+        stack.callback(home.dashboard_opener.unlink, missing_ok=True)
         if home.elsewhere is None:
             stack.enter_context(take_lock(home.dashboard, "dashboard"))
-            stack.callback(home.dashboard_opener.unlink, missing_ok=True)
-        serve(home, token_for(home), listening, lambda running, link: _tell(home, running, link, opens, as_json))
+        serve(home, token_for(home), listening, ready)
     return 0
 
 
-def _tell(home: Home, running: "Running", link: str, opens: bool, as_json: bool) -> None:
-    address = running.opened_by(link)
+def _tell(running: "Running", address: str, opens: bool, as_json: bool) -> None:
     if as_json:
         print_json({"url": running.url, "link": address})
     elif opens:
-        say(f"poise: the dashboard is at {running.url}, until Ctrl-C; `poise dashboard` prints another link")
-        threading.Thread(target=_open, args=(home, address), daemon=True).start()
+        say(f"poise: the dashboard is at {running.url}; if no browser opens: `poise dashboard --no-browser`")
     else:
         click.echo(address)
     sys.stdout.flush()
@@ -67,12 +75,9 @@ def _tell(home: Home, running: "Running", link: str, opens: bool, as_json: bool)
 
 def _open(home: Home, address: str) -> None:
     """Lead a browser there by a file of this user: an argument could be read in the list of processes."""
+    ensure_home(home)
     page = f'<!doctype html><title>Poise</title><meta http-equiv="refresh" content="0; url={escape(address)}">'
-    file = home.dashboard_opener
-    with (
-        contextlib.suppress(OSError),
-        os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as to,
-    ):
-        to.write(page)
-    if not webbrowser.open(file.as_uri()):
+    with os.fdopen(os.open(home.dashboard_opener, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(page)
+    if not webbrowser.open(home.dashboard_opener.as_uri()):
         say(f"poise: no browser could be opened; this link is good once: {address}")

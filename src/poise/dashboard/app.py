@@ -14,8 +14,9 @@ from no other site, so that no page elsewhere can use the cookie, whatever name 
 import asyncio
 import contextlib
 import hashlib
+import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
 from functools import partial
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
@@ -30,7 +31,7 @@ from poise.dashboard.data import Kept
 from poise.dashboard.mirror import LINGER, Mirror
 from poise.dashboard.sessions import Session, Sessions
 from poise.decoding import json_decoder
-from poise.errors import Busy, Denied, Forbidden, InputError, NotFound, PoiseError
+from poise.errors import Busy, Denied, Fault, Forbidden, InputError, NotFound, PoiseError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -69,6 +70,8 @@ ASKS_AT_ONCE = 8
 """Questions to the control plane under way for pages."""
 
 _HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
+
+_log = logging.getLogger("poise.dashboard")
 
 NO_SESSION = "this browser has no session, or it is over"
 
@@ -122,6 +125,11 @@ class Dashboard:
         except PoiseError as error:
             body = msgspec.json.encode({"error": error.record})
             await _send(send, error.status, body, (NO_STORE, (b"content-type", b"application/json")))
+        except Exception as error:
+            _log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+            fault = Fault(f"an internal error: {type(error).__name__}")
+            body = msgspec.json.encode({"error": fault.record})
+            await _send(send, fault.status, body, (NO_STORE, (b"content-type", b"application/json")))
 
     async def _answer(self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
         method, path = scope["method"], scope["path"]
@@ -185,7 +193,7 @@ class Dashboard:
         with self._looked_at(session) as mirror:
             kinds = (NO_STORE, (b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no"))
             await send({"type": "http.response.start", "status": 200, "headers": [*SECURITY, *kinds]})
-            await _until_gone(mirror.feed.stream(headers.get("last-event-id", "")), receive, send)
+            await _until_over(mirror.feed.stream(headers.get("last-event-id", "")), session, receive, send)
 
     @contextlib.contextmanager
     def _looked_at(self, session: Session) -> Any:
@@ -288,22 +296,25 @@ async def _send(send: Send, status: int, body: bytes, headers: tuple[tuple[bytes
     await send({"type": "http.response.body", "body": body})
 
 
-async def _until_gone(pieces: AsyncIterator[bytes], receive: Receive, send: Send) -> None:
-    """Send until there is nothing more or the browser has gone."""
+async def _until_over(pieces: AsyncGenerator[bytes], session: Session, receive: Receive, send: Send) -> None:
+    """Send until there is nothing more, the session is over, or the browser has gone."""
 
     async def write() -> None:
-        async for piece in pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+        async with contextlib.aclosing(pieces):
+            async for piece in pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def leave() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    tasks = asyncio.create_task(write()), asyncio.create_task(leave())
+    tasks = [asyncio.create_task(one) for one in (write(), leave(), session.over.wait())]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for failed in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(failed, Exception):
+                _log.error("a stream failed", exc_info=failed)
+    await send({"type": "http.response.body", "body": b""})

@@ -121,15 +121,19 @@ class Kept:
             if time.monotonic() < until:
                 return _given(kept)
             self._asking.add(key)
-        begun, found = time.monotonic(), _asked(ask, asked, connect)
-        with self._changed:
-            took = time.monotonic() - begun
-            self._known[key] = time.monotonic() + min(MOST, max(LEAST, SHARE * took)), found
-            self._known.move_to_end(key)
-            while len(self._known) > MAX_KEPT:
-                self._known.popitem(last=False)
-            self._asking.discard(key)
-            self._changed.notify_all()
+        begun = time.monotonic()
+        try:
+            found = _asked(ask, asked, connect)
+            with self._changed:
+                took = time.monotonic() - begun
+                self._known[key] = time.monotonic() + min(MOST, max(LEAST, SHARE * took)), found
+                self._known.move_to_end(key)
+                while len(self._known) > MAX_KEPT:
+                    self._known.popitem(last=False)
+        finally:
+            with self._changed:
+                self._asking.discard(key)
+                self._changed.notify_all()
         return _given(found)
 
     def forget(self, token: str) -> None:

@@ -7,7 +7,7 @@ is slow, was stopped or comes from another process, gets the whole picture. So n
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -52,7 +52,7 @@ class Feed:
         self._ended = b"event: end\ndata: %s\n\n" % msgspec.json.encode({"why": why, "text": text})
         self._wake()
 
-    async def stream(self, last: str) -> AsyncIterator[bytes]:
+    async def stream(self, last: str) -> AsyncGenerator[bytes]:
         """Server-sent events from the one with the id `last` on, or from the whole picture on."""
         yield b": poise\n\n"
         position = self._position(last)

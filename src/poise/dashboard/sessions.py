@@ -4,9 +4,10 @@ A secret in a link is exchanged once, within `LINK_SECONDS`, for the secret of a
 cookie. A session has the token of whoever made its link, and shows what that token may see. Only digests are kept.
 """
 
+import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from poise.drivers.security import digest
 
@@ -19,12 +20,13 @@ MAX_LINKS, MAX_SESSIONS = 64, 256
 
 
 class Session:
-    """One browser. `streams` counts its open streams."""
+    """One browser. `streams` counts its open streams, which end once it is `over`."""
 
     def __init__(self, token: str, seen: float) -> None:
         self.token = token
         self.seen = seen
         self.streams = 0
+        self.over = asyncio.Event()
 
 
 class Sessions:
@@ -51,7 +53,7 @@ class Sessions:
         secret = secrets.token_urlsafe(32)
         self._sessions[digest(secret)] = Session(token, self._now())
         while len(self._sessions) > MAX_SESSIONS:
-            del self._sessions[min(self._sessions, key=lambda known: self._sessions[known].seen)]
+            self._end(min(self._sessions, key=lambda known: self._sessions[known].seen))
         return secret
 
     def of(self, secret: str) -> Session | None:
@@ -61,21 +63,22 @@ class Sessions:
         if session is None:
             return None
         if self._now() - session.seen > SESSION_SECONDS and not session.streams:
-            del self._sessions[key]
+            self._end(key)
             return None
         session.seen = self._now()
         return session
 
     def end(self, secret: str) -> None:
         """A browser has signed out."""
-        self._sessions.pop(digest(secret), None)
+        self._end(digest(secret))
 
     def forget(self, token: str) -> None:
-        """End everything that has this token: it was revoked."""
+        """Drop everything that has this token: it was revoked. Its streams say so, and end by themselves."""
         for key in [key for key, (of, _) in self._links.items() if of == token]:
             del self._links[key]
-        for key in list(self._of_token(token)):
+        for key in [key for key, session in self._sessions.items() if session.token == token]:
             del self._sessions[key]
 
-    def _of_token(self, token: str) -> Iterator[str]:
-        return (key for key, session in self._sessions.items() if session.token == token)
+    def _end(self, key: str) -> None:
+        if (session := self._sessions.pop(key, None)) is not None:
+            session.over.set()

@@ -184,6 +184,20 @@ def test_a_session_that_was_left_is_over(run: Run) -> None:
     run(test)
 
 
+def test_streams_end_with_their_session(run: Run) -> None:
+    async def test(ask: Asking) -> None:
+        cookie, other = await ask.session(), await ask.session()
+        async with ask.stream(cookie) as sent, ask.stream(other) as theirs:
+            assert (await sent.get())["status"] == (await theirs.get())["status"] == 200
+            await ask("POST", "/leave", cookie=cookie)
+            while (await sent.get()).get("more_body"):
+                pass
+            while (await theirs.get())["body"] != b": poise\n\n":
+                pass
+
+    run(test)
+
+
 def test_a_link_is_made_only_for_a_token(run: Run) -> None:
     async def test(ask: Asking) -> None:
         assert (await ask("POST", "/link")).status == 401
