@@ -2,129 +2,23 @@
 
 import json
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
-from browser import Browser, running
 
-from poise.client import Client
 from poise.model.decisions import Reason
 from system.living import Living, alive, ended, kill, until
+from system.watching import MARKUP, Seen, first_value, link, watched
 
 AXE = Path(__file__).resolve().parent.parent / "axe" / "axe.min.js"
-FLEET = """
-kind: fleet
-name: two
-nodes:
-  fast: {cpu: 4, memory: 4GiB, rack: r1, devices: [{model: fast, backend: cuda, count: 2, memory: 16GB}]}
-  slow: {cpu: 4, memory: 4GiB, rack: r2, devices: [{model: slow, backend: rocm, count: 2, memory: 16GB}]}
-"""
-GRAPH = """
-kind: graph
-name: report
-tasks:
-  fetch: {run: echo fetched}
-  count: {run: echo counted, needs: [fetch]}
-  write: {run: sleep 1000, needs: [count], expect: 10m}
-"""
-MARKUP = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>"
 VIEWS = ("/now", "/queue", "/jobs", "/nodes")
-
-
-class Seen(NamedTuple):
-    """A Poise, its dashboard, and a browser that has come in by a link."""
-
-    living: Living
-    process: "subprocess.Popen[bytes]"
-    url: str
-    browser: Browser
-
-    @property
-    def client(self) -> Client:
-        return self.living.client()
-
-    def go(self, path: str) -> None:
-        """Open a page of the dashboard from its beginning."""
-        self.browser.call("Page.navigate", url=self.url.rstrip("/") + path)
-        self.browser.wait()
-        self.wait("Boolean(document.querySelector('main h1'))")
-
-    def wait(self, condition: str) -> Any:
-        """Wait until a JavaScript expression is true, and return its value."""
-        return until(lambda: self.browser.evaluate(condition), condition, self.text)
-
-    def text(self) -> str:
-        found: str = self.browser.evaluate("document.body.innerText")
-        return found
-
-    def rows(self, caption: str) -> list[list[str]]:
-        """The cells of the table with this caption, without its head."""
-        found: list[list[str]] = self.browser.evaluate(
-            "[...document.querySelectorAll('table')].filter((one) => one.caption.textContent.startsWith("
-            f"{json.dumps(caption)})).flatMap((one) => [...one.tBodies[0].rows])"
-            ".map((row) => [...row.cells].map((cell) => cell.textContent))"
-        )
-        return found
-
-    def figure(self, name: str) -> str:
-        found: str = self.browser.evaluate(
-            f"document.querySelector('[data-figure={json.dumps(name)}]')?.textContent ?? ''"
-        )
-        return found
-
-
-def link(living: Living, **more: str) -> dict[str, str]:
-    """Another link of a dashboard that runs."""
-    found: dict[str, str] = living.poise("dashboard", "--json", **more).value
-    return found
-
-
-def first_value(process: "subprocess.Popen[bytes]") -> Any:
-    """The JSON value that a command prints before it goes on."""
-    assert process.stdout is not None
-    lines: list[bytes] = []
-    while not lines or lines[-1] != b"}\n":
-        lines.append(process.stdout.readline())
-        assert lines[-1], process.communicate()
-    return json.loads(b"".join(lines))
 
 
 @pytest.fixture(scope="module")
 def seen() -> Iterator[Seen]:
-    """One job of each kind: on all devices, waiting for devices, a graph that is half done, one that failed."""
-    living = Living()
-    try:
-        living.up("--policy", "fifo", "--fleet", str(living.file("fleet.yaml", FLEET)))
-        living.poise("submit", "--gpu", "2", "--name", "train", "--expect", "1h", "--", "sleep", "1000")
-        told = living.poise("submit", "--gpu", "2", "--name", "says", "--expect", "1h", "--", "sh", "-c",
-                            f"echo {json.dumps(MARKUP)}; exec sleep 1000")  # fmt: skip
-        assert told.code == 0, told.err
-        living.poise("submit", str(living.file("graph.yaml", GRAPH)))
-        living.poise("submit", "--name", "wrong", "--", "false")
-        living.poise("submit", "--gpu", "2", "--name", "next", "--expect", "1m", "--", "true")
-        until(lambda: living.client().job("report").counts == {"done": 2, "running": 1}, "the graph is half done")
-        until(lambda: living.client().job("wrong").exit_code, "one has failed")
-        until(lambda: living.client().job("says").status == "running", "two run")
-        process = living.start("dashboard", "--json", "--port", "0")
-        try:
-            with running() as browser:
-                first = first_value(process)
-                browser.call("Page.navigate", url=first["link"])
-                browser.wait()
-                found = Seen(living, process, first["url"], browser)
-                found.wait("document.querySelector('[data-figure=nodes_up]')?.textContent === '2'")
-                yield found
-        finally:
-            kill(process.pid, signal.SIGINT)
-            done = ended(process)
-        assert (done.code, done.err) == (0, "")
-    except BaseException:
-        living.destroy()
-        raise
-    living.close()
+    with watched() as found:
+        yield found
 
 
 def test_the_link_leaves_the_address_and_is_good_once(seen: Seen) -> None:
@@ -235,11 +129,40 @@ def test_a_page_follows_what_happens_and_its_tab_opens_no_stream(seen: Seen) -> 
     seen.go("/jobs")
     seen.wait("document.querySelectorAll('tbody tr').length >= 5")
     job = seen.living.poise("submit", "--name", "later", "--", "sleep", "1000").text.strip()
-    seen.wait(f"document.querySelector('tr[data-key={job}]')?.textContent.includes('running')")
+    seen.wait(f"document.querySelector('tr[data-key={job}]')?.textContent.includes('pending')")
     assert seen.living.poise("cancel", job).code == 0
     seen.wait(f"document.querySelector('tr[data-key={job}]')?.textContent.includes('cancelled')")
     opened = "performance.getEntriesByType('resource').map((one) => one.name).filter((one) => one.endsWith('/stream'))"
     assert seen.browser.evaluate(opened) == []
+
+
+LARGE = """
+(async () => {
+  const { show } = await import("/views/now.js");
+  const nodes = {};
+  for (let at = 0; at < 10000; at += 1) {
+    const name = `n${at}`;
+    const devices = Array.from({ length: 8 }, (_, index) => [index, "H100", at % 4 ? "j1.main" : "", ""]);
+    const rack = `r${at % 100}`;
+    nodes[name] = { name, rack, status: "up", cpu: 64000, cpu_used: 0, memory: 1, memory_used: 0, devices };
+  }
+  const element = document.createElement("div");
+  document.getElementById("main").replaceChildren(element);
+  show(element, { head: {}, nodes, jobs: {}, waiting: {}, running: {} }, { rest: [], onLeave() {}, go() {} });
+  const rows = () => [...element.querySelectorAll("tbody tr")].filter((row) => row.checkVisibility());
+  const folded = [rows().length, rows()[0].textContent, element.querySelector("canvas").clientHeight > 0];
+  rows()[0].querySelector("button").click();
+  const few = element.querySelectorAll("tr").length < 400;
+  return [...folded, rows().length, rows()[1].textContent.startsWith("n100"), few];
+})()
+"""
+
+
+def test_a_large_fleet_is_folded_by_rack_and_a_rack_opens(seen: Seen) -> None:
+    seen.go("/now")
+    racks, first, drawn, nodes, in_order, few = seen.browser.evaluate(LARGE)
+    assert (racks, drawn, nodes, in_order, few) == (100, True, 100, True, True)
+    assert first == "r01000/8000/64000"
 
 
 def test_a_page_that_is_not_known_says_so(seen: Seen) -> None:
@@ -300,7 +223,7 @@ def test_a_control_plane_that_is_killed_and_comes_back(seen: Seen) -> None:
     until(lambda: seen.living.pid("control") not in (0, pid), "another control plane runs")
     seen.wait("document.getElementById('banner').textContent === ''")
     job = seen.living.poise("submit", "--name", "after", "--", "sleep", "1000").text.strip()
-    seen.wait(f"document.querySelector('tr[data-key={job}]')?.textContent.includes('running')")
+    seen.wait(f"document.querySelector('tr[data-key={job}]')?.textContent.includes('pending')")
     assert seen.living.poise("cancel", job).code == 0
 
 

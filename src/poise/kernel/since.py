@@ -1,7 +1,7 @@
 """The nodes and jobs that events have changed, so that a reader of the state asks again for these only. Pure.
 
-A change that no event names (the load of a node, a job that ends with the one that it comes after) is not found here:
-a reader also asks for everything now and then.
+A change that no event names is not found here: the load of a node, and a job that starts or is skipped since the one
+that it comes after has ended. So a reader also asks for everything now and then.
 """
 
 from collections.abc import Iterable
@@ -33,6 +33,7 @@ def _add(ledger: Ledger, event: Event, found: Touched) -> None:
         case of.Placed():
             jobs.add(_job(event.unit))
             nodes.update(spot.node for spot in event.spots)
+            nodes.update(_nodes_of(ledger.jobs.unit(event.unit)))  # a lost attempt gives back its room only now
         case of.Preempted() | of.Resized() | of.TrainingTold() | of.SpeedupsTold():
             jobs.add(_job(event.unit))
             nodes.update(_nodes_of(ledger.jobs.unit(event.unit)))
