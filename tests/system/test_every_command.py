@@ -70,7 +70,7 @@ WORKS = {
     "rehearse": f"rehearse --json {REHEARSED}-service.yaml poisson:requests=50 --world {REHEARSED}-replicas.yaml",
     "compare": f"compare --json --policies fifo --jobs 5 {TRACE}",
 }
-LONG = {"demo", "bench-devices", "serve", "join"}
+LONG = {"demo", "bench-devices", "serve", "join", "dashboard"}
 """Take long, or go on until they are told to end, and have tests of their own."""
 
 ASKS = (
@@ -82,6 +82,7 @@ ASKS = (
     "shadow",
     "events",
     "top",
+    "dashboard --no-browser",
     "ls --watch",
     "wait JOB",
     "show -w JOB",
