@@ -149,11 +149,19 @@ def test_a_command_that_only_this_shell_finds_is_hinted_at_by_every_command_that
     (folder / "only-here").write_text("#!/bin/sh\n")
     (folder / "only-here").chmod(0o755)
     job = pair.poise("submit", "--", "only-here").text.strip()
+    pair.file("line.yaml", "name: line\nrun: only-here | cat; only-here\n")
+    pair.file("other.yaml", "name: other\nrun: echo one | not-here\n")
+    for file in ("line.yaml", "other.yaml"):
+        assert pair.poise("submit", file).code == 0
+    hint = "your PATH finds `only-here`; what is submitted has it with `poise submit --env PATH`"
     for command in ("wait", "show", "explain", "logs"):
         done = pair.poise(command, job, PATH=f"{folder}:{os.environ['PATH']}")
         assert "main: `only-here`: command not found" in done.err, command
-        assert "your PATH finds `only-here`; what is submitted has it with `poise submit --env PATH`" in done.err
+        assert hint in done.err
         assert "your PATH" not in pair.poise(command, job).err, "where it does not, nothing is hinted at"
+    for command in ("wait", "show", "explain"):
+        assert hint in pair.poise(command, "line", PATH=f"{folder}:{os.environ['PATH']}").err, "in a line of shell too"
+        assert "your PATH" not in pair.poise(command, "other", PATH=f"{folder}:{os.environ['PATH']}").err
 
 
 def test_why_not_names_every_reason_of_a_node(pair: Living) -> None:

@@ -29,6 +29,7 @@ _ANOTHER_NAME = {
         "set": "update modify alter scontrol-update edit patch",
         "top": "stats",
         "up": "start",
+        "services": "endpoints deployments svc",
     }.items()
     for name in names.split()
 }

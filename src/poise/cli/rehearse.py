@@ -78,7 +78,7 @@ def rehearse(
     for note in told.notes:
         say(f"poise: {note}")
     for reason, count in told.skipped.items():
-        say(f"poise: {count:,} of the trace left out: {reason}")
+        say(f"poise: left out of the trace: {count:,} ({reason})")
     return output.show(lambda: _shown(told), form, False)
 
 

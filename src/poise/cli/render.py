@@ -94,14 +94,30 @@ def unstarted(tasks: "Iterable[TaskReport]") -> Iterator[str]:
     for task in tasks:
         if task.outcome == "unstartable":
             yield f"  {task.name}: {task.note}"
-            if task.exit_code == NOT_FOUND:
-                from shutil import which  # seldom needed
+        if task.exit_code == NOT_FOUND and (program := _found_here(task)):
+            hint = f"your PATH finds `{program}`; what is submitted has it with `poise submit --env PATH`"
+            yield f"  hint: {hint}"
 
-                if which(task.command[0]):
-                    yield (
-                        f"  hint: your PATH finds `{task.command[0]}`; "
-                        "what is submitted has it with `poise submit --env PATH`"
-                    )
+
+def _found_here(task: "TaskReport") -> str:
+    """The program that a task could not find, if the PATH of this shell finds it: of a line of shell its first word,
+    where the PATH that every command has does not find it.
+    """
+    import os  # seldom needed, as are these
+    import shlex
+    from shutil import which
+
+    command = task.command
+    if task.outcome != "unstartable":
+        if len(command) != 3 or command[1] != "-c":
+            return ""
+        try:
+            command = tuple(shlex.split(command[2]))
+        except ValueError:
+            return ""
+        if command and which(command[0], path=os.defpath):
+            return ""  # so another word of the line was not found
+    return command[0] if command and which(command[0]) else ""
 
 
 def widths_of(rows: Iterable[Sequence[str]], least: Iterable[int] = ()) -> list[int]:

@@ -73,7 +73,7 @@ def serve(
     """Serve a model over HTTP: a class with `predict(self, batch)`, or services from files. A file with `upstreams:`
     adds servers that speak OpenAI's API. Replicas are ordinary jobs, on devices if they request some. Batch sizes
     follow measured durations; requests that would miss the objective get 503 at once. Send requests with POST /predict.
-    Ctrl-C answers the accepted requests, and exits.
+    Ctrl-C answers the accepted requests, and exits. `poise services` shows latencies against the objective.
     """
     given = [_declared(one, flags) for one in target]
     services = [one for one in given if isinstance(one, DeclaredService)]

@@ -40,6 +40,7 @@ FLAGS = (
     ),
     click.option("--elastic", is_flag=True, help="Let jobs take any size, if the trace has their scaling."),
     click.option("--jobs", type=WholeRange(0), default=0, metavar="N", help="Use only the first N. [default: all]"),
+    click.option("--last", metavar="TIME", help="Use only jobs of the last TIME of the trace: `7d`. [default: all]"),
     click.option(
         "--load", type=Number(), default=1.0, metavar="X", help="Multiply the arrival rate by X. [default: 1]"
     ),
@@ -78,7 +79,10 @@ def trial_flags(function: Function) -> Function:
 @output.forms(*output.TEXT)
 @click.argument("trace", type=click.Path(path_type=Path))
 def simulate(policy: str, form: str, **flags: Any) -> int:
-    """Run TRACE on a fleet in virtual time, with the live control plane and policy, and report its figures."""
+    """Run TRACE on a fleet in virtual time, with the live control plane and policy, and report its figures.
+
+    TRACE is a file, or a home such as ~/.poise: the jobs of its log run again on its nodes.
+    """
     told = _compared(_asked(field="--policy", **flags), [policy], flags["report"])
     return output.show(lambda: _one(told), form, False)
 
@@ -91,6 +95,8 @@ def simulate(policy: str, form: str, **flags: Any) -> int:
 def compare(policies: str, form: str, **flags: Any) -> int:
     """Run TRACE on a fleet in virtual time under each of several policies, and compare their figures: one row each, or
     one page with plots.
+
+    TRACE is a file, or a home such as ~/.poise: the jobs of its log run again on its nodes.
     """
     names = [name.strip() for name in policies.split(",") if name.strip()]
     if not names or len(set(names)) < len(names):
@@ -112,6 +118,7 @@ def _asked(
     throughputs: Path | None,
     elastic: bool,
     jobs: int,
+    last: str | None,
     load: float,
     know: Any,
     seed: int,
@@ -129,6 +136,7 @@ def _asked(
     options = Options(
         information=know,
         jobs=jobs,
+        last=parsed_time(last, "--last"),
         load=load,
         seed=seed,
         strict=strict,
@@ -176,7 +184,7 @@ def _compared(asked: "Asked", policies: Sequence[str], report: Path | None) -> "
     for note in told.notes:
         say(f"poise: {note}")
     for reason, count in told.skipped.items():
-        say(f"poise: {count:,} of the trace left out: {reason}")
+        say(f"poise: left out of the trace: {count:,} ({reason})")
     for failure in told.failed:
         say(f"poise: the trial of `{failure.policy}` failed\n")
         show_error(from_record(failure.error, 0), as_json=False)

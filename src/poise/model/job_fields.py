@@ -643,7 +643,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
                 "--sweep",
                 "NAME=VALUES",
                 "One task per value, `0.1,0.01` or `1..5`; {NAME} in the command stands for the value. Repeatable: "
-                "one task per combination.",
+                "one task per combination. JSON that a task writes to $POISE_RESULT is in the table of `poise show`.",
                 reads=_swept,
                 repeatable=True,
             ),

@@ -23,6 +23,7 @@ VERBS = {
     "ps": "ls",
     "get pods": "ls",
     "describe j1": "show",
+    "svc": "services",
     "apply -f x.yaml": "submit",
     "shwo": "show",
     "cancle": "cancel",

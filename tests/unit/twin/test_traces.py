@@ -203,6 +203,15 @@ def test_the_first_jobs_and_a_higher_load(tmp_path: Path) -> None:
     assert instants(read.arrivals) == [0, 857671 / 2]
 
 
+def test_the_last_jobs(tmp_path: Path) -> None:
+    """Of a higher load they are the same, and nothing is said to be left out where nothing is."""
+    for load in (1.0, 2.0):
+        read = read_trace(write(tmp_path, PHILLY), Options(last=DAY, load=load))
+        assert instants(read.arrivals) == [0, (860603 - 857671) / load]
+        assert read.skipped == {"it was submitted before `--last`": 1}
+    assert read_trace(write(tmp_path, PHILLY), Options(last=30 * DAY)).skipped == {}
+
+
 def test_gangs_are_as_wide_as_a_node(tmp_path: Path) -> None:
     rows = "".join(f"2017-10-09,60,{devices},60,x\n" for devices in (1, 4, 5, 8, 9))
     path = write(tmp_path, f"timestamp,duration,num_gpus,gpu_time,cluster\n{rows}")
@@ -218,7 +227,15 @@ def test_a_packed_trace_is_unpacked_whatever_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"load": 0.0}, {"load": float("nan")}, {"jobs": -1}, {"devices_per_node": 0}, {"load": 1e-300}]
+    "options",
+    [
+        {"load": 0.0},
+        {"load": float("nan")},
+        {"jobs": -1},
+        {"devices_per_node": 0},
+        {"load": 1e-300},
+        {"jobs": 1, "last": DAY},
+    ],
 )
 def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
     assert refused(write(tmp_path, PHILLY), **options).record.field in (*options, "load")

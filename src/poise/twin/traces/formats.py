@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from poise.errors import SpecError
 from poise.model.workload import Workload
 from poise.twin.traces import (
@@ -26,6 +28,8 @@ from poise.twin.traces import (
 )
 from poise.twin.traces.options import Options
 from poise.twin.traces.rows import fault, head_of, short
+
+TOO_EARLY = "it was submitted before `--last`"
 
 
 class Head(NamedTuple):
@@ -122,8 +126,19 @@ def read_trace(trace: Path | str, options: Options | None = None, format: str = 
     options.check()
     path = Path(trace)
     if synthetic.is_synthetic(str(trace)) and not path.exists():
-        return synthetic.generate(synthetic.parse(str(trace)), options)
-    return format_of(path, options, format).read(path, options)
+        workload = synthetic.generate(synthetic.parse(str(trace)), options)
+    else:
+        workload = format_of(path, options, format).read(path, options)
+    return _end_of(workload, round(options.last / options.load)) if options.last else workload
+
+
+def _end_of(workload: Workload, span: int) -> Workload:
+    """What was submitted within this many nanoseconds before the last submission."""
+    begin = workload.arrivals[-1].at - span
+    kept = [one for one in workload.arrivals if one.at >= begin]
+    left_out = {TOO_EARLY: len(workload.arrivals) - len(kept)} if len(kept) < len(workload.arrivals) else {}
+    arrivals = tuple(msgspec.structs.replace(one, at=one.at - kept[0].at) for one in kept)
+    return msgspec.structs.replace(workload, arrivals=arrivals, skipped=workload.skipped | left_out)
 
 
 def format_of(path: Path, options: Options, named: str = "") -> Format:

@@ -24,7 +24,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     `devices_per_node` is how many a gang's tasks have each. `information` is what users say of their run times; a trace
     with estimates of its own keeps them when it is `estimated`. `jobs` are the first so many to arrive (0: all),
-    `load` divides the times between arrivals, `seed` decides the noise of estimates. With `strict` the first bad row is
+    `last` are the nanoseconds before the last submission within which the others were submitted (0: all). `load`
+    divides the times between arrivals, `seed` decides the noise of estimates. With `strict` the first bad row is
     an error. `cpu_work` also reads jobs without a device, in traces of training.
 
     With `elastic` the jobs of a trace that knows how they scale take any size: Pollux's, which also choose their
@@ -42,6 +43,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     devices_per_node: int = 8
     information: Information = "estimated"
     jobs: int = 0
+    last: int = 0
     load: float = 1.0
     seed: int = 0
     strict: bool = False
@@ -63,6 +65,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise _unfit("load", "a number above 0, such as 1.5", self.load, "`--load 1.5`")
         if self.jobs < 0:
             raise _unfit("jobs", "0 for all, or a number of jobs", self.jobs)
+        if self.jobs and self.last:
+            hint = "one of `--jobs` and `--last`"
+            raise SpecError("the first jobs and the last ones exclude each other", field="last", hint=hint)
         if self.requests < 1:
             raise _unfit("requests", "1 or more", self.requests)
 
