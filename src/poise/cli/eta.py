@@ -207,6 +207,9 @@ def _notes(told: "Etas") -> list[str]:
         f"poise: taken for granted: {submitted}, and nodes stay as they are",
     ]
     for one in told.coming:
+        if one.schedule:
+            notes.append(f"poise: schedule `{one.name}` submits its next job in {format_duration(one.next)}")
+            continue
         again = f"poise: `{one.name}` came {one.seen} times, every {format_duration(one.every)}"
         notes.append(f"{again}: taken to come again, next in {format_duration(one.next)}")
     if told.futures < told.asked:

@@ -23,7 +23,7 @@ import msgspec
 from poise.engine.runtimes import Learned, Means, Run, Unlearned
 from poise.engine.twin import Twin
 from poise.kernel.controller import Settings
-from poise.kernel.ledger import JobState, Ledger, UnitState
+from poise.kernel.ledger import JobState, Ledger, ScheduleState, UnitState
 from poise.model.events import Event, Finished, Placed, Preempted, Started
 from poise.model.fleet import Fleet, model_under
 from poise.model.jobs import ALL, GRACE, Priority
@@ -88,7 +88,7 @@ _NORMAL = NormalDist()
 
 class Coming(NamedTuple):
     """A job that comes again and again: every so many nanoseconds, give or take a mean `deviation`, since it came at an
-    instant (`last`); `seen` times so far. The `job` is the latest of its kind.
+    instant (`last`); `seen` times so far. The `job` is the latest of its kind. One of a `schedule` comes on time.
     """
 
     name: str
@@ -97,19 +97,43 @@ class Coming(NamedTuple):
     every: int
     deviation: int
     seen: int
+    schedule: str = ""
+
+
+def scheduled(ledger: Ledger, now: int) -> Iterator[Coming]:
+    """The jobs of schedules that are not on hold, from their next turns on. The later turns of `cron` are taken to come
+    as its last two did; of a new one only the first is known.
+    """
+    for schedule in ledger.schedules.values():
+        if schedule.held:
+            continue
+        rule, due = schedule.rule, schedule.due
+        every = rule.every or (due - schedule.last_due if schedule.last_due else 2 * AHEAD)
+        if not rule.every:  # a time of the wall clock
+            due = now + due - round(ledger.leader.wall(now) * SECOND)
+        job = ledger.jobs.get(schedule.last) or _first_of(schedule)
+        yield Coming(schedule.called, job, due - every, every, 0, schedule.number, schedule.id)
+
+
+def _first_of(schedule: ScheduleState) -> JobState:
+    """The job of a schedule that has submitted none that the ledger remembers."""
+    job = schedule.job
+    units = [UnitState(unit, schedule.id, 0, "") for unit in job.units]
+    return JobState(schedule.id, schedule.called, job.user, job.folder, job.env, (), 0, units, tenant=job.tenant)
 
 
 def recurring(ledger: Ledger, now: int) -> list[Coming]:
     """Which jobs come again and again, of those that the ledger remembers: jobs of one tenant, of one name or, without
     one, of the same classes. They do if `AGAIN` gaps or more lie close to their median, and not two of these have gone
-    by since. Those that are due first, of `MOST_COMING` units in all: more would leave no time for many futures.
+    by since. Jobs of schedules do as these say. Those that are due first, of `MOST_COMING` units in all: more would
+    leave no time for many futures.
     """
+    found = [*scheduled(ledger, now)]
     kinds: dict[tuple[str, ...], list[JobState]] = {}
     for job in ledger.jobs.values():
-        if job.calls is None:
+        if job.calls is None and not _of_schedule(ledger, job):
             of = (job.name,) if job.name else ("", *(unit.spec.kind for unit in job.units))
             kinds.setdefault((job.tenant, *of), []).append(job)
-    found = []
     for jobs in kinds.values():
         came = [job.submitted for job in jobs][-LATEST:]
         gaps = sorted(after - before for before, after in pairwise(came))
@@ -127,6 +151,12 @@ def recurring(ledger: Ledger, now: int) -> list[Coming]:
             kept.append(one)
             units += len(one.job.units)
     return kept
+
+
+def _of_schedule(ledger: Ledger, job: JobState) -> bool:
+    """Whether a schedule that is still there has submitted it."""
+    schedule, _, due = job.key.partition("@")
+    return bool(due) and schedule in ledger.schedules
 
 
 class Stream(NamedTuple):
@@ -150,6 +180,7 @@ def stream(ledger: Ledger, now: int, coming: Sequence[Coming]) -> Stream:
         if job.calls is None
         and not any(unit.spec.serves for unit in job.units)
         and (job.tenant, job.name or job.units[0].spec.kind) not in again
+        and not _of_schedule(ledger, job)
     ]
     if len({job.submitted // MINUTE for job in jobs}) < ENOUGH_ERRORS:
         return Stream()
@@ -261,7 +292,10 @@ class Draws:
         for one, prospects in self._coming:
             at = one.last
             for _ in range(max(1, MOST_COMING // (len(self._coming) * len(prospects)))):
-                at = max(self._now, at + max(OFTEN, round(random.gauss(one.every, one.deviation * DEVIATIONS))))
+                gap = one.every
+                if not one.schedule:
+                    gap = max(OFTEN, round(random.gauss(one.every, one.deviation * DEVIATIONS)))
+                at = max(self._now, at + gap)
                 if at > self._now + AHEAD:
                     break
                 yield self._arrival(one.job, prospects, at - self._now, random, means)

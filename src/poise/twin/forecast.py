@@ -39,13 +39,14 @@ class Eta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Again(msgspec.Struct, frozen=True):
     """A job that comes again and again: its name or class, the nanoseconds between two, how often it came, and in how
-    many nanoseconds it is due next.
+    many nanoseconds it is due next; the id of its `schedule`, if it has one.
     """
 
     name: str
     every: int
     seen: int
     next: int
+    schedule: str = ""
 
 
 class Etas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -112,7 +113,8 @@ def foresee(
         sources=dict(futures.draws.sources),
         guesses=tuple(sorted(futures.draws.guesses)),
         coming=tuple(
-            Again(one.name, one.every, one.seen, max(0, one.last + one.every - now)) for one in futures.coming
+            Again(one.name, one.every, one.seen, max(0, one.last + one.every - now), one.schedule)
+            for one in futures.coming
         ),
         arriving=futures.arriving,
         jobs=tuple(_eta(target, seen, futures) for target in targets),

@@ -12,7 +12,8 @@ from poise.engine.noise import Seen, Unseen
 from poise.kernel.controller import Settings
 from poise.model.workload import Arrival, Steady, Truth
 from poise.policy.suites import policy_named
-from poise.units import HOUR, MINUTE, SECOND
+from poise.testing import World
+from poise.units import DAY, HOUR, MINUTE, SECOND
 from unit.engine.test_twin import Run, arrival, node
 
 
@@ -139,6 +140,22 @@ def test_what_came_every_hour_comes_again() -> None:
 def test_what_came_without_order_is_not_foreseen(at: tuple[float, ...]) -> None:
     run, now = came(*at)
     assert recurring(run.twin.ledger, now) == []
+
+
+def test_schedules_say_when_their_jobs_come() -> None:
+    """From their first turn on, which no job came before; by the wall clock where they go by that."""
+    world = World(dead_after=0).nodes(1).job("beat", every="1h", overlap="allow").tick().after("20m")
+    world.job("daily", cron="0 12 * * *", **{"time-zone": "UTC"}).job("held", every="1h", hold=True).tick()
+    found = {one.name: one for one in recurring(world.ledger, world.now)}
+    assert found.keys() == {"beat", "daily"}
+    beat, daily = found["beat"], found["daily"]
+    assert (beat.schedule, beat.seen, beat.last + beat.every - world.now) == ("s1", 1, 40 * MINUTE)
+    noon = (daily.last + daily.every - world.now) / SECOND + world.ledger.leader.wall(world.now)
+    assert noon % (DAY / SECOND) == pytest.approx(DAY / SECOND / 2, abs=1)
+    drawn = Draws(world.ledger, world.now, {}, [], coming=[beat]).draw(Random(3))  # noqa: S311
+    assert [one.at for one in drawn.arrivals[:3]] == [40 * MINUTE, 100 * MINUTE, 160 * MINUTE]
+    alone = Draws(world.ledger, world.now, {}, [], coming=[daily]).draw(Random(3))  # noqa: S311
+    assert len(alone.arrivals) == 1, "when the next one is due after that, a calendar knows"
 
 
 def of_parts(name: str, parts: int, seconds: int) -> Arrival:

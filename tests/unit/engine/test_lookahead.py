@@ -2,6 +2,7 @@
 
 import re
 import time
+from typing import Any
 
 import pytest
 
@@ -98,6 +99,18 @@ def test_what_is_preempted_for_it_is_named() -> None:
     assert found.preempts == ("j1.main",)
     assert found.likely is not None and found.likely < MINUTE, "long before the end of the other one"
     assert expected(world, "next").preempts == ()
+
+
+def test_turns_of_schedules_come_on_time_and_are_waited_for() -> None:
+    """The job of the turn in 10 minutes takes the node for an hour; what begins in 20 minutes finds it taken."""
+    hourly: dict[str, Any] = {"every": "1h", "cpu": 2, "expect": "1h", "priority": "high"}
+    world = World(dead_after=0).nodes(1, cpu=2).job("beat", **hourly).tick().cancel("beat-1").after("50m")
+    world.job("late", cpu=2, begin="20m", expect="10m", preemptible=False)
+    found = expected(world, "late")
+    assert found.earliest is not None and found.earliest > 25 * MINUTE
+    world.hold_schedule("beat")
+    found = expected(world, "late")
+    assert (found.earliest, found.latest) == (20 * MINUTE, 20 * MINUTE)
 
 
 def test_what_is_tried_again_later_starts_no_sooner() -> None:
