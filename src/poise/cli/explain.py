@@ -211,12 +211,14 @@ def _draw_waiting(waiting: Waiting) -> None:
         _draw_lines(f"{waiting.ahead} before it", [*first, *([f"and {more} more"] if more > 0 else [])])
     if waiting.place:
         click.echo(f"  its priority    {waiting.place}")
+    displaced = waiting.start.displaced if waiting.start is not None else {}
     _draw_lines(
         "waits until",
         [
             f"{freeing.unit} on {', '.join(freeing.nodes)} ends"
             + _ends_in(freeing.left)
             + (", overrun" if freeing.overrun else "")
+            + (f"; {displaced[freeing.unit]} preempts it first" if freeing.unit in displaced else "")
             for freeing in waiting.frees
         ],
     )

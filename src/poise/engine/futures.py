@@ -515,7 +515,7 @@ UNCHANGED = Change()
 class Happened(msgspec.Struct, frozen=True, kw_only=True):
     """What happened in a future: the instants at which units started anew and at which they were over, on the log's
     clock, which of these were not done, how often something had to yield, and the rounds that were decided. `yielded`
-    has each unit that was preempted for another, with that one. `whole`: it was followed to its end.
+    has the instant at which each unit was first preempted for another, by both. `whole`: it was followed to its end.
     """
 
     started: dict[str, int]
@@ -524,7 +524,7 @@ class Happened(msgspec.Struct, frozen=True, kw_only=True):
     preempted: int
     rounds: int
     whole: bool
-    yielded: frozenset[tuple[str, str]] = frozenset()
+    yielded: Mapping[tuple[str, str], int] = {}
 
 
 def run_future(
@@ -543,7 +543,7 @@ def run_future(
     `begun` one has started, if any are named; or `watch` says False.
     """
     started: dict[str, int] = {}
-    yielded: set[tuple[str, str]] = set()
+    yielded: dict[tuple[str, str], int] = {}
     preempted = quiet_since = 0
 
     def observe(event: Event) -> None:
@@ -556,7 +556,7 @@ def run_future(
                 started.setdefault(found[0].id, event.at)
         elif isinstance(event, Preempted):
             preempted += 1
-            yielded.add((event.unit, event.to))
+            yielded.setdefault((event.unit, event.to), event.at)
 
     settings = msgspec.structs.replace(settings, history=2**31)
     twin = Twin(policy, settings, observe=observe, ledger=ledger, truths=drawn.truths, progress=drawn.progress, at=now)
@@ -593,7 +593,7 @@ def run_future(
         preempted=preempted,
         rounds=twin.rounds,
         whole=watch(),
-        yielded=frozenset(yielded),
+        yielded=yielded,
     )
 
 

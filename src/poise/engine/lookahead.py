@@ -47,6 +47,9 @@ while such a one is forked."""
 TOLD_FROM = 3
 """Futures: fewer tell nothing of a start."""
 
+DISPLACED = 100
+"""Units that are named as preempted for others before."""
+
 GUESSES = 4
 """Units named of whose run time nothing is known, or that are preempted."""
 
@@ -289,6 +292,7 @@ def _start(futures: Futures, seen: Sequence[Happened], units: Collection[str]) -
         why=why,
         guesses=tuple(islice(futures.guesses_before(units, seen), GUESSES)),
         preempts=tuple(islice(_preempted_for(units, seen), GUESSES)),
+        displaced=dict(islice(_displaced(units, seen, instants), DISPLACED)),
         futures=len(seen),
     )
 
@@ -297,6 +301,19 @@ def _preempted_for(units: Collection[str], seen: Sequence[Happened]) -> Iterator
     """Those that are preempted for one of these units in at least half of the futures."""
     times = Counter(one for happened in seen for one in {unit for unit, to in happened.yielded if to in units})
     yield from sorted(unit for unit, count in times.items() if 2 * count >= len(seen))
+
+
+def _displaced(
+    units: Collection[str], seen: Sequence[Happened], instants: Sequence[float]
+) -> Iterator[tuple[str, str]]:
+    """Those that are preempted before one of these units starts, for another one, in at least half of the futures."""
+    times = Counter(
+        pair
+        for happened, start in zip(seen, instants, strict=True)
+        for pair, at in happened.yielded.items()
+        if pair[1] and pair[1] not in units and at < start
+    )
+    yield from sorted(pair for pair, count in times.items() if 2 * count >= len(seen))
 
 
 def _first(ledger: Ledger, most: int, keep: frozenset[str]) -> tuple[list[str], int]:

@@ -98,7 +98,9 @@ def test_what_is_preempted_for_it_is_named() -> None:
     found = expected(world, "urgent")
     assert found.preempts == ("j1.main",)
     assert found.likely is not None and found.likely < MINUTE, "long before the end of the other one"
-    assert expected(world, "next").preempts == ()
+    assert found.displaced == {}
+    after = expected(world, "next")
+    assert (after.preempts, after.displaced) == ((), {"j1.main": "j2.main"}), "for the urgent one, before it"
 
 
 def test_turns_of_schedules_come_on_time_and_are_waited_for() -> None:
