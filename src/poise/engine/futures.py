@@ -88,7 +88,8 @@ _NORMAL = NormalDist()
 
 class Coming(NamedTuple):
     """A job that comes again and again: every so many nanoseconds, give or take a mean `deviation`, since it came at an
-    instant (`last`); `seen` times so far. The `job` is the latest of its kind. One of a `schedule` comes on time.
+    instant (`last`); `seen` times so far. The `job` is the latest of its kind. One of a `schedule` comes on time,
+    unless it `skips` turns while the one before is unfinished.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Coming(NamedTuple):
     deviation: int
     seen: int
     schedule: str = ""
+    skips: bool = False
 
 
 def scheduled(ledger: Ledger, now: int) -> Iterator[Coming]:
@@ -112,7 +114,8 @@ def scheduled(ledger: Ledger, now: int) -> Iterator[Coming]:
         if not rule.every:  # a time of the wall clock
             due = now + due - round(ledger.leader.wall(now) * SECOND)
         job = ledger.jobs.get(schedule.last) or _first_of(schedule)
-        yield Coming(schedule.called, job, due - every, every, 0, schedule.number, schedule.id)
+        skips = rule.overlap == "skip"
+        yield Coming(schedule.called, job, due - every, every, 0, schedule.number, schedule.id, skips)
 
 
 def _first_of(schedule: ScheduleState) -> JobState:
@@ -288,17 +291,22 @@ class Draws:
         return [self._prospect(job, UnitState(unit.spec, job.id, 0, unit.queue)) for unit in job.units]
 
     def _arrivals(self, random: Random, means: Mapping[int, Means]) -> Iterator[Arrival]:
-        """What comes again, each at its time give or take what it was off before; no sooner than now."""
+        """What comes again, each at its time give or take what it was off before; no sooner than now. A schedule passes
+        over the turns that come while its job runs, unless it lets jobs overlap.
+        """
         for one, prospects in self._coming:
-            at = one.last
+            at, runs = one.last, 0
             for _ in range(max(1, MOST_COMING // (len(self._coming) * len(prospects)))):
-                gap = one.every
+                gap = one.every * max(1, -(-runs // one.every))
                 if not one.schedule:
                     gap = max(OFTEN, round(random.gauss(one.every, one.deviation * DEVIATIONS)))
                 at = max(self._now, at + gap)
                 if at > self._now + AHEAD:
                     break
-                yield self._arrival(one.job, prospects, at - self._now, random, means)
+                arrival = self._arrival(one.job, prospects, at - self._now, random, means)
+                yield arrival
+                if one.skips:
+                    runs = max(map(_runs, arrival.truths.values()), default=0)
 
     def _other_arrivals(self, random: Random, means: Mapping[int, Means]) -> Iterator[Arrival]:
         """Jobs like those that came lately, at gaps like theirs: blocks of the past in a random order (a moving-block
@@ -497,6 +505,11 @@ def _truth(prospect: _Prospect, means: Means, chance: float, failing: float, whe
         until=where if failing < prospect.fails else 1.0,
     )
     return truth, prospect.progress or min(1.0, prospect.kept / whole)
+
+
+def _runs(truth: Truth) -> int:
+    """Nanoseconds, as far as it matters when the next one comes."""
+    return round(SECOND * min(truth.pace.seconds, 2 * AHEAD / SECOND)) if isinstance(truth.pace, Steady) else 0
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):

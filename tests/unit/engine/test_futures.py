@@ -1,5 +1,6 @@
 """What the unfinished work of a ledger may really have to do."""
 
+from itertools import pairwise
 from math import log
 from random import Random
 
@@ -156,6 +157,20 @@ def test_schedules_say_when_their_jobs_come() -> None:
     assert [one.at for one in drawn.arrivals[:3]] == [40 * MINUTE, 100 * MINUTE, 160 * MINUTE]
     alone = Draws(world.ledger, world.now, {}, [], coming=[daily]).draw(Random(3))  # noqa: S311
     assert len(alone.arrivals) == 1, "when the next one is due after that, a calendar knows"
+
+
+def test_a_schedule_skips_turns_while_its_job_runs() -> None:
+    world = World(dead_after=0).nodes(1).job("slow", every="1h", expect="150m").job("both", every="1h", overlap="allow")
+    found = recurring(world.tick().ledger, world.now)
+    drawn = Draws(world.ledger, world.now, {}, [], coming=found).draw(Random(3))  # noqa: S311
+    [slow, both] = (
+        [one.at // MINUTE for one in drawn.arrivals if (one.units[0].expect > 0) is declared]
+        for declared in (True, False)
+    )
+    assert [later - earlier for earlier, later in pairwise(both)] == [60] * (len(both) - 1)
+    gaps = [later - earlier for earlier, later in pairwise(slow)]
+    assert gaps and all(gap % 60 == 0 for gap in gaps), "it comes at turns only"
+    assert max(gaps) > 60
 
 
 def of_parts(name: str, parts: int, seconds: int) -> Arrival:
