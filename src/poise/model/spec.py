@@ -604,8 +604,8 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
     if shape.where.groups and (most == 1 or size.least < most):
         name = "spread" if shape.where.spread else "together"
         what = f"`{name}` is for a gang that keeps its size"
-        need = "workers: 2 or more"
-        error = SpecError(what, field=f"{field}resources.{name}", need=need, have=_size_text(size), hint="workers: 2")
+        need, hint = "workers: 2 or more", f"drop `{name}`: parts are placed one by one" if parts else "workers: 2"
+        error = SpecError(what, field=f"{field}resources.{name}", need=need, have=_size_text(size), hint=hint)
         found.add(error, f"{field}workers")
     if parts and (spec.stdin or spec.tty):
         given = "tty" if spec.tty else "stdin"

@@ -87,13 +87,17 @@ def test_a_label_that_no_node_has_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "have"),
-    [({}, "workers: 1"), ({"workers": "2..4"}, "workers: 2..4"), ({"parts": 4}, "4 parts")],
+    ("fields", "have", "hint"),
+    [
+        ({}, "workers: 1", "workers: 2"),
+        ({"workers": "2..4"}, "workers: 2..4", "workers: 2"),
+        ({"parts": 4}, "4 parts", "drop `spread`: parts are placed one by one"),
+    ],
 )
-def test_only_a_gang_of_one_size_is_spread(fields: dict[str, Any], have: str) -> None:
+def test_only_a_gang_of_one_size_is_spread(fields: dict[str, Any], have: str, hint: str) -> None:
     with pytest.raises(InputError, match="`spread` is for a gang that keeps its size") as caught:
         world().job("a", spread="zone", **fields)
-    assert (caught.value.record.have, caught.value.record.hint) == (have, "workers: 2")
+    assert (caught.value.record.have, caught.value.record.hint) == (have, hint)
 
 
 def test_urgent_work_that_is_spread_makes_room_over_the_label() -> None:
