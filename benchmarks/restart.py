@@ -29,7 +29,7 @@ from poise.kernel.controller import Controller, Message, Settings, Submit
 from poise.kernel.ledger import Ledger
 from poise.model.events import Event, decode_event, encode_event
 from poise.model.jobs import Ending
-from poise.model.messages import Desired, Ended, Hello, Report, ToAgent
+from poise.model.messages import Desired, Ended, Hello, Report, ToNode
 from poise.model.resources import Node
 from poise.model.spec import Compiled, compile_spec
 from poise.policy.suites import policy_named
@@ -60,7 +60,7 @@ class MadeUpNode:
         self._plane.connect(NODE, self._plane.accepted(), self)
         self._plane.hear(NODE.name, self, Hello(node=NODE))
 
-    def send(self, message: ToAgent) -> None:
+    def send(self, message: ToNode) -> None:
         if isinstance(message, Desired) and message.launches:
             self._serial += 1
             ending = Ending(outcome="done", run=1_000_000, cpu=1_000_000)

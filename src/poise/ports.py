@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from poise.kernel import node
 from poise.model.decisions import Plan
 from poise.model.events import Event
-from poise.model.messages import Attempt, Ended, Launch, Running
+from poise.model.messages import Attempt, Ended, FromAgent, Launch, Running, ToNode
 from poise.model.observed import Observed
+from poise.model.resources import Node
 from poise.model.training import Orders
 from poise.units import Instant
 
@@ -105,6 +106,42 @@ def carry_out(effect: node.ToExecutor, executor: Executor) -> None:
             executor.limit(effect.attempt, effect.time_limit)
         case node.Forget():
             executor.forget(effect.attempts)
+
+
+class Connection(Protocol):
+    """The connection of a node, as the control plane has it. Both functions return at once. Messages arrive in order,
+    or the connection ends.
+    """
+
+    def send(self, message: ToNode, /) -> None: ...
+    def close(self) -> None: ...
+
+
+class NodePort(Protocol):
+    """The control plane, as everything that has nodes sees it: agents that dial in, the simulated machines of the fault
+    simulator, and the nodes of the twin.
+
+    A node says `Hello` on each connection: what it offers, and all attempts that it holds. The answer is a complete
+    `Desired`: what should be there. Then each side tells changes. A `Report` is answered by `Acked` when it is durable,
+    and a `Beat` by `Heard` at once. Everything is idempotent by attempt, so any message may come twice. A node that
+    offers less than it runs keeps that; nothing is placed there until it fits.
+    """
+
+    def accepted(self) -> int:
+        """The number of a connection that was just made; later ones have higher numbers."""
+        ...
+
+    def connect(self, node: Node, number: int, connection: Connection, /, by: str = "") -> bool:
+        """A node has said hello, with the token `by`. False if a newer connection of it has. Raises `Conflict`."""
+        ...
+
+    def hear(self, node: str, connection: Connection, message: FromAgent, /, by: str = "") -> None:
+        """A message of a node, its hello too; only its newest connection is heard."""
+        ...
+
+    def disconnect(self, node: str, connection: Connection, /) -> None:
+        """Its connection has ended. The node is lost only if it stays away."""
+        ...
 
 
 class Observer(Protocol):

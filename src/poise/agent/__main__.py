@@ -85,8 +85,8 @@ from poise.model.messages import (
     Met,
     Output,
     Running,
-    ToAgent,
     ToConsole,
+    ToNode,
 )
 from poise.model.resources import WHOLE, Node, check_node_name
 from poise.model.times import Times
@@ -112,6 +112,9 @@ DIAL_SECONDS, SILENCE_SECONDS = 10.0, 2.0
 TRY_SECONDS = 1.0, 64.0
 """Pauses until a node that can start nothing is tried again: the first, and the longest; each is twice the last."""
 
+MAX_DECLARED = 2**16
+"""Devices of a declared node have lower indices. They are there for as long as work holds them."""
+
 STILL_RUNS = 5
 """Exit code of an agent that was told to end while commands of its node go on."""
 
@@ -128,9 +131,7 @@ MAX_SHIPPED = 16
 """Parts of output, or files that gangs meet by, that wait to be sent: beats come after them."""
 
 _log = logging.getLogger("poise.agent")
-_to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent | Kept | Met | ToConsole]] = msgpack_decoder(
-    tuple[int, ToAgent | Kept | Met | ToConsole]
-)
+_to_agent: msgspec.msgpack.Decoder[tuple[int, ToNode]] = msgpack_decoder(tuple[int, ToNode])
 _encode = msgspec.msgpack.Encoder().encode
 _refused = json_decoder(dict[str, ErrorRecord])
 
@@ -438,7 +439,7 @@ class Agent:
             found = await asyncio.to_thread(inventory.look)
             if found != self._node.node:
                 _log.info("this node has changed: %s", found)
-                self._node.node = found
+                self._node.node, self._node.withheld = found, inventory.there
                 self._keepers.devices = {device.index: device for device in found.devices}
                 if self._sock is not None:
                     self._feed(machine.Connected(self._keepers.address))
@@ -687,6 +688,7 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
     )
     observed = await keepers.open()
     node = NodeMachine(found, sorted(os.sched_getaffinity(0)) if declared is None and part is None else [])
+    node.withheld = range(MAX_DECLARED) if inventory is None else inventory.there
     node.adopt(observed.held, [keepers.tellings.last_word(done) for done in observed.ended])
     agent = Agent(home, keepers, node, offer)
     agent.adopt(observed.held, observed.ended)

@@ -45,12 +45,12 @@ from poise.model.messages import (
     Launch,
     Met,
     Output,
-    ToAgent,
-    ToConsole,
+    ToNode,
 )
 from poise.model.resources import Node, check_node_name, is_larger
 from poise.model.tenants import Bearer, Role
 from poise.model.usage import Window
+from poise.ports import NodePort
 from poise.units import SECOND
 
 MAX_UNANSWERED = 4096
@@ -248,6 +248,7 @@ class NodeChannel:
     ) -> None:
         """`key_of` tells the key of an attempt that serves calls, which nodes of other homes cannot make."""
         self._plane = plane
+        self._port: NodePort = plane
         self._gate = gate
         self._series = series
         self._home = home
@@ -287,7 +288,7 @@ class NodeChannel:
         await refuse(scope, send, error, retry_after=seconds)
 
     async def _converse(self, scope: Scope, receive: Receive, send: Send, joined: Joined) -> None:
-        number = self._plane.accepted()
+        number = self._port.accepted()
         frames = Frames()
         bearer: Bearer = scope["bearer"]
         by = bearer.token or machine.OF_THE_HOME
@@ -316,12 +317,12 @@ class NodeChannel:
                     continue
                 if isinstance(message, Hello):
                     check_node_name(message.node.name, "name")
-                    if not self._plane.connect(message.node, number, channel, by):
+                    if not self._port.connect(message.node, number, channel, by):
                         return
                     node = message.node.name
                     self._compare(message.node)
                 if node:
-                    self._plane.hear(node, channel, message, by)
+                    self._port.hear(node, channel, message, by)
                     joined(spoke=True)
                     if isinstance(message, Beat) and message.windows:
                         self._keep(node, message.windows)
@@ -334,7 +335,7 @@ class NodeChannel:
             channel.close()
             if node:
                 self._consoles.gone(node)
-                self._plane.disconnect(node, channel)
+                self._port.disconnect(node, channel)
 
     def _opened(self, desired: Desired) -> Desired:
         """What goes to a node, with the secrets of its launches opened. A launch whose secrets do not open stays here,
@@ -537,7 +538,7 @@ class Channel:
         self.closed = False
         self._task = asyncio.create_task(self._write())
 
-    def send(self, message: ToAgent | Kept | Met | ToConsole | ToCaller | ToWorker) -> None:
+    def send(self, message: ToNode | ToCaller | ToWorker) -> None:
         """Who does not read is hung up on with its next word; when it comes back it is told everything anew."""
         if len(self._queue) >= MAX_UNSENT or self._waiting >= MAX_UNSENT_BYTES:
             self.close()

@@ -58,6 +58,7 @@ class Inventory:
         self._told = ""
         self._declared = Declared()
         self.answers: list[Answer] = []
+        self.there: set[int] = set()  # devices of the machine, where only a part of it is offered
 
     def look(self) -> Node:
         """What is here now. A `devices.yaml` that cannot be read is told once, and left out."""
@@ -84,7 +85,10 @@ class Inventory:
         declared = self._declared
         node = with_processor(node, declared.processor, "declared") if declared.processor else node
         node = declared.place.of(msgspec.structs.replace(node, devices=with_declared(devices, declared)))
-        return self._part.of(node) if self._part is not None else node
+        if self._part is None:
+            return node
+        self.there = {device.index for device in node.devices}
+        return self._part.of(node)
 
     def use(self, indices: Iterable[int]) -> dict[int, Use]:
         """How busy devices are, by index; one that does not answer is left out."""

@@ -276,13 +276,13 @@ def _fail_device(simulation: "Simulation", incident: Incident, random: Random) -
 
 def _unplug(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
     machine = simulation.machines[incident.node]
-    if not machine.node.devices:
+    if not machine.devices:
         return None
-    gone = machine.node.devices[-1]
-    machine.change_devices(machine.node.devices[:-1])
+    gone = machine.devices[-1]
+    machine.change_devices(machine.devices[:-1])
 
     def undo() -> None:
-        left = [device for device in machine.node.devices if device.index != gone.index]
+        left = [device for device in machine.devices if device.index != gone.index]
         machine.change_devices(tuple(sorted((*left, gone), key=lambda device: device.index)))
 
     return undo
@@ -291,7 +291,7 @@ def _unplug(simulation: "Simulation", incident: Incident, random: Random) -> Und
 def _replug(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
     """The same index, another device."""
     machine = simulation.machines[incident.node]
-    devices = machine.node.devices
+    devices = machine.devices
     if not devices:
         return None
     other = msgspec.structs.replace(devices[-1], uuid=f"{devices[-1].uuid}'")

@@ -24,6 +24,7 @@ from poise.model.decisions import Place, Plan, Preempt, Resize, Spot, Why
 from poise.model.messages import Hello
 from poise.model.views import Snapshot
 from poise.policy.suites import ClusterPolicy, decide_safely, policy_named
+from poise.ports import NodePort
 from poise.units import MILLISECOND, SECOND
 
 RESTART_AFTER = SECOND // 10
@@ -147,17 +148,17 @@ class SimulatedControl:
 
     def accept(self, channel: End) -> bool:
         """As the API does: the hello names the node."""
-        host = self.host
-        if host is None:
+        if self.host is None:
             return False
-        door, node, number = _Door(self, channel), "", host.accepted()
+        port: NodePort = self.host
+        door, node, number = _Door(self, channel), "", port.accepted()
         self._channels.append(channel)
 
         def hear(message: Any) -> None:
             nonlocal node
             if isinstance(message, Hello):
                 try:
-                    counts = host.connect(message.node, number, door)
+                    counts = port.connect(message.node, number, door)
                 except Conflict:
                     counts = False
                 if not counts:
@@ -165,11 +166,11 @@ class SimulatedControl:
                     return
                 node = message.node.name
             if node:
-                host.hear(node, door, message)
+                port.hear(node, door, message)
 
         def closed() -> None:
             if node:
-                host.disconnect(node, door)
+                port.disconnect(node, door)
 
         channel.on_message, channel.on_close = hear, closed
         return True

@@ -25,7 +25,7 @@ from poise.model.messages import Attempt, FromAgent
 from poise.model.observed import CommitTook, Happened, Observed, RoundTook
 from poise.model.resources import Node
 from poise.model.views import Snapshot
-from poise.ports import Clock, Decider, Store, StoredCheckpoint
+from poise.ports import Clock, Connection, Decider, Store, StoredCheckpoint
 from poise.units import SECOND
 
 STOOD_STILL = 1 * SECOND
@@ -64,7 +64,7 @@ class Timers(Protocol):
 
 
 class Channel(Protocol):
-    """A connected agent, caller or worker."""
+    """A connected caller or worker."""
 
     def send(self, message: Any) -> None: ...
     def close(self) -> None: ...
@@ -138,7 +138,7 @@ class Host:
         self._heard_until = self._taken_in_until = 0
         self._requests: dict[int, Answer] = {}
         self._next_request = 0
-        self._channels: dict[str, Channel] = {}
+        self._channels: dict[str, Connection] = {}
         self._newest: dict[str, int] = {}
         self._accepted = 0
         self._callers: dict[str, Channel] = {}
@@ -187,7 +187,7 @@ class Host:
         self._accepted += 1
         return self._accepted
 
-    def connect(self, node: Node, number: int, channel: Channel, by: str = "") -> bool:
+    def connect(self, node: Node, number: int, channel: Connection, by: str = "") -> bool:
         """A node has said hello on the connection of this number; the newest that has is the one that counts. False:
         the hello was overtaken by that of a newer connection, and what it says is no longer so. Raises `Conflict` while
         another machine of its name is heard, for each would take what the other runs for lost, for ever; and where the
@@ -212,12 +212,12 @@ class Host:
         self._channels[name] = channel
         return True
 
-    def disconnect(self, node: str, channel: Channel) -> None:
+    def disconnect(self, node: str, channel: Connection) -> None:
         if self._channels.get(node) is channel:
             del self._channels[node]
             self.post(machine.Gone(node))
 
-    def hear(self, node: str, channel: Channel, message: FromAgent, by: str = "") -> None:
+    def hear(self, node: str, channel: Connection, message: FromAgent, by: str = "") -> None:
         """A message from a node that came by this token; only its newest connection is heard."""
         if self._channels.get(node) is channel:
             self.post(machine.FromNode(node, message, by))

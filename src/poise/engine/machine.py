@@ -344,6 +344,8 @@ class SimulatedMachine:
         self._timer: Timer | None = None
         self._watcher = watcher
         self._whole = self._taken_in = node
+        self._part = 1.0
+        self.devices = node.devices  # those that are there, whether it offers them or not
         self.agent.on_kill = self._agent_gone
         self._clock = SimulatedClock(self.agent)
 
@@ -372,22 +374,26 @@ class SimulatedMachine:
     def change_devices(self, devices: tuple[Device, ...]) -> None:
         """Devices come, go, or are others under the same index; what ran on one that went ends."""
         left = {(device.index, device.uuid) for device in devices}
-        gone = {device.index for device in self.node.devices if (device.index, device.uuid) not in left}
+        gone = {device.index for device in self.devices if (device.index, device.uuid) not in left}
         for attempt in self.executor.running():
             if gone.intersection(self.executor.copies[attempt][1].launch.devices):
                 self.executor.kill(attempt, "failed", "its device has gone")
-        self.node = msgspec.structs.replace(self.node, devices=devices)
-        self._tell_offer()
+        self.devices = devices
+        self.offer(self._part)
 
     def offer(self, part: float) -> None:
-        """It offers this part of its CPUs and memory from now on. Its agent sees that when it looks next."""
+        """It offers this part of its CPUs, memory and devices from now on. Its agent sees that when it looks next."""
+        self._part = part
         cpu, memory = int(self._whole.cpu * part), int(self._whole.memory * part)
-        self.node = msgspec.structs.replace(self.node, cpu=cpu, memory=memory)
+        devices = tuple(device for device in self.devices if device.index < part * len(self._whole.devices))
+        self.node = msgspec.structs.replace(self.node, cpu=cpu, memory=memory, devices=devices)
         self._tell_offer()
 
     def _take_in(self) -> None:
         """The agent has looked: what was handed to an executor before that may still begin."""
         self._taken_in = self.node
+        if self.machine is not None:
+            self.machine.withheld = {device.index for device in self.devices}
         self.timeline.call_in(2 * START_TAKES, self._tell_offer)
 
     def _tell_offer(self) -> None:

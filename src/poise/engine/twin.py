@@ -37,6 +37,7 @@ from poise.model.messages import (
     Report,
     Running,
     Told,
+    ToNode,
 )
 from poise.model.resources import WHOLE, Node, Shape
 from poise.model.spec import Compiled
@@ -44,7 +45,7 @@ from poise.model.training import Training
 from poise.model.views import Snapshot
 from poise.model.workload import APART, ONE_RACK, ONE_ZONE, Arrival, Seats, Truth
 from poise.policy.suites import ClusterPolicy
-from poise.ports import StoredCheckpoint
+from poise.ports import NodePort, StoredCheckpoint
 from poise.units import SECOND
 
 Observe = Callable[[Event], None]
@@ -177,7 +178,7 @@ class VirtualNode:
         self.waiting: dict[str, deque[Launch]] = {}
         self.serial = 0
 
-    def send(self, message: Any) -> None:
+    def send(self, message: ToNode) -> None:
         if isinstance(message, Desired) and self.up:
             for launch in message.launches:
                 self.twin.launch(self, launch)
@@ -680,8 +681,9 @@ class Twin:
                 known = self.nodes[node.name] = VirtualNode(self, node)
             known.node = node
         self._adopt()
+        port: NodePort = self.host
         for node in nodes:
-            self.host.connect(node, self.host.accepted(), self.nodes[node.name])
+            port.connect(node, port.accepted(), self.nodes[node.name])
             self._hear(node.name, Hello(node=node, running=self._running_on(node.name)))
 
     def _adopt(self) -> None:

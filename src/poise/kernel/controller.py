@@ -1399,12 +1399,13 @@ class Controller:
         self._outage.heard(name, now)
         self._said.discard(name)
         known = self.ledger.nodes.get(name)
-        if known is not None and known.node.incarnation != hello.node.incarnation:
+        node = hello.node if known is None else _with_withdrawn(hello, known.node.devices)
+        if known is not None and known.node.incarnation != node.incarnation:
             self._lose_attempts(name, now, "the node was started anew", gone=True)
-        elif known is not None and known.node.devices != hello.node.devices:
-            self._lose_devices(known, hello.node, now)
-        if known is None or known.status != "up" or known.node != hello.node or known.by != (by or known.by):
-            self._commit(NodeJoined(at=now, node=hello.node, by=by))
+        elif known is not None and known.node.devices != node.devices:
+            self._lose_devices(known, node, now)
+        if known is None or known.status != "up" or known.node != node or known.by != (by or known.by):
+            self._commit(NodeJoined(at=now, node=node, by=by))
             self._joined = True
         self._connected.add(name)
         self._take_fitness(name, hello.unfit, now)
@@ -1643,13 +1644,14 @@ class Controller:
         """Attempts that have not begun, and for which a node that has shrunk has no room; the latest placed first.
         Running ones go on, whatever the node offers.
         """
-        cpu, memory, network = self.ledger.nodes[name].excess
+        state = self.ledger.nodes[name]
+        cpu, memory, network = state.excess
+        withdrawn = {device.index for device in state.node.devices if device.withdrawn}
         found: list[Attempt] = []
         latest = sorted(self.ledger.active.on(name), key=lambda entry: (-entry[0].placed, -entry[0].ordinal))
         for unit, index in latest:
-            if max(cpu, memory, network) <= 0:
-                break
-            if unit.tasks[index].active and not unit.tasks[index].started:
+            task, fits = unit.tasks[index], max(cpu, memory, network) <= 0
+            if task.active and not task.started and not (fits and withdrawn.isdisjoint(task.devices)):
                 found.append(attempt_of(unit, index))
                 if not unit.queued:
                     shape = unit.shape
@@ -1876,6 +1878,18 @@ class Controller:
         self._connected.clear()
         self._dispatch, self.turns.ledger = self._make_dispatch(self.ledger.now), self.ledger
         return (*refused, *hung, HangCalls())
+
+
+def _with_withdrawn(hello: Hello, known: Sequence[Device]) -> Node:
+    """What a node offers, and the devices that it offers no longer while its work holds them, as they were known."""
+    offered = hello.node.devices
+    gone = {device.index: device for device in known if device.index in hello.withdrawn}
+    left = gone.keys() - {device.index for device in offered}
+    if not left:
+        return hello.node
+    withdrawn = (msgspec.structs.replace(gone[index], withdrawn=True) for index in left)
+    devices = sorted((*offered, *withdrawn), key=lambda device: device.index)
+    return msgspec.structs.replace(hello.node, devices=tuple(devices))
 
 
 def _triggers_of(recipe: dict[str, Any]) -> Triggers:

@@ -25,7 +25,7 @@ begun without a connection.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -230,6 +230,7 @@ class NodeMachine:
         self._used_memory = 0
         self._device_shares: dict[int, int] = {}  # thousandths that are taken
         self._tasks: dict[str, Attempt] = {}
+        self.withheld: Container[int] = ()  # devices that are here, and perhaps not offered: their work goes on
         self._connected = False
         self._serial = 0
         self._in_flight: dict[int, Sent] = {}
@@ -418,6 +419,7 @@ class NodeMachine:
         self._unsaid_unfit = None
         self._unsaid_told = self._told.copy()  # said anew, once this is answered
         queued = tuple(attempt for attempt in self._launches if attempt not in self._running)
+        held = {device for launch in self._launches.values() for device in launch.devices}
         self._said_faults = tuple(self._faults)
         hello = Hello(
             node=self.node,
@@ -427,8 +429,12 @@ class NodeMachine:
             faults=self._said_faults,
             unfit=self._unfit,
             address=address,
+            withdrawn=tuple(sorted(filter(self._is_withdrawn, held))),
         )
         return [self._say(hello, now)]
+
+    def _is_withdrawn(self, device: int) -> bool:
+        return device in self.withheld and all(device != of.index for of in self.node.devices)
 
     # --- from the control plane --------------------------------------------------------------------------------------
 
@@ -707,7 +713,7 @@ class NodeMachine:
     def _must_wait(self, launch: Launch, now: int) -> bool:
         if launch.lease and (not self._connected or not self._answered or self._stop_at(launch) <= now):
             return True
-        if launch.attempt.task in self._tasks:
+        if launch.attempt.task in self._tasks or any(map(self._is_withdrawn, launch.devices)):
             return True
         share, most = launch.shape.share, {}
         if launch.devices and share != WHOLE:

@@ -224,7 +224,7 @@ def _against_devices(ledger: Ledger, state: NodeState, shape: Shape, spots: list
     left: dict[int, tuple[int, int]] = {}
     for device in ledger.cordons.seen(state.node).devices:
         key = device_key(device.index)
-        if ledger.cordons.of_device(name, device) is not None:
+        if ledger.cordons.closes(name, device):
             continue
         if key not in state.devices and can_do(model_of(device), shape.wants):
             shares = state.shares.get(key, ())

@@ -136,7 +136,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
 
     `queued` are held but not started, `faults` are those of which it is not known that they were heard. `unfit` says
     why nothing can be started there; empty where work can. `address` is this machine's, for members of gangs on other
-    machines; empty where there are none.
+    machines; empty where there are none. `withdrawn` are devices that attempts hold, and that are there, but are not
+    offered any more.
     """
 
     node: Node
@@ -146,6 +147,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     faults: Annotated[tuple[DeviceFault, ...], _MANY] = ()
     unfit: str = ""
     address: str = ""
+    withdrawn: Annotated[tuple[int, ...], _MANY] = ()
 
 
 class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defaults=True):
@@ -320,3 +322,6 @@ ToAgent = Desired | Acked | Heard
 FromConsole = Fed | Said | Left
 ToConsole = Feed | Exec | Credit | Leave
 """What a node passes on between people and commands. It changes nothing that the ledger knows."""
+
+ToNode = ToAgent | Kept | Met | ToConsole
+"""All that a node can be told."""

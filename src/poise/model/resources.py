@@ -163,7 +163,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `power` its cap in milliwatts, `share_cap` the thousandths of its compute that shares may take together. What is not
     known is 0 or empty. `driver_index` is the number that its driver gives
     it where it is not `index`. `sources` tells who said a figure (`model/figures.py`), where it is not the catalogue.
-    `failed` is its identity if it has ever failed: no node says that of itself, it is what the ledger knows.
+    `failed` is its identity if it has ever failed. A `withdrawn` one is offered no longer, while its work goes on. No
+    node says that of itself: it is what the ledger knows.
     """
 
     index: Count
@@ -182,6 +183,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     driver_index: Count | None = None
     sources: dict[str, str] = {}
     failed: str = ""
+    withdrawn: bool = False
 
 
 def identity_of(node: str, device: Device) -> str:

@@ -36,7 +36,7 @@ from poise.model.events import (
     encode_event,
 )
 from poise.model.jobs import Ending
-from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, Heard, Hello, Report
+from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, Heard, Hello, Report, Running
 from poise.model.reports import Drained
 from poise.model.resources import DECLARED, Device, Node
 from poise.model.spec import compile_spec
@@ -1133,6 +1133,51 @@ def test_only_work_that_shares_a_device_that_has_gone_is_touched() -> None:
     known = world.known["n1"]
     world.join(msgspec.structs.replace(known, devices=known.devices[1:]))
     assert [world.status(name) for name in "abc"] == ["pending", "pending", "placed"]
+
+
+def withdraw(world: World, *devices: int) -> World:
+    """The node has these devices, and offers them no longer."""
+    offer = world.known["n1"]
+    left = tuple(device for device in offer.devices if device.index not in devices)
+    holds = world.held["n1"]
+    return world.hear(
+        "n1",
+        Hello(
+            node=msgspec.structs.replace(offer, devices=left),
+            running=tuple(Running(attempt=attempt, pid=1) for attempt in holds if attempt in world.started),
+            queued=tuple(attempt for attempt in holds if attempt not in world.started),
+            withdrawn=devices,
+        ),
+    )
+
+
+def test_work_on_a_device_that_is_offered_no_longer_goes_on_and_nothing_new_comes_there() -> None:
+    world = World().join(node("n1", cpu=4, gpus=2)).job("a", gpu=1).job("b", gpu=1).round().start("a", "b")
+    held = {name: world.task(name)[1].devices for name in "ab"}
+    withdraw(world, *held["b"]).job("c", gpu=1).after("1s")
+    assert [world.status(name) for name in "abc"] == ["running", "running", "pending"]
+    assert [world.task(name)[1].devices for name in "ab"] == [held["a"], held["b"]]
+    assert world.codes("c") == ["GPU_BUSY", "DEVICE_CORDONED"]
+    world.finish("b").after("1s")
+    assert world.status("c") == "pending", "it is free, and not offered"
+    world.connect("n1").after("1s")
+    assert world.task("c")[1].devices == held["b"]
+    assert not lost(world)
+    assert replay(world.log).encode() == world.ledger.encode()
+
+
+def test_work_that_has_not_begun_on_a_withdrawn_device_begins_elsewhere() -> None:
+    world = World().join(node("n1", cpu=4, gpus=2)).job("a", gpu=1).round()
+    [device] = world.task("a")[1].devices
+    withdraw(world, device).after("1s")
+    assert world.task("a")[1].devices == (1 - device,)
+    assert [event.ending.outcome for event in lost(world)] == ["returned"]
+
+
+def test_a_shared_device_that_is_withdrawn_takes_nobody_in() -> None:
+    world = World().nodes(1, gpus=1).job("a", gpu=1, gpu_share=0.5).round().start("a")
+    withdraw(world, 0).job("b", gpu=1, gpu_share=0.25).after("1s")
+    assert [world.status(name) for name in "ab"] == ["running", "pending"]
 
 
 def test_a_node_whose_network_shrinks_keeps_what_runs() -> None:

@@ -829,3 +829,32 @@ def test_another_time_limit_is_passed_on_now_or_with_the_start() -> None:
     assert told == [Limit(at("a"), SECOND)]
     after = bench.feed(Changed(ended=(Ended(attempt=at("a"), ending=Ending(outcome="timeout")),)))
     assert [effect for effect in after if isinstance(effect, Limit)] == [Limit(at("b"), 0)]
+
+
+def test_a_node_that_shrinks_starts_nothing_until_what_it_runs_fits() -> None:
+    bench = Bench(cpu=3)
+    assert bench.launch(launch("a", slots=3), launch("b", slots=3), launch("c", slots=3)) == ["a", "b", "c"]
+    bench.machine.node = node("n1", cpu=1)
+    bench.feed(Connected())
+    assert bench.launch(launch("d", slots=3), launch("e", slots=3)) == []
+    assert bench.end("a") == []
+    assert bench.end("b") == [], "what is left fills it"
+    assert bench.end("c") == ["d"]
+
+
+def test_a_device_that_is_there_and_not_offered_is_told_of_while_work_holds_it_and_gets_no_other() -> None:
+    bench = Bench(gpus=2)
+    on = Shape(cpu=100, gpus=1)
+    assert bench.launch(launch("a", shape=on, slots=2, devices=(1,))) == ["a"]
+    bench.machine.node, bench.machine.withheld = node("n1", gpus=1), {0, 1}
+    bench.feed(Connected())
+    hello = bench.said[-1]
+    assert isinstance(hello, Hello)
+    assert ([device.index for device in hello.node.devices], hello.withdrawn) == ([0], (1,))
+    assert bench.end("a") == []
+    assert bench.launch(launch("b", shape=on, devices=(1,)), launch("c", shape=on, slots=2, devices=(0,))) == ["c"]
+    bench.machine.withheld = ()
+    bench.feed(Connected())
+    hello = bench.said[-1]
+    assert isinstance(hello, Hello)
+    assert hello.withdrawn == (), "it is gone"

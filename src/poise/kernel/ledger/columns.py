@@ -78,7 +78,10 @@ class Columns(Room):
             (self._shared.add if state.shares else self._shared.discard)(node.name)
         else:
             taken = state.devices
-            share = [0 if device_key(device.index) in taken else WHOLE for device in node.devices]
+            share = [
+                CORDONED if device.withdrawn else 0 if device_key(device.index) in taken else WHOLE
+                for device in node.devices
+            ]
         fleet.device_share[row, : len(share)] = share
         cpu, free, columns = node.cpu - state.used_cpu, share.count(WHOLE), fleet.free
         columns[CPU, row], columns[MEMORY, row], columns[DEVICES, row] = cpu, node.memory - state.used_memory, free
@@ -95,7 +98,7 @@ class Columns(Room):
             key = device_key(device.index)
             shares = state.shares.get(key, ())
             taken = sum([of.share for of in shares]) if shares else WHOLE if key in state.devices else 0
-            share.append(CORDONED if self._cordons.of_device(state.node.name, device) is not None else WHOLE - taken)
+            share.append(CORDONED if self._cordons.closes(state.node.name, device) else WHOLE - taken)
             memory.append(device.memory - (sum([of.memory for of in shares]) if shares else 0))
         return share, memory
 

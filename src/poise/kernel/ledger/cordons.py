@@ -28,6 +28,10 @@ class Cordons(Room, dict[str, Cordon]):
         found = self.get(identity_of(node, device))
         return None if found is None or found.opened else found
 
+    def closes(self, node: str, device: Device) -> bool:
+        """Whether the device is closed, or its node offers it no longer."""
+        return device.withdrawn or self.of_device(node, device) is not None
+
     def seen(self, node: Node) -> Node:
         """The node with its failed devices marked."""
         failed = {identity for identity, cordon in self.items() if cordon.code}

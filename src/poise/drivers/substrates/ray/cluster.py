@@ -20,12 +20,15 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from poise.config import parse_place
-from poise.drivers.substrates.ray.actor import ANSWER_SECONDS, AgentKeeper, dismiss
+from poise.drivers.substrates.ray.actor import AgentKeeper, dismiss
 from poise.drivers.substrates.ray.own import OwnRay
 from poise.errors import Fault
 from poise.ports import Contact, Machine, Pilot
 
 NAMESPACE = "poise"
+ANSWER_SECONDS = 30.0
+"""What an actor may take to answer: its process may only just be starting."""
+
 GONE_SECONDS = 5.0
 """What an actor may take to answer that should be there."""
 

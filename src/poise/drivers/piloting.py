@@ -1,0 +1,111 @@
+"""The part of a pilot that is the same on every substrate: it keeps one agent alive on this machine.
+
+The agent ends with the process of its pilot. Its commands do not: the next agent of that node goes on with them.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from poise.drivers.devices import Part
+from poise.ports import Contact
+
+STOP_SECONDS = 10.0
+DISMISS_SECONDS = 30.0
+PAUSES = (0.1, 5.0)
+"""Seconds before an agent that ended is started again: at first, and at most."""
+
+STEADY_SECONDS = 10.0
+
+STILL_RUNS = 5
+"""Exit code of an agent whose commands go on."""
+
+_log = logging.getLogger("poise.pilot")
+
+
+class AgentKeeper:
+    """Keeps the agent of a node alive, from now on. The node lives in the folder `root` and offers `part`. Variables of
+    this process that begin with one of `hidden` are not passed on.
+    """
+
+    def __init__(self, root: Path, name: str, part: Part, contact: Contact, hidden: tuple[str, ...] = ()) -> None:
+        self._root = root
+        self._name = name
+        self._part = part
+        self._contact = contact
+        self._hidden = hidden
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._code = 0
+        self._over = threading.Event()
+        self._ended = threading.Event()
+        threading.Thread(target=self._keep, name="poise-agent", daemon=True).start()
+
+    def tell(self, contact: Contact) -> None:
+        """Where the control plane is now. The agent is started again only if that has moved: the token of another
+        control plane that leads now is for the next agent, and that of this one is still good.
+        """
+        moved, self._contact = contact.address != self._contact.address, contact
+        if moved and self._agent is not None:
+            self._agent.terminate()
+
+    def begin_anew(self) -> None:
+        """Another agent in the place of this one, which nobody hears: it may hang, so it is not asked."""
+        if self._agent is not None:
+            self._agent.kill()
+
+    def end(self) -> bool:
+        """End the agent, unless commands of its node go on; whether it has ended."""
+        self._ended.clear()
+        self._over.set()
+        if self._agent is not None:
+            self._agent.terminate()
+        return self._ended.wait(STOP_SECONDS) and self._code != STILL_RUNS
+
+    def _keep(self) -> None:
+        pause = PAUSES[0]
+        while not self._over.wait(pause):
+            begun = time.monotonic()
+            try:
+                self._agent = self._start()
+                self._code = self._agent.wait()
+            except OSError as error:  # a full disk, too many processes: it is tried again
+                _log.warning("the agent of %s cannot be started: %s", self._name, error)
+            self._ended.set()
+            if self._over.is_set() and self._code != STILL_RUNS:
+                return
+            self._over.clear()
+            pause = PAUSES[0] if time.monotonic() - begun > STEADY_SECONDS else min(PAUSES[1], pause * 2)
+        self._ended.set()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(self._hidden)}
+        program = [sys.executable, "-m", "poise.agent", str(self._root), "--name", self._name, "--attended"]
+        offer = ["--part", msgspec.json.encode(self._part).decode(), "--connect", self._contact.address]
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (self._root / "poise.log").open("ab") as messages:
+            return subprocess.Popen(  # noqa: S603 — our own program
+                [*program, *offer],
+                stdin=subprocess.PIPE,  # it ends with this process, and so the agent does
+                stdout=messages,
+                stderr=messages,
+                env=environment | {"POISE_TOKEN": self._contact.token},
+                cwd="/",
+            )
+
+
+def dismiss(root: Path, name: str) -> bool:
+    """On a machine that has no agent: end the keepers of this node; whether none is left."""
+    if not (root / "node").exists():
+        return True
+    with (root / "poise.log").open("ab") as messages:
+        program = [sys.executable, "-m", "poise.agent", str(root), "--name", name, "--dismiss"]
+        done = subprocess.run(  # noqa: S603 — our own program
+            program, check=False, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages, timeout=DISMISS_SECONDS
+        )
+    return done.returncode == 0
