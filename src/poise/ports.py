@@ -278,6 +278,7 @@ class SubstrateDriver(Protocol):
         """Connect to a substrate. `home` tells the pilots of this home from those of others; `folder` is a path for
         files of the driver. Raises `PoiseError` with a hint if it cannot: `poise up` and `poise doctor` show that.
 
-        SIGTERM raises `SystemExit` meanwhile. A driver whose libraries have threads blocks it before it loads them.
+        SIGTERM raises `SystemExit` meanwhile. A driver whose libraries have threads blocks it before it loads them; it
+        is unblocked later.
         """
         ...

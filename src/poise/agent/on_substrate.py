@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -66,7 +67,8 @@ def _keep(home: Home, cluster: Cluster) -> None:
     _log.info("on %s", cluster.on)
     nodes, leads = Nodes(Client(home, patience=0), folder / "emptied.json"), not home.store.exists()
     pilots = Pilots(substrate, nodes, contact)
-    while signal.sigtimedwait(STOPS, LOOK_SECONDS) is None:
+    stopping = _stopping()
+    while not stopping.wait(LOOK_SECONDS):
         answer = _leads(home)
         leads = leads if answer is None else answer  # it ends before this process does, in `poise down`
         with contextlib.suppress(Fault):  # it is away, or its disk is full: it is told and asked again
@@ -84,9 +86,19 @@ def _connect(home: Home, cluster: Cluster, own: str) -> Substrate:
     except PoiseError as error:
         write_answer(home, cluster, error.record)
         raise
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # they are waited for from here on
     write_answer(home, cluster, None)
     return substrate
+
+
+def _stopping() -> threading.Event:
+    """Set when this process is told to end, whatever its libraries do at signals, and not in the middle of a look. A
+    process that is started from here hears them as usual.
+    """
+    stopping = threading.Event()
+    for number in STOPS:
+        signal.signal(number, lambda *_: stopping.set())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+    return stopping
 
 
 def _leads(home: Home) -> bool | None:
