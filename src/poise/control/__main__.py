@@ -198,6 +198,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
         deciders,
         known_as=names,
         authority=authority,
+        log_limit=options.log_limit,
     )
     tcp, port = _loopback(options.port)
     doors = [Entrance(app, [listen(home.socket), tcp, *([share(options.share)] if options.share else [])])]

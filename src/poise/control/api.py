@@ -34,7 +34,9 @@ from poise.control.notices import Targets
 from poise.control.openapi import SCHEMA, LoggedEvent, document
 from poise.control.plane import Plane
 from poise.control.routes import Content, Request, Routes, Stream
+from poise.control.scrape import Scrape
 from poise.control.shares import Turns
+from poise.control.tally import Minutes
 from poise.drivers.joblogs import Wanted, follow_job
 from poise.drivers.plugins import Choice, choose, choose_document, is_file, policy_settings
 from poise.drivers.security import caller_key, worker_key
@@ -295,15 +297,19 @@ def make_app(
     known_as: Collection[str] = (),
     authority: bytes = b"",
     chances: Chances | None = None,
+    log_limit: int = 0,
 ) -> App:
     """The whole API behind its guard. `deciders` has the policy in charge, and asks it what if. `known_as` are the
     names of this machine to others, and `authority` the certificate by which they know it, where it listens to them.
-    `chances` answers questions about deadlines.
+    `chances` answers questions about deadlines. `log_limit`: bytes to which the log may grow; 0: as far as its disk
+    lets it.
     """
 
     gate, consoles, attendance = Gatekeeper(plane, token), Consoles(plane), Attendance(plane)
     series, vault, targets = Series(home.series), Vault.of(home, lambda: plane.ledger.sealed_texts()), Targets(home)
     chances = chances or Chances(plane, home)
+    minutes = Minutes()
+    scrape = Scrape(plane, home, gate, minutes, log_limit)
 
     def allow(scope: Scope, needed: Role | None) -> None:
         if (path := scope["path"]) not in PUBLIC:
@@ -334,6 +340,10 @@ def make_app(
     @routes.get("/healthz", summary="Whether the control plane is ready")
     async def health() -> dict[str, bool]:
         return {"ready": True, "accepting": plane.accepting}
+
+    @routes.get("/metrics", summary="Metrics in the text format of Prometheus", role=VIEWER)
+    async def metrics(bearer: Bearer) -> Content:
+        return await scrape.answer(bearer)
 
     @routes.get("/v1/authority", summary="The certificate of this home's authority")
     async def authority_certificate() -> Content:
@@ -960,7 +970,7 @@ def make_app(
 
     hot: dict[str, tuple[Role | None, App]] = {
         "submissions": (Role.SUBMITTER, Submissions(plane, targets, gate, chances, vault, caller_key_of)),
-        "channel": (Role.NODE, NodeChannel(plane, gate, series, home, vault, key_of, consoles)),
+        "channel": (Role.NODE, NodeChannel(plane, gate, series, home, vault, key_of, consoles, minutes)),
         "calls": (Role.SUBMITTER, CallerChannel(plane, gate, caller_key_of)),
         "workers": (None, WorkerChannel(plane, gate, key_of)),
     }

@@ -22,6 +22,7 @@ from poise.control.guard import Receive, Scope, Send, hang_up, refuse, secret_of
 from poise.control.notices import Targets
 from poise.control.plane import Plane
 from poise.control.shares import Turns
+from poise.control.tally import Held, Minutes
 from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers import meetings
 from poise.drivers.security import same_token
@@ -245,6 +246,7 @@ class NodeChannel:
         vault: Vault,
         key_of: Callable[[Attempt], str],
         consoles: Consoles,
+        minutes: Minutes,
     ) -> None:
         """`key_of` tells the key of an attempt that serves calls, which nodes of other homes cannot make."""
         self._plane = plane
@@ -255,6 +257,7 @@ class NodeChannel:
         self._vault = vault
         self._key_of = key_of
         self._consoles = consoles
+        self._minutes = minutes
         self._admission = Admission()
         self._told_crowded = 0
 
@@ -405,6 +408,9 @@ class NodeChannel:
         state = self._plane.ledger.nodes.get(node)
         if state is None:
             return
+        cores, devices = state.node.cpu / 1000, len(state.node.devices)
+        held = Held(cores, devices, state.used_cpu / 1000, len(state.devices.keys() | state.shares.keys()))
+        self._minutes.take(node, windows, held)
         try:
             self._series.add(node, [window.with_signal("failures", state.failures) for window in windows])
         except OSError as error:

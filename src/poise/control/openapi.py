@@ -116,6 +116,8 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
 def _good(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
     """The answer of a route that does what it is asked."""
     match route.path:
+        case "/metrics":
+            return _answer("Metrics, in the text format of Prometheus", {"type": "string"}, "text/plain")
         case "/v1/authority":
             return _answer("A certificate", {"type": "string"}, "application/x-pem-file")
         case "/v1/jobs/{name}/logs":

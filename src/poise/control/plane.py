@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from poise.control.observers import Observers, Timings
 from poise.control.shares import Turns
+from poise.control.tally import Tally
 from poise.drivers.beside import beside
 from poise.drivers.plugins import with_latest_policy_here
 from poise.drivers.system import SystemClock, boot_id, boottime
@@ -57,7 +58,7 @@ def clock_of(ledger: Ledger) -> SystemClock:
 
 class Plane(Host):
     """The host on asyncio's loop, for callers that wait and for those who follow what happens. `observers` are told of
-    it, each on a thread of its own; `timings` is one of them.
+    it, each on a thread of its own; `timings` and `tally` are two of them.
 
     `behind` is None where this control plane leads. Else it stands by: it takes in what the one that leads has written,
     answers what can be read, and refuses what would be written; `behind` is the address of that one, empty while nobody
@@ -91,6 +92,8 @@ class Plane(Host):
         )
         self.observers, self.timings = Observers(), Timings()
         self.observers.add(self.timings)
+        self.tally = Tally(lambda: self.ledger)
+        self.observers.add(self.tally)
         self.observe = self.observers.tell
         self._leads: Callable[[], bool] = lambda: True
         self._looked = 0

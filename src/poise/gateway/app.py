@@ -22,9 +22,9 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client import CollectorRegistry
 
+from poise.drivers.exposition import CONTENT_TYPE, text_of
 from poise.errors import SpecError
 from poise.gateway.asgi import (
     ASK,
@@ -197,7 +197,7 @@ class Gateway:
             if self._measuring is None:
                 self._measuring = asyncio.create_task(self._measure())
                 self._measuring.add_done_callback(self._measured)
-            return 200, await asyncio.shield(self._measuring), CONTENT_TYPE_LATEST
+            return 200, await asyncio.shield(self._measuring), CONTENT_TYPE
         status = 200
         told: dict[str, Any] = {"status": "ok"}
         if path == "/readyz":
@@ -220,7 +220,7 @@ class Gateway:
         for kept in self._kept.values():
             for one in kept:
                 one.measure()
-        return await asyncio.to_thread(generate_latest, self._registry)
+        return await asyncio.to_thread(text_of, self._registry)
 
     def _measured(self, measured: "asyncio.Task[bytes]") -> None:
         self._measuring = None

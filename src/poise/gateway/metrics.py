@@ -11,14 +11,10 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
-    disable_created_metrics,
-    generate_latest,
 )
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from poise.drivers.exposition import CONTENT_TYPE, text_of
 from poise.gateway.asgi import Receive, Scope, Send, answer
-
-disable_created_metrics()  # type: ignore[no-untyped-call]  # when a series began, for every one of them: nobody asks, and it doubles the text
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Those of vLLM's router, and below them: small models answer in milliseconds."""
@@ -72,5 +68,5 @@ class Metrics:
         self.late = counter("poise_objective_missed", "Answers that took longer than the objective", "model")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"content-type", CONTENT_TYPE_LATEST.encode())]
-        await answer(send, 200, generate_latest(self.registry), headers)
+        headers = [(b"content-type", CONTENT_TYPE.encode())]
+        await answer(send, 200, text_of(self.registry), headers)

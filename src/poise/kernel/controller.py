@@ -11,7 +11,7 @@ the two is sent again, and is harmless to receive twice: an attempt is a task an
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,7 +34,7 @@ from poise.kernel.verify import verify_hold, verify_place, verify_preempt, verif
 from poise.kernel.watch import Fired, Watch
 from poise.model.calls import FromCaller, FromWorker, ToCaller, ToWorker
 from poise.model.changing import LIVE
-from poise.model.decisions import Ask, Hold, Place, Plan, Preempt, Resize, Why
+from poise.model.decisions import Ask, Hold, Place, Plan, Preempt, Rejection, Resize, Why
 from poise.model.events import (
     Began,
     Called,
@@ -593,6 +593,17 @@ NEVER = Contact(0)
 FOREVER = 2**62
 
 
+class Vitals(NamedTuple):
+    """How a controller does: agents that are connected, messages that wait for the log, and nanoseconds since the
+    connected agent silent for longest spoke, and since the policy was asked for a plan that it has not answered.
+    """
+
+    connected: int
+    outbox: int
+    silence: int
+    deciding: int
+
+
 class Controller:
     """Owner of the ledger. Call `handle` with each message, then `tick` once; both answer with effects, in order."""
 
@@ -645,6 +656,8 @@ class Controller:
             would_submit=self.would_submit,
             stop=self._stop_cancelled,
         )
+        self.rejections: Counter[tuple[str, str]] = Counter()
+        """Decisions that the ledger rejected, by kind and by the code of the first reason."""
 
     @property
     def accepting(self) -> bool:
@@ -932,6 +945,20 @@ class Controller:
     def upkeep_of(self, node: str) -> Upkeep | None:
         """What it last said that its agent costs."""
         return self._watch.upkeep_of(node)
+
+    def loads(self) -> Iterator[tuple[str, Load]]:
+        """The same of every node that has said it."""
+        return self._watch.loads()
+
+    def vitals(self, now: int) -> Vitals:
+        contacts = self._contacts
+        spoke = [contacts[name].last for name in self._connected & contacts.keys()]
+        return Vitals(
+            connected=len(self._connected),
+            outbox=len(self._outbox),
+            silence=max(0, now - min(filter(None, spoke), default=now)),
+            deciding=max(0, now - self._asked.now) if self._asked is not None else 0,
+        )
 
     def hears_another(self, node: Node, now: int) -> bool:
         """Whether another machine goes by this node's name, and is no later with its words than it may be."""
@@ -1725,8 +1752,7 @@ class Controller:
     def _place(self, place: Place, now: int, launches: dict[str, list[Launch]], *, stale: bool) -> None:
         placed = verify_place(self.ledger, place, now)
         if not isinstance(placed, Placed):
-            self._asks = None  # what it says of what comes is wrong
-            self._dirty |= stale  # the world has moved: decide again, but do not spin on a policy that is wrong
+            self._reject("place", placed, stale=stale)
             return
         self._commit(placed)
         unit = self.ledger.jobs.unit(place.unit)
@@ -1737,8 +1763,7 @@ class Controller:
     def _preempt(self, preempt: Preempt, now: int, *, stale: bool) -> None:
         preempted = verify_preempt(self.ledger, preempt, now)
         if not isinstance(preempted, Preempted):
-            self._asks = None  # what it says of what comes is wrong
-            self._dirty |= stale
+            self._reject("preempt", preempted, stale=stale)
             return
         self._commit(preempted)
         unit = self.ledger.jobs.unit(preempt.unit)
@@ -1756,8 +1781,7 @@ class Controller:
     ) -> None:
         event = verify_resize(self.ledger, resize, now)
         if not isinstance(event, Resized):
-            self._asks = None
-            self._dirty |= stale
+            self._reject("resize", event, stale=stale)
             return
         self._commit(event)
         unit = self.ledger.jobs.unit(resize.unit)
@@ -1765,6 +1789,11 @@ class Controller:
             resized[unit.id] = unit
             for index, spot in event.joins:
                 launches.setdefault(spot.node, []).append(self._launch(unit, index))
+
+    def _reject(self, decision: str, rejection: Rejection, *, stale: bool) -> None:
+        self._asks = None  # what it says of what comes is wrong
+        self._dirty |= stale  # the world has moved: decide again, but do not spin on a policy that is wrong
+        self.rejections[decision, rejection.reasons[0].code] += 1
 
     def _hold(self, hold: Hold, now: int) -> None:
         held = verify_hold(self.ledger, hold, now)

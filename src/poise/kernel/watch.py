@@ -66,6 +66,10 @@ class Watch:
         watched = self._nodes.get(node)
         return watched.load if watched else None
 
+    def loads(self) -> Iterator[tuple[str, Load]]:
+        """The last sample of each node."""
+        return ((name, watched.load) for name, watched in self._nodes.items())
+
     def upkeep_of(self, node: str) -> Upkeep | None:
         """What its agent costs, as it said last."""
         watched = self._nodes.get(node)

@@ -15,13 +15,15 @@ from poise.control.chances import Chances
 from poise.control.deciders import Deciders
 from poise.control.guard import App
 from poise.control.lifetime import Lifetime
-from poise.control.observers import Timings
+from poise.control.observers import Observers, Timings
 from poise.control.plane import Plane
+from poise.control.tally import Tally
 from poise.drivers.security import digest
 from poise.kernel.controller import AddToken, Controller, Settings
 from poise.kernel.ledger import Ledger
 from poise.kernel.overview import Rates
 from poise.model.chances import DeadlineForecast, DeadlineQuestion
+from poise.model.observed import Happened
 from poise.model.spec import Compiled
 from poise.model.tenants import Role
 from poise.model.times import Times
@@ -63,12 +65,23 @@ class _Plane:
     """What the routes ask of a plane, answered at once."""
 
     accepting = True
-    behind = None
+    behind: str | None = None
+    away = ""
 
     def __init__(self, desk: "Desk") -> None:
         self._desk = desk
         self.clock = _Clock(desk)
         self.timings = Timings()
+        self.observers = Observers()
+        self._tally, self._counted = Tally(lambda: self.ledger), 0
+
+    @property
+    def tally(self) -> Tally:
+        """It has been told all that has happened by now."""
+        events = tuple(self._desk.world.log[self._counted :])
+        self._tally.observe(Happened(first=self._counted + 1, events=events))
+        self._counted += len(events)
+        return self._tally
 
     def check_leading(self) -> None:
         pass

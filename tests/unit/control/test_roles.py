@@ -17,6 +17,7 @@ from poise.units import SECOND
 from unit.control.desk import OWNER, Answer, Desk
 
 NEEDS = {
+    "GET /metrics": Role.VIEWER,
     "GET /v1/status": Role.VIEWER,
     "GET /v1/overview": Role.VIEWER,
     "GET /v1/changes": Role.VIEWER,

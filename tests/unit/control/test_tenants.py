@@ -25,7 +25,7 @@ AT_LARGE = (
     "/v1/changes?after=1",
     "/v1/names/node", "/v1/names/tenant",
     "/v1/names/job?typed=j", "/v1/events?after=0&follow=false", "/v1/events?after=0&follow=false&decisions=true",
-    "/v1/refusals", "/v1/schedules", "/v1/names/schedule",
+    "/v1/refusals", "/v1/schedules", "/v1/names/schedule", "/metrics",
 )  # fmt: skip
 ABOUT_A_JOB = ("", "/explanation?all=true", "/deadline", "/unblock", "/logs", "/why-not/n0", "/why-not/n9")
 STEPS = (

@@ -112,6 +112,10 @@ class Jobs(Room, dict[str, JobState]):
         """Number of units that are not over, of a tenant or of all."""
         return self._unfinished if tenant is None else self._unfinished_of[tenant]
 
+    def unfinished_by_tenant(self) -> Counter[str]:
+        """The same of each tenant that has any."""
+        return self._unfinished_of.copy()
+
     def has_others(self, tenant: str) -> bool:
         """Whether another tenant has an unfinished unit."""
         return bool(self._unfinished_of.keys() - {tenant})

@@ -1,0 +1,207 @@
+"""What is counted as it happens: an observer of the control plane, and an account of the minutes that nodes report.
+
+A scrape copies the counts. It does not read the history, so its cost does not grow with what has happened.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from poise.control import metrics
+from poise.kernel.ledger import Ledger
+from poise.model.decisions import UNKNOWN
+from poise.model.events import (
+    DeadlinesMissed,
+    Event,
+    Finished,
+    JobSubmitted,
+    Lagging,
+    NodeLost,
+    Placed,
+    PolicyFailed,
+    Preempted,
+    Resized,
+    Returned,
+    Straggling,
+)
+from poise.model.jobs import Outcome
+from poise.model.metrics import Bins, Families, Labels, Metric
+from poise.model.observed import CommitTook, Happened, Observed, RoundTook
+from poise.model.profiles import CERTAIN, Estimate, estimate_run
+from poise.model.usage import MINUTE, SIGNALS, Window
+from poise.units import SECOND
+
+REMEMBERED = 10_000
+"""Forecasts that are remembered until their task ends; then the oldest is dropped."""
+
+CPU, DEVICE, POWER, DEVICE_POWER = (SIGNALS.index(name) for name in ("cpu", "device", "power", "device_power"))
+MILLIWATTS = 1000
+
+
+class Counts:
+    """Counters and histograms by metric and labels. To be used on one thread, or under a lock."""
+
+    def __init__(self) -> None:
+        self._counted: dict[Metric, dict[Labels, float]] = {}
+        self._bins: dict[Metric, dict[Labels, Bins]] = {}
+
+    def count(self, metric: Metric, *labels: str, by: float = 1) -> None:
+        counted = self._counted.setdefault(metric, {})
+        counted[labels] = counted.get(labels, 0) + by
+
+    def measure(self, metric: Metric, value: float, *labels: str) -> None:
+        bins = self._bins.setdefault(metric, {})
+        if labels not in bins:
+            bins[labels] = Bins(metric.buckets)
+        bins[labels].add(value)
+
+    def copy(self) -> Families:
+        made: Families = {metric: dict(of) for metric, of in self._counted.items()}
+        made |= {metric: {labels: one.copy() for labels, one in of.items()} for metric, of in self._bins.items()}
+        return made
+
+
+class Tally:
+    """Counts events, rounds and commits, on the thread of its observer. `told` may be called on any thread.
+
+    `ledger` gives the ledger, which belongs to the thread of the loop. Here only single units and profiles are looked
+    up and read, which is safe beside it: what is read is never half written, and at most some milliseconds newer.
+    """
+
+    def __init__(self, ledger: Callable[[], Ledger]) -> None:
+        self._ledger = ledger
+        self._lock = threading.Lock()
+        self._counts = Counts()
+        self._forecasts: dict[tuple[str, int], Estimate] = {}
+        for metric in metrics.METRICS:
+            if metric.kind == "counter" and not metric.labels:
+                self._counts.count(metric, by=0)  # a rate needs the zero before the first
+
+    def told(self) -> Families:
+        with self._lock:
+            return self._counts.copy()
+
+    def observe(self, observed: Observed, /) -> None:
+        with self._lock:
+            match observed:
+                case Happened():
+                    self._counts.count(metrics.EVENTS, by=len(observed.events))
+                    for event in observed.events:
+                        self._happened(event)
+                case RoundTook():
+                    self._round(observed)
+                case CommitTook():
+                    self._counts.measure(metrics.APPEND, observed.append / SECOND)
+                    self._counts.measure(metrics.SYNC, observed.sync / SECOND)
+
+    def _round(self, took: RoundTook) -> None:
+        phases = {"view": took.view, "decide": took.decide, "wait": took.wait, "apply": took.apply}
+        for name, nanoseconds in phases.items():
+            self._counts.measure(metrics.PHASES, nanoseconds / SECOND, name)
+        self._counts.measure(metrics.ROUNDS, sum(phases.values()) / SECOND)
+
+    def _happened(self, event: Event) -> None:
+        count = self._counts.count
+        match event:
+            case Placed():
+                self._placed(event)
+            case Finished():
+                self._finished(event)
+            case JobSubmitted():
+                count(metrics.SUBMITTED)
+            case Preempted():
+                count(metrics.PREEMPTED, event.cause)
+            case Resized():
+                count(metrics.RESIZED, event.cause)
+            case Straggling() | Lagging():
+                count(metrics.STRAGGLERS)
+            case DeadlinesMissed():
+                count(metrics.DEADLINES, by=len(event.units))
+            case Returned():
+                count(metrics.CALLS)
+            case NodeLost():
+                count(metrics.LOST_TOTAL)
+            case PolicyFailed():
+                count(metrics.POLICY_FAILURES)
+
+    def _placed(self, event: Placed) -> None:
+        ledger = self._ledger()
+        unit = ledger.jobs.unit(event.unit)
+        if unit is None:  # over, and forgotten since
+            return
+        spec, priority = unit.spec, unit.spec.priority.name.lower()
+        self._counts.count(metrics.PLACED, priority, by=len(event.spots))
+        wait = max(0, event.at - max(unit.ready, unit.not_before))
+        self._counts.measure(metrics.WAIT, wait / SECOND, priority)
+        forecast = estimate_run(ledger.profiles.get(spec.kind), spec.expect)
+        if event.epoch == 1 and len(event.spots) == 1 and not spec.serves and forecast.source != UNKNOWN:
+            self._forecasts[f"{unit.job}.{spec.tasks[0].name}", event.epoch] = forecast
+            if len(self._forecasts) > REMEMBERED:
+                del self._forecasts[next(iter(self._forecasts))]
+
+    def _finished(self, event: Finished) -> None:
+        outcome: Outcome = event.ending.outcome
+        self._counts.count(metrics.ENDED, outcome)
+        forecast, run = self._forecasts.pop((event.task, event.epoch), None), event.ending.run
+        if forecast is None or outcome != "done" or not run:
+            return
+        off, within = run - forecast.mean, CERTAIN * forecast.deviation
+        result = "inside" if abs(off) <= within else "longer" if off > 0 else "shorter"
+        self._counts.count(metrics.FORECASTS, result)
+        self._counts.measure(metrics.FORECAST_ERROR, abs(off) / run)
+
+
+class Held(NamedTuple):
+    """Of a node: CPU cores and devices that it has, and that are held."""
+
+    cores: float
+    devices: int
+    held_cores: float
+    held_devices: int
+
+
+class Minutes:
+    """The latest minute that each node reported, and what all of them add up to. On the thread of the loop.
+
+    A node reports a minute several times while it goes on; it is counted once, when the node reports a later one.
+    """
+
+    def __init__(self) -> None:
+        self._counts = Counts()
+        self._latest: dict[str, Window] = {}
+
+    def take(self, node: str, windows: Sequence[Window], held: Held) -> None:
+        """A node that holds so much now has reported these, oldest first."""
+        for window in windows:
+            before = self._latest.get(node)
+            if before is not None and window.at > before.at:
+                self._close(before, held)
+            if before is None or window.at >= before.at:
+                self._latest[node] = window
+
+    def _close(self, minute: Window, held: Held) -> None:
+        self._used("cpu", minute.mean[CPU], held.cores, held.held_cores)
+        self._used("device", minute.mean[DEVICE], held.devices, held.held_devices)
+        for part, signal in (("processors", POWER), ("devices", DEVICE_POWER)):
+            if (power := minute.mean[signal]) >= 0:
+                self._counts.count(metrics.ENERGY, part, by=power / MILLIWATTS * MINUTE)
+
+    def _used(self, resource: str, busy: int, there: float, held: float) -> None:
+        if busy < 0 or not there:  # nobody measures it
+            return
+        self._counts.count(metrics.HELD_SECONDS, resource, by=held * MINUTE)
+        self._counts.count(metrics.IDLE_SECONDS, resource, by=max(0.0, held - busy / 1000 * there) * MINUTE)
+
+    def keep_only(self, nodes: Mapping[str, object]) -> None:
+        """Forget the minutes of nodes that are not there any more."""
+        for name in self._latest.keys() - nodes.keys():
+            del self._latest[name]
+
+    def latest(self, node: str) -> Window | None:
+        return self._latest.get(node)
+
+    def told(self) -> Families:
+        return self._counts.copy()
+
+
+__all__ = ["Counts", "Held", "Minutes", "Tally"]
