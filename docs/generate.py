@@ -24,6 +24,7 @@ from typing import Any, cast
 from unittest.mock import Mock
 
 import click
+from prometheus_client import CollectorRegistry
 
 import poise as poise_package
 from poise import errors
@@ -33,8 +34,12 @@ from poise.cli.main import ALIASES, COMMANDS, GIVES_CHILD_CODE, GROUPS, OWN_FAIL
 from poise.config import Home
 from poise.control.api import make_app
 from poise.control.guard import PUBLIC
+from poise.control.metrics import METRICS, SHOWN_MODELS, SHOWN_NODES, SHOWN_TENANTS
 from poise.control.openapi import document
 from poise.drivers.schemas import FILES, schema_of
+from poise.gateway.keys import Usage
+from poise.gateway.metrics import Metrics as FrontMetrics
+from poise.gateway.service_metrics import Registry
 from poise.model import jobs
 from poise.model.catalogue import CATALOGUE, TERA, device_of, per_watt
 from poise.model.document import words_of
@@ -119,6 +124,7 @@ def pages() -> Iterator[tuple[Path, str]]:
         "fleet-file.md": fleet_file,
         "devices.md": devices,
         "api.md": routes,
+        "metrics.md": metrics,
     }
     makers |= {f"{kind}.schema.json": partial(file_schema, kind) for kind in FILES}
     for name, make in makers.items():
@@ -748,6 +754,59 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
         f"|{'|'.join(' --- ' for _ in head)}|",
         *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows),
     ]
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def metrics() -> str:
+    """Every metric of the control plane, from its declaration, and of the gateway, from its registry."""
+    lines = [
+        "# Metrics",
+        "",
+        "The control plane and the gateway export these metrics at `/metrics`, in the text format of Prometheus.",
+        "[Alerts in ten minutes with Prometheus](../how-to/alert-with-prometheus.md) shows how to scrape them.",
+        "",
+        "Units are seconds, bytes, joules, watts and ratios. Both also export `process_*` of their process.",
+        "",
+        "## Control plane",
+        "",
+        "Metrics for *all* are shown to every token from the role viewer on, metrics for *operators* only to operators",
+        "and admins. Viewers and submitters see the tenant and the pending units of their own tenant only. A standby",
+        "exports only the metrics that are marked so.",
+        "",
+        "No job, task or user is a label. The number of series has a limit, below 3,000 on any fleet: the",
+        f"{SHOWN_NODES} nodes with most CPU in use have series of their own, the {SHOWN_TENANTS} tenants with most",
+        f"units, and the {SHOWN_MODELS} most frequent models of devices. All other tenants and models are `other`.",
+        "",
+    ]
+    shown = {"standby": "all, standby", "tenant": "all", "operator": "operators"}
+    rows = [
+        (f"`{of.name}`", of.kind, ", ".join(f"`{label}`" for label in of.labels), of.about, shown[of.seen])
+        for of in METRICS
+    ]
+    lines += _table(("metric", "type", "labels", "meaning", "shown to"), rows)
+    lines += [
+        "",
+        "## Gateway",
+        "",
+        "Names are those of Ray Serve, vLLM's router, Triton and Flagger where these exist.",
+        "",
+    ]
+    registry = CollectorRegistry()
+    for make in (Registry, FrontMetrics, Usage):
+        make(registry)
+    lines += _table(("metric", "type", "labels", "meaning"), sorted(_registered(registry)))
+    return HEADER + "\n".join(lines) + "\n"
+
+
+def _registered(registry: CollectorRegistry) -> Iterator[tuple[str, ...]]:
+    """The metrics of a registry; those with labels have no series yet, so they are asked themselves."""
+    for collector in registry._collector_to_names:
+        labels = ", ".join(f"`{label}`" for label in getattr(collector, "_labelnames", ()))
+        for family in collector.describe():
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            yield f"`{name}`", family.type, labels, family.documentation
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from poise.control.tally import Minutes
 from poise.kernel.ledger import Ledger, UnitState, tenant_of_queue
 from poise.model.decisions import REASONS
 from poise.model.fleet import CONDITIONS, CORDONED, CPU, DEVICES, LOST, MEMORY, NETWORK, Fleet
+from poise.model.jobs import Priority
 from poise.model.load import LEVELS
 from poise.model.metrics import OTHER, Families, Labels, Metric
 from poise.model.resources import WHOLE, Node, Shape
@@ -221,7 +222,7 @@ class _Queues:
     def __init__(self) -> None:
         self.pending: Counter[Labels] = Counter()
         self.tenants: Counter[str] = Counter()
-        self.ages: dict[str, int] = {}
+        self.ages = dict.fromkeys((priority.name.lower() for priority in Priority), 0)
         self.shapes: dict[Shape, None] = {}
 
     @staticmethod
@@ -243,7 +244,7 @@ class _Queues:
         code = reasons[0].code if reasons else _back(head, now)
         self.pending[priority, code if code in REASONS else OTHER] += len(units)
         self.tenants[tenant] += len(units)
-        self.ages[priority] = max(self.ages.get(priority, 0), now - max(head.ready, head.not_before))
+        self.ages[priority] = max(self.ages[priority], now - max(head.ready, head.not_before))
         if head.spec.shape.gpus and len(self.shapes) < SHAPES:
             self.shapes[head.spec.shape] = None
 

@@ -5,11 +5,11 @@ A scrape copies the counts. It does not read the history, so its cost does not g
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from poise.control import metrics
 from poise.kernel.ledger import Ledger
-from poise.model.decisions import UNKNOWN
+from poise.model.decisions import UNKNOWN, Cause
 from poise.model.events import (
     DeadlinesMissed,
     Event,
@@ -24,7 +24,7 @@ from poise.model.events import (
     Returned,
     Straggling,
 )
-from poise.model.jobs import Outcome
+from poise.model.jobs import Outcome, Priority
 from poise.model.metrics import Bins, Families, Labels, Metric
 from poise.model.observed import CommitTook, Happened, Observed, RoundTook
 from poise.model.profiles import CERTAIN, Estimate, estimate_run
@@ -38,12 +38,36 @@ CPU, DEVICE, POWER, DEVICE_POWER = (SIGNALS.index(name) for name in ("cpu", "dev
 MILLIWATTS = 1000
 
 
+_PRIORITIES = tuple((priority.name.lower(),) for priority in Priority)
+_ZERO: dict[Metric, tuple[Labels, ...]] = {
+    metrics.PHASES: tuple((name,) for name in ("view", "decide", "wait", "apply")),
+    metrics.ROUNDS: ((),),
+    metrics.APPEND: ((),),
+    metrics.SYNC: ((),),
+    metrics.WAIT: _PRIORITIES,
+    metrics.PLACED: _PRIORITIES,
+    metrics.PREEMPTED: tuple((cause,) for cause in get_args(Cause)),
+    metrics.RESIZED: tuple((cause,) for cause in get_args(Cause)),
+    metrics.ENDED: tuple((outcome,) for outcome in get_args(Outcome)),
+    metrics.FORECASTS: tuple((result,) for result in ("inside", "shorter", "longer")),
+    metrics.FORECAST_ERROR: ((),),
+}
+"""Labels that are known from the start: a rate needs the zero before the first."""
+
+
 class Counts:
     """Counters and histograms by metric and labels. To be used on one thread, or under a lock."""
 
     def __init__(self) -> None:
         self._counted: dict[Metric, dict[Labels, float]] = {}
         self._bins: dict[Metric, dict[Labels, Bins]] = {}
+
+    def begin(self, metric: Metric, labels: Labels) -> None:
+        """With nothing."""
+        if metric.kind == "histogram":
+            self._bins.setdefault(metric, {})[labels] = Bins(metric.buckets)
+        else:
+            self.count(metric, *labels, by=0)
 
     def count(self, metric: Metric, *labels: str, by: float = 1) -> None:
         counted = self._counted.setdefault(metric, {})
@@ -74,8 +98,8 @@ class Tally:
         self._counts = Counts()
         self._forecasts: dict[tuple[str, int], Estimate] = {}
         for metric in metrics.METRICS:
-            if metric.kind == "counter" and not metric.labels:
-                self._counts.count(metric, by=0)  # a rate needs the zero before the first
+            for labels in _ZERO.get(metric, () if metric.labels or metric.kind != "counter" else ((),)):
+                self._counts.begin(metric, labels)
 
     def told(self) -> Families:
         with self._lock:
@@ -140,7 +164,7 @@ class Tally:
                 del self._forecasts[next(iter(self._forecasts))]
 
     def _finished(self, event: Finished) -> None:
-        outcome: Outcome = event.ending.outcome
+        outcome = event.ending.outcome
         self._counts.count(metrics.ENDED, outcome)
         forecast, run = self._forecasts.pop((event.task, event.epoch), None), event.ending.run
         if forecast is None or outcome != "done" or not run:

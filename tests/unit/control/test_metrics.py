@@ -43,6 +43,10 @@ class Told:
         """By the value of one label."""
         return {sample.labels[label]: sample.value for sample in self.samples if sample.name == name}
 
+    def counts(self, name: str, label: str) -> dict[str, float]:
+        """Those that are not zero."""
+        return {value: count for value, count in self.of(name, label).items() if count}
+
     def names(self) -> set[str]:
         """Of metrics of Poise, without the suffixes of histograms."""
         names = {sample.name for sample in self.samples if sample.name.startswith("poise_")}
@@ -64,7 +68,7 @@ def test_the_queue_is_told_by_class_and_reason_and_the_fleet_by_what_is_done_wit
     assert told.of("poise_units", "state") == {"pending": 1, "active": 2, "blocked": 0}
     assert told.value("poise_pending_units", priority="medium", reason="GPU_BUSY") == 1
     assert told.value("poise_queue_age_seconds", priority="medium") == 30
-    assert told.of("poise_placed_tasks_total", "priority") == {"medium": 1, "high": 1}
+    assert told.counts("poise_placed_tasks_total", "priority") == {"medium": 1, "high": 1}
     assert told.of("poise_nodes", "condition")["up"] == 2
     assert told.of("poise_devices", "state") == {"held": 8}
     assert told.of("poise_cpu_cores", "state") == {"held": 2, "free": 14, "closed": 0}
@@ -103,7 +107,7 @@ def test_waits_are_counted_by_class_from_when_work_could_start() -> None:
     assert told.value("poise_wait_seconds_sum", priority="medium") == pytest.approx(45)
     assert told.value("poise_wait_seconds_bucket", priority="medium", le="10.0") == 1
     assert told.value("poise_wait_seconds_bucket", priority="medium", le="60.0") == 2
-    assert told.of("poise_ended_attempts_total", "outcome") == {"done": 1}
+    assert told.counts("poise_ended_attempts_total", "outcome") == {"done": 1}
 
 
 @pytest.mark.parametrize(("run", "result"), [("95s", "inside"), ("300s", "longer"), ("5s", "shorter")])
@@ -113,9 +117,9 @@ def test_run_times_are_compared_with_what_was_forecast_when_work_was_placed(run:
     told: list[dict[str, float]] = []
     for number, took in enumerate(["100s", "90s", "110s", "100s", "95s", run]):
         world.job(f"run-{number}", cpu=1, **{"class": "same"}).round().start(f"run-{number}")
-        told.append(scrape(desk).of("poise_run_forecasts_total", "result"))
+        told.append(scrape(desk).counts("poise_run_forecasts_total", "result"))
         world.after(took).finish(f"run-{number}", run=took)
-    told.append(scrape(desk).of("poise_run_forecasts_total", "result"))
+    told.append(scrape(desk).counts("poise_run_forecasts_total", "result"))
     assert told[:3] == [{}, {}, {"inside": 1}], "nothing is known of the first"
     assert told[5] == {"inside": 4}
     assert told[6] == ({"inside": 5} if result == "inside" else {"inside": 4, result: 1})
@@ -211,9 +215,11 @@ def test_durations_of_rounds_and_commits_fall_into_buckets() -> None:
     assert told.value("poise_log_sync_seconds_bucket", le="+Inf") == told.value("poise_log_sync_seconds_count") == 1
 
 
-def test_a_counter_without_labels_begins_at_zero() -> None:
+def test_counters_begin_at_zero_so_that_their_first_rate_is_right() -> None:
     told = Told(text(Tally(Ledger).told()).decode())
     assert told.value("poise_lost_nodes_total") == told.value("poise_submitted_jobs_total") == 0
+    assert told.value("poise_preempted_units_total", cause="move") == 0
+    assert told.value("poise_wait_seconds_count", priority="urgent") == told.value("poise_round_seconds_count") == 0
 
 
 def test_the_log_and_the_room_that_it_has_are_told(tmp_path: Path) -> None:
