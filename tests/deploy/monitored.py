@@ -5,20 +5,23 @@ import json
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import yaml
+from gateway.server import models
 from system.living import Living, free_port, until
 from system.serving import Serving
 from websockets.sync.client import connect
 
-from deploy.debian import DEPLOY, RULES, program
+from deploy.debian import DEPLOY, RULES, alertmanager, program
 from poise.kernel.frames import Frames
 from poise.model.load import Load, Upkeep
 from poise.model.messages import Beat, Hello
@@ -33,7 +36,7 @@ nodes:
 """
 UPSTREAMS = """
 kind: upstreams
-upstreams: [{name: nobody, url: "127.0.0.1:1"}]
+upstreams: [{name: server, url: "%s"}]
 """
 SERVICE = """
 kind: service
@@ -83,8 +86,11 @@ class PlayedNode:
             self._say(line, frames, Hello(node=node))
             load = Load(cpu=420, load1=500, memory=300, disk=10, network=20)
             self._say(line, frames, Beat(load=load, windows=self._minutes(), upkeep=Upkeep(sent=500, cpu=1000)))
-            while not self._left.wait(0.5):
+            while not self._left.is_set():
                 self._say(line, frames, Beat())
+                with contextlib.suppress(TimeoutError):  # what it is told means nothing to it, and has to be read
+                    while True:
+                        line.recv(timeout=0.5)
 
     def _say(self, line: Any, frames: Frames, message: Hello | Beat) -> None:
         line.send(msgspec.msgpack.encode((frames.number(), message)))
@@ -142,12 +148,12 @@ class Monitored:
         commands = [
             [program("prometheus"), "--config.file=prometheus.yml", f"--web.listen-address={here}:{self.prometheus}",
              "--storage.tsdb.path=data", "--storage.tsdb.retention.time=1h"],
-            [program("prometheus-alertmanager"), "--config.file=alertmanager.yml", "--cluster.listen-address=",
+            [*alertmanager(), "--config.file=alertmanager.yml", "--cluster.listen-address=",
              f"--web.listen-address={here}:{self.alertmanager}", "--storage.path=alerts"],
         ]  # fmt: skip
         with contextlib.ExitStack() as stack:
             for command in commands:
-                output = stack.enter_context((self.folder / f"{Path(command[0]).name}.txt").open("wb"))
+                output = stack.enter_context((self.folder / f"{len(command)}.txt").open("wb"))
                 process = stack.enter_context(
                     subprocess.Popen(command, cwd=self.folder, stdout=output, stderr=subprocess.STDOUT)
                 )
@@ -187,6 +193,8 @@ class Monitored:
             ) as answer:
                 found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
         except urllib.error.HTTPError as error:
+            if error.code == HTTPStatus.SERVICE_UNAVAILABLE:  # it starts
+                return []
             raise AssertionError(f"{expression}: {error.read().decode()}") from None
         except OSError:
             return []
@@ -200,27 +208,28 @@ class Monitored:
 
 @contextlib.contextmanager
 def monitored(folder: Path) -> Iterator[Monitored]:
-    program("prometheus"), program("prometheus-alertmanager")  # skips before anything is started
-    living = Living()
-    try:
+    program("prometheus"), alertmanager()  # skips before anything is started
+    with contextlib.ExitStack() as stack:
+        living = Living()
+        stack.callback(living.close)
         living.file("fleet.yaml", FLEET)
         living.file("model.py", MODEL)
         living.file("service.yaml", SERVICE)
-        living.file("upstreams.yaml", UPSTREAMS)
         living.up("--fleet", "fleet.yaml")
         found = Monitored(living, folder)
         found.node.join()
+        _, [upstream] = stack.enter_context(models("server"))
+        living.file("upstreams.yaml", UPSTREAMS % upstream)
         serving = Serving(living, "service.yaml", "upstreams.yaml")
         try:
             for name, gpus in (("holds", "2"), ("waits", "2")):
                 assert living.poise("submit", "--name", name, "--gpu", gpus, "--", "sleep", "600").code == 0
             assert living.poise("run", "--name", "short", "--cpu", "0.5", "--", "true").code == 0
             assert serving.ask(21.0, "/predict").status == 200
+            assert serving.ask({"model": "m", "prompt": "hello"}, "/v1/completions").status == 200
             with found.running(serving.url):
                 until(lambda: bool(found.query("poise_leader == 1")), "it is scraped", found.said)
                 yield found
         finally:
             serving.end()
             found.node.leave()
-    finally:
-        living.close()

@@ -41,6 +41,10 @@ NEEDS = {
     "train-with-other-trainers": "transformers",
 }
 """Packages that a page runs with and that may be missing."""
+
+DEBIAN = Path(sys.prefix) / "debian/usr/bin"
+PROGRAMS = {"alert-with-prometheus": "promtool"}
+"""The same of programs, which `make servers` fetches."""
 FREE_COLUMNS = ("CPUS", "DEVICES", "LOAD", "PEAK")
 
 
@@ -126,6 +130,8 @@ def marked(document: Path) -> Any:
 def test_what_the_document_shows_is_what_happens(document: Path) -> None:
     if document.stem in NEEDS and find_spec(NEEDS[document.stem]) is None:
         pytest.skip(f"{NEEDS[document.stem]} is not installed")
+    if document.stem in PROGRAMS and not (DEBIAN / PROGRAMS[document.stem]).exists():
+        pytest.skip(f"{PROGRAMS[document.stem]} is not there: `make servers` fetches it")
     if difference := run_document(document):
         pytest.fail(difference, pytrace=False)
 
@@ -134,7 +140,8 @@ def run_document(document: Path) -> str:
     """Run it in a user's home folder with a clone's examples; the first difference, or nothing."""
     folder = Path(tempfile.mkdtemp(prefix="poise-docs-"))
     (folder / "work").mkdir()
-    shutil.copytree(ROOT / "examples", folder / "work" / "examples")
+    for given in ("examples", "deploy"):
+        shutil.copytree(ROOT / given, folder / "work" / given)
     try:
         for step in steps(document.read_text(encoding="utf-8")):
             expected, seen = pattern(step.expected), run(folder, step.command)
@@ -169,7 +176,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {
         "HOME": str(folder),
         "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT / "src")),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], str(DEBIAN)]),
         "USER": "you",
         "LANG": "C.UTF-8",
     }
