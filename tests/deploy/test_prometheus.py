@@ -49,7 +49,7 @@ def test_every_query_of_a_board_is_answered(lab: Monitored, board: Path) -> None
         left.difference_update([one for one in left if lab.query(one)])
         return not left
 
-    until(answered, "every query has an answer", lambda: "\n".join(sorted(left)) + lab.said(), 40)
+    until(answered, "every query has an answer", lambda: "\n".join(sorted(left)) + lab.said())
 
 
 def test_what_is_declared_is_exported_and_nothing_else(lab: Monitored) -> None:
@@ -83,10 +83,10 @@ def test_boards_name_only_metrics_that_are_exported(lab: Monitored) -> None:
 def test_an_alert_fires_and_resolves(lab: Monitored) -> None:
     assert "PoiseNodeLost" not in lab.heard.fired
     lab.node.leave()
-    until(lambda: "PoiseNodeLost" in lab.heard.fired, "the loss of a node alerts", lab.said, 40)
+    until(lambda: "PoiseNodeLost" in lab.heard.fired, "the loss of a node alerts", lab.said)
     assert "PoiseNodeLost" not in lab.heard.resolved
     lab.node.join()
-    until(lambda: "PoiseNodeLost" in lab.heard.resolved, "the alert is resolved once the node is back", lab.said, 40)
+    until(lambda: "PoiseNodeLost" in lab.heard.resolved, "the alert is resolved once the node is back", lab.said)
 
 
 @pytest.mark.skipif(find_spec("grafana_foundation_sdk") is None, reason="grafana-foundation-sdk is not installed")

@@ -1,11 +1,13 @@
 """The metrics of the control plane: what they say of a world, to whom, and how many series they may be."""
 
+import asyncio
 import re
 import sys
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
 from poise.control import metrics
@@ -13,16 +15,18 @@ from poise.control.gauges import Busiest, Gauges, log_size
 from poise.control.plane import Plane
 from poise.control.tally import Held, Minutes, Tally
 from poise.drivers.exposition import text
-from poise.kernel.controller import Decided
+from poise.kernel.controller import Decided, FromNode, Submit
 from poise.kernel.ledger import Ledger
 from poise.model.load import Load
-from poise.model.messages import Beat
+from poise.model.messages import Beat, Hello
 from poise.model.observed import CommitTook, RoundTook
-from poise.model.tenants import Role
+from poise.model.spec import compile_spec
+from poise.model.tenants import HOME, Role
 from poise.model.usage import SIGNALS, UNKNOWN, Window
-from poise.testing import World
+from poise.testing import World, node
 from poise.units import MILLISECOND, SECOND
 from unit.control.desk import Desk
+from unit.control.open_door import PATIENCE, open_door
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 import metrics as benchmark  # the fleet, and how a scrape of it is measured
@@ -141,6 +145,30 @@ def test_a_control_plane_that_stands_by_says_so_and_nothing_of_the_fleet() -> No
     assert told.value("poise_leader") == told.value("poise_accepting") == 0
     assert told.value("poise_log_revision") == desk.world.ledger.revision
     assert told.names() == {metric.name for metric in metrics.METRICS if metric.seen == "standby"}
+
+
+def test_a_real_control_plane_counts_what_it_does_until_it_stands_by(tmp_path: Path) -> None:
+    async def live() -> None:
+        async with open_door(tmp_path) as door:
+            door.plane.post(FromNode("n1", Hello(node=node("n1"))))
+            compiled = compile_spec({"name": "a", "run": "true"}, wall=0.0)
+            await door.plane.request(lambda request: Submit(request, compiled, bearer=HOME))
+
+            async def told() -> Told:
+                return Told((await door.call("GET", "/metrics")).body.decode())
+
+            async with asyncio.timeout(PATIENCE):
+                while not (found := await told()).value("poise_placed_tasks_total", priority="medium"):
+                    pass  # the observer has a thread of its own
+            assert found.value("poise_round_seconds_count") > 0 < found.value("poise_log_sync_seconds_count")
+            assert found.value("poise_store_used_bytes") > 0 < found.value("poise_store_available_bytes")
+            assert found.value("poise_leader") == 1
+            door.plane.behind, door.plane.away = "", "the store is away"
+            found = await told()
+            assert found.value("poise_leader") == found.value("poise_store_up") == 0
+            assert "poise_nodes" not in found.names()
+
+    uvloop.run(live())
 
 
 def test_a_tenant_is_told_of_its_own_queue_and_of_no_other_tenant() -> None:
