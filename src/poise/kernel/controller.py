@@ -947,7 +947,7 @@ class Controller:
         return self._watch.upkeep_of(node)
 
     def loads(self) -> Iterator[tuple[str, Load]]:
-        """The same of every node that has said it."""
+        """What each node last said of how busy it is."""
         return self._watch.loads()
 
     def vitals(self, now: int) -> Vitals:
