@@ -105,6 +105,11 @@ class Jobs(Room, dict[str, JobState]):
 
     # --- counting and listing ----------------------------------------------------------------------------------------
 
+    @property
+    def ends(self) -> int:
+        """Number of jobs that have ended since this ledger was made; `latest_ended` names the latest."""
+        return self._ends
+
     def unfinished(self) -> int:
         return len(self) - len(self._state.finished)
 

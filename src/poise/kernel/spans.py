@@ -1,0 +1,338 @@
+"""The log told as spans: one trace per job.
+
+    spans = Spans(Ledger())
+    for event in events:
+        made = spans.add(event)
+
+    job                  from the submission to the end; link: the job that it repeats
+      submit             at the submission; links: the jobs that it comes after
+      queued TASK        from when it may start to its placement; events: each change of the reasons
+      launch TASK        from the placement to the start
+      run TASK           from the start to the end; links: the attempt before, and the tasks that it needs
+      progress           of a job that takes long, at growing intervals: a backend shows something before its end
+
+The ledger itself reads the log, so that this cannot differ from what happened. A span is made by the event that ends
+it, of what the ledger knows then: any checkpoint of the log will do to begin with.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from poise.kernel.explain import what_for
+from poise.kernel.ledger import JobState, Ledger, UnitState, attempt_of, job_status
+from poise.model.decisions import Reason
+from poise.model.events import Began, Event, Finished, Held, JobSubmitted, Placed, Started
+from poise.model.jobs import Ending
+from poise.model.messages import Attempt
+from poise.model.traces import MOST_EVENTS, MOST_LINKS, Context, Link, Span, SpanEvent, Value, context_of
+from poise.units import HOUR, MINUTE, SECOND, format_duration
+
+FIRST_PROGRESS, LONGEST_PROGRESS = 1 * MINUTE, 1 * HOUR
+"""The first progress of a job covers this time, each later one twice the time of the one before, at most this."""
+
+MOST_CHANGES, MOST_QUEUES = 64, 4096
+"""Changes of reasons that are remembered of a queue, and queues of which any are; the latest in both cases."""
+
+MOST_ANCHORS = 256
+"""Control planes by whose wall clocks instants are told; earlier instants are told by the oldest of them."""
+
+FEW = 8
+"""Reasons that one progress names."""
+
+
+class Spans:
+    """Follows a log from the state in `ledger` on, which it changes."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._changes: dict[str, deque[tuple[int, str]]] = {}
+        self._anchors: deque[tuple[int, int]] = deque(maxlen=MOST_ANCHORS)
+        if ledger.leader.began is not None:
+            self._anchor(ledger.leader.began)
+
+    def add(self, event: Event) -> list[Span]:
+        """Take in the next event of the log. Returns the spans that end with it."""
+        made: list[Span] = []
+        if isinstance(event, Placed):
+            made += self._placed(event)
+        elif isinstance(event, Finished):
+            made += self._finished(event)
+        jobs = self.ledger.jobs
+        ends = jobs.ends
+        self.ledger.apply(event)
+        if isinstance(event, JobSubmitted):
+            made.append(self._submitted(jobs[event.job.id]))
+        elif isinstance(event, Started):
+            made += self._started(event)
+        elif isinstance(event, Held):
+            self._held(event)
+        elif isinstance(event, Began):
+            self._anchor(event)
+        if ended := jobs.ends - ends:
+            for job_id in jobs.latest_ended(ended):
+                made += self._job_ended(jobs[job_id])
+        return made
+
+    def progress(self, since: int, now: int) -> list[Span]:
+        """Of unfinished jobs whose intervals have ended after the instant `since`, and by `now`: what they do now."""
+        jobs = self.ledger.jobs
+        return [
+            self._progress(job, start, end)
+            for job in jobs.recent(0)
+            for start, end in _intervals(job.submitted, since, now)
+        ]
+
+    # --- what ends spans ---------------------------------------------------------------------------------------------
+
+    def _submitted(self, job: JobState) -> Span:
+        root = root_of(job)
+        others = (self.ledger.jobs.get(other) for other in job.after)
+        links = (Link(root_of(other), {"poise.link": "after"}) for other in others if other is not None)
+        return self._span(
+            root, "submit", job.submitted, job.submitted, "submit", links=tuple(islice(links, MOST_LINKS))
+        )
+
+    def _placed(self, event: Placed) -> Iterator[Span]:
+        unit = self.ledger.jobs.unit(event.unit)
+        if unit is not None:
+            where = ", ".join(dict.fromkeys(spot.node for spot in event.spots))
+            yield self._queued(unit, event.epoch, event.at, {"poise.node": where, "poise.why": event.why.sentence()})
+
+    def _started(self, event: Started) -> Iterator[Span]:
+        unit, index = self.ledger.jobs.tasks[event.task]
+        if unit.tasks[index].started == event.at:  # one that an agent tells again has been told
+            yield self._launch(unit, index, event.at)
+
+    def _finished(self, event: Finished) -> Iterator[Span]:
+        """Before the ledger takes it in, which forgets at a unit's end what its attempts were."""
+        unit, index = self.ledger.jobs.tasks[event.task]
+        task, ending = unit.tasks[index], event.ending
+        if ending.outcome == "returned":
+            return
+        started = task.started or max(_placed_at(unit, index), event.at - ending.run)
+        if not task.started:
+            yield self._launch(unit, index, started)
+        yield self._run(unit, index, started, event.at, ending)
+
+    def _held(self, event: Held) -> None:
+        """The queue that changed last is the last of all."""
+        changes = self._changes.pop(event.queue, None) or deque(maxlen=MOST_CHANGES)
+        changes.append((event.at, _sentences(event.reasons)))
+        self._changes[event.queue] = changes
+        if len(self._changes) > MOST_QUEUES:
+            del self._changes[next(iter(self._changes))]
+
+    def _job_ended(self, job: JobState) -> Iterator[Span]:
+        for unit in job.units:
+            if unit.status == "cancelled" and unit.ready > unit.placed:  # while it was queued
+                yield self._queued(unit, unit.epoch + 1, unit.ended, {"poise.status": "cancelled"})
+        status = job_status(job)
+        again = self.ledger.jobs.get(job.retry_of)
+        yield self._span(
+            root_of(job),
+            f"job {job.name}".strip(),
+            job.submitted,
+            job.ended,
+            attributes=_of_job(job)
+            | {"poise.status": status, "poise.tasks": sum(len(unit.tasks) for unit in job.units)},
+            links=(Link(root_of(again), {"poise.link": "retry of"}),) if again is not None else (),
+            error=f"job {job.id} failed" if status == "failed" else "",
+        )
+
+    # --- spans -------------------------------------------------------------------------------------------------------
+
+    def _queued(self, unit: UnitState, epoch: int, until: int, attributes: dict[str, Value]) -> Span:
+        since = min(max(unit.ready, unit.not_before), until)  # a back-off is no waiting
+        of: dict[str, Value] = {"poise.job": unit.job, "poise.task": unit.id, "poise.epoch": epoch}
+        of |= {"poise.class": unit.spec.kind, "poise.queue": unit.queue}
+        return self._span(
+            root_of(self.ledger.jobs[unit.job]),
+            f"queued {_plain(unit.spec.name)}",
+            since,
+            until,
+            *("queued", unit.id, epoch),
+            attributes=of | attributes,
+            events=tuple(
+                SpanEvent(self.wall(max(at, since)), "waits", {"poise.reasons": why})
+                for at, why in self._reasons(unit.queue, since, until)
+            ),
+        )
+
+    def _reasons(self, queue: str, since: int, until: int) -> Sequence[tuple[int, str]]:
+        """Those that held when it began to wait, and each change until it was placed."""
+        known = self._changes.get(queue) or [(since, _sentences(self.ledger.queues.held(queue)))]
+        changes = [change for change in known if change[0] <= until]
+        first = sum(at <= since for at, _ in changes)
+        return [change for change in changes[max(0, first - 1) :] if change[1]]
+
+    def _launch(self, unit: UnitState, index: int, started: int) -> Span:
+        attempt = attempt_of(unit, index)
+        return self._span(
+            root_of(self.ledger.jobs[unit.job]),
+            f"launch {_plain(unit.spec.name)}",
+            min(_placed_at(unit, index), started),
+            started,
+            *("launch", attempt.task, attempt.epoch),
+            attributes=_of_attempt(unit, index),
+        )
+
+    def _run(self, unit: UnitState, index: int, started: int, ended: int, ending: Ending) -> Span:
+        task, attempt = unit.tasks[index], attempt_of(unit, index)
+        root = root_of(self.ledger.jobs[unit.job])
+        links = []
+        if task.past:
+            before = Attempt(attempt.task, task.past[-1].epoch)
+            links.append(Link(run_of(root, before), {"poise.link": "previous attempt"}))
+        needs = (run_of(root, attempt) for attempt in self._needed(unit))
+        links += [Link(to, {"poise.link": "needs"}) for to in islice(needs, MOST_LINKS - len(links))]
+        return self._span(
+            root,
+            f"run {_plain(unit.spec.name)}",
+            started,
+            ended,
+            *("run", attempt.task, attempt.epoch),
+            attributes=_of_attempt(unit, index) | _of_ending(ending),
+            events=tuple(self._in_run(unit, index, started))[:MOST_EVENTS],
+            links=tuple(links),
+            error=""
+            if ending.outcome in ("done", "stopped")
+            else f"{ending.outcome}: {ending.note}".removesuffix(": "),
+        )
+
+    def _needed(self, unit: UnitState) -> Iterator[Attempt]:
+        """The last attempts of the tasks that a unit needs."""
+        for need in unit.spec.needs:
+            if (needed := self.ledger.jobs.unit(f"{unit.job}.{need}")) is not None:
+                for index, task in enumerate(needed.tasks):
+                    if task.status != "idle":
+                        yield attempt_of(needed, index)
+
+    def _in_run(self, unit: UnitState, index: int, started: int) -> Iterator[SpanEvent]:
+        """Why it was asked to yield or to change its size, and that it is slower than its like, as far as known."""
+        attempt = attempt_of(unit, index)
+        for order in unit.yielded:
+            if order.at >= started:
+                yield SpanEvent(self.wall(order.at), order.cause, {"poise.why": what_for(order)})
+        for slow in unit.straggled:
+            if Attempt(slow.task, slow.epoch) == attempt:
+                why = f"{slow.siblings} of its like took {format_duration(slow.expected)}"
+                yield SpanEvent(self.wall(slow.at), "straggles", {"poise.why": why})
+        if unit.lags is not None and Attempt(unit.lags.task, unit.lags.epoch) == attempt:
+            usual, have = format_duration(unit.lags.usual), format_duration(unit.lags.computes)
+            yield SpanEvent(self.wall(unit.lags.at), "lags", {"poise.why": f"{have} a step, the others {usual}"})
+
+    def _progress(self, job: JobState, start: int, end: int) -> Span:
+        counts = Counter(unit.status for unit in job.units)
+        waits = (unit for unit in job.units if unit.status == "pending")
+        reasons = [reason.sentence() for unit in islice(waits, 1) for reason in self.ledger.queues.held_for(unit)]
+        attributes: dict[str, Value] = {"poise.status": job_status(job)}
+        attributes |= {f"poise.units.{status}": count for status, count in sorted(counts.items())}
+        if reasons:
+            attributes["poise.reasons"] = "; ".join(reasons[:FEW])
+        return self._span(root_of(job), "progress", start, end, "progress", start, attributes=attributes)
+
+    def _span(
+        self,
+        root: Context,
+        name: str,
+        start: int,
+        end: int,
+        *names: str | int,
+        attributes: dict[str, Value] | None = None,
+        events: tuple[SpanEvent, ...] = (),
+        links: tuple[Link, ...] = (),
+        error: str = "",
+    ) -> Span:
+        """A span below the root of its job, with ids made of these `names`; without any, the root itself."""
+        return Span(
+            context=root.at(*names) if names else root,
+            name=name,
+            start=self.wall(start),
+            end=self.wall(end),
+            attributes=attributes or {},
+            events=events,
+            links=links,
+            error=error,
+        )
+
+    def _anchor(self, began: Began) -> None:
+        self._anchors.append((began.at, round(began.wall * SECOND)))
+
+    def wall(self, instant: int) -> int:
+        """Nanoseconds since 1970, by the clock as it was then: an instant has one time, whenever it is told."""
+        at, wall = next((anchor for anchor in reversed(self._anchors) if anchor[0] <= instant), self._anchors[0])
+        return wall + instant - at
+
+
+def root_of(job: JobState) -> Context:
+    """The span of a job."""
+    return context_of(job.id, job.tenant, job.key, job.submitted, job.env)
+
+
+def run_of(root: Context, attempt: Attempt) -> Context:
+    """The span of an attempt while it runs, of which its environment carries the context."""
+    return root.at("run", attempt.task, attempt.epoch)
+
+
+def _sentences(reasons: Sequence[Reason]) -> str:
+    return "; ".join(reason.sentence() for reason in reasons)
+
+
+def _placed_at(unit: UnitState, index: int) -> int:
+    """When this attempt was given its place: a member that joined a running gang later than the others."""
+    return unit.resized if unit.resized and unit.epoch_of(index) != unit.placed_in else unit.placed
+
+
+def _plain(name: str) -> str:
+    """The name of a task without the number of its part: a span has one name for all parts."""
+    return name.partition("[")[0]
+
+
+def _of_job(job: JobState) -> dict[str, Value]:
+    told = {"poise.job": job.id, "poise.job.name": job.name, "poise.tenant": job.tenant, "poise.user": job.user}
+    return {name: value for name, value in told.items() if value}
+
+
+def _of_attempt(unit: UnitState, index: int) -> dict[str, Value]:
+    task, attempt = unit.tasks[index], attempt_of(unit, index)
+    found: dict[str, Value] = {
+        "poise.job": unit.job,
+        "poise.task": attempt.task,
+        "poise.class": unit.spec.kind,
+        "poise.epoch": attempt.epoch,
+        "host.name": task.node,
+    }
+    if task.devices:
+        found["poise.devices"] = ", ".join(map(str, task.devices))
+    return found
+
+
+def _of_ending(ending: Ending) -> dict[str, Value]:
+    found: dict[str, Value] = {"poise.outcome": ending.outcome, "process.exit.code": ending.code}
+    if ending.signal:
+        found["poise.signal"] = ending.signal
+    if ending.cpu:
+        found["poise.cpu_seconds"] = ending.cpu / SECOND
+    if ending.peak:
+        found["poise.peak_memory_bytes"] = ending.peak
+    return found
+
+
+def _intervals(since: int, after: int, now: int) -> Iterator[tuple[int, int]]:
+    """The intervals of a job's progress that end after one instant, and by another.
+
+    >>> [(a // MINUTE, b // MINUTE) for a, b in _intervals(0, 0, 16 * MINUTE)]
+    [(0, 1), (1, 3), (3, 7), (7, 15)]
+    """
+    start, length = since, FIRST_PROGRESS
+    while length < LONGEST_PROGRESS and start + length <= now:
+        if start + length > after:
+            yield start, start + length
+        start, length = start + length, length * 2
+    if length >= LONGEST_PROGRESS:
+        start += max(0, (after - start) // LONGEST_PROGRESS) * LONGEST_PROGRESS
+        while start + LONGEST_PROGRESS <= now:
+            if start + LONGEST_PROGRESS > after:
+                yield start, start + LONGEST_PROGRESS
+            start += LONGEST_PROGRESS

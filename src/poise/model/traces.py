@@ -1,0 +1,140 @@
+"""Traces of jobs: their ids, the W3C trace context in which they are passed on, and spans.
+
+Ids are digests of facts in the log: a span that is made again, by whatever process, has the same id. Nothing is drawn.
+A trace is that of the submitter where the job has a `TRACEPARENT` in its environment, else one of the job's own.
+
+>>> context = Context.parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+>>> context.text if context else None
+'00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01'
+"""
+
+import re
+from collections.abc import Mapping
+from hashlib import blake2b
+
+import msgspec
+
+TRACEPARENT, TRACESTATE = "TRACEPARENT", "TRACESTATE"
+"""Environment variables that carry a trace context (OpenTelemetry, *Environment variables as context propagation
+carriers*).
+"""
+
+LONGEST_STATE = 512
+"""Characters of a trace state that are passed on, the least that W3C asks for; a longer one is left out."""
+
+MOST_EVENTS, MOST_LINKS = 128, 128
+"""Events and links of one span: the default limits of OpenTelemetry."""
+
+SAMPLED = 0x01
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+
+Value = str | bool | int | float
+"""A value of an attribute."""
+
+
+class Context(msgspec.Struct, frozen=True):
+    """A span in a trace: the ids of the trace (16 bytes), of the span and of its `parent` (8 bytes; none of the first
+    one), and whether the trace is `sampled`. `state` is what tracing systems pass on beside it, unread.
+    """
+
+    trace: bytes
+    span: bytes
+    parent: bytes = b""
+    sampled: bool = True
+    state: str = ""
+
+    @classmethod
+    def parse(cls, traceparent: str, state: str = "") -> "Context | None":
+        """The context of a `traceparent`, or None where it is not valid: then a new trace begins (W3C)."""
+        found = _TRACEPARENT.fullmatch(traceparent.strip())
+        if found is None or found[1] == "ff" or (found[1] == "00" and found[5]):
+            return None
+        trace, span = bytes.fromhex(found[2]), bytes.fromhex(found[3])
+        if not any(trace) or not any(span):
+            return None
+        state = state if len(state) <= LONGEST_STATE else ""
+        return cls(trace, span, sampled=bool(int(found[4], 16) & SAMPLED), state=state)
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> "Context | None":
+        """The context that an environment carries, if any."""
+        return cls.parse(environ.get(TRACEPARENT, ""), environ.get(TRACESTATE, ""))
+
+    @property
+    def text(self) -> str:
+        """The `traceparent` of it."""
+        return f"00-{self.trace.hex()}-{self.span.hex()}-{SAMPLED if self.sampled else 0:02x}"
+
+    def at(self, *names: str | int) -> "Context":
+        """The span of these names below this one."""
+        key = self.trace + self.span
+        return self.below(blake2b("\0".join(map(str, names)).encode(), digest_size=8, key=key).digest())
+
+    def below(self, span: bytes) -> "Context":
+        """The span of this id below this one."""
+        return Context(self.trace, span, self.span, self.sampled, self.state)
+
+
+def carried(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a valid trace context in an environment."""
+    context = Context.of(environ)
+    if context is None:
+        return {}
+    return {TRACEPARENT: environ[TRACEPARENT]} | ({TRACESTATE: context.state} if context.state else {})
+
+
+def context_of(job: str, tenant: str, key: str, submitted: int, environ: Mapping[str, str]) -> Context:
+    """The root span of a job: in the trace that its environment carries, or in one of its own. The `key` of its
+    submission and the instant tell it from the jobs of other homes that have its id.
+    """
+    digest = blake2b("\0".join((tenant, job, key, str(submitted))).encode(), digest_size=24).digest()
+    above = Context.of(environ)
+    if above is None:
+        return Context(digest[:16], digest[16:])
+    return Context(above.trace, digest[16:], above.span, above.sampled, above.state)
+
+
+class SpanEvent(msgspec.Struct, frozen=True):
+    """Something that happened in a span, in nanoseconds since 1970."""
+
+    at: int
+    name: str
+    attributes: dict[str, Value] = {}
+
+
+class Link(msgspec.Struct, frozen=True):
+    """A span of this or another trace that a span is related to, and how."""
+
+    to: Context
+    attributes: dict[str, Value] = {}
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of time in a trace, in nanoseconds since 1970. It failed if there is an `error`."""
+
+    context: Context
+    name: str
+    start: int
+    end: int
+    kind: int = 1
+    attributes: dict[str, Value] = {}
+    events: tuple[SpanEvent, ...] = ()
+    links: tuple[Link, ...] = ()
+    error: str = ""
+
+
+INTERNAL, SERVER, CLIENT = 1, 2, 3
+"""Kinds of spans, as in OTLP."""
+
+
+class Exported(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far the exporter of a home has come: the `revision` up to which all spans are dealt with, and the spans that
+    were `sent`, `refused` by the collector, and `lost` for want of room. `error` is why it waits, empty if it does not.
+    """
+
+    revision: int = 0
+    sent: int = 0
+    refused: int = 0
+    lost: int = 0
+    error: str = ""
