@@ -31,6 +31,7 @@ from poise.errors import (
     from_code,
     from_record,
 )
+from poise.model.captures import Capture, CaptureEnded, CaptureKind, CaptureLine, CaptureStarted
 from poise.model.chances import DeadlineForecast
 from poise.model.reports import (
     Changed,
@@ -60,6 +61,7 @@ from poise.model.reports import (
     WhoReport,
     WhyNot,
 )
+from poise.model.traces import TRACEPARENT, carried
 from poise.model.usage import NodeProfile
 
 if TYPE_CHECKING:
@@ -187,7 +189,7 @@ class Client:
     def _submit(
         self, spec: dict[str, Any], *, key: str = "", user: str = "", if_revision: int | None = None
     ) -> Receipt:
-        body = {"spec": spec, "key": key or new_key(), "user": user}
+        body = {"spec": with_context(spec, os.environ), "key": key or new_key(), "user": user}
         condition = "" if if_revision is None else f"?if_revision={if_revision}"
         timeout = THOUGHT if is_strict(spec) else PATIENCE
         return self._call("POST", f"/v1/jobs{condition}", Receipt, body, timeout=timeout)
@@ -522,6 +524,45 @@ class Client:
             raise _unreachable(self.home, error) from None
         raise Unreachable("the control plane has ended, and so has the command", hint=f"`poise show {name}`")
 
+    def capture(
+        self,
+        name: str,
+        kind: CaptureKind = "stacks",
+        *,
+        task: str = "",
+        rank: int | None = None,
+        lasts: str | float | None = None,
+        begun: Callable[[str], None] | None = None,
+    ) -> Capture:
+        """Capture what a running task does, for `lasts` (seconds, or `30s`), and keep that beside its output: `stacks`
+        (a flame graph by py-spy), a `dump` of the stacks now, or a trace by the profiler of PyTorch (`torch`). `task`
+        or `rank` select one of several running tasks. `begun` is called with the node. Raises `InputError` where there
+        is none.
+        """
+        body = {"kind": kind, "task": task, "rank": rank, "lasts": lasts}
+        decode = json_decoder(CaptureLine).decode
+        self._find_leader()
+        self.status()  # that there is one to ask
+        with contextlib.suppress(ConnectionError), self._stream(f"/v1/jobs/{_part(name)}/capture", body=body) as lines:
+            for line in lines:
+                told = decode(line) if line != b"\n" else None
+                if isinstance(told, CaptureStarted) and begun is not None:
+                    begun(told.node)
+                if isinstance(told, CaptureEnded) and told.error is not None:
+                    raise from_code(told.error)
+                if isinstance(told, CaptureEnded) and told.capture is not None:
+                    return told.capture
+        raise Unreachable("the control plane has ended, and so has the capture", hint=f"`poise capture {name}`")
+
+    def captures(self, name: str) -> list[Capture]:
+        """The captures of a job that are kept, the oldest first."""
+        return self._call("GET", f"/v1/jobs/{_part(name)}/captures", list[Capture])
+
+    def read_capture(self, name: str, capture: str) -> bytes:
+        """The file of a capture."""
+        with self._stream(f"/v1/jobs/{_part(name)}/captures/{_part(capture)}") as response:
+            return response.read()
+
     def feed_exec(self, name: str, source: "Source | bytes") -> None:
         """Send a command beside a task its whole standard input; its name is what `exec` yields first."""
         with contextlib.suppress(NotFound):  # it has ended
@@ -608,7 +649,8 @@ class Client:
             f"Content-Type: application/x-ndjson\r\nAuthorization: Bearer {self._bearer()}\r\n\r\n"
         ).encode("ascii")
         stream = new_key()
-        lines = (_encoded({"spec": spec, "key": f"{stream}-{number}"}) + b"\n" for number, spec in enumerate(specs))
+        numbered = ((with_context(spec, os.environ), f"{stream}-{number}") for number, spec in enumerate(specs))
+        lines = (_encoded({"spec": spec, "key": key}) + b"\n" for spec, key in numbered)
         sending = Sending(lines, SILENCE if self._several else PATIENCE)
         deadline: float | None = None
         with contextlib.closing(sending):
@@ -746,6 +788,19 @@ def deadlines_in(spec: Mapping[str, Any]) -> Iterator[Any]:
 def is_strict(spec: Mapping[str, Any]) -> bool:
     """Whether it is looked before the answer how likely a deadline is met."""
     return any(isinstance(said, dict) and said.get("if-late") == "refuse" for said in deadlines_in(spec))
+
+
+def with_context(spec: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """A job in the trace of an environment, unless it says otherwise. The jobs of a schedule have traces of their own:
+    they are submitted when that one is long over.
+    """
+    context = carried(environ)
+    if not context or spec.get("every") is not None or spec.get("cron"):
+        return spec
+    env = spec.get("env", {})
+    if not isinstance(env, Mapping) or TRACEPARENT in env or TRACEPARENT in spec.get("secrets", ()):
+        return spec
+    return {**spec, "env": {**env, **context}}
 
 
 def _policy_request(policy: str | Mapping[str, Any]) -> PolicyRequest:

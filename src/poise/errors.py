@@ -55,6 +55,7 @@ CODES = {
     "E140": "the request is too large",
     "E150": "a function cannot be called, or its exception cannot be loaded here",
     "E160": "unsupported use of the training library",
+    "E170": "a running task could not be captured",
     "E201": "no control plane answers",
     "E202": "the disk of the log is full",
     "E203": "the log is damaged",

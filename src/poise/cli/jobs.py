@@ -164,6 +164,9 @@ def _job_shown(report: JobReport) -> Shown:
         head.append(f"secrets: {', '.join(report.secrets)}")
     if report.note and report.exit_code is None:
         head.append(f"note: {report.note}")
+    if report.captures:
+        names = some([capture.name for capture in report.captures], FEW)
+        head.append(f"captures: {names}; `poise capture {report.id} --get NAME`")
     if report.hold:
         head.append(f"on hold: what runs continues, and nothing else starts; `poise release {report.id}`")
     tasks, graph = report.tasks, len(report.critical_path) > 0

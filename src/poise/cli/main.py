@@ -37,6 +37,7 @@ COMMANDS = {
     "logs": ("poise.cli.logs", "Print the output of a job"),
     "attach": ("poise.cli.attach", "Follow a running job, and send it input"),
     "exec": ("poise.cli.exec", "Run a command beside a running task: in its folder, on its devices"),
+    "capture": ("poise.cli.capture", "Capture what a running task does: a flame graph, or a trace of PyTorch"),
     "wait": ("poise.cli.jobs", "Wait until jobs have ended"),
     "cancel": ("poise.cli.jobs", "Cancel jobs"),
     "hold": ("poise.cli.change", "Hold jobs: they do not start until they are released"),
@@ -59,6 +60,7 @@ COMMANDS = {
     "audit": ("poise.cli.tokens", "List changes and who made them"),
     "events": ("poise.cli.events", "Print the log of events and decisions"),
     "report": ("poise.cli.report", "Report on past jobs: figures, or an HTML page with a timeline"),
+    "hotspots": ("poise.cli.hotspots", "Show where the time of jobs goes, by class of work and step"),
     "replay": ("poise.cli.replay", "Repeat the decisions of a log, and compare"),
     "simulate": ("poise.cli.simulate", "Simulate a policy on a recorded trace"),
     "compare": ("poise.cli.simulate", "Compare policies on one recorded trace"),
@@ -74,7 +76,7 @@ COMMANDS = {
 
 GROUPS = {
     "First steps": ("run", "submit", "ls", "show", "logs", "wait", "cancel", "explain", "up", "down"),
-    "Jobs": ("exec", "attach", "hold", "release", "set", "retry", "rm", "schedules"),
+    "Jobs": ("exec", "attach", "capture", "hold", "release", "set", "retry", "rm", "schedules"),
     "Forecasts": ("plan", "eta", "what-if"),
     "Fleet": (
         "status",
@@ -91,7 +93,7 @@ GROUPS = {
     "Policies": ("policy", "shadow"),
     "Services": ("serve", "services", "rehearse"),
     "Users": ("token", "whoami", "quota", "audit"),
-    "Log": ("events", "report", "replay"),
+    "Log": ("events", "report", "hotspots", "replay"),
     "Simulation": ("simulate", "compare", "faults", "demo"),
     "Files and shells": ("schema", "completion"),
 }

@@ -8,11 +8,14 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from poise import __version__
 from poise.cli.nodes import declared_fleet
 from poise.cli.render import say
 from poise.config import Home
 from poise.control.start import running
+from poise.drivers.captures import captures_of
 from poise.drivers.devices import probe_node
 from poise.drivers.logfile import has_log, read_home
 from poise.drivers.security import ensure_home, read_token, token_for
@@ -25,6 +28,7 @@ from poise.kernel.find import find, find_node, found_report, listed, of_rank
 from poise.kernel.ledger import Ledger, NodeState
 from poise.model.events import NodeJoined, decode_event
 from poise.model.history import RunReport
+from poise.model.hotspots import HotSpots, Order
 from poise.model.reports import (
     Explanation,
     JobReport,
@@ -100,7 +104,9 @@ def schedules(home: Home) -> list[ScheduleReport]:
 
 def job(home: Home, name: str) -> JobReport:
     ledger = load(home)
-    return found_report(ledger, find(ledger, name), instant(ledger))
+    found = find(ledger, name)
+    kept = tuple(captures_of(home.logs, found.job.id))
+    return msgspec.structs.replace(found_report(ledger, found, instant(ledger)), captures=kept)
 
 
 def nodes(home: Home) -> list[NodeReport]:
@@ -181,6 +187,19 @@ def report(home: Home, names: Sequence[str]) -> RunReport:
     ledger = history.ledger
     now = instant(ledger) if running(home) else ledger.now
     return history.report(now, names=names, version=__version__)
+
+
+def hot_spots(home: Home, since: int, order: Order, most: int) -> HotSpots:
+    """Where the time of jobs goes, by the log, of what has ended `since` (ns since 1970)."""
+    from poise.kernel.hotspots import HotSpotFinder
+
+    if not has_log(home):
+        return HotSpotFinder(Ledger()).report(order, most)
+    with closing(read_home(home, decode_event)) as reader:
+        finder = HotSpotFinder(ledger_at(reader.oldest_checkpoint(), reader.written_by), since)
+        for _, event in reader.read(finder.spans.ledger.revision):
+            finder.add(event)
+    return finder.report(order, most)
 
 
 def _resumed(ledger: Ledger) -> "tuple[ClusterPolicy, Controller]":

@@ -16,6 +16,7 @@ import msgspec
 
 from poise import __version__
 from poise.config import PAGE, Home
+from poise.control.captures import capture
 from poise.control.chances import Chances
 from poise.control.consoles import Attendance, Consoles, running_tasks, takes_input
 from poise.control.deciders import Deciders
@@ -37,6 +38,7 @@ from poise.control.routes import Content, Request, Routes, Stream
 from poise.control.scrape import Scrape
 from poise.control.shares import Turns
 from poise.control.tally import Minutes
+from poise.drivers.captures import captures_of, read_capture
 from poise.drivers.joblogs import Wanted, follow_job
 from poise.drivers.plugins import Choice, choose, choose_document, is_file, policy_settings
 from poise.drivers.security import caller_key, worker_key
@@ -66,6 +68,7 @@ from poise.kernel.ledger import Ledger, UnitState, attempt_of
 from poise.kernel.overview import overview
 from poise.kernel.since import touched
 from poise.kernel.visible import Sight
+from poise.model.captures import LASTS, LONGEST, Capture, CaptureKind
 from poise.model.chances import DeadlineForecast
 from poise.model.changing import as_job, fields_in
 from poise.model.document import some
@@ -264,6 +267,17 @@ class ExecRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     env: dict[str, str] = {}
     stdin: bool = False
     tty: str = ""
+
+
+class CaptureRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A capture of a running task, as `kind` says. `task` is needed where several run, or of a gang the `rank` (by
+    default 0). `lasts` is a duration; without it, 10 s of stacks or 2 s of a trace.
+    """
+
+    kind: CaptureKind = "stacks"
+    task: str = ""
+    rank: Annotated[int, msgspec.Meta(ge=0, le=MAX_REVISION)] | None = None
+    lasts: Quantity | None = None
 
 
 class TokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -473,7 +487,9 @@ def make_app(
             units = () if found.whole else tuple(unit.id for unit in found.units)
             await plane.over(found.job.id, units, min(wait, MAX_WAIT))
             ledger = await plane.settled()
-        return Sight(ledger, bearer).only(found_report(ledger, found, plane.clock.now(), plane.controller.heard))
+        told = Sight(ledger, bearer).only(found_report(ledger, found, plane.clock.now(), plane.controller.heard))
+        kept = await asyncio.to_thread(captures_of, home.logs, found.job.id)
+        return msgspec.structs.replace(told, captures=tuple(kept)) if kept else told
 
     @routes.post(
         "/v1/jobs/{name}/cancel",
@@ -707,6 +723,38 @@ def make_app(
         _log.info("%s of %s runs `%s` beside %s", bearer.name or "somebody", bearer.tenant, argv[0], attempt)
         pieces = consoles.run(node, attempt, bearer, argv, env, stdin=data.stdin, tty=tty)
         return Stream(_lines(pieces, lambda: gate.stands(bearer)), "application/x-ndjson")
+
+    @routes.post(
+        "/v1/jobs/{name}/capture",
+        summary="Capture what a running task does: stacks by py-spy, or a trace of PyTorch; answers in lines of JSON",
+        status=200,
+        role=SUBMITTER,
+    )
+    async def take_capture(bearer: Bearer, name: str, data: CaptureRequest) -> Stream:
+        plane.check_leading()
+        ledger, found = await settled_job(bearer, name, data.task)
+        unit, index = the_one_that_runs(found, ledger, data.rank)
+        lasts = LASTS[data.kind]
+        if data.lasts is not None:
+            lasts = parse_or_raise(parse_duration, data.lasts, "lasts", LONGEST)
+        node, attempt = unit.tasks[index].node, attempt_of(unit, index)
+        _log.info("%s of %s captures %s of %s", bearer.name or "somebody", bearer.tenant, data.kind, attempt)
+        pieces = capture(consoles, home.logs, node, attempt, bearer, data.kind, lasts)
+        return Stream(_lines(pieces, lambda: gate.stands(bearer)), "application/x-ndjson")
+
+    @routes.get("/v1/jobs/{name}/captures", summary="Captures of a job that are kept", role=VIEWER)
+    async def captures(bearer: Bearer, name: str) -> list[Capture]:
+        _, found = await settled_job(bearer, name)
+        return await asyncio.to_thread(captures_of, home.logs, found.job.id)
+
+    @routes.get("/v1/jobs/{name}/captures/{capture}", summary="The file of a capture", role=VIEWER)
+    async def one_capture(bearer: Bearer, name: str, capture: str) -> Content:
+        _, found = await settled_job(bearer, name)
+        data = await asyncio.to_thread(read_capture, home.logs, found.job.id, capture)
+        if data is None:
+            hint = f"`poise capture {found.job.id} --list`"
+            raise NotFound("the job has no such capture", field="capture", have=capture[:100], hint=hint)
+        return Content(data, "application/octet-stream")
 
     @routes.post(
         "/v1/exec/{name}/input",

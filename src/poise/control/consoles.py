@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from poise.control.plane import Plane
 from poise.errors import Busy, PoiseError
@@ -86,15 +86,18 @@ class Consoles:
         argv: tuple[str, ...],
         env: dict[str, str],
         *,
-        stdin: bool,
-        tty: int,
-    ) -> AsyncIterator[ExecLine]:
-        """Run a command beside an attempt on this node, for as long as somebody reads what it writes. Raises `Busy`."""
+        stdin: bool = False,
+        tty: int = 0,
+        capture: tuple[str, ...] = (),
+    ) -> AsyncGenerator[ExecLine]:
+        """Run a command beside an attempt on this node, for as long as somebody reads what it writes; or the program
+        that takes captures, with these arguments. Raises `Busy`.
+        """
         if len(self._running) >= MOST:
             raise Busy("too many commands run beside tasks", need=f"at most {MOST}", hint="end some of them")
         running = Running(f"x{secrets.token_hex(12)}", node, bearer)
         self._running[running.name] = running
-        order = Exec(name=running.name, attempt=attempt, argv=argv, env=env, stdin=stdin, tty=tty)
+        order = Exec(name=running.name, attempt=attempt, argv=argv, env=env, stdin=stdin, tty=tty, capture=capture)
         if not self._plane.tell(node, order):
             running.said.put_nowait(Left(name=running.name, code=126, note=f"node {node} is not connected"))
         try:

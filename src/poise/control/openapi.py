@@ -14,6 +14,7 @@ from poise import __version__
 from poise.control.guard import PUBLIC, ErrorBody
 from poise.control.hot import Accepted
 from poise.control.routes import Content, Route, Stream
+from poise.model.captures import CaptureLine
 from poise.model.events import Event
 from poise.model.job_fields import JobSpec
 from poise.model.reports import AuditReport, ExecLine, LogLine
@@ -52,7 +53,7 @@ class LoggedEvent(msgspec.Struct, frozen=True):
 def document(routes: Iterable[Route]) -> dict[str, Any]:
     """All of it, but for the route of the document itself."""
     told = [route for route in routes if route.path != SCHEMA]
-    known = [ErrorBody, Accepted, LoggedEvent, AuditReport, LogLine, ExecLine, JobSpec]
+    known = [ErrorBody, Accepted, LoggedEvent, AuditReport, LogLine, ExecLine, CaptureLine, JobSpec]
     kinds = [*known, *dict.fromkeys(kind for route in told for kind in _kinds(route))]
     schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(kinds, schemas, strict=True))
@@ -126,6 +127,11 @@ def _good(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
         case "/v1/jobs/{name}/exec":
             about = "Lines: `started`, with a name for its input, what it writes, and its `end`; some are empty"
             return _answer(about, schema_of[ExecLine], LINES)
+        case "/v1/jobs/{name}/capture":
+            about = "Lines: `started`, with the node, and `ended`, with the capture or an error; some are empty"
+            return _answer(about, schema_of[CaptureLine], LINES)
+        case "/v1/jobs/{name}/captures/{capture}":
+            return _answer("The file", {"type": "string", "format": "binary"}, "application/octet-stream")
         case "/v1/events":
             about = "Server-sent events: `id` is the revision, `data` the record"
             return _answer(about, _sent(schema_of[LoggedEvent]), "text/event-stream")

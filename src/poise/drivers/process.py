@@ -150,6 +150,9 @@ class _Header(msgspec.Struct, frozen=True, array_like=True, tag="keeper"):
     boot: str
 
 
+CAPTURE = str(Path(__file__).with_name("capture.py"))
+"""The program that takes captures beside attempts."""
+
 _TRY = b'["try"]\n'
 _encode = msgspec.json.Encoder().encode
 _messages = json_decoder(_Greeting | _Holds | _Started | _Ended | _Unfit | _Fed | _Said | _Left | _Whole)
@@ -400,7 +403,8 @@ class Keepers:
                     self.on_console(Left(name=message.name, code=126, note="its task does not run here any more"))
                     return
                 self._beside[message.name] = slot
-                order = {"argv": message.argv, "env": message.env, "stdin": message.stdin, "tty": message.tty}
+                argv = (sys.executable, "-I", "-S", CAPTURE, *message.capture) if message.capture else message.argv
+                order = {"argv": argv, "env": message.env, "stdin": message.stdin, "tty": message.tty}
                 slot.say("exec", message.name, message.attempt, order)
             case Feed():
                 whose = message.whose

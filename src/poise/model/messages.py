@@ -272,7 +272,8 @@ class Feed(msgspec.Struct, frozen=True, tag="feed", kw_only=True):
 
 class Exec(msgspec.Struct, frozen=True, tag="exec", kw_only=True, omit_defaults=True):
     """Run a command beside that of an attempt, under a name, for as long as this connection lasts. What it writes comes
-    as `Said`, at most `CREDIT` bytes before a `Credit`; at its end comes `Left`. `env` adds to the attempt's.
+    as `Said`, at most `CREDIT` bytes before a `Credit`; at its end comes `Left`. `env` adds to the attempt's. With
+    `capture` it is the node's own program that takes captures, with these arguments.
     """
 
     name: str
@@ -281,6 +282,7 @@ class Exec(msgspec.Struct, frozen=True, tag="exec", kw_only=True, omit_defaults=
     env: dict[str, str] = {}
     stdin: bool = False
     tty: int = 0
+    capture: tuple[str, ...] = ()
 
 
 class Credit(msgspec.Struct, frozen=True, tag="credit", kw_only=True):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from poise.model.captures import Capture
 from poise.model.catalogue import per_watt
 from poise.model.decisions import Reason, Spot, Why
 from poise.model.figures import sources_of
@@ -136,6 +137,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     secrets: tuple[str, ...] = ()
     hold: bool = False
     unnotified: dict[str, str] = {}
+    captures: tuple[Capture, ...] = ()
 
 
 JobStatus = Literal["waiting", "pending", "placed", "running", "idle", "done", "failed", "cancelled", "skipped"]

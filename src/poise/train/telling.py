@@ -12,6 +12,7 @@ import msgspec
 
 from poise.drivers.whole import write_whole
 from poise.model.training import REPORT, Training
+from poise.train.capturing import Capturing
 
 EVERY_SECONDS = 1.0
 
@@ -29,11 +30,16 @@ class Teller:
         self.silent = False
         self.said: Training | None = None
         self._pausing = False
+        self._capturing = Capturing(self._path) if self._path else None
 
     def tell(self, training: Callable[[], Training], *, now: bool = False, every: float = EVERY_SECONDS) -> None:
         """Say it if so many seconds have passed since the last time, or `now`."""
         moment = time.monotonic()
-        if self._path is None or self.silent or (moment < self._told + every and not now):
+        if self._path is None or self.silent:
+            return
+        if self._capturing is not None:
+            self._capturing.step()
+        if moment < self._told + every and not now:
             return
         self._told, self._pausing = moment, False
         said = training()

@@ -40,6 +40,9 @@ NEEDS = {
     "GET /v1/jobs/{name}/logs": Role.VIEWER,
     "POST /v1/jobs/{name}/input": Role.SUBMITTER,
     "POST /v1/jobs/{name}/exec": Role.SUBMITTER,
+    "POST /v1/jobs/{name}/capture": Role.SUBMITTER,
+    "GET /v1/jobs/{name}/captures": Role.VIEWER,
+    "GET /v1/jobs/{name}/captures/{capture}": Role.VIEWER,
     "POST /v1/exec/{name}/input": Role.SUBMITTER,
     "POST /v1/plan": Role.VIEWER,
     "GET /v1/nodes": Role.VIEWER,
@@ -97,6 +100,7 @@ def walk(job: str = "j9") -> Iterator[tuple[str, str, Role]]:
         method, path = route.split()
         path = path.replace("/nodes/{name}", "/nodes/n9").replace("{name}", job).replace("{node}", "n1")
         path = path.replace("{kind}", "job").replace("{tenant}", "zed").replace("{token_id}", "t99")
+        path = path.replace("{capture}", "main.1.capture-1.stacks.svg")
         if path in ("/v1/events", "/v1/audit"):
             path += "?after=0&follow=false"
         yield method, path, role
@@ -108,6 +112,7 @@ def ask(desk: Desk, method: str, path: str, secret: str | None) -> Any:
         "change": b'{"spec": {"priority": "low"}}',
         "input": b"{}",
         "exec": b'{"run": ["true"]}',
+        "capture": b"{}",
         "remove": b'{"jobs": ["j9"]}',
     }
     body = bodies.get(path.rpartition("/")[2], b"{")
