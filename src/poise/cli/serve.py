@@ -13,12 +13,13 @@ import click
 import msgspec
 
 from poise.cli.asking import merged, needed, needing
-from poise.cli.numbers import Whole, WholeRange
+from poise.cli.numbers import Number, Whole, WholeRange
 from poise.cli.render import print_json, say, tell
 from poise.cli.secrets import absolute, with_values
 from poise.cli.submit import fill_in
 from poise.client import current_home
 from poise.config import Home
+from poise.control.kept import read_flags
 from poise.control.start import kept_environment, lasting, user_name
 from poise.drivers.security import ensure_home
 from poise.drivers.yamlfile import is_kind, load_kind, place_in_file
@@ -31,6 +32,7 @@ from poise.policy.route import ROUTERS
 
 if TYPE_CHECKING:
     from poise.gateway.serve import Entrance
+    from poise.gateway.tracing import Tracing
 
 DEFAULT_PORT = 8080
 
@@ -57,6 +59,14 @@ DEFAULT_PORT = 8080
     "--cors", multiple=True, metavar="ORIGIN", help="Accept requests from pages of this site; `*`: of all sites."
 )
 @click.option("--host-name", multiple=True, metavar="NAME", help="Another name by which clients reach the gateway.")
+@click.option(
+    "--trace-share",
+    type=Number(),
+    default=0.01,
+    show_default=True,
+    metavar="SHARE",
+    help="Share of the requests without a `traceparent` that get a trace, if `poise up --traces` exports them.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value once it listens: the address.")
 @click.argument("target", nargs=-1, required=True, metavar="app.py:Model | FILE.yaml...")
 def serve(
@@ -68,6 +78,7 @@ def serve(
     insecure: bool,
     cors: tuple[str, ...],
     host_name: tuple[str, ...],
+    trace_share: float,
     **flags: Any,
 ) -> int:
     """Serve a model over HTTP: a class with `predict(self, batch)`, or services from files. A file with `upstreams:`
@@ -75,6 +86,10 @@ def serve(
     follow measured durations; requests that would miss the objective get 503 at once. Send requests with POST /predict.
     Ctrl-C answers the accepted requests, and exits. `poise services` shows latencies against the objective.
     """
+    if not 0 <= trace_share <= 1:
+        raise InputError(
+            "this is not a share", field="--trace-share", need="0 to 1", have=f"{trace_share:g}", hint="0.1"
+        )
     given = [_declared(one, flags) for one in target]
     services = [one for one in given if isinstance(one, DeclaredService)]
     fronts = [one for one in given if isinstance(one, Front)]
@@ -128,9 +143,20 @@ def serve(
                     tell,
                     beyond,
                     entrance,
+                    _tracing(home, trace_share),
                 )
             )
     return 0
+
+
+def _tracing(home: Home, share: float) -> "Tracing | None":
+    """What makes spans of requests, where an exporter takes them."""
+    if "traces" not in read_flags(home):
+        return None
+    from poise.drivers.spans import Telling
+    from poise.gateway.tracing import Tracing
+
+    return Tracing(share, Telling(home).tell)
 
 
 def _tell_addresses(

@@ -33,7 +33,7 @@ import threading
 import time
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,6 +62,7 @@ from poise.gateway.wire import (
     error_body,
     framed,
 )
+from poise.model.traces import TRACEPARENT
 
 TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Sizes that are tried with an example when a replica starts …"""
@@ -421,7 +422,8 @@ class Worker:
         items, refused = self.model.inputs(bodies)
         given = len(items) + max(0, work.padded - len(work.bodies)) if items else 0
         try:
-            results = self.model.predict(items + items[-1:] * (given - len(items))) if items else []
+            with _in_trace(work.traceparent):
+                results = self.model.predict(items + items[-1:] * (given - len(items))) if items else []
         except BaseException as error:  # `sys.exit()` somewhere below, or a panic of a library in Rust, as well
             why: typing.Literal["raised", "memory"] = "memory" if is_out_of_memory(error) else "raised"
             return Broken(work.number, why, _told(error))
@@ -442,6 +444,23 @@ class Worker:
             return Broken(work.number, "memory", f"no memory for the results: {error.strerror}")
         told = [Answer(one.status, one.kind, body) for one, body in zip(answers, sent, strict=True)]
         return Answers(work.number, took, given, told, places, self.model.room.items)
+
+
+@contextlib.contextmanager
+def _in_trace(traceparent: str) -> Iterator[None]:
+    """While a batch is answered that is told of, the environment carries the context of its span."""
+    before = os.environ.get(TRACEPARENT)
+    if not traceparent:
+        yield
+        return
+    os.environ[TRACEPARENT] = traceparent
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[TRACEPARENT]
+        else:
+            os.environ[TRACEPARENT] = before
 
 
 def _end_on_term() -> None:

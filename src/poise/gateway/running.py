@@ -24,6 +24,7 @@ from poise.gateway.replicas import Replicas
 from poise.gateway.service import Asked, Service
 from poise.gateway.service_metrics import CacheMetrics, Registry, ServiceMetrics
 from poise.gateway.shared_answers import PATIENCE, SharedAnswers, version_of
+from poise.gateway.tracing import Tracing
 from poise.kernel.cache import Cache
 from poise.model.reports import ServiceReport
 from poise.model.servicefile import DeclaredService
@@ -75,6 +76,7 @@ class Running:
         user: str,
         say: Callable[[str], None],
         address: str = "",
+        tracing: Tracing | None = None,
     ) -> None:
         """`mark` tells its files from those of others that serve the same; `address` is where replicas on other
         machines dial.
@@ -87,6 +89,7 @@ class Running:
         self._folder, self._mark, self._address = folder, mark, address
         self._connect, self._base, self._user, self._say = connect, base, user, say
         self._metrics = Registry(self.registry)
+        self._tracing = tracing
         self._shared: dict[str, SharedAnswers] = {}
         self._recorders: dict[str, Recorder] = {}
         self._kept: list[_Kept] = []
@@ -159,7 +162,7 @@ class Running:
         """`front`: the name by which it is asked."""
         path = self._file(declared.name, "sock")
         metrics = ServiceMetrics(self._metrics, declared.name)
-        service = Service(declared.name, declared.limits, path, metrics)
+        service = Service(declared.name, declared.limits, path, metrics, self._tracing)
         notes = Notes(self._file(declared.name, "json"))
         replicas = Replicas(declared, service, self._connect, self._base, self._user, self._say, notes, self._address)
         service.on_hang = _in_background(self._tasks, replicas.replace)

@@ -29,6 +29,7 @@ from poise.gateway.keys import Keys, Usage
 from poise.gateway.metrics import Metrics
 from poise.gateway.parent import Watched, Watchers, listen_to_signals
 from poise.gateway.running import Running
+from poise.gateway.tracing import Tracing
 from poise.gateway.upstreams import Upstreams
 from poise.model.servicefile import DeclaredService
 from poise.model.serving_upstreams import Front, no_upstreams
@@ -98,11 +99,12 @@ async def serve(
     say: Callable[[str], None],
     beyond: Beyond | None = None,
     entrance: "Entrance | None" = None,
+    tracing: Tracing | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then answer what was accepted and end the replicas; at another, refuse what is
     left. `folder` is for sockets, and exists; what a gateway of the same `mark` that was killed has left there is taken
     over. `lock` is held as long as it lives. `beyond` is where replicas on other machines dial; `entrance` says who may
-    ask.
+    ask; `tracing` makes spans.
     """
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
@@ -112,7 +114,7 @@ async def serve(
     watchers = Watchers(watched, listening, lock, mark)
     loop.add_reader(watchers.gone, _watch_again, watchers, stop, say)
     _sweep(folder)
-    running = Running(folder, mark, connect, base, user, say, beyond.address.text if beyond else "")
+    running = Running(folder, mark, connect, base, user, say, beyond.address.text if beyond else "", tracing)
     guests = await beyond.listen(running.service_at) if beyond is not None else None
     for declared in services:
         running.prepare(declared)
@@ -125,7 +127,8 @@ async def serve(
     entrance = entrance or Entrance()
     keys = entrance.keys()
     usage = Usage(running.registry) if keys is not None else None
-    server = Server(Door(gateway, entrance.names, entrance.origins, keys, usage), entrance.tls)
+    door = Door(gateway, entrance.names, entrance.origins, keys, usage)
+    server = Server(door if tracing is None else tracing.around(door), entrance.tls)
     await server.start(listening)
     url = url_of(listening, entrance.tls is not None)
     reporting = await reports.listen(folder, mark, partial(running.reports, url))
@@ -151,6 +154,8 @@ async def serve(
         await upstreams.stop()
     await server.stop()
     await running.end()
+    if tracing is not None:
+        tracing.flush()
     loop.remove_reader(watchers.gone)
     stopped.cancel()
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))  # it ends by itself from here on

@@ -17,6 +17,7 @@ from poise.drivers import sockets
 from poise.gateway.lately import Recent
 from poise.gateway.service_metrics import ServiceMetrics
 from poise.gateway.shared import Reader, Writer, make_buffer
+from poise.gateway.tracing import Batches, Traced, Tracing, current
 from poise.gateway.wire import (
     ANYTHING,
     LENGTH,
@@ -91,12 +92,15 @@ class Pending(NamedTuple):
     tell: Tell
     came: int
     patient: bool = False
+    traced: Traced | None = None
 
 
 class Service:
     """Accepts replicas, keeps what was asked until it is answered, and carries out what the batcher says."""
 
-    def __init__(self, name: str, limits: Limits, path: Path, metrics: ServiceMetrics) -> None:
+    def __init__(
+        self, name: str, limits: Limits, path: Path, metrics: ServiceMetrics, tracing: Tracing | None = None
+    ) -> None:
         """`path` is where replicas dial."""
         self.name = name
         self.batcher = Batcher(limits)
@@ -115,6 +119,7 @@ class Service:
         self.forms = ANYTHING
         """What the model takes and gives, as its latest replica says."""
         self._metrics = metrics
+        self._batches = Batches(name, tracing)
         self._pending: dict[int, Pending] = {}
         self._channels: dict[str, _Channel] = {}
         self._sent: dict[str, dict[int, bytes]] = {}  # what each replica serves, whether anybody still waits or not
@@ -200,7 +205,7 @@ class Service:
         """As `Asked.ask`. `timeout`: nanoseconds, 0: as long as the service says; it is the same to every `asker`."""
         now = time.monotonic_ns()
         self._asked += 1
-        self._pending[self._asked] = Pending(body, tell, now, deferred)
+        self._pending[self._asked] = Pending(body, tell, now, deferred, current.get())
         self.seen.ask(len(self._pending))
         suspect = False
         if self.quarantine:
@@ -311,6 +316,7 @@ class Service:
     def _is_down(self, name: str, now: int, how: str = "died") -> None:
         """What the replica held is sent once more, alone. What was lost twice is refused wherever it waits."""
         sent, replica = self._sent.pop(name, {}), self.batcher.replicas.get(name)
+        self._batches.end(name, 0, f"the replica {how}")
         requests = [] if replica is None else replica.requests
         lost = {one.number: sent[one.number] for one in requests if one.number in sent and not one.answered}
         held = {body: self.quarantine.lost(digest(body), now) for body in set(lost.values())}
@@ -340,6 +346,7 @@ class Service:
         self._sent.pop(name, None)
         if isinstance(message, Broken):
             self._metrics.broken(message.why)
+            self._batches.end(name, 0, message.message)
             broke = self.batcher.no_memory if message.why == "memory" else self.batcher.broke
             self._do(broke(name, message.number, message.message, now), now)
             return
@@ -348,6 +355,7 @@ class Service:
         self._do(effects, now)  # first what the replica is to do next: it is what everybody waits for
         by_number = dict(zip(asked, message.answers, strict=False))
         self._metrics.batch(len(asked), message.took, now)
+        self._batches.end(name, len(asked))
         self.seen.busy += message.took
         for number in told:
             self._tell(number, by_number[number], now)
@@ -385,7 +393,8 @@ class Service:
             bodies[number] = one.body
             self._metrics.waited(now - one.came)
         self._sent[batch.replica] = bodies
-        self._channels[batch.replica].send(batch.number, batch.padded, list(bodies.values()))
+        traceparent = self._batches.begin(batch.replica, [pending[number].traced for number in batch.requests])
+        self._channels[batch.replica].send(batch.number, batch.padded, list(bodies.values()), traceparent)
 
     def _refuse(self, refuse: Refuse) -> None:
         pending = self._pending.pop(refuse.request, None)
@@ -524,7 +533,7 @@ class _Channel(asyncio.Protocol):
         self._reader.close()
         self._service.left(self, self._name)
 
-    def send(self, number: int, padded: int, bodies: Sequence[bytes]) -> None:
+    def send(self, number: int, padded: int, bodies: Sequence[bytes], traceparent: str) -> None:
         """A batch. A replica for whose bodies there is no memory is hung up on: it is asked again as one that died."""
         if self._transport is None or self._transport.is_closing():
             return
@@ -533,7 +542,7 @@ class _Channel(asyncio.Protocol):
         except OSError:
             self.close()
         else:
-            self._transport.write(framed(Work(number, padded, small, places)))
+            self._transport.write(framed(Work(number, padded, small, places, traceparent)))
 
     def close(self) -> None:
         if self._transport is not None:

@@ -70,12 +70,13 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True, tag="work"):
-    """A batch; the model is given `padded` items, of which the last is repeated."""
+    """A batch; the model is given `padded` items, of which the last is repeated. `traceparent` is that of its span."""
 
     number: int
     padded: int
     bodies: list[bytes]
     places: list[Place] = []
+    traceparent: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):

@@ -95,7 +95,7 @@ def by_the_gateway(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Sent], dict[in
         def __init__(self, name: str) -> None:
             self.name, self.lost = name, False
 
-        def send(self, batch: int, padded: int, bodies: Sequence[bytes]) -> None:
+        def send(self, batch: int, padded: int, bodies: Sequence[bytes], traceparent: str) -> None:
             sent.append((clock.now, self.name, tuple(map(int, bodies)), padded))
             took = round(SPEEDS[self.name].batch_takes([(1.0, 0, 0)] * len(bodies), padded))
             answers = Answers(batch, took, padded, [Answer(200, "json", b"")] * len(bodies))
