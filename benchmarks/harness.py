@@ -226,10 +226,12 @@ def environ_of(home: Home) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def own_fleet(*, warm: int = 0) -> Iterator[Fleet]:
-    """A running fleet in a home of its own, its node ready; `warm` commands run first, as keepers start on demand."""
+def own_fleet(*options: str, warm: int = 0) -> Iterator[Fleet]:
+    """A running fleet in a home of its own, its node ready; `warm` commands run first, as keepers start on demand.
+    `options` are those of `poise up`.
+    """
     with own_home() as home:
-        client = ensure_up(home, "--port", "0")
+        client = ensure_up(home, "--port", "0", *options)
         with contextlib.closing(client):
             fleet = Fleet(home, client)
             deadline = time.monotonic() + START_SECONDS
