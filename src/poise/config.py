@@ -250,6 +250,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "logs"
 
     @property
+    def traces(self) -> Path:
+        """The exporter of traces: its lock, how far it came, and the socket on which gateways tell it of requests."""
+        return self.root / "traces"
+
+    @property
     def messages(self) -> Path:
         """What control plane, agent and supervisor have to say."""
         return self.root / "poise.log"

@@ -117,6 +117,12 @@ def own_home() -> Home:
     help="Add a machine as a node: install the same version of Poise there by ssh, and start its agent. Repeatable; "
     "needs --listen.",
 )
+@click.option(
+    "--traces",
+    metavar="URL|env|none",
+    help="Send a trace of each job to an OpenTelemetry collector by OTLP over HTTP; `env` reads "
+    "OTEL_EXPORTER_OTLP_ENDPOINT. [e.g. http://localhost:4318]",
+)
 @click.option("--no-agent", is_flag=True, help="Run no work on this machine: it only schedules, or stands by.")
 @click.option(
     "--reset",
@@ -138,6 +144,7 @@ def up(
     no_fleet: bool,
     store: str | None,
     machines: tuple[str, ...],
+    traces: str | None,
     no_agent: bool,
     reset: bool,
     foreground: bool,
@@ -161,6 +168,8 @@ def up(
         declared_devices(home)  # the agent would leave a bad file out; here its mistakes are seen
     before = {} if reset else read_flags(home)
     flags = before | _given_flags(policy, share)
+    if traces is not None:
+        _settle_traces(flags, traces)
     if policy is not None or reset:  # the log keeps the policy that was asked for last
         flags["policy_asked"] = str(time.time())
     already = running_here(home) or supervised(home)
@@ -339,10 +348,22 @@ def status(form: str) -> int:
         ("rounds", _phases(report.phases, "view", "decide", "wait", "apply")),
         ("commits", _phases(report.phases, "append", "sync")),
         ("address", address_of(home) if report.up and home.elsewhere is None else ""),
+        ("traces", _traces(home) if report.up and home.elsewhere is None else ""),
     ):
         if text:
             click.echo(f"{name:<8}{text}")
     return 0
+
+
+def _traces(home: Home) -> str:
+    """How far the exporter of traces has come; empty where there is none."""
+    from poise.drivers.spans import read_exported
+
+    if not is_held(home.traces / "lock") or (known := read_exported(home)) is None:
+        return ""
+    lost = f", {known.refused + known.lost} refused or lost" if known.refused + known.lost else ""
+    waits = f"; waits: {known.error}" if known.error else ""
+    return f"{known.sent} spans sent{lost}, up to revision {known.revision}{waits}"
 
 
 def _phases(phases: dict[str, PhaseTimes], *names: str) -> str:
@@ -448,6 +469,21 @@ def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFle
     ensure_home(home)
     write_whole(home.fleet, msgspec.json.encode(wanted))
     return wanted
+
+
+def _settle_traces(flags: dict[str, str], traces: str) -> None:
+    """Keep the URL to which spans are posted, or none. Raises `InputError`."""
+    if traces == "none":
+        del flags["traces"]
+        return
+    from poise.drivers.otlp import Collector, endpoint, endpoint_in
+
+    url = endpoint_in(os.environ) if traces == "env" else endpoint(traces, "--traces")
+    if not url:
+        hint = "`poise up --traces http://localhost:4318`"
+        raise InputError("the environment names no collector", field="OTEL_EXPORTER_OTLP_ENDPOINT", hint=hint)
+    Collector(url, os.environ)  # what else the environment says is read here, where its errors are seen
+    flags["traces"] = url
 
 
 def _settle_store(home: Home, store: str | None) -> None:

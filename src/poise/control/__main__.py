@@ -47,6 +47,7 @@ from poise.drivers.reach import fingerprint
 from poise.drivers.security import ensure_token
 from poise.drivers.series import Series
 from poise.drivers.sockets import listen, notice_loss, share
+from poise.drivers.spans import settle_traces
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import boot_id, boottime, making_records, open_many_files, settle_memory
 from poise.drivers.tidy import remove_abandoned
@@ -103,6 +104,7 @@ def main() -> int:
     parser.add_argument("--log-limit", type=int, default=0, help="bytes that the log may take; 0: the disk's room")
     parser.add_argument("--listen", help="HOST:PORT at which other machines are listened to, by TLS")
     parser.add_argument("--share", type=Path, help="another socket, for every user of this machine")
+    parser.add_argument("--traces", metavar="URL", help="traces are exported: each attempt gets a trace context")
     options = parser.parse_args()
     faulthandler.enable()  # what it was at, if native code ends it, is among the messages
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
@@ -176,6 +178,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
         outage_hold=options.outage_hold,
         outage_settle=options.outage_settle,
         forget_after=Times().forget,
+        traced=options.traces is not None,
         **policy_settings(choice, options.policy_asked),
     )
     settings = with_latest_policy_here(settings, ledger.leader.began)
@@ -183,6 +186,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     with contextlib.suppress(SpecError):  # of a policy that the log names and that is not here each round will tell
         await deciders.prepare(choice_of(settings))
     plane = Plane(Controller(ledger, settings, calendar.around), store, clock_of(ledger), deciders, holds=holds)
+    settle_traces(home, ledger.revision, traced=options.traces is not None)
     if shared is None:
         plane.begin(boot=boot_id(), boottime=boottime())
         await plane.settled()  # who does not get the log takes nobody's place at the socket

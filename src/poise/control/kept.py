@@ -11,7 +11,7 @@ from poise.drivers.whole import write_whole
 from poise.model.fields import parse_or_raise
 from poise.units import DAY, MINUTE, parse_duration
 
-LATE = ("port", "decide_within", "outage_hold", "outage_settle", "share", "listen", "no_agent")
+LATE = ("port", "decide_within", "outage_hold", "outage_settle", "share", "listen", "no_agent", "traces")
 """Flags that count when a control plane starts; a running one does not change."""
 
 KEPT = ("policy", *LATE)

@@ -9,6 +9,8 @@ What nodes of an earlier fleet left running is ended once, by an agent that reti
 A gateway (`poise serve`) of this home whose processes were all killed is started again, at the same address; one that
 was told to end is not, and none ends with this process.
 
+With `--traces URL` the exporter of traces runs beside them.
+
 A child that ends is started again, at once the first time and after a pause that doubles to five seconds when it keeps
 ending. A control plane that ends with code 0 was told to, with code 3 cannot start until a person acts: then the agents
 are ended too, and so is this process. Whoever holds the locks already (children of a supervisor that was killed) is
@@ -34,6 +36,7 @@ CLUSTER_STOP_SECONDS = 60.0
 TOLD_TO_END = 0
 CANNOT_START = 3
 NO_AGENT = "--no-agent"
+TRACES = "--traces"
 UNTIL_IDLE = "--until-idle"
 BOOT = "/proc/sys/kernel/random/boot_id"
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
@@ -221,6 +224,15 @@ def retiring(program: list[str], folder: str) -> Child:
     return Child([*program, "--retire", folder], os.path.join(folder, "lock"))
 
 
+def exporters(home: str, options: list[str]) -> list[Child]:
+    """The exporter of traces, where they are exported."""
+    if TRACES not in options:
+        return []
+    url = options[options.index(TRACES) + 1]
+    program = [sys.executable, "-m", "poise.control.traces", home, "--to", url]
+    return [Child(program, os.path.join(home, "traces", "lock"))]
+
+
 def every_folder(node: str, nodes: str) -> list[str]:
     """Of every node that this machine has ever been."""
     there = [os.path.join(nodes, name) for name in sorted(os.listdir(nodes))] if os.path.isdir(nodes) else []
@@ -235,6 +247,7 @@ def run(home: str, options: list[str]) -> int:
         defaults=ONE_THREAD,
     )
     nodes, retiring = ([], []) if NO_AGENT in options else agents(home)
+    exporting = exporters(home, options)
     serving: dict[str, Gateway] = {}
     keeps_gateways = UNTIL_IDLE not in options
     stopping = False
@@ -254,18 +267,19 @@ def run(home: str, options: list[str]) -> int:
     while not stopping and os.path.isdir(home):  # a child would make a home anew that was removed
         if keeps_gateways:
             serving = gateways(home, serving)
-        for child in (control, *nodes, *retiring, *serving.values()):
+        for child in (control, *nodes, *retiring, *exporting, *serving.values()):
             child.start_if_due()
         _sleep(wakeup)
         code = control.ended()
         if code in (TOLD_TO_END, CANNOT_START):
             break
-        for one in (*nodes, *serving.values()):
+        for one in (*nodes, *exporting, *serving.values()):
             one.ended()
         retiring = [node for node in retiring if node.ended() != 0]
     say_ending(os.path.join(home, "supervisor"))
     stop_all([control])  # first, so that the nodes' end is no loss to it
     stop_all([*nodes, *retiring])
+    stop_all(exporting)  # last: it sends what the others have written
     return 0
 
 

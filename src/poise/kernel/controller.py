@@ -27,6 +27,7 @@ from poise.kernel.lateness import Lateness
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of, orders_of
 from poise.kernel.outage import Outage
 from poise.kernel.schedulable import prepare
+from poise.kernel.spans import root_of, run_of
 from poise.kernel.straggle import Paces, stragglers
 from poise.kernel.timetable import Calendar
 from poise.kernel.turns import Turns
@@ -109,6 +110,7 @@ from poise.model.resources import Device, Node, Shape, identity_of, is_declared
 from poise.model.spec import Compiled
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role, Token
 from poise.model.times import Times
+from poise.model.traces import TRACEPARENT
 from poise.model.training import DEVICE_MEMORY, LIBRARY_THREADS, PHASE, TELL_EVERY, THREADS, Training, is_news
 from poise.model.triggers import Triggers
 from poise.model.views import Snapshot
@@ -161,6 +163,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     when something happens, or at the instant that the last plan named); with an `every`, rounds are decided at its
     multiples only. `fleet` is the name of the declared fleet and `declared` its nodes, where there is one. `policy`
     decides from the beginning on, until another one is configured; `recipe`, `code` and `asked` are as in `Began`.
+    With `traced`, the environment of each attempt carries the context of its span.
     """
 
     policy: str = "poise"
@@ -183,6 +186,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     recipe: dict[str, Any] = {}
     code: str = ""
     asked: float = 0.0
+    traced: bool = False
 
 
 def with_latest_policy(settings: Settings, began: Began | None) -> Settings:
@@ -1807,13 +1811,17 @@ class Controller:
         shape = unit.shape
         order = dict(orders_of(unit)).get(index) if spec.least else None
         first = unit.tasks[unit.members[0] if spec.least else 0].node
+        attempt = attempt_of(unit, index)
+        env = _in_phase(unit, job.env | task.env if task.env else job.env)
+        if self.settings.traced:
+            env = env | {TRACEPARENT: run_of(root_of(job), attempt).text}
         return Launch(
-            attempt=attempt_of(unit, index),
+            attempt=attempt,
             argv=spec.variants[unit.variant - 1].argv if unit.variant else task.argv,
             shape=shape,
             slots=self.ledger.nodes[state.node].pools[shape.key()].slots,
             folder=job.folder,
-            env=_in_phase(unit, job.env | task.env if task.env else job.env),
+            env=env,
             secrets=job.secrets | spec.secrets if spec.secrets else job.secrets,
             devices=state.devices,
             priority=int(spec.priority),
