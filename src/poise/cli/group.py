@@ -1,7 +1,6 @@
 """The group of all commands: each is imported when it is used."""
 
 import contextlib
-import difflib
 import importlib
 import re
 from typing import Any
@@ -80,6 +79,8 @@ def _meant(word: str, *others: str) -> str:
     """What to type instead of a word that is no command."""
     other = _ANOTHER_NAME.get(word)
     if other is None:
+        import difflib  # seldom needed
+
         harmless = [name for name in COMMANDS if name not in ("down", "rm", *_DESTRUCTIVE)]
         near = difflib.get_close_matches(word, _DESTRUCTIVE, n=1, cutoff=_TYPING_ERROR)
         near += difflib.get_close_matches(word, harmless, n=1, cutoff=_ALIKE)

@@ -2,7 +2,6 @@
 
 import getpass
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -204,6 +203,8 @@ def lasting(home: Home, *options: str) -> Callable[[], Client]:
 
 
 def _start(home: Home, options: Sequence[str]) -> None:
+    import subprocess  # a control plane that is up is not started, and commands are to be quick
+
     home.failure.unlink(missing_ok=True)
     with home.messages.open("ab") as messages:
         supervisor = subprocess.Popen(  # noqa: S603 — our own program

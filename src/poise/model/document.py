@@ -11,7 +11,6 @@ harmless stands in for it, so that the rest is looked at too; what is only wrong
 A document that is right is converted by msgspec alone. Only one that is not is walked again here, field by field.
 """
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
@@ -211,8 +210,15 @@ class Findings:
 
 def near(word: str, known: Iterable[str]) -> str:
     """A hint that names what was probably meant, of the first names that are known, or nothing."""
-    close = difflib.get_close_matches(word, list(islice(known, MOST_COMPARED)), n=1)
-    return f"did you mean `{close[0]}`?" if close else ""
+    close = _closest(word, list(islice(known, MOST_COMPARED)))
+    return f"did you mean `{close}`?" if close else ""
+
+
+def _closest(word: str, known: Sequence[str]) -> str:
+    """The known one that is most like a word; empty if none is."""
+    import difflib  # only for errors
+
+    return next(iter(difflib.get_close_matches(word, known, n=1)), "")
 
 
 def some(names: Sequence[str], most: int) -> str:
@@ -340,10 +346,10 @@ def _other_field(name: str, fields: dict[str, inspect.Field], value: Any) -> tup
                     within.setdefault(inner.encode_name, outer)
     if meant in within:
         return "", f"it belongs in `{within[meant]}`: `{within[meant]}: {{{meant}: …}}`"
-    close = difflib.get_close_matches(name, [*fields, *within], n=1)
-    if close and close[0] not in fields:
-        return "", f"did you mean `{within[close[0]]}: {{{close[0]}: …}}`?"
-    return (close[0], f"did you mean `{close[0]}`?") if close else ("", f"known fields: {', '.join(fields)}")
+    close = _closest(name, [*fields, *within])
+    if close and close not in fields:
+        return "", f"did you mean `{within[close]}: {{{close}: …}}`?"
+    return (close, f"did you mean `{close}`?") if close else ("", f"known fields: {', '.join(fields)}")
 
 
 def field_parts(field: str) -> list[str]:
