@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacement, StackingMode, TooltipDisplayMode
-from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefresh
+from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DataSourceRef, VariableRefresh
 
 FOLDER = Path(__file__).resolve().parent
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -376,7 +376,7 @@ def made(board: Board) -> Any:
         .refresh("30s")
         .time("now-3h", "now")
         .timezone("browser")
-        .tooltip(1)  # a crosshair on all panels
+        .tooltip(DashboardCursorSync.CROSSHAIR)
         .with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
     )
     for name, label, of in variables(board):
