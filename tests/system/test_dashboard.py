@@ -245,7 +245,7 @@ def test_a_tenant_sees_theirs_and_nothing_after_the_token_was_revoked(seen: Seen
     assert {row[2] for row in devices} == {"work of another tenant"}
     assert "train" not in seen.text()
     assert seen.browser.evaluate("fetch('/data/job?job=train').then((answer) => answer.status)") == 404
-    assert seen.living.poise("token", "revoke", added["id"]).code == 0
+    assert seen.living.poise("token", "rm", added["id"]).code == 0
     seen.wait("document.querySelector('h1').textContent === 'Access has ended'")
     assert "fast" not in seen.text()
     assert seen.browser.evaluate("fetch('/data/whoami').then((answer) => answer.status)") == 401
