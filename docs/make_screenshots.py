@@ -11,12 +11,11 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from system.watching import watched  # noqa: E402
 
-PICTURES = {"now": "/now", "queue": "/queue", "job": "/jobs/report", "nodes": "/nodes"}
+PICTURES = {"now": "/now", "queue": "/queue", "job": "/jobs/report"}
 READY = {
     "now": "document.querySelectorAll('tbody tr').length === 2",
     "queue": "Boolean(document.querySelector('.start'))",
     "job": "Boolean(document.querySelector('pre'))",
-    "nodes": "document.querySelectorAll('tbody tr').length === 2",
 }
 SIZE = {"width": 1200, "height": 620, "deviceScaleFactor": 1, "mobile": False}
 
