@@ -2,12 +2,17 @@
 
 import json
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from poise.drivers.http import Connection
 from poise.model.decisions import Reason
+from poise.model.reports import TrainingReport
+from poise.model.training import Saved, Training
 from system.living import Living, alive, ended, kill, until
 from system.watching import MARKUP, Seen, first_value, link, watched
 
@@ -163,6 +168,63 @@ def test_a_large_fleet_is_folded_by_rack_and_a_rack_opens(seen: Seen) -> None:
     racks, first, drawn, nodes, in_order, few = seen.browser.evaluate(LARGE)
     assert (racks, drawn, nodes, in_order, few) == (100, True, 100, True, True)
     assert first == "r01000/8000/64000"
+
+
+def test_a_job_that_trains_shows_what_it_says(seen: Seen) -> None:
+    """As the API tells it, in a page of its own: such a job would take a minute."""
+    saved = Saved(step=40, at=1_700_000_000.0)
+    said = Training(
+        step=42, loss=0.5, world=2, batch=8, accumulation=4, energy=3_600_000_000, saved=saved, progress=500_000
+    )
+    report = seen.client.job("train")
+    trains = msgspec.structs.replace(
+        report, training=(TrainingReport(unit="j1.main", heard=1_700_000_001.0, said=said),)
+    )
+    told = msgspec.json.encode({"job": trains, "more_tasks": 0}).decode()
+    seen.go("/jobs")
+    seen.browser.evaluate(
+        """(async (told) => {
+          const { show } = await import("/views/jobs.js");
+          const element = document.createElement("div");
+          document.getElementById("main").replaceChildren(element);
+          const data = async (name) => { if (name === "job") return told; throw new Error("not here"); };
+          show(element, { jobs: {} }, { rest: ["train"], data, onLeave() {}, go() {} });
+        })("""
+        + told
+        + ")"
+    )
+    seen.wait("document.querySelector('[data-figure=step]')?.textContent === '42'")
+    assert seen.figure("loss") == "0.5"
+    assert seen.figure("world") == "2"
+    assert seen.figure("resizes") == "yes"
+    assert seen.figure("saved").startswith("step 40, ")
+    assert seen.figure("energy").startswith("1.0000 kWh")
+
+
+def test_a_thousand_reconnects_leave_nothing_behind(seen: Seen) -> None:
+    host, _, port = seen.url.removeprefix("http://").rstrip("/").partition(":")
+    cookies = []
+    for _ in range(4):
+        secret = link(seen.living)["link"].partition("#link=")[2]
+        with Connection(socket.create_connection((host, int(port)))) as connection:
+            answer = connection.ask(
+                "POST", "/session", {"Host": f"{host}:{port}"}, json.dumps({"link": secret}).encode()
+            )
+            assert answer.status == 204
+            cookies.append(answer.headers["set-cookie"].partition(";")[0])
+    before = descriptors(seen.process.pid)
+    for number in range(1000):
+        with socket.create_connection((host, int(port))) as stream:
+            cookie = cookies[number % len(cookies)]
+            stream.sendall(f"GET /stream HTTP/1.1\r\nHost: {host}:{port}\r\nCookie: {cookie}\r\n\r\n".encode())
+            assert stream.recv(100).startswith((b"HTTP/1.1 200", b"HTTP/1.1 503"))
+    until(lambda: descriptors(seen.process.pid) <= before + 4, "all connections are gone")
+    seen.go("/now")
+    seen.wait("document.querySelector('[data-figure=nodes_up]')?.textContent === '2'")
+
+
+def descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 def test_a_page_that_is_not_known_says_so(seen: Seen) -> None:

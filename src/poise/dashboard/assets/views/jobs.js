@@ -160,15 +160,16 @@ function showJob(element, state, api, name) {
 
 // What a gang says of its training.
 function drawTraining({ unit, heard, said }) {
-  const saved = said.saved;
+  const saved = said.checkpoint;
   const entries = [
     ["Step", said.step, "step"], ["Samples", said.samples, "samples"], ["Loss", said.loss || "-", "loss"], ["Phase", said.phase || "-", "phase"],
-    ["Workers", said.world, "world"], ["Batch × accumulation", `${said.batch ?? "-"} × ${said.accumulation ?? 1}`, "batch"], ["Effective batch", said.effective ?? "-", "effective"],
+    ["Workers", said.world ?? 1, "world"], ["Resizes in place", said.resizes ? "yes" : "no", "resizes"], ["Batch × accumulation", `${said.batch ?? "-"} × ${said.accumulation ?? 1}`, "batch"], ["Effective batch", said.effective ?? "-", "effective"],
     ["Step time", said.step_time ? nanoseconds(said.step_time) : "-", "step_time"],
     ["Goodput, samples/s", said.goodput ? said.goodput / 1000 : "-", "goodput"], ["Throughput, samples/s", said.throughput ? said.throughput / 1000 : "-", "throughput"],
     ["Progress", said.progress >= 0 ? `${(said.progress / 10000).toFixed(1)} %` : "-", "progress"],
     ["Last checkpoint", saved ? `step ${saved.step}, ${clock(saved.at)}` : "-", "saved"],
+    ["Bytes sent per step", said.sent ? bytes(said.sent) : "-", "sent"], ["Peak device memory", said.memory ? bytes(said.memory) : "-", "memory"],
     ["Energy", said.energy ? `${(said.energy / 3.6e9).toFixed(4)} kWh (${said.energy_source ?? "unknown"})` : "unknown", "energy"],
   ].filter(([, value]) => value !== undefined);
-  return [el("h2", {}, `Training of ${unit}`), figures(entries), el("p", { class: "quiet" }, `Said ${ago(heard)} ago.`)];
+  return [el("h2", {}, `Training of ${unit}`), figures(entries), ...[said.restored, said.advice].filter(Boolean).map((text) => el("p", {}, text)), el("p", { class: "quiet" }, `Said ${ago(heard)} ago.`)];
 }
