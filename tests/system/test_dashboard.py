@@ -173,13 +173,9 @@ def test_a_large_fleet_is_folded_by_rack_and_a_rack_opens(seen: Seen) -> None:
 def test_a_job_that_trains_shows_what_it_says(seen: Seen) -> None:
     """As the API tells it, in a page of its own: such a job would take a minute."""
     saved = Saved(step=40, at=1_700_000_000.0)
-    said = Training(
-        step=42, loss=0.5, world=2, batch=8, accumulation=4, energy=3_600_000_000, saved=saved, progress=500_000
-    )
-    report = seen.client.job("train")
-    trains = msgspec.structs.replace(
-        report, training=(TrainingReport(unit="j1.main", heard=1_700_000_001.0, said=said),)
-    )
+    said = Training(step=42, loss=0.5, world=2, energy=3_600_000_000, checkpoint=saved, resizes=True)
+    heard = TrainingReport(unit="j1.main", heard=1_700_000_001.0, said=said)
+    trains = msgspec.structs.replace(seen.client.job("train"), training=(heard,))
     told = msgspec.json.encode({"job": trains, "more_tasks": 0}).decode()
     seen.go("/jobs")
     seen.browser.evaluate(
