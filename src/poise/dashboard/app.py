@@ -28,7 +28,7 @@ import msgspec
 from poise.client import Client
 from poise.config import Home
 from poise.dashboard.data import Kept
-from poise.dashboard.mirror import LINGER, Mirror
+from poise.dashboard.mirror import LINGER, Mirror, client_for
 from poise.dashboard.sessions import Session, Sessions
 from poise.decoding import json_decoder
 from poise.errors import Busy, Denied, Fault, Forbidden, InputError, NotFound, PoiseError
@@ -228,7 +228,7 @@ class Dashboard:
     async def _data(self, session: Session, scope: Scope, send: Send) -> None:
         asked = dict(parse_qsl(scope["query_string"].decode("latin-1")))
         name = unquote(scope["path"].removeprefix("/data/"))
-        connect = partial(Client, self._home, token=session.token, patience=0.0)
+        connect = partial(client_for, self._home, session.token)
         async with self._asks:
             try:
                 body = await asyncio.to_thread(self._kept.answer, name, session.token, asked, connect)

@@ -36,6 +36,15 @@ LINGER = 60.0
 """Seconds for which a mirror stays when nobody looks: a browser that comes back finds it."""
 
 
+TURN = 1.0
+"""Seconds within which one of several control planes is found that answers."""
+
+
+def client_for(home: Home, token: str) -> Client:
+    """A client that raises at once where no control plane answers: pages say so, and it is asked again."""
+    return Client(home, token=token, patience=TURN if len(home.doors) > 1 else 0.0)
+
+
 class Pace:
     """When a question may be asked next."""
 
@@ -78,7 +87,7 @@ class Mirror:
         self._stopping.set()
 
     def _run(self) -> None:
-        with Client(self._home, token=self._token, patience=0.0) as client:
+        with client_for(self._home, self._token) as client:
             while not self._stopping.is_set():
                 try:
                     self._look(client)
