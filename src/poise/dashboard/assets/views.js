@@ -1,8 +1,8 @@
 // All views, in the order of the navigation. A view is a module that exports
 //   title   its name
 //   path    where it is: this path, and everything below it
-//   show(element, state, api)   draw into `element`; returns a function that is called with the state after each change,
-//                               and with the parts that have changed (`time` each second)
+//   show(element, state, api)   draw into `element`; may return a function that is called with the state after each
+//                               change, and with the parts that have changed (`time` each second)
 // `api` has `data(name, parameters)`, which asks the server's data function of that name (`poise.dashboard.data`),
 // `rest`, the parts of the path below the view's own, `go(path)`, and `onLeave(function)`.
 

@@ -10,7 +10,7 @@ const EVERY = 2000; // milliseconds between two looks at an open job
 const ESCAPES = /\u001b\[[0-9;?]*[ -/]*[@-~]/g;
 
 export function show(element, state, api) {
-  return api.rest.length ? showJob(element, state, api, api.rest[0]) : showAll(element, state);
+  return api.rest.length ? showJob(element, api, api.rest[0]) : showAll(element, state);
 }
 
 // --- the list ---
@@ -52,7 +52,7 @@ const elapsed = (job) => duration((job.ended || Date.now() / 1000) - job.submitt
 
 // --- one job ---
 
-function showJob(element, state, api, name) {
+function showJob(element, api, name) {
   let left = false;
   let report = null;
   api.onLeave(() => { left = true; });
@@ -155,7 +155,6 @@ function showJob(element, state, api, name) {
   }
 
   follow();
-  return (now) => { state = now; };
 }
 
 // What a gang says of its training.
