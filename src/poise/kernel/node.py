@@ -593,6 +593,8 @@ class NodeMachine:
         if not self._connected or self._in_flight or not (unsaid or self._unsaid_unfit is not None):
             return []
         self._said_faults = tuple(self._faults)
+        if self._every > self._times.heartbeat:  # it was idle; after a report, both sides expect the next word soon
+            self._heard, self._every = now, self._times.heartbeat
         self._serial += 1
         report = Report(
             serial=self._serial,

@@ -8,6 +8,7 @@ from poise.kernel.node import (
     Connected,
     Disconnected,
     Effect,
+    Faulted,
     Fitness,
     Forget,
     Hang,
@@ -26,6 +27,7 @@ from poise.model.messages import (
     Attempt,
     Beat,
     Desired,
+    DeviceFault,
     Ended,
     FromAgent,
     Heard,
@@ -476,6 +478,15 @@ def test_an_idle_node_says_less_and_less_and_promises_when_it_will() -> None:
     assert told == [*((at, 1) for at in range(2, 11)), (11, 2), (13, 4), (17, 8), (25, 10), (35, 10), (45, 10)]
     bench.launch(launch("a"))
     assert beats(bench, 52 * SECOND) == [(50, 1), (51, 1), (52, 1)]  # at once, and each second
+
+
+def test_an_idle_node_that_reports_a_failed_device_is_heard_again_within_a_second() -> None:
+    bench = Bench(gpus=1)
+    beats(bench, 50 * SECOND)
+    bench.now = 50 * SECOND
+    [say] = bench.feed(Faulted((DeviceFault(index=0, code="XID 79"),)))
+    assert isinstance(say, Say) and isinstance(say.message, Report)
+    assert bench.machine.wakeup() == bench.now + SECOND
 
 
 def test_windows_are_said_with_a_beat_and_those_of_an_outage_after_it() -> None:
