@@ -9,22 +9,15 @@ from typing import Any
 from poise.drivers.probes import Finding, Use
 from poise.errors import extra
 from poise.model.catalogue import device_found
+from poise.model.device_codes import XID
 from poise.model.messages import DeviceFault
 from poise.model.resources import Device
 from poise.model.usage import UNKNOWN
 
-CRITICAL = {
-    48: "double-bit ECC error",
-    63: "memory row remapped or page retired",
-    64: "memory row could not be remapped",
-    74: "NVLink error",
-    79: "GPU has fallen off the bus",
-    94: "contained memory error",
-    95: "uncontained memory error",
-}
-"""XID codes after which a device is not to be given work until somebody has looked at it: those for which NVIDIA's "XID
-Errors" (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors with the Xid Catalog") points at the device or asks
-for its reset, and not at the program. Codes that a program can cause (13, 31, 43, 45) are not among them."""
+CRITICAL = {code: known.meaning for code, known in XID.items() if known.hardware}
+"""XID codes after which a device is not to be given work until somebody has looked at it: those for which NVIDIA points
+at the device or asks for its reset, and not at the program. Codes that a program can cause (13, 31, 43, 45) are not
+among them."""
 
 LIBRARY = "libnvidia-ml.so.1"
 """The driver's. Without it there is nothing to import the binding for, which takes 50 ms of CPU."""

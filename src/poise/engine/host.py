@@ -18,9 +18,10 @@ from poise.kernel import controller as machine
 from poise.kernel.controller import Controller
 from poise.kernel.dispatch import served
 from poise.kernel.ledger import Ledger
+from poise.kernel.noticing import Noticing
 from poise.model.calls import FromCaller, FromWorker, Over
 from poise.model.decisions import Plan
-from poise.model.events import Event
+from poise.model.events import Event, Noticed
 from poise.model.messages import Attempt, FromAgent
 from poise.model.observed import CommitTook, Happened, Observed, RoundTook
 from poise.model.resources import Node
@@ -144,6 +145,7 @@ class Host:
         self._callers: dict[str, Channel] = {}
         self._workers: dict[Attempt, Channel] = {}
         self._over = False
+        self._noticing = Noticing()
         self.observe: Callable[[Observed], None] = lambda observed: None
         self._planned: deque[_Planned] = deque()
         self._undurable: deque[_Appended] = deque()
@@ -292,7 +294,9 @@ class Host:
         else:
             self._taken_in_until = self._heard_until
         began = self.clock.now()
-        effects.extend(self.controller.tick(now, self._taken_in_until, self.clock.wall()))
+        wall = self.clock.wall()
+        self._saw(self._noticing.turn(now, wall))
+        effects.extend(self.controller.tick(now, self._taken_in_until, wall))
         self._perform(effects, self.clock.now() - began)
         self._arm()
 
@@ -386,6 +390,7 @@ class Host:
                     if self.store.recover():
                         self._tell("the log can be written again")
                         self.post(machine.Recovered())
+                        self._saw(self._noticing.room(self.clock.now()))
         if self._append(appends, expected) and is_due:
             self._save()
 
@@ -432,6 +437,12 @@ class Host:
             self.observe(Happened(first=of.revision - count + 1, events=of.events))
             sync = now - of.at - of.took
             self.observe(CommitTook(at=of.at, revision=of.revision, events=count, append=of.took, sync=sync))
+            self._saw(self._noticing.committed(of.took + sync, now))
+
+    def _saw(self, noticed: Noticed | None) -> None:
+        """Have something recorded that was noticed here, if anything was."""
+        if noticed is not None:
+            self.post(machine.Saw(noticed))
 
     def _appended(self, events: Sequence[Event], expected: int) -> None:
         """These were handed to the log, which may still refuse them."""
@@ -463,6 +474,7 @@ class Host:
         if not self.controller.accepting:
             return
         self._tell(f"the log cannot be written: {error}")
+        self._noticing.full(self.clock.now())
         known = error if isinstance(error, PoiseError) else StoreFull(str(error))
         self._observe_durable(self.store.durable(), self.clock.now())
         self._undurable.clear()

@@ -48,6 +48,7 @@ from poise.model.events import (
     Finished,
     FunctionTold,
     Held,
+    IncidentTold,
     JobCancelled,
     JobHeld,
     JobsCancelled,
@@ -61,6 +62,7 @@ from poise.model.events import (
     NodeSuspected,
     NodeTrusted,
     NodeUnfit,
+    Noticed,
     Notified,
     Placed,
     PolicyFailed,
@@ -83,6 +85,7 @@ from poise.model.events import (
     Triggered,
     UnitsCancelled,
 )
+from poise.model.incidents import Moment
 from poise.model.jobs import Ending, Job, limits_of
 from poise.model.load import Load, Upkeep
 from poise.model.messages import (
@@ -292,6 +295,16 @@ class NoticeDone(msgspec.Struct, frozen=True):
     failed: str = ""
 
 
+class IncidentDone(msgspec.Struct, frozen=True):
+    """A target was told of an incident, or is given up because it `failed`."""
+
+    request: int
+    incident: str
+    moment: Moment
+    target: str
+    failed: str = ""
+
+
 class Drain(msgspec.Struct, frozen=True):
     """`node` is a node, or a device of one: `n1:0`. With `moves`, what runs on a node goes on elsewhere."""
 
@@ -382,6 +395,12 @@ class Locked(msgspec.Struct, frozen=True):
     why: str
 
 
+class Saw(msgspec.Struct, frozen=True):
+    """A detector noticed something. It is recorded, unless the log is full."""
+
+    noticed: Noticed
+
+
 class FromJobCaller(msgspec.Struct, frozen=True):
     """The caller of a job that serves calls, who is of this tenant, has said something."""
 
@@ -450,6 +469,7 @@ Request = (
     | HoldSchedule
     | RemoveSchedule
     | NoticeDone
+    | IncidentDone
     | Drain
     | GiveUp
     | Lend
@@ -463,6 +483,7 @@ Message = (
     Request
     | FromNode
     | Locked
+    | Saw
     | Gone
     | Crowded
     | FromJobCaller
@@ -562,6 +583,8 @@ QUIET = (
     CallsClosed,
     JobsRemoved,
     Notified,
+    Noticed,
+    IncidentTold,
     ScheduleAdded,
     ScheduleHeld,
     ScheduleRemoved,
@@ -736,6 +759,8 @@ class Controller:
                 self._answer(message.request, lambda: self.turns.remove(message.schedule, message.bearer, now))
             case NoticeDone():
                 self._answer(message.request, lambda: self._notice_done(message, now))
+            case IncidentDone():
+                self._answer(message.request, lambda: self._incident_done(message, now))
             case Drain():
                 self._answer(message.request, lambda: self._drain(message, now))
             case GiveUp():
@@ -767,6 +792,9 @@ class Controller:
                 self._answer(message.request, lambda: self._commit(StopAsked(at=now, by=message.bearer.token)))
             case Locked():
                 self._locked(message, now)
+            case Saw():
+                if not self._full:
+                    self._commit(msgspec.structs.replace(message.noticed, at=now))
             case Gone():
                 self._disconnect(message.node)
             case Crowded():
@@ -1203,6 +1231,12 @@ class Controller:
         job = self.ledger.jobs.get(message.job)
         if job is not None and message.notice in job.notices:
             self._commit(Notified(at=now, job=job.id, notice=message.notice, failed=message.failed))
+
+    def _incident_done(self, message: IncidentDone, now: int) -> None:
+        told = IncidentTold(
+            at=now, incident=message.incident, moment=message.moment, target=message.target, failed=message.failed
+        )
+        self._commit(told)
 
     def _stop_cancelled(self, job: JobState, units: Iterable[UnitState], now: int) -> None:
         """What runs of a job that was cancelled is asked to end."""

@@ -44,6 +44,7 @@ from poise.model.events import (
     NodeSuspected,
     NodeTrusted,
     NodeUnfit,
+    Noticed,
     Placed,
     PolicyFailed,
     Preempted,
@@ -343,6 +344,10 @@ class History:
                 self._note(event.at, "quota", event.tenant, "set" if event.quota is not None else "lifted")
             case Triggered():
                 self._note(event.at, "round forced", event.subject or "fleet", f"{event.trigger} {event.have}".strip())
+            case Noticed():
+                jobs = (_job_of(event.subject),) if event.kind == "member-differs" else ()
+                kind = "over" if event.over else "noticed"
+                self._note(event.at, kind, event.subject or "control plane", event.text, *jobs)
             case PolicyFailed():
                 self._note(event.at, "policy failed", event.policy, event.error)
 

@@ -42,6 +42,7 @@ from poise.model.events import (
     NodeSuspected,
     NodeTrusted,
     NodeUnfit,
+    Noticed,
     Notified,
     Placed,
     Preempted,
@@ -182,6 +183,9 @@ class Sight:
                 return event if self._is_own(event.task) else None
             case SpeedupsTold() | TrainingTold():
                 return event if self._is_own(event.unit) else None
+            case Noticed():
+                of_work = event.kind == "member-differs"
+                return event if not of_work or self._is_own(event.subject) else None
             case Held():
                 mine = tenant_of_queue(event.queue) == self.bearer.tenant
                 return self._only(event, frozenset()) if mine else None

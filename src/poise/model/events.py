@@ -12,6 +12,7 @@ from poise.decoding import msgpack_decoder
 from poise.model.calls import Call, Function, Result
 from poise.model.deadlines import Missed
 from poise.model.decisions import Cause, Reason, Spot, Why
+from poise.model.incidents import Moment, SymptomKind
 from poise.model.jobs import Ending, Job, Speedups, Unit
 from poise.model.quotas import Quota
 from poise.model.recurring import Schedule
@@ -381,6 +382,28 @@ class Triggered(msgspec.Struct, frozen=True, tag="triggered", kw_only=True, omit
     have: str = ""
 
 
+class Noticed(msgspec.Struct, frozen=True, tag="noticed", kw_only=True, omit_defaults=True):
+    """A detector noticed something unusual about `subject` (a node, a task, or the control plane where it is empty), or
+    that it is `over`. `text` says for people what was measured. Only detectors write it, and nothing is decided by it.
+    """
+
+    at: int
+    kind: SymptomKind
+    subject: str = ""
+    text: str = ""
+    over: bool = False
+
+
+class IncidentTold(msgspec.Struct, frozen=True, tag="incident-told", kw_only=True, omit_defaults=True):
+    """A target was told of an incident at a `moment`, or could not be told because it `failed`."""
+
+    at: int
+    incident: str
+    moment: Moment
+    target: str
+    failed: str = ""
+
+
 class NodeDrained(msgspec.Struct, frozen=True, tag="drained", kw_only=True, omit_defaults=True):
     """`on` closes the node to new placements, off opens it again. With `moves`, what runs there goes on elsewhere."""
 
@@ -557,6 +580,8 @@ Event = (
     | StopAsked
     | NodeLevelled
     | Triggered
+    | Noticed
+    | IncidentTold
     | FunctionTold
     | Called
     | CallTried

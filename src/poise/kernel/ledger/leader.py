@@ -7,7 +7,18 @@ import msgspec
 from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.room import Handlers, Room
 from poise.kernel.ledger.state import State, encoder
-from poise.model.events import Began, Configured, PolicyFailed, Remembered, Round, StopAsked, Triggered, configured
+from poise.model.events import (
+    Began,
+    Configured,
+    IncidentTold,
+    Noticed,
+    PolicyFailed,
+    Remembered,
+    Round,
+    StopAsked,
+    Triggered,
+    configured,
+)
 
 
 class Leader(Room):
@@ -80,6 +91,8 @@ class Leader(Room):
             Round: self._only_recorded,
             StopAsked: self._only_recorded,
             Triggered: self._only_recorded,
+            Noticed: self._only_recorded,
+            IncidentTold: self._only_recorded,
         }
 
     def _began(self, event: Began) -> None:
@@ -101,5 +114,5 @@ class Leader(Room):
     def _remembered(self, event: Remembered) -> None:
         self._state.memory = msgspec.msgpack.decode(encoder.encode(event.memory))  # as decoded after a restart
 
-    def _only_recorded(self, event: PolicyFailed | Round | StopAsked | Triggered) -> None:
+    def _only_recorded(self, event: PolicyFailed | Round | StopAsked | Triggered | Noticed | IncidentTold) -> None:
         """Change nothing: the event explains others in the log."""

@@ -1,0 +1,615 @@
+"""Incidents: symptoms folded by fingerprint, time and their lowest common cause.
+
+    incidents = Incidents()
+    for revision, event in log:
+        incidents.take(revision, event)
+    incidents.tick(now)
+
+Symptoms wait until nothing new has come for `SETTLES`, and no longer than `MOST_WAIT` after the first. Then causes are
+chosen for all that are waiting or open: each time the element that explains most at the least cost, until the rest is
+better explained by chance. The score is a likelihood: of an element that fails, a share of what is below it shows
+symptoms, and each sibling that is well speaks against it. An element has a prior, which is lower the more it contains.
+
+An incident absorbs later symptoms that its cause explains. Its cause may widen: two nodes of a rack become the rack. It
+closes when everything that was wrong is over, and nothing new has come for `QUIET`.
+
+Pure and derived: the same log gives the same incidents, whoever reads it and whenever. Each decision is taken at an
+instant that follows from the log alone, however often `tick` is called.
+"""
+
+import math
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from poise.errors import NotFound
+from poise.kernel.symptoms import OF_OUTCOME, Acted, Ended, Facts, Healthy, Symptoms
+from poise.model.device_codes import known
+from poise.model.events import Event, IncidentTold
+from poise.model.incidents import (
+    Element,
+    ElementKind,
+    Entry,
+    IncidentReport,
+    Moment,
+    Step,
+    Suspect,
+    Symptom,
+    SymptomKind,
+)
+from poise.units import MINUTE, SECOND
+
+SETTLES, MOST_WAIT = 8 * SECOND, 20 * SECOND
+"""A cause is chosen so long after the latest symptom, and at most so long after the first: with the delivery it is told
+within 30 s.
+"""
+
+TOGETHER = 2 * MINUTE
+"""A symptom that no cause explains waits this long for others. Symptoms of open incidents count as long."""
+
+QUIET = 1 * MINUTE
+"""An incident is closed when all is over and nothing new came for this long."""
+
+STALE = 30 * MINUTE
+"""Symptoms that nothing ends are taken to be over after this time."""
+
+MOST_ENTRIES, MOST_TOLD, MOST_NAMED = 100, 40, 20
+"""Entries of a timeline; lines on what was done; names of nodes and jobs in a report."""
+
+MOST_INCIDENTS = 500
+"""Incidents that are kept; closed ones go first."""
+
+MOST_HEALTHY = 4_000
+"""Attempts that ended well and are remembered, for `TOGETHER` at most."""
+
+EVIDENCE: dict[SymptomKind, float] = {
+    "node-lost": 30.0, "node-silent": 4.0, "node-unfit": 30.0, "device-failed": 30.0,
+    "straggling": 18.0, "member-differs": 18.0, "node-unusual": 16.0, "deadline-missed": 1.0,
+    "slow-store": 30.0, "store-full": 30.0, "clock-step": 30.0, "control-restarted": 4.0, "policy-failed": 30.0,
+}  # fmt: skip
+"""How much a symptom speaks for a cause: the negative logarithm of its chance without any. Of attempts that end badly
+it is the negative logarithm of their share of all attempts.
+"""
+
+COST: dict[ElementKind, float] = {
+    "device": 6.0, "node": 6.0, "rack": 5.0, "zone": 6.0, "network": 8.0,
+    "control plane": 5.0, "store": 5.0, "clock": 5.0, "policy": 5.0,
+    "program": 6.0, "job": 6.5, "user": 8.0,
+}  # fmt: skip
+"""The negative logarithm of the chance that one element of a kind fails. That of the number of such elements is added:
+among many, one looks bad by chance.
+"""
+
+WHOLE = 0.999
+"""The share of the nodes of a rack, a zone or the network that is silent when it fails."""
+
+MOST_DEVICES = 0.8
+"""The share of the devices below a node, a rack or a zone that fails with it."""
+
+LEAST_SHARE = 0.75
+"""A cause explains no attempts if fewer of those that it affects end badly."""
+
+BEFORE = 10 * SECOND
+"""Attempts end badly at most so long before the failure of their node or device is seen."""
+
+MEMORY = 2_000
+"""Attempts over which shares of endings are counted, with decay."""
+
+WELL_AGAIN, SETBACK = 10, 3
+"""Attempts of a cause that end well before it is well again; each that ends badly takes so many of them back."""
+
+FEW_TRIES, FEW_BAD = 40.0, 1.0
+"""Attempts, and those of each bad ending, that are assumed before any was seen."""
+
+TIE = math.log(2.0)
+"""Suspects whose likelihoods differ by less than a factor of two are tied."""
+
+LASTING: frozenset[SymptomKind] = frozenset(
+    ("node-lost", "node-silent", "node-unfit", "device-failed", "slow-store", "node-unusual", "member-differs")
+)
+"""Symptoms that last until an event ends them."""
+
+OF_NODES: frozenset[SymptomKind] = frozenset(("node-lost", "node-silent", "node-unfit", "node-unusual"))
+"""Symptoms of whole nodes: the siblings are nodes."""
+
+OF_ATTEMPTS: frozenset[SymptomKind] = frozenset(OF_OUTCOME.values())
+"""Symptoms of attempts: the siblings are attempts that ended well meanwhile."""
+
+
+class _Incident(msgspec.Struct):
+    """`shows` has the latest symptom of each fingerprint, `going` those that are not over, with their instants. `well`
+    counts attempts of the cause that ended well meanwhile.
+    """
+
+    id: str
+    first: int
+    opened: int
+    last: int
+    cause: Suspect
+    tied: tuple[Suspect, ...]
+    shows: dict[str, Symptom]
+    going: dict[str, int]
+    count: dict[str, int]
+    timeline: list[Entry]
+    done: list[Entry]
+    evidence: tuple[str, ...]
+    well: int = 0
+    closed: int = 0
+    part_of: str = ""
+    told: dict[str, str] = {}
+
+
+class State(msgspec.Struct):
+    """All that is kept of a log up to `revision`: with it, reading can go on from there."""
+
+    revision: int = 0
+    now: int = 0
+    facts: Facts = msgspec.field(default_factory=Facts)
+    waiting: list[Symptom] = []
+    looked: int = 0
+    """Waiting symptoms up to this revision were looked at, and no cause was found."""
+    over: dict[str, int] = {}
+    """Waiting symptoms that are over, with the instant."""
+    healthy: list[Healthy] = []
+    tries: float = 0.0
+    bad: dict[str, float] = {}
+    """Attempts that ended, and those that ended badly by kind; both decay."""
+    incidents: dict[str, _Incident] = {}
+
+
+class Incidents:
+    """The incidents of one log."""
+
+    def __init__(self, state: State | None = None) -> None:
+        self._state = state if state is not None else State()
+        self._reader = Symptoms(self._state.facts)
+        self._healthy: deque[Healthy] = deque(self._state.healthy, MOST_HEALTHY)
+
+    @property
+    def revision(self) -> int:
+        """The last event that was read."""
+        return self._state.revision
+
+    def state(self) -> State:
+        """What to save. It shares its parts with this object: encode it before the next event."""
+        self._state.healthy = list(self._healthy)
+        return self._state
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def take(self, revision: int, event: Event) -> None:
+        """Read the next event."""
+        self.tick(event.at)
+        self._state.revision = revision
+        for reading in self._reader.read(revision, event):
+            match reading:
+                case Symptom():
+                    self._symptom(reading)
+                case Healthy():
+                    self._tried("")
+                    self._healthy.append(reading)
+                    for incident in self._open():
+                        if incident.cause.element in reading.elements:
+                            incident.well += 1
+                case Ended():
+                    self._ended(reading)
+                case Acted():
+                    self._acted(reading)
+                case IncidentTold():
+                    if (told := self._state.incidents.get(reading.incident)) is not None:
+                        told.told[told_key(reading.moment, reading.target)] = reading.failed
+
+    def tick(self, now: int) -> None:
+        """Do what time alone brings, up to the instant `now`."""
+        while (due := self.due()) is not None and due <= now:
+            self._state.now = max(self._state.now, due)
+            self._look(due)
+            self._close(due)
+        self._state.now = max(self._state.now, now)
+
+    def due(self) -> int | None:
+        """The next instant at which something may change by itself."""
+        times = [self._closes(of) for of in self._open()]
+        fresh = [symptom.at for symptom in self._state.waiting if symptom.revision > self._state.looked]
+        if fresh:
+            times.append(min(fresh[-1] + SETTLES, fresh[0] + MOST_WAIT))
+        return min(times, default=None)
+
+    def _open(self) -> list[_Incident]:
+        return [of for of in self._state.incidents.values() if not of.closed]
+
+    def _tried(self, kind: str) -> None:
+        """An attempt has ended; `kind` is empty if it ended well."""
+        state, keeps = self._state, 1.0 - 1.0 / MEMORY
+        state.tries = state.tries * keeps + 1.0
+        state.bad = {name: count * keeps for name, count in state.bad.items()}
+        if kind:
+            state.bad[kind] = state.bad.get(kind, 0.0) + 1.0
+
+    def _symptom(self, symptom: Symptom) -> None:
+        if symptom.kind in OF_ATTEMPTS:
+            self._tried(symptom.kind)
+        for incident in self._open():
+            if incident.cause.element in symptom.suspects and _absorbs(incident, symptom):
+                _fold(incident, symptom)
+                return
+        self._state.waiting.append(symptom)
+
+    def _ended(self, ended: Ended) -> None:
+        self._state.over |= {_key(of): ended.at for of in self._state.waiting if _ends(ended, of)}
+        for incident in self._open():
+            over = [key for key in incident.going if _ends(ended, incident.shows[key])]
+            for key in over:
+                del incident.going[key]
+            if over:
+                incident.last = max(incident.last, ended.at)
+                _note(incident.timeline, Entry(ended.at, ended.revision, ended.text), MOST_ENTRIES)
+
+    def _acted(self, acted: Acted) -> None:
+        for incident in self._open():
+            if any(_concerns(acted.subject, symptom) for symptom in incident.shows.values()):
+                _note(incident.done, Entry(acted.at, acted.revision, acted.text), MOST_TOLD)
+
+    # --- causes ------------------------------------------------------------------------------------------------------
+
+    def _look(self, now: int) -> None:
+        """Choose causes for what is waiting, together with what is open."""
+        state = self._state
+        fresh = [symptom for symptom in state.waiting if symptom.revision > state.looked]
+        if not fresh or now < min(fresh[-1].at + SETTLES, fresh[0].at + MOST_WAIT):
+            return
+        state.waiting = [symptom for symptom in state.waiting if symptom.at > now - TOGETHER]
+        state.over = {key: at for key, at in state.over.items() if at > now - TOGETHER}
+        state.looked = fresh[-1].revision
+        recent = [
+            symptom
+            for of in self._open()
+            for key, symptom in of.shows.items()
+            if key in of.going or symptom.at > now - TOGETHER
+        ]
+        judge = _Judge([*state.waiting, *recent], self._healthy, self._reader, self._evidence())
+        for suspect, tied, explained, evidence in judge.causes():
+            if {_key(symptom) for symptom in explained} & {_key(symptom) for symptom in state.waiting}:
+                self._explain(suspect, tied, explained, evidence, now)
+
+    def _evidence(self) -> dict[SymptomKind, float]:
+        """What an attempt that ends badly, in whatever way, and in one way, speaks for."""
+        state = self._state
+        tries = state.tries + FEW_TRIES
+        return EVIDENCE | {kind: math.log(tries / (state.bad.get(kind, 0.0) + FEW_BAD)) for kind in sorted(OF_ATTEMPTS)}
+
+    def _explain(
+        self, cause: Suspect, tied: tuple[Suspect, ...], explained: list[Symptom], evidence: tuple[str, ...], now: int
+    ) -> None:
+        """Open an incident for these symptoms, or widen the oldest that has some of them."""
+        state = self._state
+        keys = {_key(symptom) for symptom in explained}
+        touched = [of for of in self._open() if keys & of.shows.keys() or of.cause.element == cause.element]
+        news = [of for of in state.waiting if _key(of) in keys]
+        state.waiting = [of for of in state.waiting if _key(of) not in keys]
+        if touched:
+            incident, *others = touched
+            for other in others:
+                _merge(incident, other, now)
+            if incident.cause.element != cause.element:
+                text = f"suspected cause: {cause.element}, before: {incident.cause.element}"
+                _note(incident.timeline, Entry(now, state.revision, text), MOST_ENTRIES)
+        else:
+            first = min([*explained, *news], key=lambda of: of.revision)
+            incident = _Incident(
+                id=f"i{first.revision}",
+                first=first.at,
+                opened=now,
+                last=first.at,
+                cause=cause,
+                tied=tied,
+                shows={},
+                going={},
+                count={},
+                timeline=[],
+                done=[],
+                evidence=evidence,
+            )
+            self._keep(incident)
+        incident.cause, incident.tied, incident.evidence = cause, tied, evidence
+        for symptom in news:
+            _fold(incident, symptom)
+            key = _key(symptom)
+            if state.over.pop(key, 0) > symptom.at:
+                incident.going.pop(key, None)
+
+    def _keep(self, incident: _Incident) -> None:
+        incidents = self._state.incidents
+        incidents[incident.id] = incident
+        while len(incidents) > MOST_INCIDENTS:
+            closed = next((of.id for of in incidents.values() if of.closed), next(iter(incidents)))
+            del incidents[closed]
+
+    def _closes(self, incident: _Incident) -> int:
+        """When it is closed if nothing more happens."""
+        until = max(incident.going.values(), default=0) + STALE if incident.going else 0
+        return max(until, incident.last + QUIET, incident.opened)
+
+    def _close(self, now: int) -> None:
+        for incident in self._open():
+            if self._closes(incident) <= now:
+                incident.closed = now
+                _note(incident.timeline, Entry(now, self._state.revision, "closed"), MOST_ENTRIES)
+
+    # --- telling -----------------------------------------------------------------------------------------------------
+
+    def untold(self, targets: Iterable[str], since: int) -> Iterator[tuple[str, Moment, str]]:
+        """Incident, moment and target of what was not told yet, of incidents that opened after an instant. Of one that
+        became a part of another, only its opening is told.
+        """
+        for incident in self._state.incidents.values():
+            moments: tuple[Moment, ...] = ("opened", "closed") if incident.closed else ("opened",)
+            for moment in moments if incident.opened > since else ():
+                for target in targets:
+                    if told_key(moment, target) not in incident.told:
+                        yield incident.id, moment, target
+
+    def ids(self) -> list[str]:
+        """Of all that are kept, oldest first."""
+        return list(self._state.incidents)
+
+    def report(self, incident_id: str, wall: Callable[[int], float]) -> IncidentReport:
+        """One incident; `wall` gives seconds since 1970 for an instant. Raises NotFound."""
+        incident = self._state.incidents.get(incident_id)
+        if incident is None:
+            raise NotFound("there is no such incident", field="incident", have=incident_id, hint="`poise incidents`")
+        nodes, jobs = affected(incident.shows.values())
+        done = [entry.text for entry in incident.done]
+        return IncidentReport(
+            id=incident.id,
+            title=_title(incident.cause, incident.count, len(nodes), len(jobs)),
+            opened=wall(incident.first),
+            last=wall(incident.last),
+            closed=wall(incident.closed) if incident.closed else 0.0,
+            cause=incident.cause,
+            tied=incident.tied,
+            symptoms=dict(incident.count),
+            nodes=tuple(nodes[:MOST_NAMED]),
+            jobs=tuple(jobs[:MOST_NAMED]),
+            more_nodes=max(0, len(nodes) - MOST_NAMED),
+            more_jobs=max(0, len(jobs) - MOST_NAMED),
+            timeline=tuple(Step(at=wall(of.at), revision=of.revision, text=of.text) for of in incident.timeline),
+            evidence=incident.evidence,
+            done=tuple(dict.fromkeys(done)),
+            hint=_hint(incident),
+            undelivered={key: why for key, why in incident.told.items() if why},
+        )
+
+
+class _Explained(NamedTuple):
+    """What an element explains, by how much that is likelier than chance, and why, in sentences. `worth` is the part of
+    the evidence that is left after the costs.
+    """
+
+    gain: float
+    worth: float
+    symptoms: list[Symptom]
+    why: tuple[str, ...] = ()
+
+
+class _Judge:
+    """Chooses the causes of some symptoms."""
+
+    def __init__(
+        self,
+        symptoms: list[Symptom],
+        healthy: Iterable[Healthy],
+        reader: Symptoms,
+        evidence: Mapping[SymptomKind, float],
+    ) -> None:
+        self._symptoms = list({_key(symptom): symptom for symptom in symptoms}.values())
+        self._seen = Counter(map(_key, symptoms))
+        self._reader = reader
+        self._evidence = evidence
+        self._any_bad = -math.log(math.fsum(math.exp(-evidence[kind]) for kind in sorted(OF_ATTEMPTS)))
+        self._count = reader.count()
+        first = min((symptom.at for symptom in self._symptoms), default=0)
+        self._healthy: dict[Element, list[int]] = {}
+        for one in healthy:
+            if one.at >= first:
+                for element in one.elements:
+                    self._healthy.setdefault(element, []).append(one.at)
+        self._of: dict[Element, list[Symptom]] = {}
+        for symptom in self._symptoms:
+            for element in symptom.suspects:
+                self._of.setdefault(element, []).append(symptom)
+
+    def causes(self) -> Iterator[tuple[Suspect, tuple[Suspect, ...], list[Symptom], tuple[str, ...]]]:
+        """Each cause with those that are tied with it, what it explains, and why; the strongest first."""
+        left = {_key(symptom) for symptom in self._symptoms}
+        while left:
+            found = {element: self._explain(element, left) for element in self._of}
+            best = max(found, key=lambda element: (found[element].worth, element))
+            gain, _, explained, why = found[best]
+            if gain <= 0:
+                return
+            keys = {_key(symptom) for symptom in explained}
+            rivals = {element: min(700.0, self._explain(element, keys).gain) for element in self._of}
+            total = 1.0 + math.fsum(math.exp(of) for of in rivals.values())
+            scored = [
+                Suspect(kind=element.kind, name=element.name, score=round(math.exp(of) / total, 3))
+                for element, of in sorted(rivals.items(), key=lambda of: (-of[1], of[0]))
+                if rivals[best] - of < TIE or element == best
+            ]
+            cause = next(suspect for suspect in scored if suspect.element == best)
+            tied = tuple(suspect for suspect in scored if suspect != cause)
+            yield cause, tied, explained, (f"explains {len(explained)} of {len(self._symptoms)} symptoms", *why)
+            left -= keys
+
+    def _explain(self, element: Element, left: set[str]) -> _Explained:
+        """By how much the symptoms that are left are likelier with this cause than without any."""
+        mine = [symptom for symptom in self._of[element] if _key(symptom) in left]
+        if not mine:
+            return _Explained(-math.inf, -math.inf, [])
+        of_kind = self._count.get(element.kind, 1)
+        gain = -COST[element.kind] - math.log(max(1, of_kind))
+        explained = [symptom for symptom in mine if symptom.kind not in OF_ATTEMPTS]
+        weight = math.fsum(map(self._weight, explained))
+        gain += weight
+        why = []
+        nodes = {symptom.subject for symptom in explained if symptom.kind in OF_NODES}
+        if nodes and element.kind != "node":
+            well = sum(name not in nodes for name in self._reader.under(element))
+            gain += len(nodes) * math.log(WHOLE) + well * math.log(1.0 - WHOLE)
+            why.append(f"{len(nodes)} of {len(nodes) + well} nodes are affected")
+        devices = {symptom.subject for symptom in explained if symptom.kind == "device-failed"}
+        if devices and element.kind != "device":
+            there = sum(map(self._reader.devices_of, self._reader.under(element)))
+            well = max(0, there - len(devices))
+            gain += len(devices) * math.log(MOST_DEVICES) + well * math.log(1.0 - MOST_DEVICES)
+            why.append(f"{len(devices)} of {len(devices) + well} devices are affected")
+        since = min((symptom.at for symptom in explained), default=BEFORE) - BEFORE
+        attempts = self._attempts(element, [of for of in mine if of.kind in OF_ATTEMPTS and of.at >= since])
+        if attempts.gain > 0:
+            gain += attempts.gain
+            weight += attempts.gain / attempts.worth
+            explained += attempts.symptoms
+            why += attempts.why
+        return _Explained(gain, gain / weight if weight else -math.inf, explained, tuple(why))
+
+    def _attempts(self, element: Element, bad: list[Symptom]) -> _Explained:
+        """Since when attempts end badly, if an element makes them: the instant that explains it best. To choose among
+        many instants costs the logarithm of their number.
+        """
+        well = self._healthy.get(element, [])
+        best, weight = _Explained(0.0, 0.0, []), 0.0
+        bad = sorted(bad, key=lambda symptom: symptom.revision)
+        kinds: set[SymptomKind] = set()
+        repeats = 0.0
+        for number in range(len(bad) - 1, -1, -1):
+            kinds.add(bad[number].kind)
+            repeats += self._repeats(bad[number])
+            weight = repeats * (self._evidence[bad[number].kind] if len(kinds) == 1 else self._any_bad)
+            failed, ended = len(bad) - number, len(well) - bisect_left(well, bad[number].at)
+            share = (failed + 0.5) / (failed + ended + 1.0)
+            if share < LEAST_SHARE:
+                continue
+            gain = weight + failed * math.log(share) + ended * math.log(1.0 - share) - math.log(len(bad))
+            if gain > best.gain:
+                why = f"{failed} of {failed + ended} attempts ended badly"
+                best = _Explained(gain, gain / weight, bad[number:], (why,))
+        return best
+
+    def _weight(self, symptom: Symptom) -> float:
+        """Its evidence; each repetition adds half of that, up to three."""
+        return self._evidence[symptom.kind] * self._repeats(symptom)
+
+    def _repeats(self, symptom: Symptom) -> float:
+        return 1.0 + 0.5 * min(3, self._seen[_key(symptom)] - 1)
+
+
+def told_key(moment: Moment, target: str) -> str:
+    """What tells notices of one incident apart."""
+    return f"{moment} {target}"
+
+
+def affected(symptoms: Iterable[Symptom]) -> tuple[list[str], list[str]]:
+    """Nodes and jobs that symptoms are about, in order."""
+    nodes: dict[str, None] = {}
+    jobs: dict[str, None] = {}
+    for symptom in symptoms:
+        on = next((element.name for element in symptom.suspects if element.kind == "node"), "")
+        if on:
+            nodes[on] = None
+        job = symptom.subject.partition(".")[0] if symptom.kind not in OF_NODES else ""
+        if job and job[0] == "j" and job[1:].isdecimal():
+            jobs[job] = None
+    return list(nodes), list(jobs)
+
+
+def _key(symptom: Symptom) -> str:
+    return f"{symptom.kind} {symptom.subject}"
+
+
+def _ends(ended: Ended, symptom: Symptom) -> bool:
+    return symptom.subject == ended.subject and ended.kind in ("", symptom.kind)
+
+
+def _concerns(subject: str, symptom: Symptom) -> bool:
+    """Whether something that was done about `subject` was done about what a symptom shows."""
+    return symptom.subject == subject or (subject.startswith("j") and symptom.subject.startswith(f"{subject}"))
+
+
+def _absorbs(incident: _Incident, symptom: Symptom) -> bool:
+    """Whether an open incident explains a symptom of its cause: an attempt that ends badly only if such are a part of
+    the incident, and its cause is not well again.
+    """
+    if symptom.kind not in OF_ATTEMPTS or symptom.kind == "attempt-lost":
+        return True
+    return incident.well < WELL_AGAIN and any(of.kind in OF_ATTEMPTS for of in incident.shows.values())
+
+
+def _fold(incident: _Incident, symptom: Symptom) -> None:
+    key = _key(symptom)
+    incident.shows[key] = symptom
+    incident.count[symptom.kind] = incident.count.get(symptom.kind, 0) + 1
+    incident.last = max(incident.last, symptom.at)
+    if symptom.kind in OF_ATTEMPTS:
+        incident.well = max(0, incident.well - SETBACK)
+    if symptom.kind in LASTING:
+        incident.going[key] = symptom.at
+    if symptom.kind == "node-lost":
+        incident.going.pop(f"node-silent {symptom.subject}", None)
+    _note(incident.timeline, Entry(symptom.at, symptom.revision, symptom.text), MOST_ENTRIES)
+
+
+def _merge(incident: _Incident, other: _Incident, now: int) -> None:
+    """The other one turns out to be a part of this incident."""
+    incident.shows |= other.shows
+    incident.going |= other.going
+    incident.last = max(incident.last, other.last)
+    incident.count = dict(Counter(incident.count) + Counter(other.count))
+    incident.timeline = sorted([*incident.timeline, *other.timeline], key=lambda of: of.revision)[:MOST_ENTRIES]
+    incident.done = sorted([*incident.done, *other.done], key=lambda of: of.revision)[:MOST_TOLD]
+    other.closed, other.part_of = now, incident.id
+    other.going = {}
+
+
+def _note(entries: list[Entry], entry: Entry, most: int) -> None:
+    """Keep the first half of what may be kept, and the latest of the rest."""
+    entries.append(entry)
+    if len(entries) > most:
+        del entries[most // 2]
+
+
+def _title(cause: Suspect, count: Mapping[str, int], nodes: int, jobs: int) -> str:
+    what, many = max(count.items(), key=lambda of: of[1], default=("symptom", 0))
+    reach = [
+        f"{number} {name}{'s' if number > 1 else ''}" for number, name in ((nodes, "node"), (jobs, "job")) if number
+    ]
+    return f"{cause.element}: {what} x{many}" + (f" ({', '.join(reach)})" if reach else "")
+
+
+def _hint(incident: _Incident) -> str:
+    """What to type."""
+    name = incident.cause.name
+    match incident.cause.kind:
+        case "network":
+            return "check the network between the nodes and the control plane: `poise nodes`"
+        case "zone" | "rack":
+            return f"check power and switches of {incident.cause.element}: `poise nodes`"
+        case "node":
+            return f"check the machine, and close it until it is well: `poise drain {name}`"
+        case "device":
+            texts = (symptom.text for symptom in incident.shows.values() if symptom.kind == "device-failed")
+            advice = next((code.advice for text in texts if (code := known(text)) is not None), "check the device")
+            return f"{advice}; then open it: `poise drain {name} --undo`"
+        case "store":
+            return "check the disk of the log: `poise doctor`"
+        case "clock":
+            return "check time synchronization: `timedatectl`"
+        case "control plane":
+            return "read its messages: `poise doctor`"
+        case "policy":
+            return "set a policy that works: `poise policy set poise`"
+        case "user" | "program" | "job":
+            jobs = affected(incident.shows.values())[1]
+            return f"read the output: `poise logs {jobs[0]}`" if jobs else "`poise ls`"

@@ -1,0 +1,118 @@
+"""Symptoms, the elements that may cause them, and incidents: symptoms with one cause, told as one.
+
+Times are nanoseconds of the log's clock, except in `IncidentReport`, where they are seconds since 1970.
+"""
+
+from typing import Literal
+
+import msgspec
+
+ElementKind = Literal[
+    "network", "zone", "rack", "node", "device",
+    "control plane", "store", "clock", "policy",
+    "user", "program", "job",
+]  # fmt: skip
+"""What can be a cause: a part of the fleet, a part of the control plane, or a part of the work."""
+
+OF_WORK: frozenset[ElementKind] = frozenset(("user", "program", "job"))
+"""Causes that belong to a tenant."""
+
+SymptomKind = Literal[
+    "node-lost", "node-silent", "node-unfit", "device-failed",
+    "attempt-lost", "attempt-failed", "attempt-killed", "out-of-memory", "hung", "unstartable",
+    "straggling", "member-differs", "node-unusual", "deadline-missed",
+    "slow-store", "store-full", "clock-step", "control-restarted", "policy-failed",
+]  # fmt: skip
+
+Moment = Literal["opened", "closed"]
+"""When an incident is told."""
+
+
+class Element(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """One part of the fleet, of the control plane or of the work. `name` is empty where there is only one."""
+
+    kind: ElementKind
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}".rstrip()
+
+
+class Symptom(msgspec.Struct, frozen=True, array_like=True):
+    """Something that went wrong, read from the event of `revision`. `subject` shows it; `suspects` are the elements
+    that could have caused it.
+    """
+
+    at: int
+    revision: int
+    kind: SymptomKind
+    subject: str
+    text: str
+    suspects: tuple[Element, ...]
+
+    @property
+    def fingerprint(self) -> tuple[str, str]:
+        """Symptoms of one fingerprint are one symptom, seen several times."""
+        return self.kind, self.subject
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """A line of a timeline: the instant, the revision of its event, and a sentence."""
+
+    at: int
+    revision: int
+    text: str
+
+
+class Suspect(msgspec.Struct, frozen=True, kw_only=True):
+    """An element that may be the cause, and its score from 0 to 1: its share of all explanations, by likelihood."""
+
+    kind: ElementKind
+    name: str
+    score: float
+
+    @property
+    def element(self) -> Element:
+        return Element(self.kind, self.name)
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the timeline of an `IncidentReport`."""
+
+    at: float
+    revision: int
+    text: str
+
+
+class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One incident. `cause` is the likeliest suspect; `tied` are others that explain the symptoms about as well.
+    `symptoms` counts all that were folded into it, by kind. `nodes` and `jobs` are affected; `more_nodes` and
+    `more_jobs` count those that are not named. `evidence` says why this cause, `done` what Poise did about it, and
+    `hint` what to do. `closed` is 0 while it is open. `undelivered` has, by target, why it could not be told.
+    """
+
+    id: str
+    title: str
+    opened: float
+    last: float
+    closed: float
+    cause: Suspect
+    tied: tuple[Suspect, ...]
+    symptoms: dict[str, int]
+    nodes: tuple[str, ...]
+    jobs: tuple[str, ...]
+    timeline: tuple[Step, ...]
+    evidence: tuple[str, ...]
+    done: tuple[str, ...]
+    hint: str
+    more_nodes: int = 0
+    more_jobs: int = 0
+    undelivered: dict[str, str] = {}
+
+
+class IncidentNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """The JSON that a webhook or a command gets of an incident. `id` stays the same when it is sent again."""
+
+    id: str
+    moment: Moment
+    incident: IncidentReport
