@@ -33,6 +33,7 @@ from poise.errors import (
 )
 from poise.model.captures import Capture, CaptureEnded, CaptureKind, CaptureLine, CaptureStarted
 from poise.model.chances import DeadlineForecast
+from poise.model.incidents import IncidentReport
 from poise.model.reports import (
     Changed,
     ChangesReport,
@@ -305,6 +306,14 @@ class Client:
     def profiles(self, node: str = "") -> list[NodeProfile]:
         """Load history of one node, or of the first 256."""
         return self._call("GET", f"/v1/profiles?node={_quoted(node)}", list[NodeProfile])
+
+    def incidents(self) -> list[IncidentReport]:
+        """Incidents that this token may see, oldest first: the open ones, and the latest that are closed."""
+        return self._call("GET", "/v1/incidents", list[IncidentReport])
+
+    def incident(self, name: str) -> IncidentReport:
+        """One incident by its id. Raises NotFound."""
+        return self._call("GET", f"/v1/incidents/{_part(name)}", IncidentReport)
 
     def schedules(self) -> list[ScheduleReport]:
         """All schedules that this token may see. A job with `every` or `cron`, submitted, makes one."""
@@ -972,6 +981,14 @@ class AsyncClient:
 
     async def remove(self, *jobs: str) -> list[str]:
         return await self._ask(lambda client: client.remove(*jobs))
+
+    async def incidents(self) -> list[IncidentReport]:
+        """Incidents that this token may see, oldest first: the open ones, and the latest that are closed."""
+        return await self._ask(lambda client: client.incidents())
+
+    async def incident(self, name: str) -> IncidentReport:
+        """One incident by its id. Raises NotFound."""
+        return await self._ask(lambda client: client.incident(name))
 
     async def schedules(self) -> list[ScheduleReport]:
         return await self._ask(lambda client: client.schedules())

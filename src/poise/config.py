@@ -235,6 +235,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "profiles"
 
     @property
+    def incidents(self) -> Path:
+        """Incidents as they were read from the log up to some revision. It can be deleted: the log has them all."""
+        return self.root / "incidents"
+
+    @property
     def series(self) -> Path:
         """How busy each node has been, a file of bounded size for each."""
         return self.root / "series"

@@ -15,6 +15,7 @@ from poise.cli.nodes import declared_fleet
 from poise.cli.render import say
 from poise.config import Home
 from poise.control.start import running
+from poise.drivers import incidentfile
 from poise.drivers.captures import captures_of
 from poise.drivers.devices import probe_node
 from poise.drivers.logfile import has_log, read_home
@@ -25,10 +26,12 @@ from poise.engine.host import ledger_at, load_ledger
 from poise.errors import Conflict, NotFound
 from poise.kernel.explain import job_report, node_report, question, schedule_report, status_report
 from poise.kernel.find import find, find_node, found_report, listed, of_rank
+from poise.kernel.incidents import Incidents
 from poise.kernel.ledger import Ledger, NodeState
 from poise.model.events import NodeJoined, decode_event
 from poise.model.history import RunReport
 from poise.model.hotspots import HotSpots, Order
+from poise.model.incidents import IncidentReport
 from poise.model.reports import (
     Explanation,
     JobReport,
@@ -107,6 +110,30 @@ def job(home: Home, name: str) -> JobReport:
     found = find(ledger, name)
     kept = tuple(captures_of(home.logs, found.job.id))
     return msgspec.structs.replace(found_report(ledger, found, instant(ledger)), captures=kept)
+
+
+def incidents(home: Home) -> list[IncidentReport]:
+    """As the log has them by now."""
+    ledger = load(home)
+    folded = _folded(home, ledger)
+    return [folded.report(name, ledger.leader.wall) for name in folded.ids()]
+
+
+def incident(home: Home, name: str) -> IncidentReport:
+    """One of them. Raises NotFound."""
+    ledger = load(home)
+    return _folded(home, ledger).report(name, ledger.leader.wall)
+
+
+def _folded(home: Home, ledger: Ledger) -> Incidents:
+    if not has_log(home):
+        return Incidents()
+    with closing(read_home(home, decode_event)) as log:
+        folded, ahead = incidentfile.load(home.incidents, log, ledger)
+        for revision, event in ahead:
+            folded.take(revision, event)
+    folded.tick(instant(ledger))
+    return folded
 
 
 def nodes(home: Home) -> list[NodeReport]:

@@ -34,6 +34,7 @@ from poise.config import DEFAULT_PORT, Address, Endpoint, Home, parse_place
 from poise.control.api import make_app
 from poise.control.deciders import Deciders
 from poise.control.entrance import Entrance
+from poise.control.incidents import Incidents
 from poise.control.lifetime import Lifetime
 from poise.control.notices import Notifier, Targets
 from poise.control.plane import Plane, clock_of
@@ -193,6 +194,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     else:
         plane.behind = ""
     lifetime = Lifetime(plane, home, until_idle=options.until_idle)
+    incidents = Incidents(plane, home)
     names, authority = (beyond.names, beyond.authority) if beyond else ((), b"")
     app = make_app(
         plane,
@@ -203,6 +205,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
         known_as=names,
         authority=authority,
         log_limit=options.log_limit,
+        incidents=incidents,
     )
     tcp, port = _loopback(options.port)
     doors = [Entrance(app, [listen(home.socket), tcp, *([share(options.share)] if options.share else [])])]
@@ -219,6 +222,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     leaving = asyncio.create_task(lifetime.leave_when_idle())
     tidying = [asyncio.create_task(_tidy_folders(plane, home)), asyncio.create_task(_tidy_messages(home))]
     tidying.append(asyncio.create_task(Notifier(plane, Targets(home)).run()))
+    tidying += [asyncio.create_task(incidents.run()), asyncio.create_task(incidents.tell(Targets(home)))]
     if beyond is not None:  # what nodes of other homes send is kept here, where there may be no agent
         tidying.append(asyncio.create_task(keep_pruned(home.logs)))
     await serving

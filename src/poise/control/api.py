@@ -29,6 +29,7 @@ from poise.control.hot import (
     Submissions,
     WorkerChannel,
 )
+from poise.control.incidents import Incidents
 from poise.control.kept import forget_policy
 from poise.control.lifetime import Lifetime
 from poise.control.notices import Targets
@@ -64,6 +65,7 @@ from poise.kernel.explain import (
 )
 from poise.kernel.find import FEW, Found, find, find_node, found_report, listed, of_rank, quota_note
 from poise.kernel.find import names as find_names
+from poise.kernel.incidents import no_such_incident
 from poise.kernel.ledger import Ledger, UnitState, attempt_of
 from poise.kernel.overview import overview
 from poise.kernel.since import touched
@@ -85,6 +87,7 @@ from poise.model.events import (
     Triggered,
 )
 from poise.model.fields import MAX_DURATION, Quantity, parse_or_raise
+from poise.model.incidents import IncidentReport
 from poise.model.job_fields import terminal
 from poise.model.messages import Attempt, Piece
 from poise.model.reports import (
@@ -312,11 +315,12 @@ def make_app(
     authority: bytes = b"",
     chances: Chances | None = None,
     log_limit: int = 0,
+    incidents: Incidents | None = None,
 ) -> App:
     """The whole API behind its guard. `deciders` has the policy in charge, and asks it what if. `known_as` are the
     names of this machine to others, and `authority` the certificate by which they know it, where it listens to them.
-    `chances` answers questions about deadlines. `log_limit`: bytes to which the log may grow; 0: as far as its disk
-    lets it.
+    `chances` answers questions about deadlines, `incidents` those about incidents. `log_limit`: bytes to which the log
+    may grow; 0: as far as its disk lets it.
     """
 
     gate, consoles, attendance = Gatekeeper(plane, token), Consoles(plane), Attendance(plane)
@@ -324,6 +328,7 @@ def make_app(
     chances = chances or Chances(plane, home)
     minutes = Minutes()
     scrape = Scrape(plane, home, gate, minutes, log_limit)
+    incidents = incidents or Incidents(plane, home)
 
     def allow(scope: Scope, needed: Role | None) -> None:
         if (path := scope["path"]) not in PUBLIC:
@@ -832,6 +837,22 @@ def make_app(
     )
     async def lend(bearer: Bearer, data: NamedNodes) -> dict[str, str]:
         return {"node": await plane.request(lambda request: machine.Lend(request, data.nodes, bearer))}
+
+    @routes.get(
+        "/v1/incidents", summary="Incidents, oldest first: the open ones, and the latest closed ones", role=VIEWER
+    )
+    async def list_incidents(bearer: Bearer) -> list[IncidentReport]:
+        sight = Sight(await plane.settled(), bearer)
+        seen = (sight.incident(report) for report in await incidents.reports())
+        return [report for report in seen if report is not None]
+
+    @routes.get("/v1/incidents/{name}", summary="One incident: cause, evidence, timeline, what to do", role=VIEWER)
+    async def one_incident(bearer: Bearer, name: str) -> IncidentReport:
+        sight = Sight(await plane.settled(), bearer)
+        report = sight.incident(await incidents.report(name))
+        if report is None:
+            raise no_such_incident(name)
+        return report
 
     @routes.get("/v1/schedules", summary="Schedules: when they submit jobs, and how the last one ended", role=VIEWER)
     async def schedules(bearer: Bearer) -> list[ScheduleReport]:

@@ -8,6 +8,7 @@ loop but the bookkeeping: a receiver that is slow or gone holds up one thread of
 import asyncio
 import logging
 from collections import Counter, deque
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import cast
@@ -78,6 +79,24 @@ class Targets:
             with located(place_in_file(self._path)):
                 self._read = read = (state, compile_notifications(load_yaml(self._path)))
         return read[1]
+
+    def send(self, target: str, notice: str, body: bytes, told: Mapping[str, str], *, trusted: bool) -> None:
+        """Send a body to a webhook or a command, on any thread. A command gets what it is `told` as POISE_ variables.
+        A webhook may be at a private address if it is `trusted`. Raises `Undelivered`.
+        """
+        try:
+            of_home = self.of_home()
+        except (PoiseError, OSError) as error:
+            raise Undelivered(f"`notifications.yaml` cannot be read: {error}") from None
+        if target.startswith(WEBHOOK):
+            url = target.removeprefix(WEBHOOK)
+            private = trusted or urlsplit(url).hostname in of_home.private
+            webhooks.post(url, body, notice, key=of_home.key, private=private)
+            return
+        argv = of_home.commands.get(target.removeprefix(COMMAND))
+        if argv is None:
+            raise Undelivered(f"this home has no {target}", worth_retrying=False)
+        webhooks.run(argv, body, {f"POISE_{what}": text for what, text in told.items()})
 
     def admit(self, compiled: Compiled, bearer: Bearer) -> Compiled:
         """A job with whom it may notify: its own targets, or else those that the home names for all jobs. Raises
@@ -209,21 +228,9 @@ class Notifier:
 
     def _send(self, target: str, notice: Notice, notify: Notify | None) -> None:
         """On a thread. Raises `Undelivered`."""
-        body = msgspec.json.encode(notice)
-        try:
-            of_home = self._targets.of_home()
-        except (PoiseError, OSError) as error:
-            raise Undelivered(f"`notifications.yaml` cannot be read: {error}") from None
-        if target.startswith(WEBHOOK):
-            url = target.removeprefix(WEBHOOK)
-            private = (notify is not None and notify.trusted) or urlsplit(url).hostname in of_home.private
-            webhooks.post(url, body, notice.id, key=of_home.key, private=private)
-            return
-        argv = of_home.commands.get(target.removeprefix(COMMAND))
-        if argv is None:
-            raise Undelivered(f"this home has no {target}", worth_retrying=False)
         told = {"JOB": notice.job, "NAME": notice.name, "STATUS": notice.status, "MOMENT": notice.moment}
-        webhooks.run(argv, body, {f"POISE_{what}": text for what, text in told.items()})
+        trusted = notify is not None and notify.trusted
+        self._targets.send(target, notice.id, msgspec.json.encode(notice), told, trusted=trusted)
 
     def _notice(self, job: JobState, name: str) -> Notice:
         ledger = self._plane.ledger

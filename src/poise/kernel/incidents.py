@@ -21,7 +21,7 @@ import math
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -88,6 +88,16 @@ WHOLE = 0.999
 
 MOST_DEVICES = 0.8
 """The share of the devices below a node, a rack or a zone that fails with it."""
+
+BELOW: dict[ElementKind, tuple[ElementKind, ...]] = {
+    "rack": ("node",),
+    "zone": ("rack", "node"),
+    "network": ("zone", "rack", "node"),
+    "control plane": ("node",),
+    "program": ("job",),
+    "user": ("program", "job"),
+}
+"""What lies below an element. If only one of those is affected, the cause is that one, or lies below it."""
 
 LEAST_SHARE = 0.75
 """A cause explains no attempts if fewer of those that it affects end badly."""
@@ -213,10 +223,18 @@ class Incidents:
     def due(self) -> int | None:
         """The next instant at which something may change by itself."""
         times = [self._closes(of) for of in self._open()]
-        fresh = [symptom.at for symptom in self._state.waiting if symptom.revision > self._state.looked]
-        if fresh:
-            times.append(min(fresh[-1] + SETTLES, fresh[0] + MOST_WAIT))
+        if (looks := self._looks()) is not None:
+            times.append(looks)
         return min(times, default=None)
+
+    def _looks(self) -> int | None:
+        """When causes are chosen next. Symptoms of the fleet and the control plane get all their time, also when
+        attempts that ended badly by chance have been waiting before them.
+        """
+        fresh = [symptom for symptom in self._state.waiting if symptom.revision > self._state.looked]
+        hard = [symptom for symptom in fresh if symptom.kind not in OF_ATTEMPTS]
+        times = [min(of[-1].at + SETTLES, of[0].at + MOST_WAIT) for of in (fresh, hard) if of]
+        return max(times, default=None)
 
     def _open(self) -> list[_Incident]:
         return [of for of in self._state.incidents.values() if not of.closed]
@@ -258,9 +276,10 @@ class Incidents:
     def _look(self, now: int) -> None:
         """Choose causes for what is waiting, together with what is open."""
         state = self._state
-        fresh = [symptom for symptom in state.waiting if symptom.revision > state.looked]
-        if not fresh or now < min(fresh[-1].at + SETTLES, fresh[0].at + MOST_WAIT):
+        looks = self._looks()
+        if looks is None or now < looks:
             return
+        fresh = [symptom for symptom in state.waiting if symptom.revision > state.looked]
         state.waiting = [symptom for symptom in state.waiting if symptom.at > now - TOGETHER]
         state.over = {key: at for key, at in state.over.items() if at > now - TOGETHER}
         state.looked = fresh[-1].revision
@@ -346,11 +365,12 @@ class Incidents:
         became a part of another, only its opening is told.
         """
         for incident in self._state.incidents.values():
-            moments: tuple[Moment, ...] = ("opened", "closed") if incident.closed else ("opened",)
-            for moment in moments if incident.opened > since else ():
-                for target in targets:
-                    if told_key(moment, target) not in incident.told:
-                        yield incident.id, moment, target
+            closed = incident.closed and not incident.part_of
+            moments: tuple[Moment, ...] = ("opened", "closed") if closed else ("opened",)
+            for target in targets if incident.opened > since else ():
+                moment = next((of for of in moments if told_key(of, target) not in incident.told), None)
+                if moment is not None:
+                    yield incident.id, moment, target
 
     def ids(self) -> list[str]:
         """Of all that are kept, oldest first."""
@@ -360,7 +380,7 @@ class Incidents:
         """One incident; `wall` gives seconds since 1970 for an instant. Raises NotFound."""
         incident = self._state.incidents.get(incident_id)
         if incident is None:
-            raise NotFound("there is no such incident", field="incident", have=incident_id, hint="`poise incidents`")
+            raise no_such_incident(incident_id)
         nodes, jobs = affected(incident.shows.values())
         done = [entry.text for entry in incident.done]
         return IncidentReport(
@@ -473,7 +493,9 @@ class _Judge:
             weight += attempts.gain / attempts.worth
             explained += attempts.symptoms
             why += attempts.why
-        return _Explained(gain, gain / weight if weight else -math.inf, explained, tuple(why))
+        if not weight or _has_lower(element, explained):
+            return _Explained(-math.inf, -math.inf, [])
+        return _Explained(gain, gain / weight, explained, tuple(why))
 
     def _attempts(self, element: Element, bad: list[Symptom]) -> _Explained:
         """Since when attempts end badly, if an element makes them: the instant that explains it best. To choose among
@@ -504,6 +526,20 @@ class _Judge:
 
     def _repeats(self, symptom: Symptom) -> float:
         return 1.0 + 0.5 * min(3, self._seen[_key(symptom)] - 1)
+
+
+def _has_lower(element: Element, explained: Iterable[Symptom]) -> bool:
+    """Whether one element below explains the same."""
+    suspects = {suspect for symptom in explained for suspect in symptom.suspects}
+    for kind in BELOW.get(element.kind, ()):
+        if found := sum(suspect.kind == kind for suspect in suspects):
+            return found == 1
+    return False
+
+
+def no_such_incident(name: str) -> NotFound:
+    """The error for an id that no incident has, or none that may be seen."""
+    return NotFound("there is no such incident", field="incident", have=name, hint="`poise incidents`")
 
 
 def told_key(moment: Moment, target: str) -> str:
@@ -581,11 +617,10 @@ def _note(entries: list[Entry], entry: Entry, most: int) -> None:
 
 
 def _title(cause: Suspect, count: Mapping[str, int], nodes: int, jobs: int) -> str:
-    what, many = max(count.items(), key=lambda of: of[1], default=("symptom", 0))
-    reach = [
-        f"{number} {name}{'s' if number > 1 else ''}" for number, name in ((nodes, "node"), (jobs, "job")) if number
-    ]
-    return f"{cause.element}: {what} x{many}" + (f" ({', '.join(reach)})" if reach else "")
+    """The cause, its heaviest symptom, and how far it reaches."""
+    worst = max(count, key=lambda kind: (EVIDENCE.get(cast(SymptomKind, kind), 2.0), kind), default="symptom")
+    reach = [f"{many} {name}{'s' if many > 1 else ''}" for many, name in ((nodes, "node"), (jobs, "job")) if many]
+    return f"{cause.element}: {worst.replace('-', ' ')}" + (f" ({', '.join(reach)})" if reach else "")
 
 
 def _hint(incident: _Incident) -> str:

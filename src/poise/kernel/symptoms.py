@@ -8,7 +8,7 @@ Each event is read once. What an event does not say itself (the rack of a node, 
 attempt) is kept from earlier events, in a state of bounded size that can be saved.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -190,7 +190,7 @@ class Symptoms:
             case Began():
                 if not facts.stop_asked and facts.places:  # an idle one leaves by itself
                     text = "the control plane was started again without having been stopped"
-                    yield Symptom(at, revision, "control-restarted", f"term {event.term}", text, (CONTROL, STORE))
+                    yield Symptom(at, revision, "control-restarted", f"term {event.term}", text, (CONTROL,))
                 facts.stop_asked = False
             case Preempted() if event.cause == "move":
                 yield Acted(at, revision, event.unit, f"{event.unit} was asked to move")
@@ -213,7 +213,13 @@ class Symptoms:
         known = self.facts.jobs.get(job)
         tasks = known.units.get(name, ("", ()))[1] if known is not None else ()
         for task, spot in zip(tasks, event.spots, strict=False):
-            self.facts.places[f"{job}.{task}"] = _Place(spot.node, spot.devices, event.unit)
+            name = f"{job}.{task}"
+            before = self.facts.places.get(name)
+            if before is not None and before.node in self.facts.absent:  # given up with its node, without a record
+                self.facts.hit[job] = self._at(before)
+                lost = f"{name} was lost with {before.node}"
+                yield Symptom(event.at, revision, "attempt-lost", name, lost, self._at(before))
+            self.facts.places[name] = _Place(spot.node, spot.devices, event.unit)
         if event.epoch > 1:
             where = ", ".join(dict.fromkeys(spot.node for spot in event.spots))
             text = f"{event.unit} was placed again, on {where}"
@@ -360,6 +366,6 @@ class Symptoms:
         return self.facts.nodes.get(node, ("", "", 0))[2]
 
 
-def seen(nodes: list[Node]) -> Facts:
+def seen(nodes: Iterable[Node]) -> Facts:
     """Facts of a fleet whose joining is no longer in the log."""
     return Facts(nodes={node.name: (node.zone, node.rack, len(node.devices)) for node in nodes})

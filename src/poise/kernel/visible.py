@@ -61,6 +61,7 @@ from poise.model.events import (
     TrainingTold,
     UnitsCancelled,
 )
+from poise.model.incidents import OF_WORK, IncidentReport
 from poise.model.jobs import Job
 from poise.model.reports import Ahead, NodeReport, QuotaReport, ScheduleReport, StatusReport
 from poise.model.secrets import HIDDEN
@@ -136,6 +137,16 @@ class Sight:
         if self.bearer.sees_all:
             return report
         return msgspec.structs.replace(report, devices=self._only(report.devices, frozenset()))
+
+    def incident(self, report: IncidentReport) -> IncidentReport | None:
+        """One of the fleet without the names of others' work; one of work only if all of that is one's own."""
+        if self.bearer.sees_all:
+            return report
+        if report.cause.kind in OF_WORK:
+            own = report.jobs and not report.more_jobs and all(map(self._is_own, report.jobs))
+            return report if own else None
+        tied = tuple(suspect for suspect in report.tied if suspect.kind not in OF_WORK)
+        return self.only(msgspec.structs.replace(report, tied=tied, undelivered={}))
 
     def shows(self, job: str) -> bool:
         """Whether a job may be seen, by its id."""

@@ -9,6 +9,7 @@
     private: [hooks.internal]
     notify: [command:mail]
     notify-on: [failure]
+    incidents: [webhook:https://tickets.internal/poise]
 
 A job names commands by these names, so that the right to submit gives nobody a shell where the control plane runs.
 """
@@ -77,17 +78,19 @@ class NotificationsSpec(msgspec.Struct, forbid_unknown_fields=True, rename={"not
     private: list[str] = msgspec.field(default_factory=list)
     notify: list[str] = msgspec.field(default_factory=list)
     notify_on: list[Moment] = msgspec.field(default_factory=list)
+    incidents: list[str] = msgspec.field(default_factory=list)
 
 
 class Notifications(msgspec.Struct, frozen=True, kw_only=True):
     """A compiled file. Webhooks are signed with `key`, unless it is empty. `private` are hosts at private addresses
-    that everybody may name; `notify` is for jobs that say nothing themselves.
+    that everybody may name; `notify` is for jobs that say nothing themselves. `incidents` are targets of incidents.
     """
 
     key: str = ""
     commands: dict[str, tuple[str, ...]] = {}
     private: frozenset[str] = frozenset()
     notify: Notify | None = None
+    incidents: tuple[str, ...] = ()
 
 
 def compile_notifications(document: Any) -> Notifications:
@@ -108,7 +111,8 @@ def compile_notifications(document: Any) -> Notifications:
         if not argv or not argv[0] or any("\0" in word for word in argv):
             found.add(SpecError("there is no command to run", code="E104", field=f"commands.{name}"))
     notify = compile_notify(top.notify, top.notify_on, "notify", found)
-    for target in top.notify:
+    incidents = compile_notify(top.incidents, [], "incidents", found)
+    for target in (*top.notify, *top.incidents):
         if target.startswith(COMMAND) and target.removeprefix(COMMAND) not in top.commands:
             found.add(unknown_command(target, top.commands))
     found.check(lambda field: "commands: {mail: [mail, ann@example.org]}")
@@ -117,6 +121,7 @@ def compile_notifications(document: Any) -> Notifications:
         commands={name: tuple(argv) for name, argv in top.commands.items()},
         private=frozenset(host.lower() for host in top.private),
         notify=None if notify is None else msgspec.structs.replace(notify, trusted=True),
+        incidents=incidents.targets if incidents is not None else (),
     )
 
 

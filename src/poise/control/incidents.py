@@ -1,0 +1,198 @@
+"""Incidents of a control plane: read from its log, beside its loop, and told to the targets of the home.
+
+The log is followed as any client would follow it: what is slow here makes incidents late, and never a round. Events are
+taken in on a thread, a page at a time. The result is kept in a file now and then, and can be made again from the log.
+
+An incident is told when it opens and when it closes. The log records what was told to whom, so that a restart tells
+nothing twice but what was just on its way; receivers know that by its id.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
+
+import msgspec
+
+from poise.config import Home
+from poise.control.notices import DELAYS, Targets
+from poise.control.plane import Plane
+from poise.drivers import incidentfile
+from poise.drivers.logfile import read_home
+from poise.drivers.webhooks import Undelivered
+from poise.errors import NotLeading, PoiseError, StoreFull
+from poise.kernel import controller as machine
+from poise.kernel.incidents import Incidents as Folded
+from poise.model.events import Event, decode_event
+from poise.model.incidents import IncidentNotice, IncidentReport, Moment
+from poise.units import HOUR
+
+FIRST_AFTER = 1.0
+"""Seconds after the start before anything is read: whoever waits for an answer comes first."""
+
+EVERY = 0.5
+"""Seconds between two looks at the log."""
+
+PAGE = 500
+"""Events that are taken in at a time: some milliseconds."""
+
+SAVE_EVERY = 30.0
+
+RECORD_AGAIN = 5.0
+"""Seconds between two tries to record that something was told, while the log is full."""
+
+AT_ONCE = 16
+"""Notices that are on their way, or wait to be sent again."""
+
+LATE = 1 * HOUR
+"""An incident that opened earlier is not told any more."""
+
+_log = logging.getLogger("poise.control")
+
+
+class Incidents:
+    """The incidents of one control plane. All of it is called on the loop's thread."""
+
+    def __init__(self, plane: Plane, home: Home, delays: Sequence[float] = DELAYS) -> None:
+        self._plane = plane
+        self._home = home
+        self._delays = delays
+        self._folded: Folded | None = None
+        self._turn = asyncio.Lock()
+        self._last: Event | None = None
+        self._saved = 0
+        self._going: dict[tuple[str, Moment, str], asyncio.Task[None]] = {}
+
+    async def reports(self) -> list[IncidentReport]:
+        """All incidents that are kept, oldest first, as the log has them by now."""
+        async with self._turn:
+            folded = await self._caught_up()
+            return [folded.report(name, self._plane.ledger.leader.wall) for name in folded.ids()]
+
+    async def report(self, name: str) -> IncidentReport:
+        """One of them. Raises NotFound."""
+        async with self._turn:
+            folded = await self._caught_up()
+            return folded.report(name, self._plane.ledger.leader.wall)
+
+    async def run(self) -> None:
+        """Follow the log until this is cancelled."""
+        await asyncio.sleep(FIRST_AFTER)
+        loop = asyncio.get_running_loop()
+        save_at = loop.time() + SAVE_EVERY
+        try:
+            while True:
+                try:
+                    async with self._turn:
+                        await self._caught_up()
+                        if loop.time() >= save_at:
+                            save_at = loop.time() + SAVE_EVERY
+                            await asyncio.to_thread(self._save)
+                except (PoiseError, OSError) as error:
+                    _log.warning("incidents are not up to date: %s", error)
+                await asyncio.sleep(EVERY)
+        finally:
+            self._save()
+
+    async def _caught_up(self) -> Folded:
+        """With all that is durable."""
+        plane = self._plane
+        if self._folded is None:
+            self._folded = await asyncio.to_thread(self._load)
+        folded = self._folded
+        while folded.revision < plane.ledger.revision:
+            page = plane.events_after(folded.revision, PAGE)
+            if not page:
+                break
+            await asyncio.to_thread(self._take, folded, page)
+        else:
+            now, due = plane.clock.now(), folded.due()
+            if due is not None and due <= now:
+                await asyncio.to_thread(folded.tick, now)
+        return folded
+
+    def _load(self) -> Folded:
+        """From the file, and from the log as it lies there: its own reader, since this is on a thread."""
+        with closing(read_home(self._home, decode_event)) as log:
+            folded, ahead = incidentfile.load(self._home.incidents, log, self._plane.ledger)
+            for revision, event in ahead:
+                if revision > self._plane.controller.durable:
+                    break
+                folded.take(revision, event)
+                self._last = event
+        return folded
+
+    def _take(self, folded: Folded, page: Sequence[tuple[int, Event]]) -> None:
+        for revision, event in page:
+            folded.take(revision, event)
+        self._last = page[-1][1]
+
+    def _save(self) -> None:
+        folded = self._folded
+        if folded is None or self._last is None or folded.revision == self._saved:
+            return
+        try:
+            incidentfile.save(self._home.incidents, folded, self._last)
+            self._saved = folded.revision
+        except OSError as error:
+            _log.debug("incidents are not kept: %s", error)
+
+    # --- telling -----------------------------------------------------------------------------------------------------
+
+    async def tell(self, targets: Targets) -> None:
+        """Tell the targets of the home what is new, while this control plane leads, until this is cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(EVERY)
+                if self._folded is None or self._plane.behind is not None:
+                    continue
+                try:
+                    named = (await asyncio.to_thread(targets.of_home)).incidents
+                except (PoiseError, OSError) as error:
+                    _log.warning("`notifications.yaml` cannot be read: %s", error)
+                    await asyncio.sleep(RECORD_AGAIN)
+                    continue
+                async with self._turn:
+                    due = list(self._folded.untold(named, self._plane.clock.now() - LATE))
+                for key in due:
+                    if key not in self._going and len(self._going) < AT_ONCE:
+                        self._going[key] = asyncio.create_task(self._deliver(targets, *key))
+                        self._going[key].add_done_callback(partial(self._gone, key))
+        finally:
+            for task in self._going.values():
+                task.cancel()
+
+    def _gone(self, key: tuple[str, Moment, str], task: asyncio.Task[None]) -> None:
+        del self._going[key]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("incident %s is not told: %s", key[0], error)
+
+    async def _deliver(self, targets: Targets, name: str, moment: Moment, target: str) -> None:
+        """Send it until it is taken or given up, and record that."""
+        failed = ""
+        for delay in (*self._delays, None):
+            notice = IncidentNotice(id=f"{name}/{moment}", moment=moment, incident=await self.report(name))
+            told = {"INCIDENT": name, "MOMENT": moment, "TITLE": notice.incident.title}
+            body = msgspec.json.encode(notice)
+            try:
+                await asyncio.to_thread(targets.send, target, notice.id, body, told, trusted=True)
+                failed = ""
+                break
+            except Undelivered as error:
+                failed = str(error)
+                if delay is None or not error.worth_retrying:
+                    _log.warning("notice %s is given up: %s", notice.id, failed)
+                    break
+                await asyncio.sleep(delay)
+        while True:
+            try:
+                await self._plane.request(
+                    lambda number: machine.IncidentDone(number, name, moment, target, failed),
+                )
+                await self.reports()  # so that it is known to be told before this is no longer going
+                return
+            except NotLeading:
+                return  # the next leader tells it again
+            except StoreFull:
+                await asyncio.sleep(RECORD_AGAIN)
