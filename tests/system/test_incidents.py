@@ -1,4 +1,4 @@
-"""Incidents of a running Poise: a node that stops is one incident, told once to a webhook, and closed when it is back."""
+"""Incidents of a running Poise: a node that stops is one incident, told once to a webhook, and closed when it returns."""
 
 import hashlib
 import hmac

@@ -50,7 +50,7 @@ within 30 s.
 TOGETHER = 2 * MINUTE
 """A symptom that no cause explains waits this long for others. Symptoms of open incidents count as long."""
 
-QUIET = 1 * MINUTE
+QUIET = 30 * SECOND
 """An incident is closed when all is over and nothing new came for this long."""
 
 STALE = 30 * MINUTE

@@ -194,7 +194,7 @@ def test_a_failed_device_is_told_with_what_its_code_means_until_it_is_opened() -
     )
     assert not log.read(600)[0].closed
     log.add(DeviceDrained(at=700 * SECOND, node="r1n1", device=2, id="u", on=False))
-    assert log.read(800)[0].closed == 760
+    assert log.read(800)[0].closed == 730
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_an_incident_of_attempts_closes_when_they_end_well_again() -> None:
     log.run("bad", "r1n1", "failed", at=85)
     [one] = log.read(200)
     assert one.symptoms == {"attempt-failed": 6}
-    assert one.closed == 75
+    assert one.closed == 45
 
 
 def test_what_was_told_to_whom_is_known_from_the_log_and_moments_come_in_order() -> None:
