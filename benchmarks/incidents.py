@@ -1,6 +1,7 @@
 """Incidents: storms of faults with known causes on simulated fleets, and what is made of their symptoms.
 
     python benchmarks/incidents.py [--first 10001] [--storms 1000] [--jobs 2] [--each] [--json]
+    python benchmarks/incidents.py --merge FILE…        what several runs with --json found, as one table
 
 Each seed is a fleet of 8 to 24 nodes in racks and zones, a steady stream of jobs of which a tenth of the attempts fail
 by chance, and one fault, or two that have nothing to do with each other (`poise.engine.storms`). The real control plane
@@ -18,12 +19,13 @@ The constants of `poise.kernel.incidents` were chosen on seeds 1 to 300. Publish
 """
 
 import argparse
-import json
+import math
 import statistics
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import msgspec
 
@@ -50,7 +52,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     folded: int
     told: str
     tied: tuple[str, ...]
-    after: float
+    after: float | None
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +109,7 @@ def judge(storm: Storm, events: Sequence[Event]) -> Result:
                 folded=sum(inside[name] for name in right),
                 told=str(opened[first][1]) if first else "",
                 tied=opened[first][2] if first else (),
-                after=(opened[first][0] - shown[0].at) / SECOND if first else float("inf"),
+                after=(opened[first][0] - shown[0].at) / SECOND if first else None,
             )
         )
     explained = {name for shown in mine for name, held in holds.items() if {of.fingerprint for of in shown} & held}
@@ -140,8 +142,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--each", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--merge", type=Path, nargs="*", default=[])
     given = parser.parse_args()
     results = []
+    if given.merge:
+        for path in given.merge:
+            results += msgspec.json.decode(path.read_bytes(), type=list[Result])
+        show(results)
+        return
     with ProcessPoolExecutor(given.jobs) as pool:
         for result in pool.map(run, range(given.first, given.first + given.storms), chunksize=4):
             results.append(result)
@@ -149,13 +157,17 @@ def main() -> None:
             if given.each and not _well(result):
                 print(result)
     if given.json:
-        print(json.dumps(msgspec.to_builtins(results)))
+        print(msgspec.json.encode(results).decode())
     else:
         show(results)
 
 
 def _well(result: Result) -> bool:
-    return not result.merged and all(of.told == of.cause and of.after <= 30 for of in result.faults)
+    return not result.merged and all(of.told == of.cause and _late(of) <= 30 for of in result.faults)
+
+
+def _late(one: Judged) -> float:
+    return math.inf if one.after is None else one.after
 
 
 def show(results: Sequence[Result]) -> None:
@@ -165,11 +177,11 @@ def show(results: Sequence[Result]) -> None:
     print(f"{'fault':10} {'count':>6} {'folded':>8} {'right cause':>12} {'told P50':>9} {'P99':>8} {'within 30 s':>12}")
     for kind in (*sorted({of.kind for of in faults}), "all"):
         of = [one for one in faults if kind in (one.kind, "all")]
-        after = sorted(one.after for one in of)
+        after = sorted(map(_late, of))
         print(
             f"{kind:10} {len(of):6} {sum(one.folded for one in of) / sum(one.symptoms for one in of):8.1%} "
             f"{sum(one.told == one.cause for one in of) / len(of):12.1%} {statistics.median(after):8.1f}s "
-            f"{after[int(0.99 * len(after))]:7.1f}s {sum(one.after <= 30 for one in of) / len(of):12.1%}"
+            f"{after[int(0.99 * len(after))]:7.1f}s {sum(_late(one) <= 30 for one in of) / len(of):12.1%}"
         )
     print(f"two causes merged: {sum(of.merged for of in two)} of {len(two)} storms with two causes")
     hours = len(results) * (180 + AFTER / SECOND) / 3600

@@ -51,6 +51,7 @@ WORKS = {
     "rm": "rm --json WAITS",
     "nodes": "nodes --json",
     "profile": "profile --json",
+    "incidents": "incidents --json",
     "drain": "drain --json --undo NODE",
     "policy": "policy show --json",
     "shadow": "shadow --json",

@@ -1,4 +1,4 @@
-"""Incidents of a running Poise: a node that stops is one incident, told once to a webhook, and closed when it returns."""
+"""Incidents of a running Poise: a node that stops is one incident, told once to a webhook, and closed on its return."""
 
 import hashlib
 import hmac

@@ -96,6 +96,7 @@ def _show(of: IncidentReport) -> None:
     click.echo(f"began {ago(of.opened)} ago")
     _lines("suspected cause", [_suspect(suspect) for suspect in (of.cause, *of.tied)])
     _lines("evidence", of.evidence)
+    _lines("outputs", of.outputs)
     _lines("nodes", [_names(of.nodes, of.more_nodes)] if of.nodes else [])
     _lines("jobs", [_names(of.jobs, of.more_jobs)] if of.jobs else [])
     _lines("timeline", [f"{time.strftime('%H:%M:%S', time.localtime(step.at))}  {step.text}" for step in of.timeline])

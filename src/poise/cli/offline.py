@@ -19,6 +19,7 @@ from poise.drivers import incidentfile
 from poise.drivers.captures import captures_of
 from poise.drivers.devices import probe_node
 from poise.drivers.logfile import has_log, read_home
+from poise.drivers.outputs import endings
 from poise.drivers.security import ensure_home, read_token, token_for
 from poise.drivers.series import Series
 from poise.drivers.system import Effort, boot_id
@@ -122,7 +123,9 @@ def incidents(home: Home) -> list[IncidentReport]:
 def incident(home: Home, name: str) -> IncidentReport:
     """One of them. Raises NotFound."""
     ledger = load(home)
-    return _folded(home, ledger).report(name, ledger.leader.wall)
+    folded = _folded(home, ledger)
+    report = folded.report(name, ledger.leader.wall)
+    return msgspec.structs.replace(report, outputs=endings(home.logs, folded.attempts(name)))
 
 
 def _folded(home: Home, ledger: Ledger) -> Incidents:

@@ -9,7 +9,7 @@ from poise.cli.output import Column, Shown
 from poise.cli.render import LOGGED, say
 from poise.client import current_home
 from poise.control.start import connected, may_be_asked
-from poise.model.usage import PROFILED, SIGNALS, NodeProfile, SignalUse
+from poise.model.usage import PROFILED, SIGNALS, NodeProfile, SignalUse, UnusualSignal
 
 TITLES = {name: name.replace("_", " ").upper() for name in SIGNALS}
 
@@ -73,14 +73,23 @@ def _of_one(one: NodeProfile) -> Shown:
                 )
             ),
         ],
-        head=[told],
+        head=[told, *(_unusual(name, of) for name, of in one.unusual.items())],
         nothing=f"poise: nothing has been seen of {one.node} yet; a first look takes up to twenty seconds",
     )  # fmt: skip
+
+
+def _unusual(name: str, of: UnusualSignal) -> str:
+    """`unusual: memory 91 %, usually 40 % at this hour of the week`."""
+    when = "at this hour of the week" if of.by == "hour of week" else "in the last day"
+    return f"unusual: {TITLES[name].lower()} {_value(name, of.value)}, usually {_value(name, of.usual)} {when}"
 
 
 def _amount(signal: str, use: SignalUse | None, field: str) -> str:
     """`42 %` or `310.5 W`."""
     if use is None:
         return "-"
-    value: int = getattr(use, field)
+    return _value(signal, getattr(use, field))
+
+
+def _value(signal: str, value: int) -> str:
     return f"{value / 1000:.1f} W" if signal.endswith("power") else f"{value / 10:.0f} %"

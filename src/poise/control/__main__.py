@@ -31,6 +31,7 @@ import uvloop
 
 from poise import __version__
 from poise.config import DEFAULT_PORT, Address, Endpoint, Home, parse_place
+from poise.control.anomalies import Anomalies
 from poise.control.api import make_app
 from poise.control.deciders import Deciders
 from poise.control.entrance import Entrance
@@ -194,7 +195,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     else:
         plane.behind = ""
     lifetime = Lifetime(plane, home, until_idle=options.until_idle)
-    incidents = Incidents(plane, home)
+    incidents, anomalies = Incidents(plane, home), Anomalies(plane)
     names, authority = (beyond.names, beyond.authority) if beyond else ((), b"")
     app = make_app(
         plane,
@@ -206,6 +207,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
         authority=authority,
         log_limit=options.log_limit,
         incidents=incidents,
+        anomalies=anomalies,
     )
     tcp, port = _loopback(options.port)
     doors = [Entrance(app, [listen(home.socket), tcp, *([share(options.share)] if options.share else [])])]
@@ -223,6 +225,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     tidying = [asyncio.create_task(_tidy_folders(plane, home)), asyncio.create_task(_tidy_messages(home))]
     tidying.append(asyncio.create_task(Notifier(plane, Targets(home)).run()))
     tidying += [asyncio.create_task(incidents.run()), asyncio.create_task(incidents.tell(Targets(home)))]
+    tidying.append(asyncio.create_task(anomalies.run()))
     if beyond is not None:  # what nodes of other homes send is kept here, where there may be no agent
         tidying.append(asyncio.create_task(keep_pruned(home.logs)))
     await serving

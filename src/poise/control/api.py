@@ -16,6 +16,7 @@ import msgspec
 
 from poise import __version__
 from poise.config import PAGE, Home
+from poise.control.anomalies import Anomalies
 from poise.control.captures import capture
 from poise.control.chances import Chances
 from poise.control.consoles import Attendance, Consoles, running_tasks, takes_input
@@ -316,19 +317,20 @@ def make_app(
     chances: Chances | None = None,
     log_limit: int = 0,
     incidents: Incidents | None = None,
+    anomalies: Anomalies | None = None,
 ) -> App:
     """The whole API behind its guard. `deciders` has the policy in charge, and asks it what if. `known_as` are the
     names of this machine to others, and `authority` the certificate by which they know it, where it listens to them.
-    `chances` answers questions about deadlines, `incidents` those about incidents. `log_limit`: bytes to which the log
-    may grow; 0: as far as its disk lets it.
+    `chances` answers questions about deadlines, `incidents` those about incidents; `anomalies` is given what nodes
+    report. `log_limit`: bytes to which the log may grow; 0: as far as its disk lets it.
     """
 
     gate, consoles, attendance = Gatekeeper(plane, token), Consoles(plane), Attendance(plane)
     series, vault, targets = Series(home.series), Vault.of(home, lambda: plane.ledger.sealed_texts()), Targets(home)
     chances = chances or Chances(plane, home)
+    incidents, anomalies = incidents or Incidents(plane, home), anomalies or Anomalies(plane)
     minutes = Minutes()
     scrape = Scrape(plane, home, gate, minutes, log_limit)
-    incidents = incidents or Incidents(plane, home)
 
     def allow(scope: Scope, needed: Role | None) -> None:
         if (path := scope["path"]) not in PUBLIC:
@@ -1039,7 +1041,7 @@ def make_app(
 
     hot: dict[str, tuple[Role | None, App]] = {
         "submissions": (Role.SUBMITTER, Submissions(plane, targets, gate, chances, vault, caller_key_of)),
-        "channel": (Role.NODE, NodeChannel(plane, gate, series, home, vault, key_of, consoles, minutes)),
+        "channel": (Role.NODE, NodeChannel(plane, gate, series, home, vault, key_of, consoles, minutes, anomalies)),
         "calls": (Role.SUBMITTER, CallerChannel(plane, gate, caller_key_of)),
         "workers": (None, WorkerChannel(plane, gate, key_of)),
     }

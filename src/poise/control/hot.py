@@ -15,6 +15,7 @@ import msgspec
 
 from poise.config import MAX_BODY, Home
 from poise.control.admission import Admission
+from poise.control.anomalies import Anomalies
 from poise.control.chances import Chances
 from poise.control.consoles import Consoles
 from poise.control.gatekeeper import Gatekeeper
@@ -247,6 +248,7 @@ class NodeChannel:
         key_of: Callable[[Attempt], str],
         consoles: Consoles,
         minutes: Minutes,
+        anomalies: Anomalies,
     ) -> None:
         """`key_of` tells the key of an attempt that serves calls, which nodes of other homes cannot make."""
         self._plane = plane
@@ -258,6 +260,7 @@ class NodeChannel:
         self._key_of = key_of
         self._consoles = consoles
         self._minutes = minutes
+        self._anomalies = anomalies
         self._admission = Admission()
         self._told_crowded = 0
 
@@ -411,6 +414,7 @@ class NodeChannel:
         cores, devices = state.node.cpu / 1000, len(state.node.devices)
         held = Held(cores, devices, state.used_cpu / 1000, len(state.devices.keys() | state.shares.keys()))
         self._minutes.take(node, windows, held)
+        self._anomalies.take(node, windows)
         try:
             self._series.add(node, [window.with_signal("failures", state.failures) for window in windows])
         except OSError as error:

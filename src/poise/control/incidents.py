@@ -19,7 +19,8 @@ from poise.config import Home
 from poise.control.notices import DELAYS, Targets
 from poise.control.plane import Plane
 from poise.drivers import incidentfile
-from poise.drivers.logfile import read_home
+from poise.drivers.logfile import has_log, read_home
+from poise.drivers.outputs import endings
 from poise.drivers.webhooks import Undelivered
 from poise.errors import NotLeading, PoiseError, StoreFull
 from poise.kernel import controller as machine
@@ -74,7 +75,9 @@ class Incidents:
         """One of them. Raises NotFound."""
         async with self._turn:
             folded = await self._caught_up()
-            return folded.report(name, self._plane.ledger.leader.wall)
+            report, tasks = folded.report(name, self._plane.ledger.leader.wall), folded.attempts(name)
+        outputs = await asyncio.to_thread(endings, self._home.logs, tasks) if tasks else ()
+        return msgspec.structs.replace(report, outputs=outputs)
 
     async def run(self) -> None:
         """Follow the log until this is cancelled."""
@@ -114,6 +117,8 @@ class Incidents:
 
     def _load(self) -> Folded:
         """From the file, and from the log as it lies there: its own reader, since this is on a thread."""
+        if not has_log(self._home):  # it is not written yet
+            return Folded()
         with closing(read_home(self._home, decode_event)) as log:
             folded, ahead = incidentfile.load(self._home.incidents, log, self._plane.ledger)
             for revision, event in ahead:

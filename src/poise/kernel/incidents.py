@@ -376,6 +376,13 @@ class Incidents:
         """Of all that are kept, oldest first."""
         return list(self._state.incidents)
 
+    def attempts(self, incident_id: str) -> list[str]:
+        """Tasks of which attempts ended badly in an incident. Raises NotFound."""
+        incident = self._state.incidents.get(incident_id)
+        if incident is None:
+            raise no_such_incident(incident_id)
+        return [of.subject for of in incident.shows.values() if of.kind in OF_ATTEMPTS]
+
     def report(self, incident_id: str, wall: Callable[[int], float]) -> IncidentReport:
         """One incident; `wall` gives seconds since 1970 for an instant. Raises NotFound."""
         incident = self._state.incidents.get(incident_id)

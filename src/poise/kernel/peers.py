@@ -67,7 +67,7 @@ def limit(members: int) -> float:
     """Spreads that no member exceeds by chance: the estimate of a spread from few values is often too small.
 
     >>> [round(limit(members), 1) for members in (4, 8, 32, 1024)]
-    [28.5, 13.8, 9.2, 8.0]
+    [28.5, 13.8, 9.0, 8.0]
     """
     return ABSOLUTE * float(np.exp(3.81 / (members - 1)))
 

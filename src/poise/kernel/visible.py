@@ -146,7 +146,7 @@ class Sight:
             own = report.jobs and not report.more_jobs and all(map(self._is_own, report.jobs))
             return report if own else None
         tied = tuple(suspect for suspect in report.tied if suspect.kind not in OF_WORK)
-        return self.only(msgspec.structs.replace(report, tied=tied, undelivered={}))
+        return self.only(msgspec.structs.replace(report, tied=tied, undelivered={}, outputs=()))
 
     def shows(self, job: str) -> bool:
         """Whether a job may be seen, by its id."""

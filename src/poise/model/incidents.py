@@ -89,6 +89,7 @@ class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
     `symptoms` counts all that were folded into it, by kind. `nodes` and `jobs` are affected; `more_nodes` and
     `more_jobs` count those that are not named. `evidence` says why this cause, `done` what Poise did about it, and
     `hint` what to do. `closed` is 0 while it is open. `undelivered` has, by target, why it could not be told.
+    `outputs` says how the output of attempts that ended badly ends, and what device error codes in it mean.
     """
 
     id: str
@@ -108,6 +109,7 @@ class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
     more_nodes: int = 0
     more_jobs: int = 0
     undelivered: dict[str, str] = {}
+    outputs: tuple[str, ...] = ()
 
 
 class IncidentNotice(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from poise.model.season import unusual
+
 SIGNALS = (
     "cpu", "memory", "disk", "network", "device", "device_memory", "device_bandwidth", "power", "device_power",
     "failures",
@@ -116,11 +118,22 @@ class SignalUse(msgspec.Struct, frozen=True, kw_only=True):
     peak: int
 
 
+class UnusualSignal(msgspec.Struct, frozen=True, kw_only=True):
+    """A signal that is unusual for the node's own past: its mean over the latest ten minutes, what is usual, and by how
+    many spreads they are apart. `by` says what it is compared with: the same `hour of week`, or the last `day`.
+    """
+
+    value: int
+    usual: int
+    score: float
+    by: str
+
+
 class NodeProfile(msgspec.Struct, frozen=True, kw_only=True):
     """How busy a node has been. `signals` has those that were measured; `by` is the one that `pattern` and `advice` are
     of: devices where there are any. `why` gives the figures behind the advice. `minutes` and `hours` are the windows
     that this is from; `quiet` and `busy` the hours of the day (UTC) in which it is least and most busy, where it has a
-    pattern of the day.
+    pattern of the day. `unusual` has the signals that are not as they usually are.
 
     The advice: `reserved` where a price for long use pays, `on-demand` where it is needed in bursts, `shrink` where it
     could be off for hours of the day or for good, else `keep`.
@@ -136,6 +149,7 @@ class NodeProfile(msgspec.Struct, frozen=True, kw_only=True):
     hours: int = 0
     quiet: tuple[int, ...] = ()
     busy: tuple[int, ...] = ()
+    unusual: dict[str, UnusualSignal] = {}
 
 
 class Collecting:
@@ -220,7 +234,20 @@ def profile_of(node: str, minutes: Sequence[Window], hours: Sequence[Window]) ->
     return NodeProfile(
         node=node, signals=uses, by=by, pattern=pattern, advice=advice, why=why, minutes=len(minutes),
         hours=len(hours), quiet=quiet if pattern == "diurnal" else (), busy=busy if pattern == "diurnal" else (),
+        unusual=_unusual(minutes, hours),
     )  # fmt: skip
+
+
+def _unusual(minutes: Sequence[Window], hours: Sequence[Window]) -> dict[str, UnusualSignal]:
+    found = {}
+    for number, name in enumerate(SIGNALS):
+        series = [
+            [(window.at, window.mean[number]) for window in windows if window.mean[number] != UNKNOWN]
+            for windows in (minutes, hours)
+        ]
+        if (one := unusual(*series)) is not None:
+            found[name] = UnusualSignal(value=one.value, usual=one.usual, score=one.score, by=one.by)
+    return found
 
 
 def _use_of(minutes: Sequence[Window], number: int) -> SignalUse | None:

@@ -50,6 +50,8 @@ NEEDS = {
     "POST /v1/nodes/{name}/drain": Role.OPERATOR,
     "POST /v1/nodes/lost": Role.OPERATOR,
     "POST /v1/nodes/lend": Role.OPERATOR,
+    "GET /v1/incidents": Role.VIEWER,
+    "GET /v1/incidents/{name}": Role.VIEWER,
     "GET /v1/schedules": Role.VIEWER,
     "POST /v1/schedules/{name}/hold": Role.SUBMITTER,
     "POST /v1/schedules/{name}/release": Role.SUBMITTER,

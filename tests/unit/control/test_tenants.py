@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 from hypothesis import Phase, given, settings
 
 from poise.errors import InputError
+from poise.kernel.incidents import Incidents
 from poise.model.jobs import Outcome
 from poise.model.tenants import Role
 from poise.policy.suites import POLICIES
@@ -25,7 +26,7 @@ AT_LARGE = (
     "/v1/changes?after=1",
     "/v1/names/node", "/v1/names/tenant",
     "/v1/names/job?typed=j", "/v1/events?after=0&follow=false", "/v1/events?after=0&follow=false&decisions=true",
-    "/v1/refusals", "/v1/schedules", "/v1/names/schedule", "/metrics",
+    "/v1/refusals", "/v1/incidents", "/v1/schedules", "/v1/names/schedule", "/metrics",
 )  # fmt: skip
 ABOUT_A_JOB = (
     "", "/explanation?all=true", "/deadline", "/unblock", "/logs", "/why-not/n0", "/why-not/n9",
@@ -125,6 +126,7 @@ def answers(desk: Desk, who: str) -> Iterator[tuple[str, str, bytes]]:
         asks.append((name, "/v1/plan", {"spec": {"run": "true", "after": [name]}}))
         if not name.startswith("j"):
             asks.append((name, "/v1/plan", {"spec": {"run": "true", "name": name}}))
+    asks += [("", f"/v1/incidents/{incident}", None) for incident in incidents_of(desk)]
     for cpu, priority in ((1, "medium"), (4, "urgent")):
         spec = {"run": "true", "class": "both", "priority": priority, "resources": {"cpu": cpu}}
         asks.append(("", "/v1/plan?all=true", {"spec": spec}))
@@ -132,8 +134,17 @@ def answers(desk: Desk, who: str) -> Iterator[tuple[str, str, bytes]]:
         yield name, path, desk.call("GET" if body is None else "POST", path, body, who=who).body
 
 
+def incidents_of(desk: Desk) -> list[str]:
+    """Ids of incidents that the log has by now, of whomever."""
+    made = Incidents()
+    for revision, event in enumerate(desk.world.log, start=1):
+        made.take(revision, event)
+    made.tick(desk.world.now)
+    return made.ids()
+
+
 def test_every_route_that_tells_something_is_asked() -> None:
-    asked = {path.partition("?")[0] for path in AT_LARGE} | {"/v1/plan"}
+    asked = {path.partition("?")[0] for path in AT_LARGE} | {"/v1/plan", "/v1/incidents/{name}"}
     asked |= {f"/v1/jobs/{{name}}{part.partition('?')[0]}" for part in ABOUT_A_JOB}
     asked = {re.sub("/n[0-9]$", "/{node}", path) for path in asked}
     asked = {re.sub("/names/[a-z]+$", "/names/{kind}", path) for path in asked}

@@ -1,0 +1,114 @@
+"""Incidents over the API: who sees which, and what the outputs of failed attempts add."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from poise.control.anomalies import Anomalies
+from poise.drivers.outputs import endings
+from poise.kernel.controller import Saw
+from poise.model.tenants import Role
+from poise.model.usage import MINUTE, SIGNALS, Window
+from poise.testing import World, node
+from unit.control.desk import Desk
+
+
+def desk_of(world: World) -> Desk:
+    desk = Desk(world)
+    desk.token("ann", "ann", Role.VIEWER)
+    desk.token("bob", "bob", Role.VIEWER)
+    return desk
+
+
+def test_a_lost_node_is_told_to_all_without_the_names_of_others_work() -> None:
+    world = World().nodes(4).job("theirs", tenant="bob").round()
+    lost = world.state("theirs").units[0].tasks[0].node
+    world.start("theirs").lose(lost).after("40s")
+    desk = desk_of(world)
+    [all_of_it] = desk.call("GET", "/v1/incidents").value
+    [to_ann] = desk.call("GET", "/v1/incidents", who="ann").value
+    [to_bob] = desk.call("GET", "/v1/incidents", who="bob").value
+    theirs = world.state("theirs").id
+    assert all_of_it["cause"] == {"kind": "node", "name": lost, "score": 1.0}
+    assert (all_of_it["jobs"], to_bob["jobs"], to_ann["jobs"]) == ([theirs], [theirs], ["work of another tenant"])
+    assert theirs not in str(to_ann)
+    one = desk.call("GET", f"/v1/incidents/{all_of_it['id']}", who="ann")
+    assert (one.status, one.value) == (200, to_ann)
+
+
+def test_an_incident_of_work_is_told_to_its_tenant_alone() -> None:
+    world = World().nodes(4)
+    for number in range(6):
+        name = f"b{number}"
+        world.job(name, tenant="bob", retry={"limit": 0}, **{"class": "train"}).round().start(name)
+        world.finish(name, outcome="failed", code=1)
+    desk = desk_of(world.after("30s"))
+    [one] = desk.call("GET", "/v1/incidents").value
+    assert one["cause"]["name"] == "bob:train"
+    assert [of["id"] for of in desk.call("GET", "/v1/incidents", who="bob").value] == [one["id"]]
+    assert desk.call("GET", "/v1/incidents", who="ann").value == []
+    assert desk.call("GET", f"/v1/incidents/{one['id']}", who="ann").code == "E120"
+
+
+def test_outputs_say_how_most_of_them_end_and_what_device_codes_mean(tmp_path: Path) -> None:
+    for number in range(3):
+        folder = tmp_path / f"j{number}"
+        folder.mkdir()
+        (folder / "main[0].1.err").write_text("of an earlier attempt\n")
+        (folder / "main[0].2.err").write_text(
+            f"NVRM: Xid (PCI:0000:3b:00): 79, pid={number}\nrank {number}: lost its device after {number} s\n\n"
+        )
+    (tmp_path / "j9").mkdir()
+    (tmp_path / "j9" / "main.1.out").write_text("something else\n")
+    told = endings(tmp_path, ["j0.main[0]", "j1.main[0]", "j2.main[0]", "j9.main", "j10.main"])
+    assert told == (
+        "3 of 4 outputs end with: rank <*> lost its device after <*> s",
+        "XID 79: GPU has fallen off the bus; switch the machine off and on; replace the device if it happens again",
+    )
+    assert endings(tmp_path, ["j10.main"]) == ()
+
+
+@pytest.fixture
+def gang() -> Desk:
+    world = World()
+    for number in range(8):
+        world.join(node(f"n{number}", cpu=2))
+    return Desk(world.job("g", workers=8, cpu=2).round().start(*[f"g.main[{number}]" for number in range(8)]))
+
+
+class Comparing:
+    """Minutes of the nodes of a gang, one after the other."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.anomalies = Anomalies(desk.plane)
+        self.minute = 0
+
+    async def go(self, minutes: int, sick: str = "", **usual: int) -> None:
+        """What is `usual` is so on all nodes, but for half of it on the `sick` one."""
+        for _ in range(minutes):
+            self.minute += MINUTE
+            for name in self.desk.world.ledger.nodes:
+                means = [usual.get(signal, 0) // (2 if name == sick else 1) for signal in SIGNALS]
+                self.anomalies.take(name, [Window(self.minute, tuple(means), tuple(means))])
+            await self.anomalies.compare(self.minute)
+
+
+def test_a_member_that_differs_is_recorded_once_and_so_is_its_recovery(gang: Desk) -> None:
+    asyncio.run(differs(gang))
+
+
+async def differs(gang: Desk) -> None:
+    comparing = Comparing(gang)
+    posted: list[Saw] = []
+    gang.plane.post = posted.append  # type: ignore[method-assign,assignment]
+    task = gang.world.state("g").units[0].tasks[3]
+    await comparing.go(10, device=900, device_power=300_000)
+    assert posted == []
+    await comparing.go(6, sick=task.node, device=900, device_power=300_000)
+    [saw] = posted
+    assert (saw.noticed.kind, saw.noticed.subject, saw.noticed.over) == ("member-differs", "j1.main[3]", False)
+    assert f"on {task.node} differs from its gang" in saw.noticed.text
+    await comparing.go(3, device=900, device_power=300_000)
+    assert [saw.noticed.over for saw in posted] == [False, True]
