@@ -1,6 +1,6 @@
 """Anomalies: the sick member of simulated gangs, false alarms of healthy ones, and methods on labelled public series.
 
-    python benchmarks/anomalies.py [--first 30001] [--gangs 1000] [--node-months 200] [--wheel aeon-1.6.0-….whl] [--json]
+    python benchmarks/anomalies.py [--first 30001] [--gangs 1000] [--node-months 200] [--wheel FILE.whl] [--json]
 
 Gangs of 8 to 1,024 members report once a minute for an hour (`poise.engine.telemetry`); every second one has a sick
 member: a straggler, a slow disk, thermal throttling, a leak, or a lost link. A gang is judged by the first member that
@@ -10,9 +10,9 @@ the same told after one window; and each member against its own past alone, with
 The constants of `poise.kernel.peers` were chosen on seeds 1 to 300. Publish only seeds from 30,001 on.
 
 With `--wheel`, methods for one series are compared on the labelled test series that the package `aeon` ships (`pip
-download --no-deps aeon`), among them one of the UCR anomaly archive and a recording of Daphnet. The figure is the average
-precision over points, without any adjustment. Each method scores a point from earlier points only, but PCA and the
-nearest neighbour, which see the whole series.
+download --no-deps aeon`), among them one of the UCR anomaly archive. The figure is the average precision over points,
+without any adjustment. Each method scores a point from earlier points only, but PCA and the nearest neighbour, which
+see the whole series.
 """
 
 import argparse
@@ -120,7 +120,8 @@ def false_alarms(seed: int, node_months: float) -> tuple[int, float]:
 
 
 def ewma(series: Series) -> Series:
-    return np.max([_each(column, Ewma(0.05, floor=1e-6).take) for column in series.T], axis=0)
+    scores: Series = np.max([_each(column, Ewma(0.05, floor=1e-6).take) for column in series.T], axis=0)
+    return scores
 
 
 def robust(series: Series) -> Series:

@@ -359,7 +359,7 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "notifications.private": "Hosts at private addresses that every tenant may name in a webhook.",
     "notifications.notify": "Targets of jobs that name none themselves.",
     "notifications.notify-on": "When these are notified: at the `start`, `end` or `failure` of a job.",
-    "notifications.incidents": "Targets that are told when an incident opens and when it closes.",
+    "notifications.incidents": "Targets of incidents: they get a notice when one opens and when it closes.",
     "notice.id": "Id of the notice: the same when it is delivered twice.",
     "notice.moment": "Event of the job: `start`, `end` or `failure`.",
     "notice.job": "Id of the job.",
