@@ -85,7 +85,7 @@ def alone(gang: Gang) -> Iterator[int]:
 METHODS: dict[str, Watch] = {
     "peers, less what is usual (Poise)": peers(),
     "peers alone": peers(usual=False),
-    "told after one window": peers(windows=1),
+    "found after one window": peers(windows=1),
     "each member alone (EWMA)": alone,
 }
 

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import msgspec
 
-from poise.engine.storms import LASTS, Fault, Storm, rage, storm_of
+from poise.engine.storms import ENDS, LASTS, Fault, Storm, rage, storm_of
 from poise.kernel.incidents import Incidents
 from poise.kernel.symptoms import Symptoms
 from poise.model.events import Event
@@ -184,7 +184,7 @@ def show(results: Sequence[Result]) -> None:
             f"{after[int(0.99 * len(after))]:7.1f}s {sum(_late(one) <= 30 for one in of) / len(of):12.1%}"
         )
     print(f"two causes merged: {sum(of.merged for of in two)} of {len(two)} storms with two causes")
-    hours = len(results) * (180 + AFTER / SECOND) / 3600
+    hours = len(results) * (ENDS + AFTER) / SECOND / 3600
     print(
         f"false incidents: {sum(of.false for of in results)} in {hours:.0f} h of fleets in which 10 % of attempts fail"
     )
