@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 
 pytest.importorskip("opentelemetry.proto", reason="opentelemetry-proto is not installed")
@@ -18,7 +19,7 @@ from poise.drivers.spans import Telling, read_exported, settle_traces
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.tracing import Exporter
 from poise.model.events import Event, decode_event, encode_event
-from poise.model.traces import Context, Span
+from poise.model.traces import Context, Link, Span
 from poise.testing import World
 
 PATIENCE = 60.0
@@ -181,12 +182,13 @@ def test_spans_of_requests_come_in_datagrams(home: Home, kept: Keeping, requests
         if not said:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
                 other.sendto(b"no spans", str(home.traces / "socket"))
-            requests.tell([request(1), request(2)])
+            many = tuple(Link(request(of).context, {"poise.link": "request"}) for of in range(128))
+            requests.tell([msgspec.structs.replace(request(number), links=many) for number in range(1, 9)])
             said = True
-        return len(kept.spans) >= 7
+        return len(kept.spans) >= 5 + 8
 
     export(home, kept, tell)
-    assert sum(span.name == "POST /predict" for span in kept.spans) == 2
+    assert [len(span.links) for span in kept.spans if span.name == "POST /predict"] == [128] * 8
 
 
 def test_of_requests_only_the_latest_wait_for_a_collector(

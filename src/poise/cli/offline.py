@@ -226,7 +226,7 @@ def hot_spots(home: Home, since: int, order: Order, most: int) -> HotSpots:
     if not has_log(home):
         return HotSpotFinder(Ledger()).report(order, most)
     with closing(read_home(home, decode_event)) as reader:
-        finder = HotSpotFinder(ledger_at(reader.oldest_checkpoint(), reader.written_by), since)
+        finder = HotSpotFinder(ledger_at(reader.oldest_checkpoint(), reader.written_by, plans=False), since)
         for _, event in reader.read(finder.spans.ledger.revision):
             finder.add(event)
     return finder.report(order, most)

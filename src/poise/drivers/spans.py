@@ -15,6 +15,9 @@ from poise.decoding import json_decoder
 from poise.drivers.whole import write_whole
 from poise.model.traces import Exported, Span
 
+MOST_DATAGRAM = 64 * 1024
+"""Bytes of one datagram with spans."""
+
 
 def read_exported(home: Home) -> Exported | None:
     """How far the exporter has come; None where there never was one."""
@@ -52,5 +55,12 @@ class Telling:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     def tell(self, spans: Sequence[Span]) -> None:
+        """In as many datagrams as it takes."""
+        data = msgspec.msgpack.encode(spans)
+        if len(data) > MOST_DATAGRAM and len(spans) > 1:
+            middle = len(spans) // 2
+            self.tell(spans[:middle])
+            self.tell(spans[middle:])
+            return
         with contextlib.suppress(OSError):
-            self._socket.sendto(msgspec.msgpack.encode(spans), self._path)
+            self._socket.sendto(data, self._path)

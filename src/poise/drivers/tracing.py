@@ -21,7 +21,7 @@ from poise.config import Home
 from poise.decoding import msgpack_decoder
 from poise.drivers.logfile import has_log, read_home
 from poise.drivers.otlp import Collector, Unsent
-from poise.drivers.spans import read_exported, write_exported
+from poise.drivers.spans import MOST_DATAGRAM, read_exported, write_exported
 from poise.drivers.system import boot_id, boottime
 from poise.drivers.verified import VerifiedLog
 from poise.engine.host import ledger_at
@@ -51,8 +51,6 @@ LAST_SECONDS = 2.0
 
 MOST_REQUESTS = 4096
 """Spans of requests that wait to be sent."""
-
-MOST_DATAGRAM = 64 * 1024
 
 _log = logging.getLogger("poise.traces")
 _spans = msgpack_decoder(list[Span])
@@ -98,7 +96,7 @@ class Exporter:
         """Until it is time to stop. Raises `_Behind`."""
         self._batch.clear()
         with contextlib.closing(read_home(self._home, decode_event)) as log:
-            spans = Spans(ledger_at(self._checkpoint(log), log.written_by))
+            spans = Spans(ledger_at(self._checkpoint(log), log.written_by, plans=False))
             told = 0
             looked = time.monotonic()
             while not self._stopping():

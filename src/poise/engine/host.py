@@ -501,14 +501,14 @@ def load_ledger(store: Log) -> Ledger:
     return ledger
 
 
-def ledger_at(checkpoint: StoredCheckpoint | None, written_by: Callable[[], str]) -> Ledger:
-    """The ledger of a checkpoint, or an empty one. Raises `StoreNewer`, which names the version that wrote it, for a
-    state that this version cannot read: the checkpoint is whole, so it was written like this.
+def ledger_at(checkpoint: StoredCheckpoint | None, written_by: Callable[[], str], *, plans: bool = True) -> Ledger:
+    """The ledger of a checkpoint, or an empty one; `plans` as of `Ledger`. Raises `StoreNewer`, which names the version
+    that wrote it, for a state that this version cannot read: the checkpoint is whole, so it was written like this.
     """
     if checkpoint is None:
-        return Ledger()
+        return Ledger(plans=plans)
     try:
-        return Ledger.decode(checkpoint.state)
+        return Ledger.decode(checkpoint.state, plans=plans)
     except (msgspec.MsgspecError, zlib.error) as error:
         message = f"the checkpoint at revision {checkpoint.revision} is unknown to this version: {error}"
         raise newer(message, written_by()) from None

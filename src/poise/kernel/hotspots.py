@@ -1,9 +1,6 @@
 """Hot spots: the spans of a log added up by class of work and step.
 
-finder = HotSpotFinder(Ledger(), since=0)
-for event in events:
-    finder.add(event)
-report = finder.report("total", most=20)
+A span is counted when it ends. The longest one of each class and step is remembered, with what is known of it.
 """
 
 import msgspec

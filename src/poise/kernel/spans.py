@@ -1,6 +1,6 @@
 """The log told as spans: one trace per job.
 
-    spans = Spans(Ledger())
+    spans = Spans(Ledger(plans=False))
     for event in events:
         made = spans.add(event)
 
@@ -13,10 +13,13 @@
 
 The ledger itself reads the log, so that this cannot differ from what happened. A span is made by the event that ends
 it, of what the ledger knows then: any checkpoint of the log will do to begin with.
+
+Ids are digests of facts in the log: a span that is made again, by whatever process, has the same id. Nothing is drawn.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from itertools import islice
 
 from poise.kernel.explain import what_for
@@ -25,7 +28,7 @@ from poise.model.decisions import Reason
 from poise.model.events import Began, Event, Finished, Held, JobSubmitted, Placed, Started
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt
-from poise.model.traces import MOST_EVENTS, MOST_LINKS, Context, Link, Span, SpanEvent, Value, context_of
+from poise.model.traces import MOST_EVENTS, MOST_LINKS, Context, Link, Span, SpanEvent, Value
 from poise.units import HOUR, MINUTE, SECOND, format_duration
 
 FIRST_PROGRESS, LONGEST_PROGRESS = 1 * MINUTE, 1 * HOUR
@@ -246,7 +249,7 @@ class Spans:
     ) -> Span:
         """A span below the root of its job, with ids made of these `names`; without any, the root itself."""
         return Span(
-            context=root.at(*names) if names else root,
+            context=_below(root, *names) if names else root,
             name=name,
             start=self.wall(start),
             end=self.wall(end),
@@ -266,13 +269,24 @@ class Spans:
 
 
 def root_of(job: JobState) -> Context:
-    """The span of a job."""
-    return context_of(job.id, job.tenant, job.key, job.submitted, job.env)
+    """The span of a job: in the trace that its environment carries, or in one of its own. The key of its submission and
+    the instant tell it from the jobs of other homes that have its id.
+    """
+    facts = "\0".join((job.tenant, job.id, job.key, str(job.submitted)))
+    digest = blake2b(facts.encode(), digest_size=24).digest()
+    trace, span = digest[:16], digest[16:]
+    above = Context.of(job.env)
+    return Context(trace, span) if above is None else above.below(span)
 
 
 def run_of(root: Context, attempt: Attempt) -> Context:
     """The span of an attempt while it runs, of which its environment carries the context."""
-    return root.at("run", attempt.task, attempt.epoch)
+    return _below(root, "run", attempt.task, attempt.epoch)
+
+
+def _below(root: Context, *names: str | int) -> Context:
+    """The span of these names in the trace of a job."""
+    return root.below(blake2b("\0".join(map(str, names)).encode(), digest_size=8, key=root.trace + root.span).digest())
 
 
 def _sentences(reasons: Sequence[Reason]) -> str:

@@ -1,7 +1,4 @@
-"""Traces of jobs: their ids, the W3C trace context in which they are passed on, and spans.
-
-Ids are digests of facts in the log: a span that is made again, by whatever process, has the same id. Nothing is drawn.
-A trace is that of the submitter where the job has a `TRACEPARENT` in its environment, else one of the job's own.
+"""Traces: the W3C trace context in which they are passed on, and spans.
 
 >>> context = Context.parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 >>> context.text if context else None
@@ -10,7 +7,6 @@ A trace is that of the submitter where the job has a `TRACEPARENT` in its enviro
 
 import re
 from collections.abc import Mapping
-from hashlib import blake2b
 
 import msgspec
 
@@ -66,11 +62,6 @@ class Context(msgspec.Struct, frozen=True):
         """The `traceparent` of it."""
         return f"00-{self.trace.hex()}-{self.span.hex()}-{SAMPLED if self.sampled else 0:02x}"
 
-    def at(self, *names: str | int) -> "Context":
-        """The span of these names below this one."""
-        key = self.trace + self.span
-        return self.below(blake2b("\0".join(map(str, names)).encode(), digest_size=8, key=key).digest())
-
     def below(self, span: bytes) -> "Context":
         """The span of this id below this one."""
         return Context(self.trace, span, self.span, self.sampled, self.state)
@@ -82,17 +73,6 @@ def carried(environ: Mapping[str, str]) -> dict[str, str]:
     if context is None:
         return {}
     return {TRACEPARENT: environ[TRACEPARENT]} | ({TRACESTATE: context.state} if context.state else {})
-
-
-def context_of(job: str, tenant: str, key: str, submitted: int, environ: Mapping[str, str]) -> Context:
-    """The root span of a job: in the trace that its environment carries, or in one of its own. The `key` of its
-    submission and the instant tell it from the jobs of other homes that have its id.
-    """
-    digest = blake2b("\0".join((tenant, job, key, str(submitted))).encode(), digest_size=24).digest()
-    above = Context.of(environ)
-    if above is None:
-        return Context(digest[:16], digest[16:])
-    return Context(above.trace, digest[16:], above.span, above.sampled, above.state)
 
 
 class SpanEvent(msgspec.Struct, frozen=True):

@@ -172,6 +172,14 @@ def test_a_tracer_that_begins_at_a_checkpoint_tells_the_rest() -> None:
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_ledger_that_plans_nothing_tells_the_same(path: Path) -> None:
+    with open_log(path, decode_event) as recording:
+        whole, without = Spans(Ledger()), Spans(Ledger(plans=False))
+        for event in recording.events:
+            assert without.add(event) == whole.add(event)
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_golden_log_has_one_root_for_each_job_that_ended(path: Path) -> None:
     with open_log(path, decode_event) as recording:
         spans = Spans(Ledger())

@@ -54,10 +54,11 @@ NO_RATES: Mapping[str, float] = {}
 class Ledger:
     """The state of the scheduler at a revision. Build it by applying events, or from an encoded state.
 
-    The constructor makes the rooms in order. A room gets the earlier rooms that it may see.
+    The constructor makes the rooms in order. A room gets the earlier rooms that it may see. One that only follows what
+    happens `plans` no critical paths: they are most of the work of a job with many tasks, and only decisions read them.
     """
 
-    def __init__(self, state: State | None = None) -> None:
+    def __init__(self, state: State | None = None, *, plans: bool = True) -> None:
         self._state = state = state or State()
         changes = Changes()
         self.tokens = Tokens(state)
@@ -70,7 +71,7 @@ class Ledger:
         self.nodes = Nodes(state, self.active, self.queues, changes)
         self.cordons = Cordons(state, self.active, changes)
         self.quotas = Quotas(state, self.jobs, self.active, changes)
-        paths = Paths(self.profiles, self.queues, changes)
+        paths = Paths(self.profiles, self.queues, changes, plans=plans)
         seats = Seats(self.active, self.nodes, self.quotas, changes)
         self.training = Training(self.jobs, self.active, paths, changes)
         lifecycle = Lifecycle(self.jobs, self.queues, self.leader, paths, self.training)
@@ -117,9 +118,9 @@ class Ledger:
     # --- whole state -------------------------------------------------------------------------------------------------
 
     @classmethod
-    def decode(cls, data: bytes) -> "Ledger":
+    def decode(cls, data: bytes, *, plans: bool = True) -> "Ledger":
         """Decode a state that `encode` or `compressed` returned."""
-        return cls(decode(data))
+        return cls(decode(data), plans=plans)
 
     def encode(self) -> bytes:
         """Canonical: equal states give equal bytes."""

@@ -14,13 +14,15 @@ from poise.model.profiles import estimate_run, outlasting
 
 
 class Paths(Room):
-    """Only this room writes `expected`, `tail`, `slack`, `due` and `depth` of a unit."""
+    """Only this room writes `expected`, `tail`, `slack`, `due` and `depth` of a unit; if it `plans` at all."""
 
-    def __init__(self, profiles: Profiles, queues: Queues, changes: Changes) -> None:
-        self._profiles, self._queues, self._changes = profiles, queues, changes
+    def __init__(self, profiles: Profiles, queues: Queues, changes: Changes, *, plans: bool) -> None:
+        self._profiles, self._queues, self._changes, self._plans = profiles, queues, changes, plans
 
     def plan(self, units: Sequence[UnitState], submitted: int) -> None:
         """Compute critical path and due times of a job from the current estimates."""
+        if not self._plans:
+            return
         for unit in units:
             unit.expected = self._expected(unit)
         if len(units) == 1:
@@ -46,6 +48,8 @@ class Paths(Room):
 
     def plan_again(self, job: JobState) -> None:
         """Compute them again, and show the change."""
+        if not self._plans:
+            return
         self.plan(job.units, job.submitted)
         self._queues.rank_anew(job)
         for unit in job.units:
