@@ -122,7 +122,7 @@ def test_nobody_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "collector:4318", "ftp://a", "http://", "http://a:b", "http://u:p@a", "http://a b", "http://[::1"]
+    "url", ["", "collector:port", "ftp://a", "http://", "http://a:b", "http://u:p@a", "http://a b", "http://[::1"]
 )
 def test_what_is_no_url_of_a_collector(url: str) -> None:
     with pytest.raises(InputError) as raised:

@@ -147,7 +147,7 @@ def test_without_an_exporter_the_context_of_the_submitter_is_passed_on(living: L
 
 
 def test_what_is_no_collector_is_refused_before_anything_starts(living: Living) -> None:
-    done = living.poise("up", "--port", "0", "--traces", "collector:4318", "--json")
+    done = living.poise("up", "--port", "0", "--traces", "ftp://collector", "--json")
     assert (done.code, done.error["field"], done.error["need"]) == (1, "--traces", "http(s)://HOST:PORT")
     done = living.poise("up", "--port", "0", "--traces", "env", "--json")
     assert (done.code, done.error["field"]) == (1, "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -191,3 +191,11 @@ def test_all_requests_have_traces_where_the_share_is_one(traced: Living, collect
         serving.ask(1)
     collector.wait(lambda: len([span for span in collector.spans if span.name == "POST /predict"]) == before + 3)
     serving.end()
+
+
+def test_an_exporter_whose_supervisor_was_killed_ends_with_poise_down(living: Living, collector: Collector) -> None:
+    living.up("--traces", collector.url)
+    collector.wait(lambda: holder(living.home.traces / "lock") != 0)
+    os.kill(living.pid("supervisor"), signal.SIGKILL)
+    assert living.poise("down").code == 0
+    collector.wait(lambda: not living.processes())  # it gives its lock back just before it ends

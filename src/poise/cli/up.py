@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,7 +121,7 @@ def own_home() -> Home:
     "--traces",
     metavar="URL|env|none",
     help="Send a trace of each job to an OpenTelemetry collector by OTLP over HTTP; `env` reads "
-    "OTEL_EXPORTER_OTLP_ENDPOINT. [e.g. http://localhost:4318]",
+    "OTEL_EXPORTER_OTLP_ENDPOINT. [e.g. 127.0.0.1:4318]",
 )
 @click.option("--no-agent", is_flag=True, help="Run no work on this machine: it only schedules, or stands by.")
 @click.option(
@@ -480,7 +480,7 @@ def _settle_traces(flags: dict[str, str], traces: str) -> None:
 
     url = endpoint_in(os.environ) if traces == "env" else endpoint(traces, "--traces")
     if not url:
-        hint = "`poise up --traces http://localhost:4318`"
+        hint = "`poise up --traces 127.0.0.1:4318`"
         raise InputError("the environment names no collector", field="OTEL_EXPORTER_OTLP_ENDPOINT", hint=hint)
     Collector(url, os.environ)  # what else the environment says is read here, where its errors are seen
     flags["traces"] = url
@@ -560,7 +560,12 @@ def _cluster_locks(home: Home) -> list[Path]:
 
 def _is_up(home: Home) -> bool:
     """Whether anything of it runs."""
-    return running_here(home) or supervised(home) or any(map(is_held, (*_node_locks(home), *_cluster_locks(home))))
+    return running_here(home) or supervised(home) or any(map(is_held, _other_locks(home)))
+
+
+def _other_locks(home: Home) -> Iterator[Path]:
+    """Of what a supervisor keeps beside the control plane, and leaves behind if it is killed."""
+    yield from (*_cluster_locks(home), *_node_locks(home), home.traces / "lock")
 
 
 def _left_unfinished(home: Home, *, certain: bool) -> list[str]:
@@ -582,9 +587,8 @@ def _left_unfinished(home: Home, *, certain: bool) -> list[str]:
 def _stop_all(home: Home) -> None:
     """End everything of it, and let nothing come back by itself."""
     home.stay.unlink(missing_ok=True)
-    on_cluster = _cluster_locks(home)
-    seconds = CLUSTER_STOP_SECONDS if on_cluster else STOP_SECONDS
-    _stop(home.supervisor, home.lock, *on_cluster, *_node_locks(home), seconds=seconds)
+    seconds = CLUSTER_STOP_SECONDS if _cluster_locks(home) else STOP_SECONDS
+    _stop(home.supervisor, home.lock, *_other_locks(home), seconds=seconds)
 
 
 LOOK_EVERY = 0.05

@@ -50,22 +50,23 @@ class Unsent(Exception):
 
 
 def endpoint(url: str, field: str) -> str:
-    """The URL to which spans are posted: `/v1/traces` below the URL of a collector. Raises `InputError`.
+    """The URL to which spans are posted: `/v1/traces` below the URL or `HOST:PORT` of a collector. Raises `InputError`.
 
-    >>> endpoint("http://collector:4318", "--traces")
+    >>> endpoint("collector:4318", "--traces")
     'http://collector:4318/v1/traces'
     >>> endpoint("https://otlp.example/api/v1/traces", "--traces")
     'https://otlp.example/api/v1/traces'
     """
+    given, url = url, url if "://" in url else f"http://{url}"
     try:
         split = urlsplit(url)
         valid = split.scheme in ("http", "https") and bool(split.hostname) and (split.port or 1) > 0
     except ValueError:
         valid = False
     if not valid or any(letter.isspace() for letter in url) or split.username is not None:
-        hint = "http://localhost:4318; a token belongs into OTEL_EXPORTER_OTLP_HEADERS"
+        hint = "127.0.0.1:4318; a token belongs into OTEL_EXPORTER_OTLP_HEADERS"
         raise InputError(
-            "this is not the URL of a collector", field=field, need="http(s)://HOST:PORT", have=url, hint=hint
+            "this is not the URL of a collector", field=field, need="http(s)://HOST:PORT", have=given, hint=hint
         )
     return url if split.path.endswith(PATH) else url.rstrip("/") + PATH
 
