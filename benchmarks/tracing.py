@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import Any
 
 import harness
+import psutil
 from harness import Figure, rate, ratio, say
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -67,18 +68,25 @@ class Receiver:
         }
 
 
-def run(tasks: int, got: Receiver | None) -> float:
-    """Seconds from the submission of the job to its durable end; traced if there is a receiver."""
+def run(tasks: int, got: Receiver | None) -> tuple[float, float]:
+    """Seconds from the submission of the job to its durable end, and those that control plane and agent computed;
+    traced if there is a receiver.
+    """
     with harness.own_fleet(*(["--traces", got.url] if got else []), warm=WARM) as fleet:
-        begun = perf_counter()
+        deciding = [one for name in ("control plane", "agent") for one in fleet.processes()[name]]
+        before, begun = sum(map(computed, deciding)), perf_counter()
         job = fleet.client.submit({"run": ["/bin/true"], "parts": tasks})
         report = fleet.client.wait(job)
-        took = perf_counter() - begun
+        took, cpu = perf_counter() - begun, sum(map(computed, deciding)) - before
         if report.exit_code != 0:
             raise RuntimeError(f"the job ended as {report.status}")
         if got is not None:
             until_all_came(got, 3 * tasks + 2 + 5 * WARM)
-    return took
+    return took, cpu
+
+
+def computed(process: psutil.Process) -> float:
+    return sum(process.cpu_times()[:2])
 
 
 def until_all_came(got: Receiver, wanted: int) -> None:
@@ -92,18 +100,20 @@ def until_all_came(got: Receiver, wanted: int) -> None:
 
 
 def measure(tasks: int, runs: int) -> list[Figure]:
-    plain: list[float] = []
-    traced: list[float] = []
+    plain: list[tuple[float, float]] = []
+    traced: list[tuple[float, float]] = []
     with contextlib.closing(Receiver()) as got:
         for number in range(runs):
-            order: list[tuple[list[float], Receiver | None]] = [(plain, None), (traced, got)]
-            for seconds, to in order if number % 2 == 0 else reversed(order):
-                seconds.append(run(tasks, to))
-            say(f"run {number + 1}: {plain[-1]:.2f} s plain, {traced[-1]:.2f} s traced")
+            order: list[tuple[list[tuple[float, float]], Receiver | None]] = [(plain, None), (traced, got)]
+            for found, to in order if number % 2 == 0 else reversed(order):
+                found.append(run(tasks, to))
+            say(f"run {number + 1}: {plain[-1][0]:.2f} s not traced, {traced[-1][0]:.2f} s traced")
+    (took, cpu), (took_traced, cpu_traced) = (list(zip(*found, strict=True)) for found in (plain, traced))
     return [
-        rate("tasks, not traced", tasks, plain),
-        rate("tasks, traced", tasks, traced),
-        ratio("  time, traced over not traced", traced, plain, limit=TARGET_RATIO),
+        rate("tasks, not traced", tasks, took),
+        rate("tasks, traced", tasks, took_traced),
+        ratio("  time, traced over not traced", took_traced, took, limit=TARGET_RATIO),
+        ratio("  CPU of control plane and agent, traced over not traced", cpu_traced, cpu),
     ]
 
 
