@@ -89,6 +89,7 @@ class Mirror:
     def _run(self) -> None:
         with client_for(self._home, self._token) as client:
             while not self._stopping.is_set():
+                pause = 0.0
                 try:
                     self._look(client)
                     self._picture.head_is(condition="ok", trouble="", revision=self._revision)
@@ -99,9 +100,10 @@ class Mirror:
                 except PoiseError as error:
                     self._whole.hasten()
                     self._picture.head_is(condition="away", trouble=str(error))
-                    self._stopping.wait(AGAIN)
+                    pause = AGAIN
                 if delta := self._picture.delta():
                     self._tell(self.feed.publish, delta)
+                self._stopping.wait(pause)
 
     def _look(self, client: Client) -> None:
         """Ask what may be asked now, or wait for a change."""
