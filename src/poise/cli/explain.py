@@ -8,6 +8,7 @@ import click
 
 from poise.cli.asking import asking, told_as_flags
 from poise.cli.jobs import report_of
+from poise.cli.moments import at_moment
 from poise.cli.output import TEXT, forms
 from poise.cli.render import ago, print_json, say, status_text, tell, unstarted
 from poise.cli.submit import asked_for
@@ -40,9 +41,10 @@ GOES_ON = "; it serves until it is ended"
 @click.option("--node", metavar="NODE", help="List every reason against NODE; if there is none, its score there.")
 @click.option("--unblock", "unblocks", is_flag=True, help="Find the smallest changes that let it start now.")
 @click.option("--all", "everything", is_flag=True, help="Name every node, unit and event, as `-o wide` does.")
+@at_moment
 @forms("table", "wide", "json")
 @click.argument("job")
-def explain(job: str, node: str | None, unblocks: bool, everything: bool, form: str) -> int:
+def explain(job: str, node: str | None, unblocks: bool, everything: bool, at: str | None, form: str) -> int:
     """Explain the state of JOB (id, name, or JOB.TASK).
 
     If it waits: every reason, the nodes that refuse it and why, the work that must end first, the work ahead of it, and
@@ -53,23 +55,25 @@ def explain(job: str, node: str | None, unblocks: bool, everything: bool, form: 
     """
     if sum((node is not None, unblocks, everything or form == "wide")) > 1:
         raise click.UsageError("`--node`, `--unblock` and `--all` exclude each other")
+    if at is not None and (node is not None or unblocks):
+        raise click.UsageError("`--at` explains what was: it excludes `--node` and `--unblock`")
     if node is not None:
         return _why_not(job, node, form)
     if unblocks:
         return _unblock(job, form)
     home = current_home()
     everything = everything or form == "wide"
-    if _is_up(home):
+    if at is None and _is_up(home):
         told = connected(home).explain(job, everything=everything)
     else:
         from poise.cli import offline
 
-        told = offline.explain(home, job, everything=everything)
+        told = offline.explain(home, job, at, everything=everything)
     if form == "json":
         print_json(told)
         return 0
     _draw_explanation(told)
-    if told.status == "failed":
+    if told.status == "failed" and at is None:
         for line in unstarted(report_of(home, job).tasks):
             say(line)
     return 0

@@ -9,11 +9,11 @@ import click
 import msgspec
 
 from poise.cli import output, training
+from poise.cli.moments import asks_now, at_moment
 from poise.cli.numbers import WholeRange
 from poise.cli.output import Column, Shown
 from poise.cli.render import (
     FEW,
-    LOGGED,
     ago,
     counts_text,
     over_memory,
@@ -47,6 +47,7 @@ COMMAND_WIDTH = 60
 @click.option("--name", default="", metavar="PATTERN", help="List only jobs whose name or id matches, e.g. 'train-*'.")
 @click.option("--user", default="", metavar="NAME", help="List only jobs of this user.")
 @click.option("--limit", type=WholeRange(min=1), metavar="N", help="List at most the latest N jobs.")
+@at_moment
 @output.rows
 def ls(
     everything: bool,
@@ -54,6 +55,7 @@ def ls(
     name: str,
     user: str,
     limit: int | None,
+    at: str | None,
     form: str,
     watch: bool,
 ) -> int:
@@ -65,13 +67,13 @@ def ls(
     filtered = bool(statuses or name or user or limit)
     everything = everything or filtered
     wanted: dict[str, Any] = {"statuses": statuses, "name": name, "user": user, "latest": limit or 0}
-    if watch or may_be_asked(home):
+    if asks_now(home, at, watch=watch):
         client = connected(home)
         return output.show(lambda: _jobs_shown(client.jobs(everything=everything, **wanted), filtered), form, watch)
     from poise.cli import offline
 
-    say(LOGGED)
-    return output.show(lambda: _jobs_shown(offline.jobs(home, everything=everything, **wanted), filtered), form, watch)
+    found = offline.jobs(home, at, everything=everything, **wanted)
+    return output.show(lambda: _jobs_shown(found, filtered), form, watch)
 
 
 def _jobs_shown(jobs: list[JobReport], filtered: bool = False) -> Shown:
@@ -98,21 +100,21 @@ def _jobs_shown(jobs: list[JobReport], filtered: bool = False) -> Shown:
 
 
 @click.command()
+@at_moment
 @output.rows
 @click.argument("job")
-def show(job: str, form: str, watch: bool) -> int:
+def show(job: str, at: str | None, form: str, watch: bool) -> int:
     """Show JOB (id, name, or JOB.TASK): its tasks, their nodes and times, the reasons for each placement, and every
     reason for a wait. With --watch, refresh until it is over.
     """
     home = current_home()
-    if watch or may_be_asked(home):
+    if asks_now(home, at, watch=watch):
         client = connected(home)
         with _or_service(job):
             return output.show(lambda: _job_shown(client.job(job)), form, watch)
     from poise.cli import offline
 
-    report = offline.job(home, job)
-    say(LOGGED)
+    report = offline.job(home, job, at)
     return output.show(lambda: _job_shown(report), form, watch)
 
 

@@ -2,19 +2,18 @@
 
 import re
 import sys
-import time
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 
 from poise.cli.jobs import report_of
+from poise.cli.moments import time_of
 from poise.cli.numbers import WholeRange
 from poise.cli.render import print_json, say, unstarted
 from poise.client import current_home
 from poise.control.start import connected, may_be_asked
 from poise.model.reports import LogPiece
-from poise.units import SECOND
 
 LONGEST = 64 * 1024
 """Bytes of a line that are held back until it ends."""
@@ -29,7 +28,9 @@ LONGEST = 64 * 1024
     metavar="N",
     help="Print only the last N lines of each stream, of the latest attempt of each task.",
 )
-@click.option("--since", metavar="TIME", help="Print only output since this time: 5m ago, or 2026-12-01T12:00:00Z.")
+@click.option(
+    "--since", metavar="TIME", help="Print only output since this time: 5m ago as 5m, 14:30, or 2026-12-01T12:00:00Z."
+)
 @click.option("-t", "--timestamps", is_flag=True, help="Begin each line with the time when it was written.")
 @click.option("--rank", type=WholeRange(min=0), metavar="N", help="Only this member of a gang.")
 @click.option(
@@ -58,7 +59,11 @@ def logs(
 ) -> int:
     """Print the output of JOB (id, name, or JOB.TASK): its standard output to stdout, its standard error to stderr."""
     home = current_home()
-    last, moment, which = -1 if tail is None else tail, _moment(since) if since else 0.0, -1 if rank is None else rank
+    last, moment, which = (
+        -1 if tail is None else tail,
+        time_of(since, "--since") if since else 0.0,
+        -1 if rank is None else rank,
+    )
     if may_be_asked(home):
         lines = connected(home).logs(job, task=task, follow=follow, tail=last, since=moment, rank=which)
     else:
@@ -161,13 +166,3 @@ def _written(at: float) -> str:
     if not at:
         return "-".ljust(24)
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _moment(since: str) -> float:
-    """In seconds since 1970. Raises `SpecError`."""
-    from poise.model.fields import duration
-    from poise.model.spec import read_moment
-
-    if re.match(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", since):
-        return max(0.0, read_moment(since, "--since").timestamp())
-    return time.time() - duration(since, "--since") / SECOND

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from poise.cli import output
+from poise.cli.moments import asks_now, at_moment
 from poise.cli.output import Column, Shown
-from poise.cli.render import LOGGED, print_json, say, status_text
+from poise.cli.render import print_json, say, status_text
 from poise.client import current_home
 from poise.config import Home
-from poise.control.start import connected, may_be_asked
+from poise.control.start import connected
 from poise.decoding import json_decoder
 from poise.errors import located
 from poise.model.load import Load, Upkeep
@@ -31,22 +32,24 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Show the nodes that FILE declares, without starting anything.",
 )
+@at_moment
 @output.rows
-def nodes(fleet_file: Path | None, form: str, watch: bool) -> int:
+def nodes(fleet_file: Path | None, at: str | None, form: str, watch: bool) -> int:
     """List nodes: their resources, used amounts, load and devices, with --json also the abilities of devices."""
     if fleet_file is not None:
-        if watch:
-            raise click.UsageError("what a file declares does not change: `--fleet` and `--watch` exclude each other")
+        if watch or at is not None:
+            other = "--watch" if watch else "--at"
+            raise click.UsageError(f"what a file declares does not change: `--fleet` and `{other}` exclude each other")
         declared = [report_of(node) for node in read_fleet(fleet_file).nodes]
         return output.show(lambda: _shown(declared), form, watch)
     home = current_home()
-    if watch or may_be_asked(home):
+    if asks_now(home, at, watch=watch, otherwise=", or this machine before it joins"):
         client = connected(home)
         return output.show(lambda: _shown(client.nodes()), form, watch)
     from poise.cli import offline
 
-    say(f"{LOGGED}, or this machine before it joins")
-    return output.show(lambda: _shown(offline.nodes(home)), form, watch)
+    found = offline.nodes(home, at)
+    return output.show(lambda: _shown(found), form, watch)
 
 
 def read_fleet(path: Path) -> "DeclaredFleet":

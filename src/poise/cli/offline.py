@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from poise import __version__
+from poise.cli.moments import then
 from poise.cli.nodes import declared_fleet
 from poise.cli.render import say
 from poise.config import Home
@@ -20,6 +21,7 @@ from poise.drivers.captures import captures_of
 from poise.drivers.devices import probe_node
 from poise.drivers.logfile import has_log, read_home
 from poise.drivers.outputs import endings
+from poise.drivers.past import Past
 from poise.drivers.security import ensure_home, read_token, token_for
 from poise.drivers.series import Series
 from poise.drivers.system import Effort, boot_id
@@ -87,17 +89,24 @@ def refuse_guest(home: Home, what: str, instead: str) -> None:
         )
 
 
-def status(home: Home) -> StatusReport:
-    """What the log says, and the fleet that is declared."""
-    fleet = declared_fleet(home)
-    return status_report(load(home), __version__, fleet=fleet.name if fleet else "", up=False)
-
-
-def jobs(home: Home, *, everything: bool, **wanted: Any) -> list[JobReport]:
-    """As the control plane would list them; `wanted` are the arguments of `listed`."""
+def known(home: Home, at: str | None) -> Past:
+    """The state that the log has: the latest as of now, or that of a past moment."""
+    if at is not None:
+        return then(home, at)
     ledger = load(home)
+    return Past(ledger, instant(ledger))
+
+
+def status(home: Home, at: str | None = None) -> StatusReport:
+    """What the log says, and the fleet that is declared."""
+    fleet = declared_fleet(home) if at is None else None
+    return status_report(known(home, at).ledger, __version__, fleet=fleet.name if fleet else "", up=False)
+
+
+def jobs(home: Home, at: str | None = None, *, everything: bool, **wanted: Any) -> list[JobReport]:
+    """As the control plane would list them; `wanted` are the arguments of `listed`."""
+    ledger, now = known(home, at)
     shown = listed(ledger.jobs.values() if everything else ledger.jobs.recent(20), **wanted)
-    now = instant(ledger)
     return [job_report(ledger, job, now, tasks=False) for job in shown]
 
 
@@ -106,11 +115,12 @@ def schedules(home: Home) -> list[ScheduleReport]:
     return [schedule_report(ledger, of) for of in ledger.schedules.values()]
 
 
-def job(home: Home, name: str) -> JobReport:
-    ledger = load(home)
+def job(home: Home, name: str, at: str | None = None) -> JobReport:
+    """A job; without a moment, also the captures that were made of it."""
+    ledger, now = known(home, at)
     found = find(ledger, name)
-    kept = tuple(captures_of(home.logs, found.job.id))
-    return msgspec.structs.replace(found_report(ledger, found, instant(ledger)), captures=kept)
+    kept = tuple(captures_of(home.logs, found.job.id)) if at is None else ()
+    return msgspec.structs.replace(found_report(ledger, found, now), captures=kept)
 
 
 def incidents(home: Home) -> list[IncidentReport]:
@@ -139,9 +149,11 @@ def _folded(home: Home, ledger: Ledger) -> Incidents:
     return folded
 
 
-def nodes(home: Home) -> list[NodeReport]:
+def nodes(home: Home, at: str | None = None) -> list[NodeReport]:
     """What the log knows, or else this machine as it would join."""
-    ledger = load(home)
+    ledger = known(home, at).ledger
+    if at is not None:
+        return [node_report(state, cordons=ledger.cordons) for state in ledger.nodes.values()]
     ensure_home(home)  # an identity for this machine is kept there
     states = list(ledger.nodes.values()) or [NodeState(node=probe_node("this machine", home))]
     return [node_report(state, cordons=ledger.cordons) for state in states]
@@ -153,12 +165,12 @@ def profiles(home: Home, node: str, now: float) -> list[NodeProfile]:
     return Series(home.series).profiles([find_node(known, node)] if node else islice(known, PROFILED), now)
 
 
-def explain(home: Home, name: str, *, everything: bool) -> Explanation:
+def explain(home: Home, name: str, at: str | None = None, *, everything: bool) -> Explanation:
     """What a control plane would say of a job if it began now with this log."""
     from poise.engine.lookahead import LookAhead
     from poise.kernel import whatif
 
-    policy, controller = _resumed(load(home))
+    policy, controller = _resumed(known(home, at).ledger)
     view, asked = _asked(controller, name, everything=everything)
     ahead = LookAhead(controller.ledger, view.now, Effort())
     return whatif.explain(policy, view, asked, partial(ahead.starts, policy), everything=everything)

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from poise.cli.moments import asks_now, at_moment
 from poise.cli.nodes import declared_fleet, read_fleet
 from poise.cli.numbers import Whole
 from poise.cli.output import TEXT, forms
 from poise.cli.policy import set_policy
-from poise.cli.render import LOGGED, print_json, say
+from poise.cli.render import print_json, say
 from poise.client import Client, current_home, failure_of
 from poise.config import DEFAULT_POLICY, LISTEN_PORT, Cluster, Endpoint, Home, parse_place
 from poise.control.kept import KEPT, LATE, kept_policy, options_of, read_flags, typed, write_flags
-from poise.control.start import START_SECONDS, SUPERVISOR, await_end, ensure_up, may_be_asked, running_here, supervised
+from poise.control.start import START_SECONDS, SUPERVISOR, await_end, ensure_up, running_here, supervised
 from poise.decoding import json_decoder
 from poise.drivers.clusters import answer_of, forget_answer, keep_cluster, kept_cluster, lock_of
 from poise.drivers.lock import holder, is_held
@@ -312,13 +313,14 @@ def _was_given(option: str) -> bool:
 
 
 @click.command()
+@at_moment
 @forms(*TEXT)
-def status(form: str) -> int:
+def status(at: str | None, form: str) -> int:
     """Show control-plane status: whether it is up, its policy, its fleet, and the amount of work."""
     import msgspec
 
     home = current_home()
-    if may_be_asked(home):
+    if asks_now(home, at):
         client = Client(home)
         report = client.status()
         if client.door != home.doors[0]:
@@ -327,8 +329,7 @@ def status(form: str) -> int:
     else:
         from poise.cli import offline
 
-        report = offline.status(home)
-        say(LOGGED)
+        report = offline.status(home, at)
     if form == "json":
         print_json(report)
         return 0
@@ -338,10 +339,11 @@ def status(form: str) -> int:
     refused = "" if writes else ", which cannot be written: nothing new is accepted"
     elsewhere = f"; {report.leader} leads" if report.leader else ""
     up = f"stands by for {report.leader or 'nobody yet'}" if report.stands_by else "up" if report.up else "not up"
+    up = up if at is None else "as it was"
     for name, text in (
         ("home", f"{home.elsewhere or home.root}, {up}{elsewhere if not report.up else ''}"),
         ("policy", report.policy or "-"),
-        ("fleet", f"{report.fleet}, declared" if report.fleet else _undeclared(home)),
+        ("fleet", f"{report.fleet}, declared" if report.fleet else _undeclared(home) if at is None else ""),
         ("nodes", f"{report.nodes}{lost}"),
         ("jobs", f"{report.unfinished} unfinished; {report.active} units placed, {report.pending} pending"),
         ("log", f"revision {report.revision}, term {report.term}{refused}"),

@@ -48,6 +48,11 @@ class VerifiedLog(ABC, Generic[Event]):
             raise self._nowhere_to_begin(first)
         return found
 
+    def checkpoints(self) -> Iterator[StoredCheckpoint]:
+        """Every whole checkpoint, the newest first."""
+        found = map(self._whole_checkpoint, reversed(self._checkpoints()))
+        return (one for one in found if one is not None)
+
     def oldest_checkpoint(self) -> StoredCheckpoint | None:
         """The oldest whole checkpoint after which every event is kept; None in a log that was not pruned.
 

@@ -1,0 +1,101 @@
+"""The state at a past moment, from the log alone: the nearest checkpoint before it, and every event from there on.
+
+    then = state_at(log, Moment(wall=1_764_254_400.0))
+    job_report(then.ledger, then.ledger.jobs["j7"], then.now, tasks=True)
+
+It reads the log, and asks no control plane. A log keeps its latest records only; an earlier moment is refused.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from poise.engine.host import Log, ledger_at
+from poise.errors import NotFound
+from poise.kernel.ledger import Ledger
+from poise.model.events import Began, Event
+from poise.ports import StoredCheckpoint
+
+
+class Moment(NamedTuple):
+    """A revision, or where that is 0 a time in seconds since 1970."""
+
+    wall: float = 0.0
+    revision: int = 0
+
+
+class Past(NamedTuple):
+    """The ledger as it was, and the instant of the moment by its clock."""
+
+    ledger: Ledger
+    now: int
+
+    @property
+    def wall(self) -> float:
+        """The moment in seconds since 1970."""
+        return self.ledger.leader.wall(self.now)
+
+
+class LogWithPast(Log, Protocol):
+    """A log that tells how far back it goes."""
+
+    def first_revision(self) -> int: ...
+    def checkpoints(self) -> Iterator[StoredCheckpoint]: ...
+
+
+def state_at(log: LogWithPast, moment: Moment) -> Past:
+    """The state after the last event of the moment. Raises `NotFound` for one that the log does not have: before its
+    first record, before the oldest that is kept, or a revision after its last.
+    """
+    ledger = before(log, moment)
+    for revision, event in log.read(ledger.revision):
+        if _is_later(ledger, revision, event, moment):
+            break
+        ledger.apply(event)
+    if moment.revision > ledger.revision:
+        raise NotFound(
+            "the log has not reached this revision",
+            field="revision",
+            need=f"at most {ledger.revision}",
+            have=str(moment.revision),
+            hint="`poise status` shows the latest",
+        )
+    if not ledger.revision:
+        raise NotFound("nothing was recorded yet at that time", have=time_text(moment.wall), hint="a later time")
+    now = ledger.now if moment.revision else ledger.leader.resume_at("", 0, moment.wall)
+    return Past(ledger, now)
+
+
+def before(log: LogWithPast, moment: Moment) -> Ledger:
+    """The state of the newest checkpoint that is not later than the moment, or that before the first record. Raises
+    `NotFound` where records between the two were removed.
+    """
+    oldest: Ledger | None = None
+    for stored in log.checkpoints():
+        if moment.revision and stored.revision > moment.revision:
+            oldest = None
+            continue
+        oldest = ledger_at(stored, log.written_by)
+        if moment.revision or oldest.leader.wall(oldest.now) <= moment.wall:
+            return oldest
+    first = log.first_revision()
+    if first == 1:
+        return Ledger()
+    since = f" ({time_text(oldest.leader.wall(oldest.now))})" if oldest is not None else ""
+    raise NotFound(
+        "the log no longer has this moment: its older records were removed",
+        need=f"revision {first} or later{since}",
+        have=f"revision {moment.revision}" if moment.revision else time_text(moment.wall),
+    )
+
+
+def _is_later(ledger: Ledger, revision: int, event: Event, moment: Moment) -> bool:
+    if moment.revision:
+        return revision > moment.revision
+    wall = event.wall if isinstance(event, Began) and event.wall else ledger.leader.wall(event.at)
+    return wall > moment.wall
+
+
+def time_text(wall: float) -> str:
+    """`2026-11-27 14:30:05`, in local time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
