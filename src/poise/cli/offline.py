@@ -2,11 +2,11 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ from poise.drivers.devices import probe_node
 from poise.drivers.logfile import has_log, read_home
 from poise.drivers.outputs import endings
 from poise.drivers.past import Past
+from poise.drivers.past import Moment, Past, start_at, time_text
 from poise.drivers.security import ensure_home, read_token, token_for
 from poise.drivers.series import Series
 from poise.drivers.system import Effort, boot_id
@@ -31,7 +32,7 @@ from poise.kernel.explain import job_report, node_report, question, schedule_rep
 from poise.kernel.find import find, find_node, found_report, listed, of_rank
 from poise.kernel.incidents import Incidents
 from poise.kernel.ledger import Ledger, NodeState
-from poise.model.events import NodeJoined, decode_event
+from poise.model.events import Event, NodeJoined, decode_event
 from poise.model.history import RunReport
 from poise.model.hotspots import HotSpots, Order
 from poise.model.incidents import IncidentReport
@@ -46,13 +47,26 @@ from poise.model.reports import (
     UnblockReport,
     WhyNot,
 )
+from poise.model.timeline import Timeline
 from poise.model.usage import PROFILED, NodeProfile
+from poise.units import SECOND
 
 if TYPE_CHECKING:
     from poise.kernel.controller import Controller
     from poise.kernel.explain import Question
     from poise.model.views import Snapshot
     from poise.policy.suites import ClusterPolicy
+
+
+class Follows(Protocol):
+    """What takes in a log event by event."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+    def add(self, event: Event, /) -> None: ...
+
+
+Follower = TypeVar("Follower", bound=Follows)
 
 
 def load(home: Home) -> Ledger:
@@ -210,25 +224,52 @@ def plan(home: Home, spec: dict[str, Any], *, user: str, everything: bool) -> Pl
     return whatif.plan(policy, view, proposal, partial(ahead.starts, policy), note=compiled.note, everything=everything)
 
 
+class Followed(NamedTuple, Generic[Follower]):
+    """What has followed a log; `since` and `now` are instants of it. Until now if a control plane runs, else until it
+    ended.
+    """
+
+    by: Follower
+    since: int
+    now: int
+
+
+def followed(home: Home, what: str, since: float, make: Callable[[Ledger], Follower]) -> Followed[Follower]:
+    """Follow the log of a home from a time in seconds since 1970 on (0: from its beginning). Raises `Conflict` for a
+    guest, who is refused `what`, and `NotFound` where there is no log.
+    """
+    refuse_guest(home, what, "`poise ls --all`")
+    if not has_log(home):
+        hint = "`poise run -- echo hello`, or POISE_HOME"
+        raise NotFound(f"there is no log for {what}", field=str(home.root), hint=hint)
+    with closing(read_home(home, decode_event)) as reader:
+        ledger = start_at(reader, Moment(since))
+        begins, begun = ledger.leader.wall(ledger.now), ledger.revision
+        follower = make(ledger)
+        for _, event in reader.read(ledger.revision):
+            follower.add(event)
+    if begins > since:
+        say(f"poise: earlier records are no longer kept; this begins at revision {begun}, {time_text(begins)}")
+    now = instant(ledger) if running(home) else ledger.now
+    return Followed(follower, max(0, now - round((ledger.leader.wall(now) - since) * SECOND)), now)
+
+
 def report(home: Home, names: Sequence[str]) -> RunReport:
-    """What happened, by the log: until now if a control plane runs, else until it ended. Raises NotFound."""
+    """What happened, by the log. Raises NotFound."""
     from poise.kernel.history import History
 
-    if not has_log(home):
-        raise NotFound(
-            "there is nothing to report: no log", field=str(home.root), hint="`poise run -- echo hello`, or POISE_HOME"
-        )
-    with closing(read_home(home, decode_event)) as reader:
-        pruned = reader.first_revision() > 1
-        checkpoint = reader.latest_checkpoint() if pruned else None
-        history = History(ledger_at(checkpoint, reader.written_by))
-        for _, event in reader.read(history.ledger.revision):
-            history.add(event)
-    if pruned:
-        say(f"poise: earlier records are no longer kept; this begins at revision {checkpoint and checkpoint.revision}")
-    ledger = history.ledger
-    now = instant(ledger) if running(home) else ledger.now
-    return history.report(now, names=names, version=__version__)
+    told = followed(home, "a report", 0.0, History)
+    return told.by.report(told.now, names=names, version=__version__)
+
+
+def timeline(home: Home, since: float, until: float, jobs: Collection[str]) -> Timeline:
+    """Every attempt between two times in seconds since 1970, or those of `jobs`. Raises NotFound."""
+    from poise.kernel.slices import Slices
+
+    told = followed(home, "a timeline", since, partial(Slices, reasons=True))
+    ledger, now = told.by.ledger, told.now
+    end = min(now, told.since + round((until - since) * SECOND))
+    return told.by.window(now, told.since, end, jobs=[find(ledger, name).job.id for name in jobs])
 
 
 def hot_spots(home: Home, since: int, order: Order, most: int) -> HotSpots:

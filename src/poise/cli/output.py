@@ -174,9 +174,9 @@ def check_page(path: Path, option: str) -> None:
         raise _unwritten(path, "Permission denied", option)
 
 
-def write_page(path: Path, text: str, option: str) -> None:
-    """Write an HTML page whole or not at all; into a device or a pipe, which nothing may take the place of, as it
-    comes. Raises `InputError`, which names the option.
+def write_page(path: Path, text: str, option: str, opened: str = "open it in a browser") -> None:
+    """Write a page, or what else is to be `opened`, whole or not at all; into a device or a pipe, which nothing may
+    take the place of, as it comes. Raises `InputError`, which names the option.
     """
     check_page(path, option)
     target = path if _is_special(path) else path.resolve()
@@ -189,12 +189,12 @@ def write_page(path: Path, text: str, option: str) -> None:
         if draft != target:
             draft.unlink(missing_ok=True)
         raise _unwritten(path, error.strerror or str(error), option) from None
-    say(f"poise: wrote {path}; open it in a browser")
+    say(f"poise: wrote {path}; {opened}")
 
 
 def _unwritten(path: Path, why: str, option: str) -> InputError:
     hint = f"`{option} FILE` in a folder of yours"
-    return InputError(f"the page cannot be written: {why}", field=option, have=str(path), hint=hint)
+    return InputError(f"the file cannot be written: {why}", field=option, have=str(path), hint=hint)
 
 
 def _is_special(path: Path) -> bool:

@@ -47,7 +47,14 @@ def state_at(log: LogWithPast, moment: Moment) -> Past:
     """The state after the last event of the moment. Raises `NotFound` for one that the log does not have: before its
     first record, before the oldest that is kept, or a revision after its last.
     """
-    ledger = before(log, moment)
+    ledger = start_at(log, moment)
+    if _is_over(ledger, moment):
+        since = f"revision {ledger.revision} or later ({time_text(ledger.leader.wall(ledger.now))})"
+        raise NotFound(
+            "the log no longer has this moment: its older records were removed",
+            need=since,
+            have=f"revision {moment.revision}" if moment.revision else time_text(moment.wall),
+        )
     for revision, event in log.read(ledger.revision):
         if _is_later(ledger, revision, event, moment):
             break
@@ -66,27 +73,28 @@ def state_at(log: LogWithPast, moment: Moment) -> Past:
     return Past(ledger, now)
 
 
-def before(log: LogWithPast, moment: Moment) -> Ledger:
-    """The state of the newest checkpoint that is not later than the moment, or that before the first record. Raises
-    `NotFound` where records between the two were removed.
+def start_at(log: LogWithPast, moment: Moment) -> Ledger:
+    """The state of the newest checkpoint that is not later than the moment; if there is none, the earliest state from
+    which the log has every event.
     """
-    oldest: Ledger | None = None
+    whole = log.first_revision() == 1
+    ledger = Ledger()
     for stored in log.checkpoints():
-        if moment.revision and stored.revision > moment.revision:
-            oldest = None
+        if stored.revision < log.first_revision() - 1:
+            break
+        if whole and 0 < moment.revision < stored.revision:
             continue
-        oldest = ledger_at(stored, log.written_by)
-        if moment.revision or oldest.leader.wall(oldest.now) <= moment.wall:
-            return oldest
-    first = log.first_revision()
-    if first == 1:
-        return Ledger()
-    since = f" ({time_text(oldest.leader.wall(oldest.now))})" if oldest is not None else ""
-    raise NotFound(
-        "the log no longer has this moment: its older records were removed",
-        need=f"revision {first} or later{since}",
-        have=f"revision {moment.revision}" if moment.revision else time_text(moment.wall),
-    )
+        ledger = ledger_at(stored, log.written_by)
+        if not _is_over(ledger, moment):
+            return ledger
+    return Ledger() if whole else ledger
+
+
+def _is_over(ledger: Ledger, moment: Moment) -> bool:
+    """Whether a state is later than the moment."""
+    if moment.revision:
+        return ledger.revision > moment.revision
+    return ledger.leader.wall(ledger.now) > moment.wall
 
 
 def _is_later(ledger: Ledger, revision: int, event: Event, moment: Moment) -> bool:

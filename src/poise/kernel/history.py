@@ -19,15 +19,14 @@ import msgspec
 
 from poise.errors import NotFound
 from poise.kernel.explain import job_text, what_for
-from poise.kernel.ledger import CAUSES, JobState, Ledger, UnitState, job_status
-from poise.model.decisions import Spot
+from poise.kernel.follow import Following, Seen
+from poise.kernel.ledger import JobState, Ledger, job_status
 from poise.model.document import near, some
 from poise.model.events import (
     DeadlinesMissed,
     DeviceCordoned,
     DeviceDrained,
     Event,
-    Finished,
     Held,
     JobCancelled,
     JobChanged,
@@ -54,7 +53,6 @@ from poise.model.events import (
     ScheduleHeld,
     ScheduleRemoved,
     ScheduleTurn,
-    Started,
     Straggling,
     Triggered,
 )
@@ -72,7 +70,7 @@ from poise.model.history import (
     Yielding,
 )
 from poise.model.load import LEVELS
-from poise.model.resources import WHOLE, Shape
+from poise.model.resources import WHOLE
 from poise.units import SECOND, format_duration
 
 MOST = {"jobs": 500, "attempts": 4000, "happenings": 4000, "failures": 500, "yields": 500, "classes": 200}
@@ -99,32 +97,6 @@ OVER = ("done", "failed", "cancelled", "skipped")
 FAILED = ("failed", "killed", "signal", "oom", "hung", "timeout", "lost", "unstartable")
 
 
-class _Attempt(msgspec.Struct):
-    """An attempt as it goes; instants of the log. `counts` is how much of its time was not in vain, once it is over."""
-
-    task: str
-    unit: str
-    job: str
-    kind: str
-    priority: str
-    artifact: str
-    epoch: int
-    first: bool
-    node: str
-    devices: tuple[int, ...]
-    shape: Shape
-    ready: int
-    placed: int
-    why: str
-    started: int = 0
-    ended: int = 0
-    outcome: str = ""
-    note: str = ""
-    cpu: int = 0
-    device: int = 0
-    counts: int = 0
-
-
 class _Stretch(msgspec.Struct):
     """A node while it was there: instants, milli-CPU and devices."""
 
@@ -144,17 +116,16 @@ class _Noted(msgspec.Struct, frozen=True):
 Part = TypeVar("Part")
 
 
-class History:
+class History(Following):
     """Follows a log from the state in `ledger` on, which it changes."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
+        self._attempts: list[Seen] = []
+        super().__init__(ledger)
         self._first = ledger.revision + 1
         self._begins = 0
         self._unfinished: dict[str, JobState] = dict(ledger.jobs)
         self._over: dict[str, JobLine] = {}
-        self._open: dict[str, _Attempt] = {}
-        self._attempts: list[_Attempt] = []
         self._levels: list[Level] = []
         self._noted: list[_Noted] = []
         self._yields: list[Yielding] = []
@@ -166,22 +137,12 @@ class History:
     def add(self, event: Event) -> None:
         """Takes in the next event of the log."""
         self._begins = self._begins or event.at
-        ready = 0
-        if isinstance(event, Finished):
-            self._finished(event)
-        elif isinstance(event, Placed):
-            self._give_up(event)
-            unit = self.ledger.jobs.unit(event.unit)
-            ready = max(unit.ready, unit.not_before) if unit is not None else event.at  # a back-off is no waiting
-        self.ledger.apply(event)
+        super().add(event)
         match event:
             case JobSubmitted():
                 self._unfinished[event.job.id] = self.ledger.jobs[event.job.id]
             case Placed():
-                self._placed(event, ready)
-            case Started() if event.task in self._open:
-                attempt = self._open[event.task]
-                attempt.started = attempt.started or event.at
+                self._placed(event)
             case Preempted():
                 self._preempted(event)
             case Resized():
@@ -199,55 +160,22 @@ class History:
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
-    def _give_up(self, event: Placed) -> None:
-        """A unit is placed anew while a lost node may still have it: those attempts end here."""
-        unit = self.ledger.jobs.unit(event.unit)
-        for task in unit.spec.tasks if unit is not None else ():
-            attempt = self._open.pop(f"{event.unit.partition('.')[0]}.{task.name}", None)
-            if attempt is not None:
-                attempt.ended, attempt.outcome = event.at, "lost"
-                attempt.note = f"node {attempt.node} was lost"
+    def on_begin(self, attempt: Seen) -> None:
+        self._attempts.append(attempt)
 
-    def _placed(self, event: Placed, ready: int) -> None:
+    def _placed(self, event: Placed) -> None:
         unit = self.ledger.jobs.unit(event.unit)
         if unit is None:
             return
         why = event.why.sentence()
-        for index, spot in enumerate(event.spots):
-            self._begin(event, unit, index, spot, ready, first=index == 0)
         where = ", ".join(dict.fromkeys(spot.node for spot in event.spots))
         told = f"attempt {event.epoch} on {where}{' behind its like' if event.queued else ''}"
         self._note(event.at, "placed", unit.id, f"{told}: {why}" if why else told, unit.job)
-
-    def _begin(
-        self, event: Placed | Resized, unit: UnitState, index: int, spot: Spot, ready: int, *, first: bool = False
-    ) -> None:
-        """An attempt of one of its tasks was given its place."""
-        attempt = _Attempt(
-            task=f"{unit.job}.{unit.spec.tasks[index].name}",
-            unit=unit.id,
-            job=unit.job,
-            kind=unit.spec.kind,
-            priority=unit.spec.priority.name.lower(),
-            artifact=unit.spec.artifact_of(unit.variant),
-            epoch=event.epoch,
-            first=first,
-            node=spot.node,
-            devices=spot.devices,
-            shape=unit.shape,
-            ready=ready,
-            placed=event.at,
-            why=event.why.sentence(),
-        )
-        self._open[attempt.task] = attempt
-        self._attempts.append(attempt)
 
     def _resized(self, event: Resized) -> None:
         unit = self.ledger.jobs.unit(event.unit)
         if unit is None:
             return
-        for index, spot in event.joins:
-            self._begin(event, unit, index, spot, event.at)
         jobs = [_job_of(name) for name in (event.unit, event.to) if name]
         self._note(event.at, "resized", event.unit, what_for(event), *jobs)
 
@@ -258,21 +186,6 @@ class History:
         )
         jobs = [_job_of(unit) for unit in (event.unit, event.to) if unit]
         self._note(event.at, "asked to yield", event.unit, told, *jobs)
-
-    def _finished(self, event: Finished) -> None:
-        """Before the ledger takes it in, which forgets at a unit's end why it was stopped."""
-        attempt, found, ending = self._open.pop(event.task, None), self.ledger.jobs.task(event.task), event.ending
-        if attempt is None or found is None:
-            return
-        unit, _ = found
-        attempt.ended, attempt.outcome, attempt.note = event.at, ending.outcome, ending.note
-        attempt.cpu, attempt.device = ending.cpu, ending.device
-        if ending.outcome != "returned":
-            attempt.started = attempt.started or max(attempt.placed, event.at - ending.run)
-        if ending.outcome == "done" or found[1].leaving:
-            attempt.counts = event.at - attempt.started
-        elif ending.outcome == "stopped" and unit.stopping in CAUSES and unit.spec.checkpoint:
-            attempt.counts = ending.run - ending.run % unit.spec.checkpoint
 
     def _held(self, event: Held) -> None:
         waiting = list(self.ledger.queues.get(event.queue, ()))
@@ -460,12 +373,12 @@ class History:
             left_out=left_out,
         )
 
-    def _use_of_cpu(self, attempts: Iterable[_Attempt], since: int, until: int) -> Use:
+    def _use_of_cpu(self, attempts: Iterable[Seen], since: int, until: int) -> Use:
         offered = self._offered(lambda stretch: stretch.cpu, since, until)
         used = sum(attempt.cpu * 1000 for attempt in attempts)
         return _use(offered, used, [(attempt, attempt.shape.cpu) for attempt in attempts], since, until)
 
-    def _use_of_devices(self, attempts: Iterable[_Attempt], since: int, until: int) -> Use:
+    def _use_of_devices(self, attempts: Iterable[Seen], since: int, until: int) -> Use:
         """Amounts in thousandths of a device."""
         offered = self._offered(lambda stretch: stretch.devices * WHOLE, since, until)
         weighed = [(attempt, len(attempt.devices) * attempt.shape.share) for attempt in attempts]
@@ -495,7 +408,7 @@ def spread(durations: Iterable[int]) -> Spread:
     return Spread(count=count, mean=sum(ordered) // count, p50=p50, p95=p95, p99=p99, longest=ordered[-1])
 
 
-def _use(offered: int, used: int, attempts: Iterable[tuple[_Attempt, int]], since: int, until: int) -> Use:
+def _use(offered: int, used: int, attempts: Iterable[tuple[Seen, int]], since: int, until: int) -> Use:
     if not offered:
         return Use(offered=0)
     held = good = 0
@@ -511,7 +424,7 @@ def _use(offered: int, used: int, attempts: Iterable[tuple[_Attempt, int]], sinc
     )
 
 
-def _held_for(attempt: _Attempt, since: int, until: int) -> int:
+def _held_for(attempt: Seen, since: int, until: int) -> int:
     """Nanoseconds, of those that are told of."""
     if not attempt.started:
         return 0
@@ -546,7 +459,7 @@ def _job_named(name: str, lines: dict[str, JobLine]) -> str:
     raise NotFound(f"the log has no job `{name}`", field="job", have=name, hint=hint)
 
 
-def _lanes(attempts: Iterable[_Attempt], since: int, until: int, left_out: dict[str, int]) -> Iterable[Lane]:
+def _lanes(attempts: Iterable[Seen], since: int, until: int, left_out: dict[str, int]) -> Iterable[Lane]:
     """Attempts that started, by node and device; those without a device side by side, as few rows as they need."""
     started = [attempt for attempt in attempts if attempt.started and attempt.started <= until]
     started.sort(key=lambda attempt: (attempt.outcome not in FAILED, attempt.started - (attempt.ended or until)))
@@ -573,7 +486,7 @@ def _lanes(attempts: Iterable[_Attempt], since: int, until: int, left_out: dict[
         yield Lane(node=node, name="" if kind else f"device {number}", spans=tuple(spans))
 
 
-def _span(attempt: _Attempt, since: int, until: int) -> Span:
+def _span(attempt: Seen, since: int, until: int) -> Span:
     return Span(
         task=attempt.task,
         job=attempt.job,
@@ -609,7 +522,7 @@ def _thinned(levels: Sequence[Level], since: int, until: int) -> Iterable[Level]
     ]
 
 
-def _classes(attempts: Iterable[_Attempt], left_out: dict[str, int]) -> list[ClassRuns]:
+def _classes(attempts: Iterable[Seen], left_out: dict[str, int]) -> list[ClassRuns]:
     runs: dict[str, list[int]] = {}
     failed: Counter[str] = Counter()
     for attempt in attempts:

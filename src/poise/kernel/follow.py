@@ -1,0 +1,229 @@
+"""Attempts of tasks as a log tells of them: where each was placed, when it started, and how it ended.
+
+    class Ends(Following):
+        def on_end(self, attempt: Seen) -> None:
+            print(attempt.task, attempt.outcome)
+
+The ledger itself reads the log, so that this cannot differ from what happened. Attempts that hold room in the first
+state are followed from there. Only open attempts are kept; a subclass notes what it needs of the others.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from poise.kernel.ledger import CAUSES, Ledger, TaskState, UnitState
+from poise.model.decisions import Spot
+from poise.model.events import (
+    DeadlinesMissed,
+    Event,
+    Finished,
+    JobCancelled,
+    JobsCancelled,
+    Placed,
+    Preempted,
+    Resized,
+    Started,
+    UnitsCancelled,
+)
+from poise.model.resources import Shape
+
+
+class Seen(msgspec.Struct, gc=False):
+    """An attempt; instants of the log, 0 where it has not happened. `ready` is when its unit could be placed, `asked`
+    when it was asked to end. `first` is one of each placement of a unit, `queued` one behind its like. `counts` is how
+    much of its time was not in vain, once it is over; `cpu` and `device` are as in `Ending`.
+    """
+
+    task: str
+    unit: str
+    job: str
+    tenant: str
+    kind: str
+    priority: str
+    artifact: str
+    epoch: int
+    first: bool
+    queued: bool
+    node: str
+    devices: tuple[int, ...]
+    shape: Shape
+    ready: int
+    placed: int
+    why: str
+    started: int = 0
+    asked: int = 0
+    ended: int = 0
+    outcome: str = ""
+    note: str = ""
+    cpu: int = 0
+    device: int = 0
+    counts: int = 0
+
+
+class Following:
+    """Follows a log from the state in `ledger` on, which it changes."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.open: dict[str, Seen] = {}
+        """Attempts that are not over, by task."""
+        for unit in ledger.active.values():
+            for index, task in enumerate(unit.tasks):
+                if task.active:
+                    self._resume(unit, index, task)
+
+    def add(self, event: Event) -> None:
+        """Take in the next event of the log."""
+        ready = 0
+        if isinstance(event, Finished):
+            self._finish(event)
+        elif isinstance(event, Placed):
+            self._give_up(event)
+            unit = self.ledger.jobs.unit(event.unit)
+            ready = max(unit.ready, unit.not_before) if unit is not None else event.at  # a back-off is no waiting
+        self.ledger.apply(event)
+        match event:
+            case Placed():
+                self._place(event, ready)
+            case Started() if event.task in self.open:
+                attempt = self.open[event.task]
+                attempt.started = attempt.started or event.at
+                self.on_start(attempt)
+            case Preempted():
+                self._ask(self._of_units(event.unit), event.at)
+            case Resized():
+                self._resize(event)
+            case JobsCancelled():
+                self._ask(self._stopping(*event.jobs), event.at)
+            case JobCancelled() | UnitsCancelled() | DeadlinesMissed():
+                self._ask(self._stopping(event.job), event.at)
+
+    # --- for subclasses ----------------------------------------------------------------------------------------------
+
+    def on_begin(self, attempt: Seen) -> None:
+        """An attempt has got its place."""
+
+    def on_start(self, attempt: Seen) -> None:
+        """It runs."""
+
+    def on_ask(self, attempt: Seen) -> None:
+        """It is asked to save itself and end."""
+
+    def on_end(self, attempt: Seen) -> None:
+        """It is over, and no longer open."""
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def _resume(self, unit: UnitState, index: int, task: TaskState) -> None:
+        """An attempt that holds room in the first state."""
+        why = unit.why.sentence() if unit.why is not None else ""
+        attempt = self._seen(unit, index, Spot(task.node, task.devices), unit.epoch_of(index), why)
+        attempt.ready, attempt.placed, attempt.started = unit.ready, unit.placed, task.started
+        attempt.first = False
+        if unit.stopping or task.leaving:
+            attempt.asked = self.ledger.now
+        self.open[attempt.task] = attempt
+        self.on_begin(attempt)
+
+    def _place(self, event: Placed, ready: int) -> None:
+        unit = self.ledger.jobs.unit(event.unit)
+        if unit is None:
+            return
+        why = event.why.sentence()
+        for index, spot in enumerate(event.spots):
+            self._begin(unit, index, spot, event, ready, why, first=index == 0)
+
+    def _resize(self, event: Resized) -> None:
+        unit = self.ledger.jobs.unit(event.unit)
+        if unit is None:
+            return
+        names = {f"{unit.job}.{unit.spec.tasks[index].name}" for index in event.leaves}
+        self._ask((attempt for task, attempt in self.open.items() if task in names), event.at)
+        why = event.why.sentence()
+        for index, spot in event.joins:
+            self._begin(unit, index, spot, event, event.at, why)
+
+    def _begin(
+        self,
+        unit: UnitState,
+        index: int,
+        spot: Spot,
+        event: Placed | Resized,
+        ready: int,
+        why: str,
+        *,
+        first: bool = False,
+    ) -> None:
+        attempt = self._seen(unit, index, spot, event.epoch, why)
+        attempt.ready, attempt.placed, attempt.first = ready, event.at, first
+        attempt.queued = isinstance(event, Placed) and event.queued
+        self.open[attempt.task] = attempt
+        self.on_begin(attempt)
+
+    def _seen(self, unit: UnitState, index: int, spot: Spot, epoch: int, why: str) -> Seen:
+        job = self.ledger.jobs[unit.job]
+        return Seen(
+            task=f"{unit.job}.{unit.spec.tasks[index].name}",
+            unit=unit.id,
+            job=unit.job,
+            tenant=job.tenant,
+            kind=unit.spec.kind,
+            priority=unit.spec.priority.name.lower(),
+            artifact=unit.spec.artifact_of(unit.variant),
+            epoch=epoch,
+            first=False,
+            queued=unit.queued,
+            node=spot.node,
+            devices=spot.devices,
+            shape=unit.shape,
+            ready=0,
+            placed=0,
+            why=why,
+        )
+
+    def _give_up(self, event: Placed) -> None:
+        """A unit is placed again while a lost node may still have it: those attempts end here."""
+        unit = self.ledger.jobs.unit(event.unit)
+        for task in unit.spec.tasks if unit is not None else ():
+            attempt = self.open.pop(f"{event.unit.partition('.')[0]}.{task.name}", None)
+            if attempt is not None:
+                attempt.ended, attempt.outcome = event.at, "lost"
+                attempt.note = f"node {attempt.node} was lost"
+                self.on_end(attempt)
+
+    def _ask(self, attempts: Iterable[Seen], at: int) -> None:
+        for attempt in list(attempts):
+            if not attempt.asked:
+                attempt.asked = at
+                self.on_ask(attempt)
+
+    def _of_units(self, *names: str) -> Iterator[Seen]:
+        for name in names:
+            unit = self.ledger.jobs.unit(name)
+            for task in unit.spec.tasks if unit is not None else ():
+                attempt = self.open.get(f"{name.partition('.')[0]}.{task.name}")
+                if attempt is not None:
+                    yield attempt
+
+    def _stopping(self, *jobs: str) -> Iterator[Seen]:
+        """Open attempts of units that the ledger is stopping."""
+        for name in jobs:
+            job = self.ledger.jobs.get(name)
+            yield from self._of_units(*(unit.id for unit in (job.units if job is not None else ()) if unit.stopping))
+
+    def _finish(self, event: Finished) -> None:
+        """Before the ledger takes it in, which forgets at a unit's end why it was stopped."""
+        attempt, found, ending = self.open.pop(event.task, None), self.ledger.jobs.task(event.task), event.ending
+        if attempt is None or found is None:
+            return
+        unit, task = found
+        attempt.ended, attempt.outcome, attempt.note = event.at, ending.outcome, ending.note
+        attempt.cpu, attempt.device = ending.cpu, ending.device
+        if ending.outcome != "returned":
+            attempt.started = attempt.started or max(attempt.placed, event.at - ending.run)
+        if ending.outcome == "done" or task.leaving:
+            attempt.counts = event.at - attempt.started
+        elif ending.outcome == "stopped" and unit.stopping in CAUSES and unit.spec.checkpoint:
+            attempt.counts = ending.run - ending.run % unit.spec.checkpoint
+        self.on_end(attempt)
