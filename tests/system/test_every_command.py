@@ -69,6 +69,7 @@ WORKS = {
     "report": "report --json",
     "hotspots": "hotspots --json",
     "timeline": "timeline --json",
+    "decisions": "decisions --json",
     "schema": "schema --json job",
     "simulate": f"simulate --json --policy fifo --jobs 5 {TRACE}",
     "rehearse": f"rehearse --json {REHEARSED}-service.yaml poisson:requests=50 --world {REHEARSED}-replicas.yaml",

@@ -62,6 +62,7 @@ COMMANDS = {
     "events": ("poise.cli.events", "Print the log of events and decisions"),
     "report": ("poise.cli.report", "Report on past jobs: figures, or an HTML page with a timeline"),
     "hotspots": ("poise.cli.hotspots", "Show where the time of jobs goes, by class of work and step"),
+    "decisions": ("poise.cli.decisions", "Show what each round decided, why, and the alternatives"),
     "timeline": ("poise.cli.timeline", "Show attempts over time by node and device, or export a trace"),
     "replay": ("poise.cli.replay", "Repeat the decisions of a log, and compare"),
     "simulate": ("poise.cli.simulate", "Simulate a policy on a recorded trace"),
@@ -96,7 +97,7 @@ GROUPS = {
     "Policies": ("policy", "shadow"),
     "Services": ("serve", "services", "rehearse"),
     "Users": ("token", "whoami", "quota", "audit"),
-    "Log": ("events", "timeline", "report", "hotspots", "replay"),
+    "Log": ("events", "decisions", "timeline", "report", "hotspots", "replay"),
     "Simulation": ("simulate", "compare", "faults", "demo"),
     "Files and shells": ("schema", "completion"),
 }

@@ -47,6 +47,7 @@ from poise.model.reports import (
     UnblockReport,
     WhyNot,
 )
+from poise.model.rounds import Decided
 from poise.model.timeline import Timeline
 from poise.model.usage import PROFILED, NodeProfile
 from poise.units import SECOND
@@ -260,6 +261,16 @@ def report(home: Home, names: Sequence[str]) -> RunReport:
 
     told = followed(home, "a report", 0.0, History)
     return told.by.report(told.now, names=names, version=__version__)
+
+
+def decisions(home: Home, jobs: Collection[str], since: float, limit: int) -> list[Decided]:
+    """The latest rounds since a time in seconds since 1970 that decided something, or something of `jobs`; the newest
+    first. Raises NotFound.
+    """
+    from poise.kernel.decided import Rounds
+
+    rounds = followed(home, "a list of decisions", since, Rounds).by
+    return rounds.latest(limit, since=since, jobs=[find(rounds.ledger, name).job.id for name in jobs])
 
 
 def timeline(home: Home, since: float, until: float, jobs: Collection[str]) -> Timeline:

@@ -21,7 +21,9 @@ def test_a_report_is_not_made_of_another_home(
     assert "unset POISE_SOCKET" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("typed", ["report", "timeline", "eta", "eta --check", "what-if --policy fifo", "replay"])
+@pytest.mark.parametrize(
+    "typed", ["report", "timeline", "decisions", "eta", "eta --check", "what-if --policy fifo", "replay"]
+)
 def test_nothing_is_read_from_the_log_for_the_bearer_of_another_token(
     typed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

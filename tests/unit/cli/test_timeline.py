@@ -79,3 +79,16 @@ def test_errors_can_be_acted_on(words: tuple[str, ...], said: str, capsys: pytes
 def test_nothing_in_the_last_hour(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["timeline"]) == 0
     assert "--since 24h" in capsys.readouterr().err
+
+
+def test_decisions_in_a_terminal_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["decisions", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["revision"] for one in told] == sorted(one["revision"] for one in told)
+    assert [made["of"] for one in told for made in one["made"] if made["what"] == "placed"] == [["j1.main"]] * 2 + [["j2.main"]]
+    assert main(["decisions", "b", "--limit", "2"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].split() == ["ROUND", "WHEN", "DECISION", "OF", "ON", "WHY"]
+    assert "held" in shown[1] and "j2.main" in shown[1] and "fitting devices free" in shown[1]
+    assert main(["decisions", "--since", "1h"]) == 0
+    assert "nothing was decided" in capsys.readouterr().err
