@@ -2,33 +2,39 @@
 
 import json
 import re
+from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from poise.cli.main import main
 from poise.config import Home
 from poise.drivers.sqlite import SqliteStore
 from poise.errors import NotFound
 from poise.kernel import history
-from poise.kernel.history import History, spread
+from poise.kernel.history import History
 from poise.kernel.ledger import Ledger
+from poise.kernel.used import spread
 from poise.model.events import decode_event, encode_event
 from poise.model.history import RunReport
-from poise.testing import World
+from poise.model.power import POWER
+from poise.model.resources import Device
+from poise.testing import WALL, World, node
 from poise.twin.report import render
 from poise.units import SECOND
 
 EVIL = "<script>alert('&\"')</script>"
 
 
-def told(world: World, *names: str) -> RunReport:
+def told(world: World, *names: str, **period: Any) -> RunReport:
     following = History(Ledger())
     for event in world.log:
         following.add(event)
     assert following.ledger.encode() == world.ledger.encode()
-    return following.report(world.now, names=names)
+    return following.report(world.now, names=names, **period)
 
 
 def finished() -> World:
@@ -36,6 +42,71 @@ def finished() -> World:
     world = World().nodes(1, cpu=2).job("a", retry={"limit": 1, "backoff": "1s", "when": ["failed"]}).round()
     world = world.start("a").after("4s").finish("a", outcome="failed", code=3, run="4s").after("1s").round()
     return world.start("a").after("6s").finish("a", run="6s", cpu=3 * SECOND)
+
+
+def dear() -> World:
+    """Two devices of 400 W and $3.60 an hour. Of `us` an attempt is placed in second 0, starts in second 2 and fails in
+    second 6; the next runs from 7 to 13. From 7 on the job of `them` waits for both devices.
+    """
+    devices = tuple(Device(index=index, memory=2**34, power=400_000, price=3_600_000) for index in (0, 1))
+    retry = {"limit": 1, "backoff": "1s", "when": ["failed"]}
+    world = World().join(structs.replace(node("n1", cpu=2), devices=devices))
+    world = world.job("a", gpu=1, tenant="us", retry=retry, expect="10s").round().after("2s").start("a").after("4s")
+    world = world.finish("a", outcome="failed", code=3, run="4s").after("1s").round().start("a")
+    world = world.job("b", gpu=2, cpu=1, tenant="them", priority="low", expect="10s").round().after("6s")
+    return world.finish("a", run="6s", cpu=3 * SECOND, device=500)
+
+
+def test_waste_by_cause_adds_up_with_what_was_done_to_what_was_offered() -> None:
+    report = told(dear())
+    waste = {one.cause: one.devices for one in report.waste}
+    assert waste["attempts that failed"] == 4 * SECOND
+    assert waste["held before the start"] == 2 * SECOND
+    assert waste["held and not used, as measured"] == 3 * SECOND  # half of six
+    assert waste["free while work waited"] == 8 * SECOND  # also both during the back-off
+    assert waste["free, and nothing waited"] == 6 * SECOND
+    assert sum(waste.values()) + 3 * SECOND == 2 * report.length == 26 * SECOND
+
+
+def test_waiting_by_class_and_use_by_tenant() -> None:
+    report = told(dear())
+    assert [(one.name, one.waiting.count) for one in report.waits] == [("medium", 2)]
+    us, them = report.tenants
+    assert (us.tenant, us.statuses, us.attempts, us.failed) == ("us", {"done": 1}, 2, 1)
+    assert (us.devices, us.vain_devices) == (12 * SECOND, 4 * SECOND)
+    assert us.price == pytest.approx(12 * 3.6 / 3600)
+    assert us.energy == pytest.approx((POWER.busy - POWER.idle) * 400 * 12)
+    assert (them.tenant, them.attempts, them.devices) == ("them", 0, 0)
+
+
+def test_energy_and_price_of_the_fleet() -> None:
+    report = told(dear())
+    assert report.bill is not None
+    seconds = report.length / SECOND
+    assert report.bill.energy == pytest.approx(POWER.joules(2 * 400 * seconds, 400 * 12))
+    assert report.bill.price == pytest.approx(2 * seconds * 3.6 / 3600)
+    assert (report.bill.devices, report.bill.powered, report.bill.priced) == (2, 2, 2)
+    assert report.bill.paid == pytest.approx(12 * 3.6 / 3600)
+
+
+def test_a_period_has_what_was_there_in_it_and_no_more() -> None:
+    world = dear()
+    report = told(world, since=world.now - 3 * SECOND)
+    assert (report.attempts, report.failed, report.length) == (1, 0, 3 * SECOND)
+    assert [one.devices for one in report.tenants] == [3 * SECOND, 0]
+    assert report.cpu.used == pytest.approx(1000 * 1.5 / 6, abs=1), "half of what it used in six seconds"
+    early = told(world, since=SECOND, until=7 * SECOND + SECOND // 2)
+    assert (early.attempts, early.failed, early.statuses) == (1, 1, {"done": 1})
+    nothing = told(world.cancel("j2").after("10s"), since=world.now - 2 * SECOND)
+    assert (nothing.attempts, nothing.statuses, nothing.tenants) == (0, {}, ())
+
+
+def test_a_report_of_a_tenant_names_nothing_of_others() -> None:
+    report = told(dear(), tenant="them")
+    assert ([job.name for job in report.jobs], report.attempts) == (["b"], 0)
+    assert [one.tenant for one in report.tenants] == ["them"]
+    assert (report.waste, report.bill) == ((), None)
+    assert not [one for one in report.happenings if "j1" in one.subject]
 
 
 def test_figures_of_a_run() -> None:
@@ -194,17 +265,20 @@ def test_a_page_of_nothing() -> None:
     assert "Nothing has started" in render(told(World()))
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A stopped home with the log of `finished`."""
-    home = Home(tmp_path / "home")
+def written(root: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A stopped home with the log of a world, that commands use."""
+    home = Home(root)
     home.root.mkdir()
     monkeypatch.setenv("POISE_HOME", str(home.root))
-    world = finished()
     store = SqliteStore(home.log, encode_event, decode_event)
     store.append(world.log, expected=0)
     store.close()
     return home
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    return written(tmp_path / "home", finished(), monkeypatch)
 
 
 def test_the_command_reads_a_stopped_home(home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,12 +293,33 @@ def test_the_command_reads_a_stopped_home(home: Home, tmp_path: Path, capsys: py
     assert re.search(r"^makespan +11\.0 s$", capsys.readouterr().out, re.MULTILINE)
 
 
+def test_a_period_of_a_tenant_to_be_forwarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path / "home", dear(), monkeypatch)
+    page = tmp_path / "week.html"
+    begin = datetime.fromtimestamp(WALL + 1).astimezone().isoformat()
+    assert main(["report", "--since", begin, "--tenant", "them", "--html", str(page), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert ([one["tenant"] for one in told["tenants"]], told["tenant"]) == (["them"], "them")
+    assert "j1" not in page.read_text() and "Run of them" in page.read_text()
+    assert main(["report", "--html", str(page)]) == 0
+    text = page.read_text()
+    assert "Room that brought nothing, by cause" in text and "attempts that failed" in text and "kWh" in text
+    capsys.readouterr()
+    assert main(["report"]) == 0
+    assert re.search(r"^waste: attempts that failed +4\.0 s of a device", capsys.readouterr().out, re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nosuch"], "no job `nosuch`"),
         (["--html", "/no/such/folder/run.html"], "cannot be written"),
         (["--html", "-", "--json"], "both want stdout"),
+        (["--since", "1h", "--until", "2h"], "not after the beginning"),
+        (["--since", "soon"], "cannot be read"),
+        (["--tenant", "nobody"], "had no job in this time"),
     ],
 )
 def test_errors_can_be_acted_on(

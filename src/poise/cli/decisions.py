@@ -29,9 +29,9 @@ WIDE = 100
 @output.forms("table", "wide", "json")
 @click.argument("jobs", nargs=-1, metavar="[JOB...]")
 def decisions(jobs: tuple[str, ...], since: str | None, limit: int, form: str) -> int:
-    """Show the latest scheduling rounds that decided something, about all jobs or about each JOB: what was placed,
-    preempted, resized or held, why, and the nodes that were not chosen, with their scores. It reads the log, with or
-    without a running control plane.
+    """Show the latest scheduling rounds that decided something, about all jobs or about each JOB. A decision places,
+    preempts, resizes or holds a unit. Each has its reason, and the nodes that were not chosen, with their scores. The
+    command reads the log, with or without a running control plane.
     """
     from poise.cli import offline
 

@@ -32,6 +32,7 @@ from poise.kernel.explain import job_report, node_report, question, schedule_rep
 from poise.kernel.find import find, find_node, found_report, listed, of_rank
 from poise.kernel.incidents import Incidents
 from poise.kernel.ledger import Ledger, NodeState
+from poise.kernel.visible import Sight
 from poise.model.events import Event, NodeJoined, decode_event
 from poise.model.history import RunReport
 from poise.model.hotspots import HotSpots, Order
@@ -48,6 +49,7 @@ from poise.model.reports import (
     WhyNot,
 )
 from poise.model.rounds import Decided
+from poise.model.tenants import Bearer, Role
 from poise.model.timeline import Timeline
 from poise.model.usage import PROFILED, NodeProfile
 from poise.units import SECOND
@@ -255,12 +257,20 @@ def followed(home: Home, what: str, since: float, make: Callable[[Ledger], Follo
     return Followed(follower, max(0, now - round((ledger.leader.wall(now) - since) * SECOND)), now)
 
 
-def report(home: Home, names: Sequence[str]) -> RunReport:
-    """What happened, by the log. Raises NotFound."""
+def report(home: Home, names: Sequence[str], since: float, until: float, tenant: str) -> RunReport:
+    """What happened, by the log, between two times in seconds since 1970. Of one tenant only, where one is named, and
+    then without the names of other tenants' work. Raises NotFound.
+    """
     from poise.kernel.history import History
 
-    told = followed(home, "a report", 0.0, History)
-    return told.by.report(told.now, names=names, version=__version__)
+    history, begin, now = followed(home, "a report", since, History)
+    end = min(now, now - round((history.ledger.leader.wall(now) - until) * SECOND))
+    made = history.report(now, names=names, since=begin, until=end, tenant=tenant, version=__version__)
+    if not tenant:
+        return made
+    if not any(one.tenant == tenant for one in made.tenants):
+        raise NotFound("this tenant had no job in this time", field="--tenant", have=tenant, hint="`poise report`")
+    return Sight(history.ledger, Bearer(tenant, Role.VIEWER)).only(made, *(line.id for line in made.jobs))
 
 
 def decisions(home: Home, jobs: Collection[str], since: float, limit: int) -> list[Decided]:

@@ -1,14 +1,18 @@
 """`poise report`."""
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from poise.cli import output
+from poise.cli.moments import time_of
 from poise.cli.output import Column, Shown
 from poise.client import current_home
-from poise.model.history import RunReport, Spread, Use
-from poise.units import format_duration
+from poise.errors import SpecError
+from poise.model.history import Bill, RunReport, Spread, TenantUse, Use
+from poise.units import HOUR, format_duration
 
 
 @click.command()
@@ -19,18 +23,31 @@ from poise.units import format_duration
     metavar="FILE",
     help="Write a page that needs no network and runs no script; `-` is stdout.",
 )
+@click.option(
+    "--since", metavar="TIME", help="Begin here: seven days ago as 7d, 2026-12-01, … [default: the log's start]"
+)
+@click.option("--until", metavar="TIME", help="End here. [default: now]")
+@click.option(
+    "--tenant", default="", metavar="NAME", help="Only this tenant's work, without names of other tenants' work."
+)
 @output.forms(*output.TEXT)
 @click.argument("jobs", nargs=-1, metavar="[JOB...]")
-def report(jobs: tuple[str, ...], page: Path | None, form: str) -> int:
-    """Report on each JOB, or on all: run times and waits, use of the nodes, a timeline of attempts, every decision with
-    its reason, failures, preemptions. It reads the log, with or without a running control plane.
+def report(
+    jobs: tuple[str, ...], page: Path | None, since: str | None, until: str | None, tenant: str, form: str
+) -> int:
+    """Report on each JOB, or on all, for a period. The figures are run times, waiting, and use of the nodes by tenant;
+    waste by cause, energy and cost. The page adds a timeline of attempts, failures, preemptions, and every decision
+    with its reason. It reads the log, with or without a running control plane.
     """
     if form == "json" and page == Path("-"):
         raise click.UsageError("`-o json` and `--html -` both want stdout")
+    begin = time_of(since, "--since") if since is not None else 0.0
+    end = time_of(until, "--until") if until is not None else time.time()
+    if end <= begin:
+        raise SpecError("the end is not after the beginning", field="--until", have=until or "now", hint="`--since 7d`")
     from poise.cli import offline
 
-    home = current_home()
-    told = offline.report(home, jobs)
+    told = offline.report(current_home(), jobs, begin, end, tenant)
     if page is not None:
         from poise.twin.report import render
 
@@ -53,6 +70,10 @@ def _shown(told: RunReport) -> Shown:
         ("waiting", _spread(told.waiting)),
         ("CPU", _use(told.cpu)),
         ("devices", _use(told.devices)),
+        *((f"waiting, {one.name}", _spread(one.waiting)) for one in told.waits if len(told.waits) > 1),
+        *((f"tenant {one.tenant}", _tenant(one)) for one in told.tenants if len(told.tenants) > 1),
+        *((f"waste: {one.cause}", _hours(one.devices, one.cpu)) for one in told.waste),
+        *(_bill(told.bill) if told.bill is not None else ()),
     ]
     names = [name for name, _ in rows]
     columns = [Column("FIGURE", names), Column("VALUE", [value for _, value in rows])]
@@ -64,6 +85,32 @@ def _spread(of: Spread) -> str:
         return "-"
     names = (("mean", of.mean), ("P50", of.p50), ("P95", of.p95), ("P99", of.p99), ("longest", of.longest))
     return ", ".join(f"{name} {format_duration(time)}" for name, time in names)
+
+
+def _tenant(of: TenantUse) -> str:
+    statuses = ", ".join(f"{count} {status}" for status, count in of.statuses.items())
+    vain = f", {_hours(of.vain_devices, of.vain_cpu)} in vain" if of.vain_devices or of.vain_cpu else ""
+    return f"{statuses}; {_hours(of.devices, of.cpu)} held{vain}"
+
+
+def _hours(devices: int, cpu: int) -> str:
+    """`3.2 device hours, 10.0 core hours`; `5m0s of a device` below an hour."""
+    parts = ((devices, "device"), (cpu, "core"))
+    texts = (
+        f"{amount / HOUR:,.1f} {what} hours" if amount >= HOUR else f"{format_duration(amount)} of a {what}"
+        for amount, what in parts
+        if amount
+    )
+    return ", ".join(texts) or "-"
+
+
+def _bill(of: Bill) -> Iterator[tuple[str, str]]:
+    if of.powered:
+        partly = f", for {of.powered} of {of.devices} devices" if of.powered < of.devices else ""
+        yield "energy", f"{of.energy / 3.6e6:.1f} kWh, {of.co2:.1f} kg CO2e (by the power model{partly})"
+    if of.priced:
+        partly = f", for {of.priced} of {of.devices} devices" if of.priced < of.devices else ""
+        yield "cost", f"${of.price:,.2f}, of which ${of.paid:,.2f} for held devices{partly}"
 
 
 def _use(of: Use) -> str:

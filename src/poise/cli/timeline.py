@@ -11,7 +11,7 @@ from poise.cli.moments import time_of
 from poise.cli.output import Column, Shown
 from poise.client import current_home
 from poise.errors import SpecError
-from poise.kernel.history import FAILED
+from poise.kernel.used import FAILED
 from poise.model.timeline import Row, Timeline
 from poise.units import format_duration
 
@@ -38,8 +38,8 @@ FAILURE = "x"
 @output.forms("table", "wide", "json")
 @click.argument("jobs", nargs=-1, metavar="[JOB...]")
 def timeline(jobs: tuple[str, ...], since: str, until: str | None, file: Path | None, form: str) -> int:
-    """Show a timeline of attempts by node and device: waiting, starting, running, stopping, and failures. Of all jobs,
-    or of each JOB. It reads the log, with or without a running control plane.
+    """Show a timeline of attempts by node and device, of all jobs or of each JOB. It has the phases waiting, starting,
+    running and stopping, and the failures. The command reads the log, with or without a running control plane.
     """
     if form == "json" and file == Path("-"):
         raise click.UsageError("`-o json` and `--trace -` both want stdout")

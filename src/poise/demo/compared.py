@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from poise.kernel.history import spread
+from poise.kernel.used import spread
 from poise.twin.compare import SPANS, Asked, Comparison, Watch, compare
 from poise.twin.figures import devices_held, percent
 from poise.twin.traces.options import Options

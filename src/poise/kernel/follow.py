@@ -26,13 +26,14 @@ from poise.model.events import (
     Started,
     UnitsCancelled,
 )
-from poise.model.resources import Shape
+from poise.model.resources import WHOLE, Shape
 
 
 class Seen(msgspec.Struct, gc=False):
     """An attempt; instants of the log, 0 where it has not happened. `ready` is when its unit could be placed, `asked`
     when it was asked to end. `first` is one of each placement of a unit, `queued` one behind its like. `counts` is how
-    much of its time was not in vain, once it is over; `cpu` and `device` are as in `Ending`.
+    much of its time was not in vain, once it is over; `cpu` and `device` are as in `Ending`. `power` in milliwatts and
+    `price` in micro-dollars per hour are those of its devices, as far as it shares them.
     """
 
     task: str
@@ -59,6 +60,8 @@ class Seen(msgspec.Struct, gc=False):
     cpu: int = 0
     device: int = 0
     counts: int = 0
+    power: int = 0
+    price: int = 0
 
 
 class Following:
@@ -163,6 +166,8 @@ class Following:
 
     def _seen(self, unit: UnitState, index: int, spot: Spot, epoch: int, why: str) -> Seen:
         job = self.ledger.jobs[unit.job]
+        state = self.ledger.nodes.get(spot.node) if spot.devices else None
+        held = [state.node.devices[number] for number in spot.devices] if state is not None else []
         return Seen(
             task=f"{unit.job}.{unit.spec.tasks[index].name}",
             unit=unit.id,
@@ -180,6 +185,8 @@ class Following:
             ready=0,
             placed=0,
             why=why,
+            power=sum(device.power for device in held) * unit.shape.share // WHOLE,
+            price=sum(device.price for device in held) * unit.shape.share // WHOLE,
         )
 
     def _give_up(self, event: Placed) -> None:

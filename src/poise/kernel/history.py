@@ -10,7 +10,7 @@ forgets. A job's state is let go of once it is over. Lists are bounded when they
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from operator import attrgetter
 from typing import TypeVar
@@ -21,6 +21,19 @@ from poise.errors import NotFound
 from poise.kernel.explain import job_text, what_for
 from poise.kernel.follow import Following, Seen
 from poise.kernel.ledger import JobState, Ledger, job_status
+from poise.kernel.used import (
+    FAILED,
+    Stretch,
+    Window,
+    bill,
+    spread,
+    stretch_of,
+    tenants,
+    use_of_cpu,
+    use_of_devices,
+    waits,
+    waste,
+)
 from poise.model.document import near, some
 from poise.model.events import (
     DeadlinesMissed,
@@ -65,13 +78,10 @@ from poise.model.history import (
     Level,
     RunReport,
     Span,
-    Spread,
-    Use,
     Yielding,
 )
 from poise.model.load import LEVELS
-from poise.model.resources import WHOLE
-from poise.units import SECOND, format_duration
+from poise.units import format_duration
 
 MOST = {"jobs": 500, "attempts": 4000, "happenings": 4000, "failures": 500, "yields": 500, "classes": 200}
 """What a report lists at most of each part, so that a page has a few MB. Of attempts it counts bars: one a device."""
@@ -93,17 +103,6 @@ SWEEP = 1024
 
 OVER = ("done", "failed", "cancelled", "skipped")
 """Statuses of jobs that have ended."""
-
-FAILED = ("failed", "killed", "signal", "oom", "hung", "timeout", "lost", "unstartable")
-
-
-class _Stretch(msgspec.Struct):
-    """A node while it was there: instants, milli-CPU and devices."""
-
-    since: int
-    until: int
-    cpu: int
-    devices: int
 
 
 class _Noted(msgspec.Struct, frozen=True):
@@ -129,7 +128,7 @@ class History(Following):
         self._levels: list[Level] = []
         self._noted: list[_Noted] = []
         self._yields: list[Yielding] = []
-        self._stretches: dict[str, list[_Stretch]] = {}
+        self._stretches: dict[str, list[Stretch]] = {}
         for name, state in ledger.nodes.items():
             if state.status == "up":
                 self._node_is_there(name, ledger.now)
@@ -275,8 +274,7 @@ class History(Following):
 
     def _node_is_there(self, name: str, at: int) -> None:
         self._node_is_gone(name, at)  # it may offer other things from now on
-        offered = self.ledger.nodes[name].node
-        self._stretches.setdefault(name, []).append(_Stretch(at, 0, offered.cpu, len(offered.devices)))
+        self._stretches.setdefault(name, []).append(stretch_of(self.ledger.nodes[name].node, at))
 
     def _node_is_gone(self, name: str, at: int) -> None:
         stretches = self._stretches.get(name)
@@ -290,18 +288,33 @@ class History(Following):
 
     # --- telling it --------------------------------------------------------------------------------------------------
 
-    def report(self, now: int, *, names: Sequence[str] = (), version: str = "") -> RunReport:
-        """The run until the instant `now`: of the jobs that are named, by id or name, or of all. Raises NotFound."""
+    def report(
+        self,
+        now: int,
+        *,
+        names: Sequence[str] = (),
+        since: int = 0,
+        until: int = 0,
+        tenant: str = "",
+        version: str = "",
+    ) -> RunReport:
+        """The run between two instants (0: from the beginning, and until `now`): of the jobs that are named, by id or
+        name, or of all; of one tenant only, where it is named. Raises NotFound.
+        """
         now = max(now, self.ledger.now)
         lines = self._over | {job.id: _line(job, now) for job in self._unfinished.values()}
+        if tenant:
+            lines = {name: line for name, line in lines.items() if line.tenant == tenant}
         chosen = {_job_named(name, lines) for name in names} if names else set(lines)
-        jobs = [line for line in lines.values() if line.id in chosen]
-        attempts = [attempt for attempt in self._attempts if attempt.job in chosen]
-        begins = self._begins or now
-        since, until = begins, now
+        since, until = max(since, self._begins or now), min(until or now, now)
         if names:
-            since = max(begins, min(line.submitted for line in jobs))
-            until = max(since, *(now if line.status not in OVER else line.submitted + line.took for line in jobs))
+            told = [lines[name] for name in chosen]
+            since = max(since, min(line.submitted for line in told))
+            until = max(since, *(min(until, _end_of(line, now)) for line in told))
+        window = Window(since, until)
+        jobs = [lines[name] for name in lines if name in chosen and _is_in(lines[name], window, now)]
+        chosen = {line.id for line in jobs}
+        attempts = [one for one in self._attempts if one.job in chosen and window.meets(one.placed, one.ended)]
         tries = Counter(attempt.job for attempt in attempts)
         starts: dict[str, int] = {}
         for attempt in attempts:
@@ -323,21 +336,23 @@ class History(Following):
                 again=latest[attempt.unit] > attempt.epoch or attempt.unit in waiting,
             )
             for attempt in attempts
-            if attempt.outcome in FAILED
+            if attempt.outcome in FAILED and window.has(attempt.ended)
         ]
-        yields = [one for one in self._yields if _job_of(one.unit) in chosen]
+        yields = [one for one in self._yields if _job_of(one.unit) in chosen and window.has(one.at)]
         happenings = [
             noted.told
             for noted in self._noted
-            if since <= noted.told.at <= until and (not noted.jobs or chosen.intersection(noted.jobs))
+            if window.has(noted.told.at) and (not noted.jobs or chosen.intersection(noted.jobs))
         ]
         left_out: dict[str, int] = {}
+        stretches = [one for of_node in self._stretches.values() for one in of_node]
         shown = _some(sorted(jobs, key=attrgetter("submitted")), "jobs", left_out)
         first_submission = min((line.submitted for line in jobs), default=0)
         return RunReport(
             version=version,
             policy=self.ledger.leader.policy,
             asked=tuple(names),
+            tenant=tenant,
             begins=self.ledger.leader.wall(since),
             length=until - since,
             first=self._first,
@@ -349,12 +364,14 @@ class History(Following):
             retried=sum(failure.again for failure in failures),
             yielded=len(yields),
             makespan=max((line.submitted + line.took for line in jobs), default=0) - first_submission,
-            completion=spread(line.took for line in jobs if line.status in OVER),
+            completion=spread(line.took for line in jobs if line.status in OVER and window.has(_end_of(line, now))),
             waiting=spread(
-                attempt.started - attempt.ready for attempt in attempts if attempt.first and attempt.started
+                attempt.started - attempt.ready
+                for attempt in attempts
+                if attempt.first and attempt.started and window.has(attempt.started)
             ),
-            cpu=self._use_of_cpu(attempts, since, until),
-            devices=self._use_of_devices(attempts, since, until),
+            cpu=use_of_cpu(stretches, attempts, window),
+            devices=use_of_devices(stretches, attempts, window),
             jobs=tuple(
                 msgspec.structs.replace(
                     line,
@@ -370,65 +387,22 @@ class History(Following):
             failures=tuple(_some(failures, "failures", left_out)),
             yields=tuple(_shifted(_some(yields, "yields", left_out), since)),
             classes=tuple(_classes(attempts, left_out)),
+            tenants=tuple(tenants(attempts, jobs, window)),
+            waits=tuple(waits(attempts, window)),
+            waste=() if tenant else tuple(waste(stretches, self._attempts, self._levels, window)),
+            bill=None if tenant else bill(stretches, self._attempts, window),
             left_out=left_out,
         )
 
-    def _use_of_cpu(self, attempts: Iterable[Seen], since: int, until: int) -> Use:
-        offered = self._offered(lambda stretch: stretch.cpu, since, until)
-        used = sum(attempt.cpu * 1000 for attempt in attempts)
-        return _use(offered, used, [(attempt, attempt.shape.cpu) for attempt in attempts], since, until)
 
-    def _use_of_devices(self, attempts: Iterable[Seen], since: int, until: int) -> Use:
-        """Amounts in thousandths of a device."""
-        offered = self._offered(lambda stretch: stretch.devices * WHOLE, since, until)
-        weighed = [(attempt, len(attempt.devices) * attempt.shape.share) for attempt in attempts]
-        used = sum(attempt.device * len(attempt.devices) * _held_for(attempt, since, until) for attempt in attempts)
-        return _use(offered, used, weighed, since, until)
-
-    def _offered(self, amount: Callable[[_Stretch], int], since: int, until: int) -> int:
-        """What the nodes offered while they were there: an amount times nanoseconds."""
-        return sum(
-            amount(stretch) * max(0, min(stretch.until or until, until) - max(stretch.since, since))
-            for stretches in self._stretches.values()
-            for stretch in stretches
-        )
+def _end_of(line: JobLine, now: int) -> int:
+    """The instant at which it ended, or now."""
+    return line.submitted + line.took if line.status in OVER else now
 
 
-def spread(durations: Iterable[int]) -> Spread:
-    """How durations are spread.
-
-    >>> spread([1, 2, 3, 10]).p50, spread([1, 2, 3, 10]).p95
-    (2, 10)
-    """
-    ordered = sorted(durations)
-    if not ordered:
-        return Spread()
-    count = len(ordered)
-    p50, p95, p99 = (ordered[-(-count * part // 100) - 1] for part in (50, 95, 99))  # the nearest rank
-    return Spread(count=count, mean=sum(ordered) // count, p50=p50, p95=p95, p99=p99, longest=ordered[-1])
-
-
-def _use(offered: int, used: int, attempts: Iterable[tuple[Seen, int]], since: int, until: int) -> Use:
-    if not offered:
-        return Use(offered=0)
-    held = good = 0
-    for attempt, amount in attempts:
-        time = _held_for(attempt, since, until)
-        held += amount * time
-        good += amount * (min(time, attempt.counts) if attempt.ended else time)
-    return Use(
-        offered=offered // SECOND,
-        held=held * 1000 // offered,
-        used=used * 1000 // offered,
-        good=good * 1000 // offered,
-    )
-
-
-def _held_for(attempt: Seen, since: int, until: int) -> int:
-    """Nanoseconds, of those that are told of."""
-    if not attempt.started:
-        return 0
-    return max(0, min(attempt.ended or until, until) - max(attempt.started, since))
+def _is_in(line: JobLine, window: Window, now: int) -> bool:
+    """Whether it was there for a part of the window."""
+    return line.submitted <= window.until and _end_of(line, now) >= window.since
 
 
 def _line(job: JobState, now: int) -> JobLine:
@@ -443,6 +417,7 @@ def _line(job: JobState, now: int) -> JobLine:
         tasks=tasks,
         submitted=job.submitted,
         took=(job.ended or now) - job.submitted,
+        tenant=job.tenant,
         calls=job.calls.done + job.calls.failed if job.calls is not None else 0,
     )
 

@@ -21,8 +21,8 @@ import msgspec
 import numpy as np
 
 from poise.kernel.follow import Following, Seen
-from poise.kernel.history import FAILED
 from poise.kernel.ledger import Ledger
+from poise.kernel.used import FAILED
 from poise.model.decisions import Spot
 from poise.model.events import Event
 from poise.model.history import Level

@@ -107,6 +107,54 @@ class ClassRuns(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
 
 
+class Waste(msgspec.Struct, frozen=True, kw_only=True):
+    """Room that brought nothing, by its cause: nanoseconds of a core, and of a whole device."""
+
+    cause: str
+    cpu: int
+    devices: int
+
+
+class TenantUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant's work took: nanoseconds of a core and of a whole device that its attempts held, and of both what
+    was in vain; `energy` in joules above that of idle devices, `price` in dollars of the devices it held.
+    """
+
+    tenant: str
+    statuses: dict[str, int]
+    attempts: int
+    failed: int
+    waiting: Spread
+    cpu: int
+    devices: int
+    vain_cpu: int
+    vain_devices: int
+    energy: float
+    price: float
+
+
+class ClassWaits(msgspec.Struct, frozen=True, kw_only=True):
+    """How long attempts of a priority class waited for room."""
+
+    name: str
+    waiting: Spread
+
+
+class Bill(msgspec.Struct, frozen=True, kw_only=True):
+    """What devices drew and cost while they were there: `energy` in joules by the model of `model/power.py`, of the
+    `powered` of all `devices` whose power cap is known; `co2` in kg; `price` in dollars of all, `paid` of what was
+    held, of the `priced` devices.
+    """
+
+    energy: float
+    co2: float
+    price: float
+    paid: float
+    devices: int
+    powered: int
+    priced: int
+
+
 class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A job at a glance: `took` from its submission to its end, or until now; `waited` until its first task ran; how
     many `calls` of functions have returned.
@@ -120,6 +168,7 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tasks: int
     submitted: int
     took: int
+    tenant: str = ""
     waited: int | None = None
     attempts: int = 0
     calls: int = 0
@@ -129,6 +178,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of the log. `first` and `last` are its revisions. `completion` is of the jobs that ended, from their
     submission; `waiting` of every attempt that started, from when it could be placed; `makespan` from the first
     submission to the last end. `asked` names the jobs it is about; empty: all.
+
+    `waste` and `bill` are of the whole fleet, whichever jobs it is about; a report of one `tenant` has neither.
 
     `left_out` counts, by part, what is not in the lists because it is much; the figures are of all.
     """
@@ -159,3 +210,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     yields: tuple[Yielding, ...]
     classes: tuple[ClassRuns, ...]
     left_out: dict[str, int]
+    tenant: str = ""
+    tenants: tuple[TenantUse, ...] = ()
+    waits: tuple[ClassWaits, ...] = ()
+    waste: tuple[Waste, ...] = ()
+    bill: Bill | None = None

@@ -31,8 +31,8 @@ import msgspec
 import numpy as np
 
 from poise.engine.twin import Waste
-from poise.kernel.history import spread
 from poise.kernel.ledger import JobState, Ledger
+from poise.kernel.used import spread
 from poise.model.decisions import Spot
 from poise.model.events import (
     DeadlinesMissed,

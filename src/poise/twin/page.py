@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
-from poise.kernel.history import FAILED
+from poise.kernel.used import FAILED
 from poise.model.history import Lane, Span
 from poise.units import format_duration
 

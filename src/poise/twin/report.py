@@ -6,9 +6,9 @@ Reasons are titles of the bars (shown on hover, read aloud) and rows of tables t
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from poise.model.history import Level, RunReport, Spread, Use
+from poise.model.history import Bill, ClassWaits, Level, RunReport, Spread, Use
 from poise.twin.page import CURVE, WIDTH, Page, along, ticks, timeline
-from poise.units import format_duration
+from poise.units import HOUR, format_duration
 
 PARTS = {
     "jobs": "earlier jobs",
@@ -22,11 +22,18 @@ PARTS = {
 
 def render(report: RunReport) -> str:
     """The page. Raises nothing: any report makes one."""
-    what = f"Run of {', '.join(report.asked[:5])}" if report.asked else "Run"
+    what = (
+        f"Run of {', '.join(report.asked[:5])}"
+        if report.asked
+        else f"Run of {report.tenant}"
+        if report.tenant
+        else "Run"
+    )
     what += f" and {len(report.asked) - 5} more" if len(report.asked) > 5 else ""
     page = Page(what)
     _head(page, report)
     _figures(page, report)
+    _period(page, report)
     _timeline(page, report)
     _queue(page, report)
     _tables(page, report)
@@ -67,6 +74,72 @@ def _spread(page: Page, name: str, of: Spread) -> None:
 def _use(page: Page, name: str, of: Use) -> None:
     if of.held is not None:
         page.figure(f"{name} held", _percent(of.held), f"{_percent(of.good)} goodput, {_percent(of.used)} measured")
+
+
+def _period(page: Page, report: RunReport) -> None:
+    """Who used what, and what was wasted."""
+    page.tag("h2", "Tenants")
+    heads = (
+        "tenant",
+        "jobs",
+        "attempts",
+        "failed",
+        "waiting: mean",
+        "P95",
+        "device hours",
+        "in vain",
+        "core hours",
+        "in vain",
+    )
+    rows = [
+        (
+            one.tenant,
+            ", ".join(f"{count} {status}" for status, count in one.statuses.items()),
+            str(one.attempts),
+            str(one.failed),
+            format_duration(one.waiting.mean) if one.waiting.count else "-",
+            format_duration(one.waiting.p95) if one.waiting.count else "-",
+            *(_hours(amount) for amount in (one.devices, one.vain_devices, one.cpu, one.vain_cpu)),
+            f"{one.energy / 3.6e6:.2f}",
+            f"{one.price:,.2f}",
+        )
+        for one in report.tenants
+    ]
+    page.table((*heads, "kWh", "$"), rows)
+    if report.waits:
+        page.tag("h2", "Waiting by priority class")
+        page.table(("class", "started", "mean", "P50", "P95", "P99", "longest"), [_waited(one) for one in report.waits])
+    if report.waste:
+        page.tag("h2", "Room that brought nothing, by cause")
+        page.table(
+            ("cause", "device hours", "core hours"),
+            [(one.cause, _hours(one.devices), _hours(one.cpu)) for one in report.waste],
+        )
+    if report.bill is not None and (report.bill.powered or report.bill.priced):
+        _bill(page, report.bill)
+
+
+def _waited(one: ClassWaits) -> tuple[str, ...]:
+    of = one.waiting
+    return one.name, str(of.count), *(format_duration(time) for time in (of.mean, of.p50, of.p95, of.p99, of.longest))
+
+
+def _hours(nanoseconds: int) -> str:
+    return f"{nanoseconds / HOUR:,.2f}"
+
+
+def _bill(page: Page, bill: Bill) -> None:
+    page.tag("h2", "Energy and cost of the devices")
+    page.tag(
+        "p",
+        f"Energy by the power model, for {bill.powered} of {bill.devices} devices with a known power limit; prices are "
+        f"known for {bill.priced}. Energy and price of a tenant are those of the devices that it held, without idle.",
+        class_="faint",
+    )
+    page.raw("<dl>\n")
+    page.figure("energy", f"{bill.energy / 3.6e6:,.1f} kWh", f"{bill.co2:,.1f} kg CO2e")
+    page.figure("price", f"${bill.price:,.2f}", f"${bill.paid:,.2f} for held devices")
+    page.raw("</dl>\n")
 
 
 def _timeline(page: Page, report: RunReport) -> None:

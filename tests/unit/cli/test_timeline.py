@@ -85,7 +85,9 @@ def test_decisions_in_a_terminal_and_as_json(capsys: pytest.CaptureFixture[str])
     assert main(["decisions", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [one["revision"] for one in told] == sorted(one["revision"] for one in told)
-    assert [made["of"] for one in told for made in one["made"] if made["what"] == "placed"] == [["j1.main"]] * 2 + [["j2.main"]]
+    assert [made["of"] for one in told for made in one["made"] if made["what"] == "placed"] == [["j1.main"]] * 2 + [
+        ["j2.main"]
+    ]
     assert main(["decisions", "b", "--limit", "2"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].split() == ["ROUND", "WHEN", "DECISION", "OF", "ON", "WHY"]
