@@ -11,11 +11,19 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from system.watching import watched  # noqa: E402
 
-PICTURES = {"now": "/now", "queue": "/queue", "job": "/jobs/report"}
+PICTURES = {
+    "now": "/now",
+    "queue": "/queue",
+    "job": "/jobs/report",
+    "timeline": "/timeline",
+    "decisions": "/decisions",
+}
 READY = {
     "now": "document.querySelectorAll('tbody tr').length === 2",
     "queue": "Boolean(document.querySelector('.start'))",
     "job": "Boolean(document.querySelector('pre'))",
+    "timeline": "document.querySelectorAll('tbody tr').length > 5",
+    "decisions": "document.querySelectorAll('tbody tr').length > 5",
 }
 SIZE = {"width": 1200, "height": 620, "deviceScaleFactor": 1, "mobile": False}
 

@@ -17,7 +17,7 @@ from system.living import Living, alive, ended, kill, until
 from system.watching import MARKUP, Seen, first_value, link, watched
 
 AXE = Path(__file__).resolve().parent.parent / "axe" / "axe.min.js"
-VIEWS = ("/now", "/queue", "/jobs", "/nodes")
+VIEWS = ("/now", "/queue", "/jobs", "/nodes", "/timeline", "/decisions", "/what-if")
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +238,7 @@ def test_everything_can_be_reached_by_keyboard(seen: Seen) -> None:
     for _ in range(4 + len(VIEWS)):
         seen.browser.press("Tab")
         names.append(seen.browser.evaluate("document.activeElement.textContent"))
-    assert names[: 1 + len(VIEWS)] == ["Poise", "Now", "Queue", "Jobs", "Nodes"][: 1 + len(VIEWS)]
+    assert names[: 1 + len(VIEWS)] == [*("Poise", "Now", "Queue", "Jobs", "Nodes", "Timeline", "Decisions", "What-if")]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -27,8 +27,9 @@ import msgspec
 
 from poise.client import Client
 from poise.config import Home
-from poise.dashboard.data import Kept
+from poise.dashboard.data import ROUTES, Kept
 from poise.dashboard.mirror import LINGER, Mirror, client_for
+from poise.dashboard.past import LookingBack
 from poise.dashboard.sessions import Session, Sessions
 from poise.decoding import json_decoder
 from poise.errors import Busy, Denied, Fault, Forbidden, InputError, NotFound, PoiseError
@@ -105,7 +106,7 @@ class Dashboard:
         self.sessions = Sessions()
         self._home, self._cookie = home, cookie
         self._files = _files()
-        self._kept = Kept()
+        self._kept = Kept(ROUTES | LookingBack(home).routes)
         self._mirrors: dict[str, Mirror] = {}
         self._looking: dict[str, int] = {}
         self._leaving: dict[str, asyncio.TimerHandle] = {}

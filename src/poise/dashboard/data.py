@@ -25,7 +25,7 @@ Asked = Mapping[str, str]
 LEAST, MOST = 1.0, 10.0
 """Seconds for which an answer is kept: `SHARE` times what it took, within these."""
 
-MAX_KEPT = 512
+MAX_KEPT, MAX_KEPT_BYTES = 512, 32 << 20
 
 MAX_TASKS = 500
 """Tasks of a job that are shown."""
@@ -103,14 +103,16 @@ class Kept:
     called on many threads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, routes: Mapping[str, Callable[[Client, Asked], Any]] = ROUTES) -> None:
+        self._routes = routes
+        self._bytes = 0
         self._changed = Condition()
         self._known: OrderedDict[tuple[str, ...], tuple[float, bytes | PoiseError]] = OrderedDict()
         self._asking: set[tuple[str, ...]] = set()
 
     def answer(self, name: str, token: str, asked: Asked, connect: Callable[[], Client]) -> bytes:
         """The answer as JSON. Raises `PoiseError`."""
-        ask = ROUTES.get(name)
+        ask = self._routes.get(name)
         if ask is None:
             raise NotFound(f"there is no data function `{name}`", field="path", have=name, hint="reload the page")
         key = (token, name, *(text for pair in sorted(asked.items()) for text in pair))
@@ -126,10 +128,11 @@ class Kept:
             found = _asked(ask, asked, connect)
             with self._changed:
                 took = time.monotonic() - begun
+                self._drop(key)
                 self._known[key] = time.monotonic() + min(MOST, max(LEAST, SHARE * took)), found
-                self._known.move_to_end(key)
-                while len(self._known) > MAX_KEPT:
-                    self._known.popitem(last=False)
+                self._bytes += _size(found)
+                while len(self._known) > MAX_KEPT or self._bytes > MAX_KEPT_BYTES:
+                    self._drop(next(iter(self._known)))
         finally:
             with self._changed:
                 self._asking.discard(key)
@@ -140,7 +143,11 @@ class Kept:
         """Nothing that this token has seen is kept."""
         with self._changed:
             for key in [key for key in self._known if key[0] == token]:
-                del self._known[key]
+                self._drop(key)
+
+    def _drop(self, key: tuple[str, ...]) -> None:
+        _, found = self._known.pop(key, (0.0, b""))
+        self._bytes -= _size(found)
 
 
 def _asked(ask: Callable[[Client, Asked], Any], asked: Asked, connect: Callable[[], Client]) -> bytes | PoiseError:
@@ -149,6 +156,10 @@ def _asked(ask: Callable[[Client, Asked], Any], asked: Asked, connect: Callable[
             return msgspec.json.encode(ask(client, asked))
     except PoiseError as error:
         return error
+
+
+def _size(found: bytes | PoiseError) -> int:
+    return len(found) if isinstance(found, bytes) else 0
 
 
 def _given(found: bytes | PoiseError) -> bytes:

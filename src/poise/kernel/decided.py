@@ -44,14 +44,16 @@ class Rounds:
 
     def add(self, event: Event) -> None:
         """Take in the next event of the log."""
+        self.ledger.apply(event)
+        self.note(event)
+
+    def note(self, event: Event) -> None:
+        """Take in an event that the ledger has."""
         if isinstance(event, Placed | Preempted | Resized | Held):
             if event.at != self._last[1]:
                 self._close()
-            self.ledger.apply(event)
             self._take(event)
-            return
-        self.ledger.apply(event)
-        if isinstance(event, Round):
+        elif isinstance(event, Round):
             self._last = (self.ledger.revision, event.at, event.base)
             self._close(event.policy, event.fired)
 

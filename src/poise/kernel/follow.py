@@ -167,7 +167,7 @@ class Following:
     def _seen(self, unit: UnitState, index: int, spot: Spot, epoch: int, why: str) -> Seen:
         job = self.ledger.jobs[unit.job]
         state = self.ledger.nodes.get(spot.node) if spot.devices else None
-        held = [state.node.devices[number] for number in spot.devices] if state is not None else []
+        held = [one for one in state.node.devices if one.index in spot.devices] if state is not None else []
         return Seen(
             task=f"{unit.job}.{unit.spec.tasks[index].name}",
             unit=unit.id,

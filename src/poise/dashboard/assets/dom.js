@@ -116,5 +116,5 @@ export class Table {
 // A text field by which rows are chosen, and what it says now.
 export function filter(label, changed) {
   const field = el("input", { type: "search", autocomplete: "off", oninput: () => changed() });
-  return { element: el("label", {}, label, field), matches: (...texts) => texts.join(" ").toLowerCase().includes(field.value.trim().toLowerCase()) };
+  return { element: el("label", {}, label, field), matches: (...texts) => texts.join(" ").toLowerCase().includes(field.value.trim().toLowerCase()), value: () => field.value.trim() };
 }

@@ -2,6 +2,7 @@
 
 import { code, el } from "./dom.js";
 import { EMPTY, Stream, apply } from "./stream.js";
+import { Past } from "./past.js";
 import { VIEWS } from "./views.js";
 
 const main = document.getElementById("main");
@@ -18,7 +19,7 @@ let changed = new Set();
 
 const find = (path) => VIEWS.find((one) => path === one.path || path.startsWith(`${one.path}/`));
 
-export async function data(name, parameters = {}) {
+async function ask(name, parameters = {}) {
   const answer = await fetch(`/data/${name}?${new URLSearchParams(parameters)}`);
   const told = await answer.json();
   if (answer.status === 401) say({ kind: "end", why: "session", text: told.error.message });
@@ -26,10 +27,29 @@ export async function data(name, parameters = {}) {
   return told;
 }
 
-export function go(path) {
-  history.pushState(null, "", path);
+// Of a past moment only what the log holds can be asked for.
+const LIVE_ONLY = { explanation: "poise explain JOB", log: "poise logs JOB", profile: "poise profile", "why-not": "poise why-not JOB NODE" };
+
+async function data(name, parameters = {}) {
+  const at = past.at();
+  if (at === null) return ask(name, parameters);
+  if (LIVE_ONLY[name]) throw new Error(`Of a past moment this is not shown here. For now: ${LIVE_ONLY[name]}`);
+  return name === "job" ? ask("past-job", { ...parameters, at }) : ask(name, parameters);
+}
+
+function go(path) {
+  history.pushState(null, "", past.kept(path));
   open();
 }
+
+// Another moment is shown, or the present one again.
+const past = new Past(document.getElementById("past"), document.getElementById("look-back"), ask, () => {
+  history.replaceState(null, "", past.kept(location.pathname));
+  if (!view || ended) return;
+  if (view.rest.length) open();
+  else view.update?.(shown(), new Set(Object.keys(shown())));
+});
+const shown = () => past.state ?? state;
 
 function open() {
   leave();
@@ -53,9 +73,9 @@ function open() {
   const rest = path.slice(module.path.length).split("/").filter(Boolean).map(decoded);
   document.title = `${[module.title, ...rest].join(" ")} · Poise`;
   const leaving = [];
-  view = { leave: () => leaving.forEach((one) => one()) };
-  const api = { data, go, rest, onLeave: (what) => leaving.push(what) };
-  view.update = module.show(element, state, api);
+  view = { rest, leave: () => leaving.forEach((one) => one()) };
+  const api = { data, go, rest, at: () => past.at(), onLeave: (what) => leaving.push(what) };
+  view.update = module.show(element, shown(), api);
 }
 
 function decoded(part) {
@@ -71,10 +91,10 @@ document.getElementById("views").append(...VIEWS.map((one) => el("li", {}, el("a
 
 document.addEventListener("click", (event) => {
   const target = event.target.closest("a");
-  if (!target || target.origin !== location.origin || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+  if (!target || target.origin !== location.origin || target.hasAttribute("download") || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
   if (target.hash && target.pathname === location.pathname) return;
   event.preventDefault();
-  go(target.pathname + target.search);
+  go(target.pathname);
   main.focus();
 });
 addEventListener("popstate", open);
@@ -103,7 +123,8 @@ function draw() {
     const parts = changed;
     changed = new Set();
     tellHead();
-    if (parts.size) view?.update?.(state, parts);
+    if (past.state) parts.forEach((part) => part !== "theme" && parts.delete(part));
+    if (parts.size) view?.update?.(shown(), parts);
   }, 50);
 }
 
@@ -130,6 +151,7 @@ function end({ why, text }) {
   ended = why;
   leave();
   state = EMPTY();
+  past.close();
   tell("");
   who.textContent = "";
   const [title, told] = ENDINGS[why] ?? ["Access has ended", text];
@@ -184,6 +206,7 @@ async function enter() {
     if (!answer.ok) { say({ kind: "end", why: "link" }); return; }
   }
   useTheme();
+  await past.begin();
   open();
   connect(Boolean(secret));
 }

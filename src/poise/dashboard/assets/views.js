@@ -4,11 +4,15 @@
 //   show(element, state, api)   draw into `element`; may return a function that is called with the state after each
 //                               change, and with the parts that have changed (`time` each second)
 // `api` has `data(name, parameters)`, which asks the server's data function of that name (`poise.dashboard.data`),
-// `rest`, the parts of the path below the view's own, `go(path)`, and `onLeave(function)`.
+// `rest`, the parts of the path below the view's own, `go(path)`, `onLeave(function)`, and `at()`: the past moment that is
+// shown, in seconds since 1970, or null. Then `state` is that of the moment, and `data` answers for it where it can.
 
 import * as now from "./views/now.js";
 import * as queue from "./views/queue.js";
 import * as jobs from "./views/jobs.js";
 import * as nodes from "./views/nodes.js";
+import * as timeline from "./views/timeline.js";
+import * as decisions from "./views/decisions.js";
+import * as whatIf from "./views/what-if.js";
 
-export const VIEWS = [now, queue, jobs, nodes];
+export const VIEWS = [now, queue, jobs, nodes, timeline, decisions, whatIf];

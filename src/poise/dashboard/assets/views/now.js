@@ -25,7 +25,7 @@ export function stateOf(node, device) {
 const SIGN = { free: "", held: "●", closed: "–", failed: "✕" };
 const WORDS = { free: "free", held: "held", closed: "closed to new work", failed: "lost, unfit or failed" };
 
-function colourOf(job) {
+export function colourOf(job) {
   let sum = 0;
   for (const letter of job) sum = (sum * 31 + letter.codePointAt(0)) >>> 0;
   return JOB_COLOURS[sum % JOB_COLOURS.length];

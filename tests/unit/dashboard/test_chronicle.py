@@ -1,0 +1,123 @@
+"""`dashboard/chronicle.py`: the log of a home, followed for pages that look back."""
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from poise.config import Home
+from poise.dashboard import chronicle as module
+from poise.dashboard.chronicle import Chronicle
+from poise.drivers.past import Moment
+from poise.drivers.sqlite import SqliteStore
+from poise.errors import Conflict, NotFound
+from poise.kernel.ledger import Ledger
+from poise.model.events import Event, decode_event, encode_event
+from poise.model.tenants import HOME
+from poise.testing import WALL, World
+
+PATIENCE = 30.0
+
+
+def store_of(home: Home, keep: int = 10**9) -> SqliteStore[Event]:
+    home.root.mkdir(exist_ok=True)
+    return SqliteStore(home.log, encode_event, decode_event, keep=keep)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setattr(module, "PATIENCE", PATIENCE)
+    return Home(tmp_path / "home")
+
+
+def busy(count: int = 12) -> World:
+    world = World().nodes(2, cpu=1)
+    for number in range(count):
+        world.job(f"x{number}").round().start(f"x{number}").after("1s").finish(f"x{number}", run="1s")
+    return world
+
+
+def test_it_tells_what_the_log_says_and_goes_on_with_it(home: Home) -> None:
+    world = busy()
+    with closing(store_of(home)) as store:
+        store.append(world.log, expected=0)
+        chronicle = Chronicle(home)
+        assert chronicle.ask(lambda book: book.ledger.encode()) == world.ledger.encode()
+        told = chronicle.ask(lambda book: book.window(world.now, 0, world.now, bearer=HOME))
+        assert sum(len(row.slices) for row in told.rows) >= 12
+        assert chronicle.ask(lambda book: len(book.rounds.latest())) >= 12
+        known = len(world.log)
+        world.job("more").round()
+        store.append(world.log[known:], expected=known)
+        until(lambda: chronicle.ask(lambda book: book.ledger.revision) == len(world.log))
+        assert chronicle.ask(lambda book: book.ledger.encode()) == world.ledger.encode()
+
+
+def test_a_past_moment_is_the_same_from_whatever_state_it_starts(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_EVERY", 5)
+    monkeypatch.setattr(module, "AT_ONCE", 3)
+    monkeypatch.setattr(module, "WAYPOINTS", 4)
+    world = busy()
+    with closing(store_of(home)) as store:
+        store.append(world.log, expected=0)
+    chronicle = Chronicle(home)
+    assert chronicle.ask(lambda book: book.ledger.revision) == len(world.log)
+    assert 0 < len(chronicle._waypoints) <= 4
+    ledger = Ledger()
+    for revision, event in enumerate(world.log, start=1):
+        ledger.apply(event)
+        assert chronicle.at(Moment(revision=revision)).ledger.encode() == ledger.encode()
+    assert chronicle.at(Moment(WALL + 3.5)).wall == WALL + 3.5
+    with pytest.raises(NotFound, match="nothing was recorded"):
+        chronicle.at(Moment(WALL - 10))
+
+
+def test_a_log_that_was_begun_anew_is_read_anew(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LINGER", 0.0)
+    long, short = busy(), busy(1)
+    with closing(store_of(home)) as store:
+        store.append(long.log, expected=0)
+    chronicle = Chronicle(home)
+    assert chronicle.ask(lambda book: book.ledger.revision) == len(long.log)
+    until(lambda: chronicle._thread is None)
+    for file in home.root.iterdir():
+        file.unlink()
+    with closing(store_of(home)) as store:
+        store.append(short.log, expected=0)
+    assert chronicle.ask(lambda book: book.ledger.encode()) == short.ledger.encode()
+
+
+def test_records_that_were_removed_meanwhile_are_passed_over(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LINGER", 0.0)
+    world = busy()
+    with closing(store_of(home, keep=1)) as store:
+        store.append(world.log[:10], expected=0)
+        chronicle = Chronicle(home)
+        assert chronicle.ask(lambda book: book.ledger.revision) == 10
+        until(lambda: chronicle._thread is None)
+        ledger = Ledger()
+        for revision, event in enumerate(world.log, start=1):
+            ledger.apply(event)
+            if revision > 10:
+                store.append([event], expected=revision - 1)
+                store.checkpoint(revision, ledger.compressed())
+        assert store.first_revision() > 11
+        monkeypatch.setattr(module, "LINGER", 60.0)
+        told = chronicle.ask(lambda book: (book.ledger.encode(), book.known_since))
+        assert told[0] == world.ledger.encode() and told[1] > world.log[9].at
+
+
+def test_a_guest_and_an_empty_home_are_told_why_there_is_nothing(home: Home, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no log"):
+        Chronicle(home).ask(lambda book: None)
+    with pytest.raises(Conflict, match="owner"):
+        Chronicle(Home(tmp_path, tmp_path / "shared.sock")).at(Moment(1.0))
