@@ -16,7 +16,7 @@ from poise.drivers.logfile import has_log, read_home
 from poise.drivers.past import LogWithPast, Moment, Past, start_at, state_at
 from poise.drivers.system import boot_id
 from poise.drivers.verified import VerifiedLog
-from poise.errors import Busy, Conflict, NotFound, PoiseError
+from poise.errors import Busy, Conflict, NotFound, PoiseError, StoreDamaged
 from poise.kernel.decided import Rounds
 from poise.kernel.ledger import Ledger
 from poise.kernel.slices import Slices
@@ -127,6 +127,9 @@ class Chronicle:
                     self._take_in(log)
         except PoiseError as error:
             self._trouble = error
+        except (AssertionError, LookupError, TypeError, ValueError) as error:  # of records that nobody wrote so
+            what = f"{type(error).__name__}: {error}"
+            self._trouble = StoreDamaged("the records of this log do not follow from each other", have=what[:200])
         finally:
             with self._changed:
                 self._thread = None

@@ -18,9 +18,9 @@ import msgspec
 from poise.kernel.explain import what_for
 from poise.kernel.ledger import Ledger
 from poise.kernel.visible import Sight
-from poise.model.decisions import Spot
+from poise.model.decisions import Reason, Spot
 from poise.model.events import Event, Held, Placed, Preempted, Resized, Round
-from poise.model.rounds import Decided, Made, What
+from poise.model.rounds import Decided, Made
 
 KEPT = 20_000
 """Rounds that are kept."""
@@ -32,13 +32,36 @@ FEW = 32
 """Units of a queue that are named."""
 
 
+class _Waits(msgspec.Struct, frozen=True, gc=False):
+    """The first units of a queue that is held, how many follow, and why."""
+
+    units: tuple[str, ...]
+    more: int
+    reasons: tuple[Reason, ...]
+
+
+_Decision = Placed | Preempted | Resized | _Waits
+
+
+class _Kept(msgspec.Struct, frozen=True, gc=False):
+    """A round as it is kept; it is put into words when somebody asks."""
+
+    revision: int
+    base: int
+    at: float
+    policy: str
+    fired: tuple[str, ...]
+    decisions: tuple[_Decision, ...]
+    left_out: int
+
+
 class Rounds:
     """Follows a log from the state in `ledger` on, which it changes."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self._kept: deque[Decided] = deque(maxlen=KEPT)
-        self._made: list[Made] = []
+        self._kept: deque[_Kept] = deque(maxlen=KEPT)
+        self._open: list[_Decision] = []
         self._left_out = 0
         self._last: tuple[int, int, int] = (0, 0, 0)
 
@@ -72,82 +95,90 @@ class Rounds:
         self._close()
         found = (
             seen
-            for told in reversed(self._kept)
-            if told.at >= since and (not before or told.revision < before)
-            for seen in _seen(told, jobs, sight)
+            for kept in reversed(self._kept)
+            if kept.at >= since and (not before or kept.revision < before)
+            for seen in _seen(kept, jobs, sight)
         )
         return list(islice(found, count or None))
 
     def _take(self, event: Placed | Preempted | Resized | Held) -> None:
         base = 0 if isinstance(event, Held) else event.why.base
         self._last = (self.ledger.revision, event.at, base or self._last[2])
-        if len(self._made) == EACH:
+        if len(self._open) == EACH:
             self._left_out += 1
-        elif isinstance(event, Held):
-            self._made += _held(event, list(self.ledger.queues.get(event.queue, ())))
-        else:
-            self._made.append(_made(event))
+        elif not isinstance(event, Held):
+            self._open.append(event)
+        elif event.reasons and (waiting := self.ledger.queues.get(event.queue)):
+            self._open.append(_Waits(tuple(islice(waiting, FEW)), max(0, len(waiting) - FEW), event.reasons))
 
     def _close(self, policy: str = "", fired: tuple[str, ...] = ()) -> None:
         """The round is complete; one in which nothing was decided for anybody is not told of."""
-        if self._made:
+        if self._open:
             revision, at, base = self._last
+            leader = self.ledger.leader
             self._kept.append(
-                Decided(
-                    revision=revision,
-                    base=base,
-                    at=self.ledger.leader.wall(at),
-                    policy=policy or self.ledger.leader.policy,
-                    made=tuple(self._made),
-                    fired=fired,
-                    left_out=self._left_out,
+                _Kept(
+                    revision,
+                    base,
+                    leader.wall(at),
+                    policy or leader.policy,
+                    fired,
+                    tuple(self._open),
+                    self._left_out,
                 )
             )
-        self._made, self._left_out = [], 0
+        self._open, self._left_out = [], 0
 
 
-def _made(event: Placed | Preempted | Resized) -> Made:
-    why = event.why
-    others = dict(zip_longest(why.instead_of, why.behind[: len(why.instead_of)]))
-    if isinstance(event, Placed):
-        where, text = tuple(dict.fromkeys(map(_place, event.spots))), why.sentence()
-        text = f"{text}; behind its like" if event.queued else text
+def _seen(kept: _Kept, jobs: Collection[str], sight: Sight | None) -> Iterator[Decided]:
+    """The round with what is asked for, and may be seen, unless that is nothing."""
+    chosen = [one for one in kept.decisions if not jobs or not set(jobs).isdisjoint(_jobs_of(one))]
+    if sight is not None and not sight.bearer.sees_all:
+        chosen = [one for one in chosen if any(map(sight.shows, _jobs_of(one)))]
+    if not chosen:
+        return
+    made = map(_made, chosen)
+    yield Decided(
+        revision=kept.revision,
+        base=kept.base,
+        at=kept.at,
+        policy=kept.policy,
+        made=tuple(made if sight is None else map(sight.only, made)),
+        fired=kept.fired,
+        left_out=kept.left_out if len(chosen) == len(kept.decisions) else 0,
+    )
+
+
+def _jobs_of(one: _Decision) -> set[str]:
+    return {name.partition(".")[0] for name in (one.units if isinstance(one, _Waits) else (one.unit,))}
+
+
+def _made(one: _Decision) -> Made:
+    if isinstance(one, _Waits):
+        reasons = "; ".join(reason.sentence() for reason in one.reasons)
+        return Made(what="held", of=one.units, more=one.more, why=reasons)
+    why, others = one.why, dict(zip_longest(one.why.instead_of, one.why.behind[: len(one.why.instead_of)]))
+    if isinstance(one, Placed):
         return Made(
             what="placed",
-            of=(event.unit,),
-            why=text,
-            where=where,
+            of=(one.unit,),
+            why=f"{why.sentence()}; behind its like" if one.queued else why.sentence(),
+            where=tuple(dict.fromkeys(map(_place, one.spots))),
             score=why.score,
             instead_of=others,
             fitting=why.fitting,
         )
-    joins = tuple(dict.fromkeys(_place(spot) for _, spot in event.joins)) if isinstance(event, Resized) else ()
-    what: What = "resized" if isinstance(event, Resized) else "preempted"
     return Made(
-        what=what, of=(event.unit,), why=what_for(event), to=event.to, where=joins, score=why.score, instead_of=others
+        what="resized" if isinstance(one, Resized) else "preempted",
+        of=(one.unit,),
+        why=what_for(one),
+        to=one.to,
+        where=tuple(dict.fromkeys(_place(spot) for _, spot in one.joins)) if isinstance(one, Resized) else (),
+        score=why.score,
+        instead_of=others,
     )
-
-
-def _held(event: Held, waiting: list[str]) -> Iterator[Made]:
-    if waiting and event.reasons:
-        why = "; ".join(reason.sentence() for reason in event.reasons)
-        yield Made(what="held", of=tuple(waiting[:FEW]), more=max(0, len(waiting) - FEW), why=why)
 
 
 def _place(spot: Spot) -> str:
     """`n1[0, 1]`."""
     return f"{spot.node}{list(spot.devices)}" if spot.devices else spot.node
-
-
-def _seen(told: Decided, jobs: Collection[str], sight: Sight | None) -> Iterator[Decided]:
-    """The round with what is asked for, and may be seen, unless that is nothing."""
-    made = [one for one in told.made if not jobs or _jobs_of(one) & set(jobs)]
-    if sight is not None and not sight.bearer.sees_all:
-        made = [sight.only(one) for one in made if any(map(sight.shows, _jobs_of(one)))]
-    if made:
-        all_of_it = len(made) == len(told.made)
-        yield msgspec.structs.replace(told, made=tuple(made), left_out=told.left_out if all_of_it else 0)
-
-
-def _jobs_of(made: Made) -> set[str]:
-    return {name.partition(".")[0] for name in made.of}

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from poise.kernel.ledger import CAUSES, Ledger, TaskState, UnitState
-from poise.model.decisions import Spot
+from poise.model.decisions import Spot, Why
 from poise.model.events import (
     DeadlinesMissed,
     Event,
@@ -51,7 +51,7 @@ class Seen(msgspec.Struct, gc=False):
     shape: Shape
     ready: int
     placed: int
-    why: str
+    why: Why | None
     started: int = 0
     asked: int = 0
     ended: int = 0
@@ -120,8 +120,7 @@ class Following:
 
     def _resume(self, unit: UnitState, index: int, task: TaskState) -> None:
         """An attempt that holds room in the first state."""
-        why = unit.why.sentence() if unit.why is not None else ""
-        attempt = self._seen(unit, index, Spot(task.node, task.devices), unit.epoch_of(index), why)
+        attempt = self._seen(unit, index, Spot(task.node, task.devices), unit.epoch_of(index), unit.why)
         attempt.ready, attempt.placed, attempt.started = unit.ready, unit.placed, task.started
         attempt.first = False
         if unit.stopping or task.leaving:
@@ -133,9 +132,8 @@ class Following:
         unit = self.ledger.jobs.unit(event.unit)
         if unit is None:
             return
-        why = event.why.sentence()
         for index, spot in enumerate(event.spots):
-            self._begin(unit, index, spot, event, ready, why, first=index == 0)
+            self._begin(unit, index, spot, event, ready, first=index == 0)
 
     def _resize(self, event: Resized) -> None:
         unit = self.ledger.jobs.unit(event.unit)
@@ -143,9 +141,8 @@ class Following:
             return
         names = {f"{unit.job}.{unit.spec.tasks[index].name}" for index in event.leaves}
         self._ask((attempt for task, attempt in self.open.items() if task in names), event.at)
-        why = event.why.sentence()
         for index, spot in event.joins:
-            self._begin(unit, index, spot, event, event.at, why)
+            self._begin(unit, index, spot, event, event.at)
 
     def _begin(
         self,
@@ -154,17 +151,16 @@ class Following:
         spot: Spot,
         event: Placed | Resized,
         ready: int,
-        why: str,
         *,
         first: bool = False,
     ) -> None:
-        attempt = self._seen(unit, index, spot, event.epoch, why)
+        attempt = self._seen(unit, index, spot, event.epoch, event.why)
         attempt.ready, attempt.placed, attempt.first = ready, event.at, first
         attempt.queued = isinstance(event, Placed) and event.queued
         self.open[attempt.task] = attempt
         self.on_begin(attempt)
 
-    def _seen(self, unit: UnitState, index: int, spot: Spot, epoch: int, why: str) -> Seen:
+    def _seen(self, unit: UnitState, index: int, spot: Spot, epoch: int, why: Why | None) -> Seen:
         job = self.ledger.jobs[unit.job]
         state = self.ledger.nodes.get(spot.node) if spot.devices else None
         held = [one for one in state.node.devices if one.index in spot.devices] if state is not None else []

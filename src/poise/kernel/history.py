@@ -474,7 +474,7 @@ def _span(attempt: Seen, since: int, until: int) -> Span:
         waited=max(0, attempt.started - attempt.ready),
         outcome=attempt.outcome,
         note=_short(attempt.note),
-        why=_short(attempt.why),
+        why=_short(attempt.why.sentence()) if attempt.why is not None else "",
         artifact=attempt.artifact,
     )
 

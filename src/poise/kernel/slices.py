@@ -181,7 +181,8 @@ class Slices(Following):
         self._count += 1
 
     def _kept(self, attempt: Seen) -> _Kept:
-        why, note = (attempt.why, attempt.note) if self._reasons else ("", "")
+        why = attempt.why.sentence() if self._reasons and attempt.why is not None else ""
+        note = attempt.note if self._reasons else ""
         return _Kept(attempt.task, attempt.epoch, attempt.tenant, attempt.priority, attempt.outcome, why, note)
 
     def _forget(self) -> None:
@@ -251,7 +252,7 @@ class Slices(Following):
             since = max(unit.ready, unit.not_before)
             lane = next((one for one in self._lanes_of_waiting() if id(one) not in found and one.is_free(since)), None)
             if lane is not None and since < now:
-                found[id(lane)] = (since, now, "waiting", self._kept(self._seen(unit, 0, Spot(""), 0, "")))
+                found[id(lane)] = (since, now, "waiting", self._kept(self._seen(unit, 0, Spot(""), 0, None)))
         return found
 
     def _lanes_of_waiting(self) -> Iterator[_Lane]:
