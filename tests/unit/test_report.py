@@ -101,6 +101,19 @@ def test_a_period_has_what_was_there_in_it_and_no_more() -> None:
     assert (nothing.attempts, nothing.statuses, nothing.tenants) == (0, {}, ())
 
 
+def test_a_report_that_begins_in_the_middle_of_a_log_has_what_ran_then() -> None:
+    world = World().nodes(1, cpu=1).job("a", cpu=1).round().start("a").after("4s")
+    ledger = Ledger()
+    for event in world.log:
+        ledger.apply(event)
+    following, since = History(ledger), len(world.log)
+    for event in world.after("2s").finish("a", run="6s").log[since:]:
+        following.add(event)
+    report = following.report(world.now)
+    assert (report.attempts, report.statuses, report.first) == (1, {"done": 1}, since + 1)
+    assert [span.outcome for lane in report.lanes for span in lane.spans] == ["done"]
+
+
 def test_a_report_of_a_tenant_names_nothing_of_others() -> None:
     report = told(dear(), tenant="them")
     assert ([job.name for job in report.jobs], report.attempts) == (["b"], 0)

@@ -82,7 +82,7 @@ export class Past {
   }
 
   async show(moment) {
-    const asked = (this.asked = Math.round(moment));
+    const asked = (this.asked = Math.ceil(moment * 100) / 100);
     try {
       const state = await this.ask("state", { at: asked });
       if (this.asked !== asked || this.element.hidden) return;
