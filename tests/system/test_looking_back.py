@@ -218,7 +218,7 @@ def test_a_tenant_sees_nothing_of_others_in_the_past_either(seen: Seen) -> None:
     assert asked(seen, "past-job", job="train", at=time.time() - 0.1)["error"]["code"] == "E120"
     assert asked(seen, "what-if", without="slow")["error"]["need"] == "an operator's token"
     assert asked(seen, "trace", since=time.time() - 3600)["traceEvents"]
-    assert seen.living.poise("token", "revoke", added["id"]).code == 0
+    assert seen.living.poise("token", "rm", added["id"]).code == 0
     until(lambda: "error" in asked(seen, "timeline"), "nothing more is told")
 
 

@@ -16,6 +16,7 @@ from poise.drivers.logfile import has_log, read_home
 from poise.drivers.past import LogWithPast, Moment, Past, start_at, state_at
 from poise.drivers.system import boot_id
 from poise.drivers.verified import VerifiedLog
+from poise.engine.host import ledger_at
 from poise.errors import Busy, Conflict, NotFound, PoiseError, StoreDamaged
 from poise.kernel.decided import Rounds
 from poise.kernel.ledger import Ledger
@@ -36,6 +37,9 @@ PATIENCE = 3.0
 
 AT_ONCE = 500
 """Events that are taken in without letting a question in between."""
+
+BREATH = 0.001
+"""Seconds for others between two such runs of a long reading."""
 
 WAYPOINTS, FIRST_EVERY = 24, 20_000
 """States that are kept at most, and the revisions between two; twice as many each time when there are too many."""
@@ -74,6 +78,9 @@ class Chronicle:
         self._every = FIRST_EVERY
         self._last = 0
         self._is_whole = False
+        """Whether the end of the log was reached."""
+        self._is_complete = False
+        """Whether the book begins where the log does."""
         self._asked = 0.0
         self._thread: threading.Thread | None = None
         self._trouble: PoiseError | None = None
@@ -140,22 +147,47 @@ class Chronicle:
             return time.monotonic() - self._asked < LINGER
 
     def _take_in(self, log: VerifiedLog[Event]) -> None:
-        """Everything up to the end of the log."""
+        """Everything up to the end of the log: first from its latest checkpoint on, so that recent pictures need not
+        wait, and then what is older.
+        """
         with self._changed:
             self._last = log.last_revision()
             book = self._book
             if book is None or not log.first_revision() - 1 <= book.ledger.revision <= self._last:
-                book = self._book = Book(start_at(log, Moment()))
+                book = self._book = Book(ledger_at(log.latest_checkpoint(), log.written_by))
                 self._waypoints, self._every = [], FIRST_EVERY
+                self._is_complete = book.ledger.revision == start_at(log, Moment()).revision
+        self._follow(book, log)
+        with self._changed:
+            self._is_whole = True
+            self._changed.notify_all()
+        if not self._is_complete:
+            self._complete(book, log)
+
+    def _follow(self, book: Book, log: VerifiedLog[Event]) -> None:
         events = log.read(book.ledger.revision)
         while some := list(zip(range(AT_ONCE), events, strict=False)):
             with self._changed:
                 for _, (_, event) in some:
                     book.add(event)
+                if self._is_complete:
+                    self._note_state(book.ledger)
+
+    def _complete(self, recent: Book, log: VerifiedLog[Event]) -> None:
+        """A book from the first record on takes the place of the recent one, which is kept current meanwhile."""
+        book = Book(start_at(log, Moment()))
+        events = log.read(book.ledger.revision)
+        while some := list(zip(range(AT_ONCE), events, strict=False)):
+            for _, (_, event) in some:
+                book.add(event)
+            with self._changed:
                 self._note_state(book.ledger)
+            self._follow(recent, log)
+            if not self._is_wanted():
+                return
+            time.sleep(BREATH)
         with self._changed:
-            self._is_whole = True
-            self._changed.notify_all()
+            self._book, self._is_complete = book, True
 
     def _note_state(self, ledger: Ledger) -> None:
         last = self._waypoints[-1].stored.revision if self._waypoints else 0

@@ -1,5 +1,6 @@
 """`dashboard/chronicle.py`: the log of a home, followed for pages that look back."""
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -79,6 +80,36 @@ def test_a_past_moment_is_the_same_from_whatever_state_it_starts(home: Home, mon
     assert chronicle.at(Moment(WALL + 3.5)).wall == WALL + 3.5
     with pytest.raises(NotFound, match="nothing was recorded"):
         chronicle.at(Moment(WALL - 10))
+
+
+def test_the_latest_part_is_there_first_and_the_rest_follows(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 3)
+    world, middle = busy(), 40
+    ledger = Ledger()
+    with closing(store_of(home)) as store:
+        for revision, event in enumerate(world.log, start=1):
+            ledger.apply(event)
+            store.append([event], expected=revision - 1)
+            if revision == middle:
+                store.checkpoint(revision, ledger.compressed())
+    started = threading.Event()
+    monkeypatch.setattr(Chronicle, "_complete", held_back(Chronicle._complete, started))
+    chronicle = Chronicle(home)
+    recent = chronicle.ask(lambda book: (book.ledger.encode(), book.known_since))
+    assert recent == (world.ledger.encode(), world.log[middle - 1].at)
+    started.set()
+    until(lambda: chronicle.ask(lambda book: book.known_since) == world.log[0].at)
+    assert chronicle.ask(lambda book: book.ledger.encode()) == world.ledger.encode()
+
+
+def held_back(function: Callable[..., None], start: threading.Event) -> Callable[..., None]:
+    """It begins only when it may."""
+
+    def held(*given: object) -> None:
+        start.wait()
+        function(*given)
+
+    return held
 
 
 def test_a_log_that_was_begun_anew_is_read_anew(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
