@@ -111,7 +111,6 @@ def test_a_past_moment_is_shown_on_each_page_and_the_present_comes_back(seen: Se
     at = moment(seen)
     revision = seen.client.status().revision
     job = seen.living.poise("submit", "--name", "later", "--cpu", "0.1", "--", "sleep", "1000").text.strip()
-    until(lambda: seen.client.job(job).status == "running", "it runs")
     seen.go(f"/jobs?at={at}")
     seen.wait(f"document.getElementById('past').textContent.includes('revision {revision}.')")
     told = seen.living.poise("ls", "--all", "--json", "--at", str(revision)).value
