@@ -306,6 +306,20 @@ def test_the_command_reads_a_stopped_home(home: Home, tmp_path: Path, capsys: py
     assert re.search(r"^makespan +11\.0 s$", capsys.readouterr().out, re.MULTILINE)
 
 
+def test_incidents_of_the_period_are_in_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World().nodes(2).job("a").round().start("a").after("5s")
+    written(tmp_path / "home", world.lose(world.where("a")[0]).after("1m"), monkeypatch)
+    page = tmp_path / "page.html"
+    assert main(["report", "--html", str(page), "--json"]) == 0
+    (incident,) = json.loads(capsys.readouterr().out)["incidents"]
+    assert incident["title"] in page.read_text()
+    before = datetime.fromtimestamp(WALL + 1).astimezone().isoformat()
+    assert main(["report", "--until", before, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["incidents"] == []
+
+
 def test_a_period_of_a_tenant_to_be_forwarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

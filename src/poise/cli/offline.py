@@ -21,7 +21,6 @@ from poise.drivers.captures import captures_of
 from poise.drivers.devices import probe_node
 from poise.drivers.logfile import has_log, read_home
 from poise.drivers.outputs import endings
-from poise.drivers.past import Past
 from poise.drivers.past import Moment, Past, start_at, time_text
 from poise.drivers.security import ensure_home, read_token, token_for
 from poise.drivers.series import Series
@@ -267,7 +266,9 @@ def report(home: Home, names: Sequence[str], since: float, until: float, tenant:
     end = min(now, now - round((history.ledger.leader.wall(now) - until) * SECOND))
     made = history.report(now, names=names, since=begin, until=end, tenant=tenant, version=__version__)
     if not tenant:
-        return made
+        ends = made.begins + made.length / SECOND
+        met = tuple(one for one in incidents(home) if one.opened <= ends and (one.closed or ends) >= made.begins)
+        return msgspec.structs.replace(made, incidents=met)
     if not any(one.tenant == tenant for one in made.tenants):
         raise NotFound("this tenant had no job in this time", field="--tenant", have=tenant, hint="`poise report`")
     return Sight(history.ledger, Bearer(tenant, Role.VIEWER)).only(made, *(line.id for line in made.jobs))

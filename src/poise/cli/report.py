@@ -73,6 +73,7 @@ def _shown(told: RunReport) -> Shown:
         *((f"waiting, {one.name}", _spread(one.waiting)) for one in told.waits if len(told.waits) > 1),
         *((f"tenant {one.tenant}", _tenant(one)) for one in told.tenants if len(told.tenants) > 1),
         *((f"waste: {one.cause}", _hours(one.devices, one.cpu)) for one in told.waste),
+        *((f"incident {one.id}", f"{one.title}{'' if one.closed else ' (open)'}") for one in told.incidents),
         *(_bill(told.bill) if told.bill is not None else ()),
     ]
     names = [name for name, _ in rows]

@@ -6,6 +6,8 @@ from there. Parts of a whole are thousandths.
 
 import msgspec
 
+from poise.model.incidents import IncidentReport
+
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How durations are spread; all 0 where there are none. Percentiles are of the nearest rank."""
@@ -179,7 +181,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     submission; `waiting` of every attempt that started, from when it could be placed; `makespan` from the first
     submission to the last end. `asked` names the jobs it is about; empty: all.
 
-    `waste` and `bill` are of the whole fleet, whichever jobs it is about; a report of one `tenant` has neither.
+    `waste`, `bill` and `incidents` are of the whole fleet, whichever jobs it is about; a report of one `tenant` has
+    none of them.
 
     `left_out` counts, by part, what is not in the lists because it is much; the figures are of all.
     """
@@ -214,4 +217,5 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     tenants: tuple[TenantUse, ...] = ()
     waits: tuple[ClassWaits, ...] = ()
     waste: tuple[Waste, ...] = ()
+    incidents: tuple[IncidentReport, ...] = ()
     bill: Bill | None = None

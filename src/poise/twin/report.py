@@ -115,6 +115,22 @@ def _period(page: Page, report: RunReport) -> None:
             ("cause", "device hours", "core hours"),
             [(one.cause, _hours(one.devices), _hours(one.cpu)) for one in report.waste],
         )
+    if report.incidents:
+        page.tag("h2", "Incidents")
+        page.table(
+            ("incident", "opened", "closed", "what", "likely cause", "what to do"),
+            [
+                (
+                    one.id,
+                    _moment(one.opened),
+                    _moment(one.closed) if one.closed else "open",
+                    one.title,
+                    str(one.cause.element),
+                    one.hint,
+                )
+                for one in report.incidents
+            ],
+        )
     if report.bill is not None and (report.bill.powered or report.bill.priced):
         _bill(page, report.bill)
 
