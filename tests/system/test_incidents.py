@@ -71,14 +71,21 @@ def test_a_lost_node_is_one_incident_told_once_and_closed_when_it_is_back(living
     )
     client = living.client()
     until(lambda: len(client.nodes()) == 3, "all nodes have joined", living.messages)
-    jobs = [living.poise("submit", "-q", "--cpu", "1", "--node", "a-0", "--", "sleep", "60").text.strip() for _ in "12"]
+    jobs = [
+        living.poise("submit", "-q", "--cpu", "1", "--node", "a-0", "--", "sleep", "600").text.strip() for _ in "12"
+    ]
     until(lambda: all(client.job(job).status == "running" for job in jobs), "both run", living.messages)
     assert living.poise("incidents", "--json").value == []
     agent = holder(living.home.nodes / "a-0" / "lock")
     os.kill(agent, signal.SIGSTOP)
     try:
         until(lambda: [one["moment"] for one in receiver.taken] == ["opened"], "it is told", living.messages)
-        kill(living.pid("control"))  # what was told is in the log
+        until(
+            lambda: any(b"incident-told" in event for event in client.events(after=0, follow=False)),
+            "that is in the log",
+            living.messages,
+        )
+        kill(living.pid("control"))
     finally:
         os.kill(agent, signal.SIGCONT)
     until(lambda: len(receiver.taken) > 1, "it is closed, and told", living.messages)
@@ -93,7 +100,7 @@ def test_a_lost_node_is_one_incident_told_once_and_closed_when_it_is_back(living
     assert "suspected cause node a-0" in shown
     assert "`poise drain a-0`" in shown
     assert living.poise("incidents", "i999", "--json").error["code"] == "E120"
-    assert living.poise("down").code == 0
+    assert living.poise("down", "--cancel").code == 0
     assert living.poise("incidents", "--json").value == [incident], "from the log alone"
     (living.home.root / "incidents").write_bytes(b"no such thing")
     assert living.poise("incidents", incident["id"], "--json").value == incident, "and from its beginning"
