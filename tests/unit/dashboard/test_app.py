@@ -14,7 +14,7 @@ from poise.config import Home
 from poise.dashboard import app as module
 from poise.dashboard.app import ASSETS, Dashboard
 
-PATIENCE = 20.0
+PATIENCE = 120.0
 HOST = "127.0.0.1:7719"
 MAX_FRONT_END = 250_000
 """Bytes of the whole front end."""

@@ -27,7 +27,7 @@ class Counting:
 
     def __call__(self, client: Client, asked: Asked) -> int:
         self.asked += 1
-        assert self.may.wait(10)
+        assert self.may.wait(120)
         return self.asked
 
 

@@ -10,7 +10,7 @@ import pytest
 from poise.dashboard import feed as module
 from poise.dashboard.feed import Feed
 
-PATIENCE = 10.0
+PATIENCE = 120.0
 
 
 async def got(stream: AsyncIterator[bytes]) -> tuple[str, str, Any]:
