@@ -408,7 +408,8 @@ def make_app(
         try:
             if ledger.revision == after and wait > 0:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), min(wait, MAX_WAIT))
+                    async with asyncio.timeout(min(wait, MAX_WAIT)):
+                        await news.wait()
                 ledger, now = await plane.settled(), plane.clock.now()
         finally:
             plane.unfollow(news)
@@ -1151,7 +1152,8 @@ async def _event_stream(
                 yield WHOLE
                 return
             try:
-                await asyncio.wait_for(news.wait(), KEEP_ALIVE)
+                async with asyncio.timeout(KEEP_ALIVE):  # `wait_for` loses a cancellation that comes with an event
+                    await news.wait()
             except TimeoutError:
                 yield b": alive\n\n"
     finally:

@@ -68,7 +68,8 @@ class Feed:
                 yield b"".join(missed)
             else:
                 try:
-                    await asyncio.wait_for(news.wait(), ALIVE)
+                    async with asyncio.timeout(ALIVE):  # `wait_for` loses a cancellation that comes with a change
+                        await news.wait()
                 except TimeoutError:
                     yield b": alive\n\n"
         yield self._ended

@@ -130,6 +130,27 @@ def test_a_thousand_browsers_come_and_go_and_leave_nothing() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("turns", range(6))
+def test_a_stream_that_is_cancelled_while_a_change_comes_ends(turns: int) -> None:
+    async def test() -> None:
+        feed = Feed()
+        feed.publish({"nodes": {"n": 0}})
+        stream = await begun(feed)
+        await got(stream)
+        waiting = asyncio.ensure_future(anext(stream))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        feed.publish({"nodes": {"n": 1}})
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        came_first = waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert waiting.cancelled() != came_first
+
+    run(test)
+
+
 def test_the_end_says_why_and_shows_nothing_more() -> None:
     async def test() -> None:
         feed = Feed()
