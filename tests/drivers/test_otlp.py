@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("opentelemetry.proto", reason="opentelemetry-proto is not installed")
+pytest.importorskip("google.protobuf", reason="protobuf is not installed")
 
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
+from otlp import trace_service_pb2 as messages
 
 from poise.drivers.otlp import Collector, Unsent, endpoint, endpoint_in
 from poise.errors import InputError
@@ -99,6 +99,14 @@ def test_a_partly_refused_batch_is_counted_and_a_kept_connection_that_was_closed
         collector = Collector(server.url, {})
         assert [collector.send([SPAN]), collector.send([SPAN])] == [0, 3]
         collector.close()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"ok", b"\x0a", b"\x0a\x7f", b"\x80" * 40, b"\xff" * 40, b"\x0a\x02\x12\x09", b"{}"]
+)
+def test_an_answer_that_cannot_be_read_refuses_nothing(answer: bytes) -> None:
+    with Answering((200, {}, answer)) as server:
+        assert Collector(server.url, {}).send([SPAN]) == 0
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ from typing import cast
 import msgspec
 import pytest
 
-pytest.importorskip("opentelemetry.proto", reason="opentelemetry-proto is not installed")
-
 from poise.config import Home
 from poise.drivers import tracing
 from poise.drivers.otlp import Collector, Unsent

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from traces import check_trace
+from traceevents import check_trace
 
 from system.living import until
 from system.watching import Seen, link, watched

@@ -8,7 +8,7 @@ from secrets import token_hex
 
 import pytest
 
-pytest.importorskip("opentelemetry.proto", reason="opentelemetry-proto is not installed")
+pytest.importorskip("google.protobuf", reason="protobuf is not installed")
 
 from poise.drivers.lock import holder
 from system.collector import Collector, attributes

@@ -17,7 +17,6 @@ from poise.errors import PoiseError
         ("poise.drivers.authority", "cryptography", "listen"),
         ("poise.drivers.etcd.link", "aiohttp", "etcd"),
         ("poise.drivers.postgres.link", "asyncpg", "postgres"),
-        ("poise.drivers.otlp", "opentelemetry", "traces"),
     ],
 )
 def test_what_needs_a_library_names_its_extra(

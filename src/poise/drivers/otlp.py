@@ -1,5 +1,8 @@
 """Spans for a collector of OpenTelemetry: OTLP in Protobuf, over HTTP.
 
+The messages are encoded here, since the package that has them, `opentelemetry-proto`, keeps Ray from starting where
+Ray's own dashboard is not installed: Ray takes the bare `opentelemetry` package for all of OpenTelemetry.
+
 Where to send and as whom is told by a URL, and by the environment variables that exporters of OpenTelemetry read:
 `OTEL_EXPORTER_OTLP_ENDPOINT`, `_HEADERS`, `_CERTIFICATE` (each also as `OTEL_EXPORTER_OTLP_TRACES_…`),
 `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`.
@@ -9,24 +12,13 @@ import gzip
 import http.client
 import socket
 import ssl
+import struct
 from collections.abc import Iterable, Mapping
 from urllib.parse import unquote, urlsplit
 
 from poise import __version__
-from poise.errors import InputError, extra
-from poise.model.traces import Span, SpanEvent, Value
-
-try:
-    from google.protobuf.message import DecodeError
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-        ExportTraceServiceRequest,
-        ExportTraceServiceResponse,
-    )
-    from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
-    from opentelemetry.proto.resource.v1.resource_pb2 import Resource
-    from opentelemetry.proto.trace.v1 import trace_pb2
-except ImportError:
-    raise InputError("sending traces needs opentelemetry-proto, which is not installed", hint=extra("traces")) from None
+from poise.errors import InputError
+from poise.model.traces import Link, Span, SpanEvent, Value
 
 PATH = "/v1/traces"
 SECONDS = 10.0
@@ -38,6 +30,9 @@ MOST_ANSWER = 64 * 1024
 AGAIN = frozenset({401, 403, 404, 408, 429, 502, 503, 504})
 """Statuses after which the same spans are sent again: those that OTLP names, and those of a collector, an address or a
 token that a person mends."""
+
+
+STATUS_ERROR = 2
 
 
 class Unsent(Exception):
@@ -107,7 +102,7 @@ class Collector:
         told = _pairs(environ.get("OTEL_RESOURCE_ATTRIBUTES", ""), "OTEL_RESOURCE_ATTRIBUTES")
         name = environ.get("OTEL_SERVICE_NAME") or told.get("service.name") or "poise"
         resource = told | {"service.name": name, "service.version": __version__, "telemetry.sdk.language": "python"}
-        self._resource = Resource(attributes=_attributes(resource))
+        self._resource = resource
         self._connection: http.client.HTTPConnection | None = None
 
     def send(self, spans: Iterable[Span], seconds: float = SECONDS) -> int:
@@ -122,10 +117,7 @@ class Collector:
             why = content[:200].decode("utf-8", "replace") if content.isascii() else ""
             told = f"{self.url} answered {status}{f': {why}' if why else ''}"
             raise Unsent(told, again=status in AGAIN, after=float(after) if after.isdecimal() else 0.0)
-        try:
-            return int(ExportTraceServiceResponse.FromString(content).partial_success.rejected_spans)
-        except DecodeError:
-            return 0
+        return _refused(content)
 
     def _post(self, body: bytes, seconds: float) -> tuple[int, str, bytes]:
         """Once more over a new connection where the kept one has been closed meanwhile."""
@@ -160,58 +152,133 @@ class Collector:
             self._connection = None
 
 
-def encode(spans: Iterable[Span], resource: Resource) -> bytes:
-    """A request of OTLP."""
-    request = ExportTraceServiceRequest()
-    of_resource = request.resource_spans.add(resource=resource)
-    of_scope = of_resource.scope_spans.add()
-    of_scope.scope.name, of_scope.scope.version = "poise", __version__
-    of_scope.spans.extend(map(_encoded, spans))
-    return bytes(request.SerializeToString())
+def encode(spans: Iterable[Span], resource: Mapping[str, Value]) -> bytes:
+    """A request of OTLP. Field numbers: `opentelemetry/proto/collector/trace/v1/trace_service.proto` and what that
+    imports, version 1.
+    """
+    scope = _text(1, "poise") + _text(2, __version__)
+    of_scope = _bytes(1, scope) + b"".join(_bytes(2, _encoded(span)) for span in spans)
+    return _bytes(1, _bytes(1, _attributes(1, resource)) + _bytes(2, of_scope))
 
 
-def _encoded(span: Span) -> trace_pb2.Span:
+def _encoded(span: Span) -> bytes:
     context = span.context
-    return trace_pb2.Span(
-        trace_id=context.trace,
-        span_id=context.span,
-        parent_span_id=context.parent,
-        trace_state=context.state,
-        flags=int(context.sampled),
-        name=span.name,
-        kind=span.kind,
-        start_time_unix_nano=span.start,
-        end_time_unix_nano=span.end,
-        attributes=_attributes(span.attributes),
-        events=map(_event, span.events),
-        links=[
-            trace_pb2.Span.Link(
-                trace_id=link.to.trace,
-                span_id=link.to.span,
-                trace_state=link.to.state,
-                flags=int(link.to.sampled),
-                attributes=_attributes(link.attributes),
-            )
-            for link in span.links
-        ],
-        status=trace_pb2.Status(code=trace_pb2.Status.STATUS_CODE_ERROR, message=span.error) if span.error else None,
-    )
+    parts = [
+        _bytes(1, context.trace),
+        _bytes(2, context.span),
+        _text(3, context.state),
+        _bytes(4, context.parent),
+        _text(5, span.name),
+        _number(6, span.kind),
+        _fixed(7, span.start),
+        _fixed(8, span.end),
+        _attributes(9, span.attributes),
+        *(_bytes(11, _event(event)) for event in span.events),
+        *(_bytes(13, _link(link)) for link in span.links),
+        _bytes(15, _text(2, span.error) + _number(3, STATUS_ERROR)) if span.error else b"",
+        _flags(16, sampled=context.sampled),
+    ]
+    return b"".join(parts)
 
 
-def _event(event: SpanEvent) -> trace_pb2.Span.Event:
-    return trace_pb2.Span.Event(time_unix_nano=event.at, name=event.name, attributes=_attributes(event.attributes))
+def _event(event: SpanEvent) -> bytes:
+    return _fixed(1, event.at) + _text(2, event.name) + _attributes(3, event.attributes)
 
 
-def _attributes(told: Mapping[str, Value]) -> list[KeyValue]:
-    return [KeyValue(key=name, value=_value(value)) for name, value in told.items()]
+def _link(link: Link) -> bytes:
+    to = link.to
+    ids = _bytes(1, to.trace) + _bytes(2, to.span) + _text(3, to.state)
+    return ids + _attributes(4, link.attributes) + _flags(6, sampled=to.sampled)
 
 
-def _value(value: Value) -> AnyValue:
+def _attributes(number: int, told: Mapping[str, Value]) -> bytes:
+    return b"".join(_bytes(number, _text(1, name) + _bytes(2, _value(value))) for name, value in told.items())
+
+
+def _value(value: Value) -> bytes:
     if isinstance(value, bool):
-        return AnyValue(bool_value=value)
+        return _number(2, value)
     if isinstance(value, int):
-        return AnyValue(int_value=value)
-    return AnyValue(double_value=value) if isinstance(value, float) else AnyValue(string_value=value)
+        return _number(3, value)
+    return _key(4, 1) + struct.pack("<d", value) if isinstance(value, float) else _text(1, value)
+
+
+# --- the encoding of Protocol Buffers ---------------------------------------------------------------------------------
+
+
+def _key(number: int, wire: int) -> bytes:
+    return _varint(number << 3 | wire)
+
+
+def _varint(value: int) -> bytes:
+    value &= 2**64 - 1
+    digits = bytearray()
+    while value > 0x7F:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)
+
+
+def _number(number: int, value: int) -> bytes:
+    return _key(number, 0) + _varint(value)
+
+
+def _fixed(number: int, value: int) -> bytes:
+    return _key(number, 1) + struct.pack("<Q", value)
+
+
+def _flags(number: int, *, sampled: bool) -> bytes:
+    return _key(number, 5) + struct.pack("<I", sampled)
+
+
+def _bytes(number: int, value: bytes) -> bytes:
+    return _key(number, 2) + _varint(len(value)) + value
+
+
+def _text(number: int, value: str) -> bytes:
+    return _bytes(number, value.encode("utf-8", "replace"))
+
+
+def _refused(answer: bytes) -> int:
+    """The spans that an answer says were refused: field 1 of its field 1. 0 where it cannot be read."""
+    try:
+        return int.from_bytes(_found(1, _found(1, answer)), "big")
+    except (IndexError, ValueError):
+        return 0
+
+
+def _found(number: int, message: bytes) -> bytes:
+    """The value of a field: the bytes of one with a length, a number as eight bytes. Empty where there is none. Raises
+    IndexError or ValueError for what is no message.
+    """
+    at, found = 0, b""
+    while at < len(message):
+        key, at = _read_varint(message, at)
+        wire = key & 7
+        if wire == 0:
+            value, at = _read_varint(message, at)
+            content = value.to_bytes(8, "big")
+        else:
+            if wire == 2:
+                length, at = _read_varint(message, at)
+            else:
+                length = {1: 8, 5: 4}.get(wire, len(message) + 1)
+            content, at = message[at : at + length], at + length
+            if at > len(message):
+                raise ValueError("it ends too early")
+        found = content if key >> 3 == number else found
+    return found
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    """The number there, and where it ends."""
+    value = shift = 0
+    while True:
+        value |= (message[at] & 0x7F) << shift
+        shift, at = shift + 7, at + 1
+        if message[at - 1] < 0x80:
+            return value & (2**64 - 1), at
 
 
 def _either(environ: Mapping[str, str], name: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from traces import check_trace
+from traceevents import check_trace
 
 from poise.kernel import slices as module
 from poise.kernel.ledger import Ledger
