@@ -15,12 +15,21 @@ import msgspec
 
 from poise import __version__
 from poise.drivers.logfile import open_log, write_log
-from poise.kernel.controller import AddToken, CancelJobs, Configure, FromCallWorker, Locked, NoticeDone
+from poise.kernel.controller import (
+    AddToken,
+    CancelJobs,
+    Configure,
+    FromCallWorker,
+    IncidentDone,
+    Locked,
+    NoticeDone,
+    Saw,
+)
 from poise.kernel.ledger import Ledger
 from poise.model.calls import Call, Calling, Function, Ready, Result, Resume, Returning, Value
-from poise.model.events import Event, decode_event, encode_event
+from poise.model.events import Event, Noticed, decode_event, encode_event
 from poise.model.jobs import Ending, Speedups
-from poise.model.messages import Attempt, DeviceFault, Report, Told
+from poise.model.messages import Attempt, DeviceFault, Hello, Report, Running, Told
 from poise.model.secrets import Sealed, sealed
 from poise.model.tenants import HOME, Role
 from poise.model.training import Saved, Training
@@ -257,9 +266,21 @@ def configured() -> World:
     return world.after("1s").hold("secret", on=False).restart().finish_all(run="2s")
 
 
+def shrunk() -> World:
+    """A node offers less than it runs, and a device no longer; a detector notices something; an incident is told."""
+    world = World().join(node("n1", cpu=4, gpus=2)).job("a", cpu=2, gpu=1).job("b", cpu=2, gpu=1).round()
+    world.start("a", "b").say(Saw(Noticed(at=1, kind="slow-store", text="2 s for a write")))
+    world.ask(IncidentDone(world.request(), "i1", "opened", "webhook:https://hooks.example.org/poise"))
+    offer = msgspec.structs.replace(world.known["n1"], cpu=1000, devices=world.known["n1"].devices[:1])
+    running = tuple(Running(attempt=attempt, pid=1) for attempt in world.held["n1"])
+    world.hear("n1", Hello(node=offer, running=running, withdrawn=(1,))).job("c", gpu=1).after("1s")
+    world.ask(IncidentDone(world.request(), "i1", "closed", "webhook:https://hooks.example.org/poise", "status 500"))
+    return world.restart(from_checkpoint=True).connect("n1").finish_all(run="2s")
+
+
 SCENES: tuple[Callable[[], World], ...] = (
     noops, gangs, lost, calls, tenants, troubles, scaling, training, resizing, emptied, deadlines, cancelled,
-    changed, recurring, configured,
+    changed, recurring, configured, shrunk,
 )  # fmt: skip
 
 
