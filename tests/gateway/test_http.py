@@ -279,7 +279,7 @@ def test_metrics_are_written_once_for_all_who_ask_and_hold_up_nobody(
         assert go_on.wait(10), "a question is answered meanwhile"
         return b"metrics"
 
-    monkeypatch.setattr("poise.gateway.app.generate_latest", write)
+    monkeypatch.setattr("poise.gateway.app.text_of", write)
     with ThreadPoolExecutor(20) as pool:
         asked = [pool.submit(said, served.port, LIVE.replace(b"/healthz", b"/metrics", 1)[:-2] + CLOSE + b"\r\n")]
         until(lambda: bool(written))

@@ -11,7 +11,7 @@ from poise.cli.moments import time_of
 from poise.cli.output import Column, Shown
 from poise.client import current_home
 from poise.errors import SpecError
-from poise.kernel.used import FAILED
+from poise.model.jobs import FAILED
 from poise.model.timeline import Row, Timeline
 from poise.units import format_duration
 

@@ -12,8 +12,7 @@ instant at which something was decided.
 from collections import deque
 from collections.abc import Collection, Iterator
 from itertools import islice, zip_longest
-
-import msgspec
+from typing import NamedTuple
 
 from poise.kernel.explain import what_for
 from poise.kernel.ledger import Ledger
@@ -32,7 +31,7 @@ FEW = 32
 """Units of a queue that are named."""
 
 
-class _Waits(msgspec.Struct, frozen=True, gc=False):
+class _Waits(NamedTuple):
     """The first units of a queue that is held, how many follow, and why."""
 
     units: tuple[str, ...]
@@ -43,7 +42,7 @@ class _Waits(msgspec.Struct, frozen=True, gc=False):
 _Decision = Placed | Preempted | Resized | _Waits
 
 
-class _Kept(msgspec.Struct, frozen=True, gc=False):
+class _Kept(NamedTuple):
     """A round as it is kept; it is put into words when somebody asks."""
 
     revision: int

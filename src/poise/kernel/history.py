@@ -22,7 +22,6 @@ from poise.kernel.explain import job_text, what_for
 from poise.kernel.follow import Following, Seen
 from poise.kernel.ledger import JobState, Ledger, job_status
 from poise.kernel.used import (
-    FAILED,
     Stretch,
     Window,
     bill,
@@ -80,6 +79,7 @@ from poise.model.history import (
     Span,
     Yielding,
 )
+from poise.model.jobs import FAILED
 from poise.model.load import LEVELS
 from poise.units import format_duration
 

@@ -22,10 +22,10 @@ import numpy as np
 
 from poise.kernel.follow import Following, Seen
 from poise.kernel.ledger import Ledger
-from poise.kernel.used import FAILED
 from poise.model.decisions import Spot
 from poise.model.events import Event
 from poise.model.history import Level
+from poise.model.jobs import FAILED
 from poise.model.tenants import HOME, Bearer
 from poise.model.timeline import Phase, Row, Slice, Timeline
 

@@ -10,7 +10,7 @@ The format: Google, *Trace Event Format*, 2016
 from collections.abc import Iterator
 from typing import Any
 
-from poise.kernel.used import FAILED
+from poise.model.jobs import FAILED
 from poise.model.timeline import Row, Slice, Timeline
 
 UNITS = "units"

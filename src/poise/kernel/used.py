@@ -11,12 +11,10 @@ import msgspec
 
 from poise.kernel.follow import Seen
 from poise.model.history import Bill, ClassWaits, JobLine, Level, Spread, TenantUse, Use, Waste
-from poise.model.jobs import Priority
+from poise.model.jobs import FAILED, Priority
 from poise.model.power import POWER
 from poise.model.resources import WHOLE, Node
 from poise.units import HOUR, SECOND
-
-FAILED = ("failed", "killed", "signal", "oom", "hung", "timeout", "lost", "unstartable")
 
 CPU = 1000
 """Milli-CPU of a core."""

@@ -28,6 +28,9 @@ stopped it: by preemption, after a failure in its gang, or when it was cancelled
 started, which does not count as a try · `unstartable` the command could not be executed.
 """
 
+FAILED: tuple[Outcome, ...] = ("failed", "killed", "signal", "oom", "hung", "timeout", "lost", "unstartable")
+"""Outcomes of attempts that were in vain."""
+
 Lease = Literal["fenced", "exclusive"]
 """What holds while it is not known whether work still runs on a node that is silent.
 

@@ -7,7 +7,6 @@
 
 from collections.abc import Sequence
 from math import sqrt
-from statistics import median
 from typing import NamedTuple
 
 HOUR, WEEK = 3600, 7 * 24 * 3600
@@ -78,6 +77,8 @@ class Ewma:
 
 def robust(values: Sequence[float]) -> tuple[float, float]:
     """The median, and the spread by the median absolute deviation, at least the floor."""
+    from statistics import median  # dear: every command imports this module
+
     middle = median(values)
     spread = 1.4826 * median([abs(value - middle) for value in values])
     return middle, max(spread, FLOOR, RELATIVE_FLOOR * abs(middle))

@@ -9,8 +9,8 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
-from poise.kernel.used import FAILED
 from poise.model.history import Lane, Span
+from poise.model.jobs import FAILED
 from poise.units import format_duration
 
 WIDTH = 1000
