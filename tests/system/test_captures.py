@@ -93,7 +93,7 @@ def test_what_cannot_be_captured_says_why_and_what_to_type(up: Living) -> None:
     try:
         refused = up.poise("capture", "silent", "--torch", "-o", "json")
         assert refused.code == 1 and refused.error["code"] == "E170", refused.err
-        assert "took the wish up" in refused.error["message"]
+        assert "no training session of Poise responded" in refused.error["message"]
         if PY_SPY.exists():
             refused = up.poise("capture", "silent", "-o", "json")
             assert refused.code == 1 and refused.error["message"] == "no Python process runs in the task"

@@ -20,16 +20,16 @@ from poise.units import format_bytes
 @click.option("--for", "lasts", metavar="DURATION", help="Duration of the capture. [default: 10s; 2s with --torch]")
 @click.option("--dump", "kind", flag_value="dump", help="Print the current stack of each Python thread.")
 @click.option("--torch", "kind", flag_value="torch", help="Trace a training session of Poise with PyTorch's profiler.")
-@click.option("--rank", type=WholeRange(min=0), metavar="N", help="The member of a gang. [default: 0]")
-@click.option("--list", "listing", is_flag=True, help="List the captures of JOB that are kept.")
-@click.option("--get", metavar="NAME", help="Write a capture that is kept to a file.")
+@click.option("--rank", type=WholeRange(min=0), metavar="N", help="Gang member to capture. [default: 0]")
+@click.option("--list", "listing", is_flag=True, help="List the stored captures of JOB.")
+@click.option("--get", metavar="NAME", help="Write a stored capture to a file.")
 @click.option(
     "-O",
     "--to",
     "target",
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE",
-    help="Where to write the capture; `-`: stdout. [default: its name, in this folder; stdout with --dump]",
+    help="File for the capture; `-` is stdout. [default: its name, in this folder; stdout with --dump]",
 )
 @output.forms(*output.TEXT)
 @click.argument("job")
@@ -43,11 +43,11 @@ def capture(
     target: Path | None,
     form: str,
 ) -> int:
-    """Capture what the running JOB (id, name, or JOB.TASK) does, keep it beside the job's output, and write it to a
-    file.
+    """Capture what the running JOB (id, name, or JOB.TASK) does, store the capture beside the job's output, and
+    write it to a file.
 
-    By default it is a flame graph of Python stacks (SVG, for a browser). --torch writes a trace for Perfetto. py-spy
-    must be installed on the node for all but --torch.
+    The default is a flame graph of Python stacks (SVG, for a browser). --torch writes a trace for Perfetto. Without
+    --torch, py-spy must be installed on the node.
     """
     if listing and (get or kind or lasts or target):
         raise click.UsageError("`--list` goes with no other flag")
@@ -95,5 +95,5 @@ def _listed(found: list[Capture]) -> Shown:
             Column("SIZE", [format_bytes(one.size) for one in found], right=True),
             Column("TAKEN", [f"{ago(one.at)} ago" for one in found], moving=True),
         ],
-        nothing="poise: no captures are kept",
+        nothing="poise: no captures are stored",
     )

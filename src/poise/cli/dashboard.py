@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "--port", type=WholeRange(0, 65535), default=DASHBOARD_PORT, show_default=True, metavar="N", help="0: a free one."
+    "--port", type=WholeRange(0, 65535), default=DASHBOARD_PORT, show_default=True, metavar="N", help="0: a free port."
 )
-@click.option("--no-browser", is_flag=True, help="Print the link, and open no browser.")
+@click.option("--no-browser", is_flag=True, help="Print the link instead of opening a browser.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value once it listens: address and link.")
 def dashboard(port: int, no_browser: bool, as_json: bool) -> int:
     """Show the fleet, the queue and jobs in a browser, live. It serves from this process, for this machine only, until
-    Ctrl-C; the control plane can end and come back in the meantime.
+    Ctrl-C; the control plane may stop and restart meanwhile.
 
-    A browser gets in by a link that is good once, within 5 minutes, and sees what your token may see. While a dashboard
-    of this home runs, the command prints another link and returns. From another machine: `ssh -L 7719:127.0.0.1:7719
-    HOST`.
+    A browser signs in with a link that works once, within 5 minutes, and sees what your token may see. While a
+    dashboard of this home runs, the command prints another link and returns. From another machine: `ssh -L
+    7719:127.0.0.1:7719 HOST`.
     """
     from poise.dashboard.serve import bind, found, new_link, serve
 
@@ -80,4 +80,4 @@ def _open(home: Home, address: str) -> None:
     with os.fdopen(os.open(home.dashboard_opener, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(page)
     if not webbrowser.open(home.dashboard_opener.as_uri()):
-        say(f"poise: no browser could be opened; this link is good once: {address}")
+        say(f"poise: no browser could be opened; this link works once: {address}")

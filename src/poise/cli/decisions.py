@@ -22,16 +22,23 @@ WIDE = 100
 
 
 @click.command()
-@click.option("--since", metavar="TIME", help="Only rounds since this time: 2h ago as 2h, 14:30, … [default: all]")
 @click.option(
-    "--limit", type=WholeRange(1), default=ROUNDS, show_default=True, metavar="N", help="The latest N rounds."
+    "--since", metavar="TIME", help="Only rounds since this time: 2h (two hours ago), 14:30, … [default: all]"
+)
+@click.option(
+    "--limit",
+    type=WholeRange(1),
+    default=ROUNDS,
+    show_default=True,
+    metavar="N",
+    help="Show at most the latest N rounds.",
 )
 @output.forms("table", "wide", "json")
 @click.argument("jobs", nargs=-1, metavar="[JOB...]")
 def decisions(jobs: tuple[str, ...], since: str | None, limit: int, form: str) -> int:
-    """Show the latest scheduling rounds that decided something, about all jobs or about each JOB. A decision places,
-    preempts, resizes or holds a unit. Each has its reason, and the nodes that were not chosen, with their scores. The
-    command reads the log, with or without a running control plane.
+    """Show the latest scheduling rounds that decided something, for all jobs or for each JOB. A decision places,
+    preempts, resizes or holds a unit. Each has its reason; `-o wide` adds the nodes that were not chosen, with their
+    scores. The command reads the log, with or without a running control plane.
     """
     from poise.cli import offline
 

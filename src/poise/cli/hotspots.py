@@ -26,15 +26,15 @@ WIDTH = 60
     help="Sort by total time, by mean time, or by frequency.",
 )
 @click.option(
-    "--since", metavar="DURATION", help="Count only what ended in the last DURATION, e.g. 24h. [default: all]"
+    "--since", metavar="DURATION", help="Count only steps that ended in the last DURATION, e.g. 24h. [default: all]"
 )
 @click.option("--limit", type=WholeRange(min=1), default=20, show_default=True, metavar="N", help="Number of rows.")
 @output.forms(*output.TEXT)
 def hotspots(order: Order, since: str | None, limit: int, form: str) -> int:
-    """Show where the time of jobs goes, by class of work and step. It reads the log, with or without a running control
-    plane.
+    """Show where the time of jobs goes, by class of work and step. The command reads the log, with or without a running
+    control plane.
 
-    Steps: waiting, starting, running, lost (attempts that did not succeed), saving (training that stood still for a
+    Steps: waiting, starting, running, lost (attempts that did not succeed), saving (training that stalled for a
     checkpoint).
     """
     from poise.cli import offline

@@ -19,14 +19,14 @@ TITLE_WIDTH = 48
 
 
 @click.command()
-@click.option("--all", "everything", is_flag=True, help="List all incidents, not only open ones and those of a week.")
+@click.option("--all", "everything", is_flag=True, help="Include incidents that closed more than a week ago.")
 @click.argument("incident", required=False)
 @output.rows
 def incidents(incident: str | None, everything: bool, form: str, watch: bool) -> int:
-    """List incidents: symptoms that have one cause, with the suspected cause. With INCIDENT (id): show its evidence,
-    its timeline, what Poise did, and what to do.
+    """List incidents: symptoms with one suspected cause. With INCIDENT (id): show its evidence, its timeline, what
+    Poise did, and what to do.
 
-    `incidents:` in `notifications.yaml` of the home sends them to webhooks and commands.
+    To send incidents to webhooks and commands, list targets under `incidents:` in `notifications.yaml` of the home.
     """
     if incident is not None:
         if watch:

@@ -29,7 +29,9 @@ LONGEST = 64 * 1024
     help="Print only the last N lines of each stream, of the latest attempt of each task.",
 )
 @click.option(
-    "--since", metavar="TIME", help="Print only output since this time: 5m ago as 5m, 14:30, or 2026-12-01T12:00:00Z."
+    "--since",
+    metavar="TIME",
+    help="Print only output since this time: 5m (five minutes ago), 14:30, or 2026-12-01T12:00:00Z.",
 )
 @click.option("-t", "--timestamps", is_flag=True, help="Begin each line with the time when it was written.")
 @click.option("--rank", type=WholeRange(min=0), metavar="N", help="Only this member of a gang.")

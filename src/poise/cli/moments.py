@@ -31,7 +31,8 @@ def at_moment(function: Function) -> Function:
     option = click.option(
         "--at",
         metavar="MOMENT",
-        help="Show this past moment, from the log: 14:30, 2026-12-01T12:00:00Z, 2h ago as 2h, or a revision.",
+        help="Show the state at this moment, from the log: 14:30, 2026-12-01T12:00:00Z, 2h (two hours ago), or a "
+        "revision.",
     )
     return option(function)
 
@@ -104,5 +105,5 @@ def _read(read: Callable[[str], Read], text: str, field: str) -> Read:
     try:
         return read(text)
     except ValueError:
-        need = "14:30, 2026-12-01T12:00:00Z, or 5m ago as 5m"
+        need = "14:30, 2026-12-01T12:00:00Z, or 5m (five minutes ago)"
         raise SpecError("the time cannot be read", code="E103", field=field, have=text[:80], need=need) from None

@@ -24,7 +24,7 @@ from poise.units import HOUR, format_duration
     help="Write a page that needs no network and runs no script; `-` is stdout.",
 )
 @click.option(
-    "--since", metavar="TIME", help="Begin here: seven days ago as 7d, 2026-12-01, … [default: the log's start]"
+    "--since", metavar="TIME", help="Begin here: 7d (seven days ago), 2026-12-01, … [default: the log's start]"
 )
 @click.option("--until", metavar="TIME", help="End here. [default: now]")
 @click.option(

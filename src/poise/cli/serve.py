@@ -47,7 +47,7 @@ DEFAULT_PORT = 8080
 @click.option("--python", metavar="PROGRAM", help="The interpreter of the replicas. [default: this one]")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Where to listen.")
 @click.option(
-    "--port", type=WholeRange(0, 65535), default=DEFAULT_PORT, show_default=True, metavar="N", help="0: a free one."
+    "--port", type=WholeRange(0, 65535), default=DEFAULT_PORT, show_default=True, metavar="N", help="0: a free port."
 )
 @click.option(
     "--keys",

@@ -25,10 +25,10 @@ RANGE = "5s to 5m"
 @output.rows
 @click.argument("services", nargs=-1, metavar="[SERVICE...]")
 def services(services: tuple[str, ...], last: str, form: str, watch: bool) -> int:
-    """List the services of the gateways on this machine (`poise serve`) with the figures of the last minute.
+    """List the services of this home's gateways (`poise serve`) with their latest figures.
 
-    These are answers per second, P50, P95 and P99 against the objective, refused requests, replicas, and the mean batch
-    size. A version on trial has a row of its own.
+    The figures are answers per second, P50, P95 and P99 against the objective, refused requests, replicas, and the mean
+    batch size. A version on trial has a row of its own.
     """
     window = _window(last)
     home = current_home()

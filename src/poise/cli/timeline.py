@@ -26,7 +26,9 @@ FAILURE = "x"
 
 
 @click.command()
-@click.option("--since", default="1h", show_default=True, metavar="TIME", help="Begin here: 2h ago as 2h, 14:30, …")
+@click.option(
+    "--since", default="1h", show_default=True, metavar="TIME", help="Begin here: 2h (two hours ago), 14:30, …"
+)
 @click.option("--until", metavar="TIME", help="End here. [default: now]")
 @click.option(
     "--trace",
@@ -38,8 +40,8 @@ FAILURE = "x"
 @output.forms("table", "wide", "json")
 @click.argument("jobs", nargs=-1, metavar="[JOB...]")
 def timeline(jobs: tuple[str, ...], since: str, until: str | None, file: Path | None, form: str) -> int:
-    """Show a timeline of attempts by node and device, of all jobs or of each JOB. It has the phases waiting, starting,
-    running and stopping, and the failures. The command reads the log, with or without a running control plane.
+    """Show a timeline of attempts by node and device, of all jobs or of each JOB. It shows the phases waiting,
+    starting, running and stopping, and failures. The command reads the log, with or without a running control plane.
     """
     if form == "json" and file == Path("-"):
         raise click.UsageError("`-o json` and `--trace -` both want stdout")

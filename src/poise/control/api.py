@@ -750,7 +750,7 @@ def make_app(
         pieces = capture(consoles, home.logs, node, attempt, bearer, data.kind, lasts)
         return Stream(_lines(pieces, lambda: gate.stands(bearer)), "application/x-ndjson")
 
-    @routes.get("/v1/jobs/{name}/captures", summary="Captures of a job that are kept", role=VIEWER)
+    @routes.get("/v1/jobs/{name}/captures", summary="Stored captures of a job", role=VIEWER)
     async def captures(bearer: Bearer, name: str) -> list[Capture]:
         _, found = await settled_job(bearer, name)
         return await asyncio.to_thread(captures_of, home.logs, found.job.id)

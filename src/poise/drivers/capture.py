@@ -87,7 +87,7 @@ def explained(said: str) -> tuple[str, str]:
     """What py-spy says, for people, and what to do."""
     last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it ended without a word")
     if "ermission" in said or "ptrace" in said:
-        return f"py-spy may not look at the process: {last}", "`sudo sysctl kernel.yama.ptrace_scope=0` on the node"
+        return f"py-spy may not read the process: {last}", "`sudo sysctl kernel.yama.ptrace_scope=0` on the node"
     return f"py-spy has failed: {last}", "`poise capture JOB --dump`, or again"
 
 
@@ -140,7 +140,7 @@ def by_torch(report: str, seconds: float) -> None:
         os.replace(f"{wish}.new", wish)  # noqa: PTH105
         if not there_within(taken, TAKEN_UP_WITHIN):
             hint = "`poise capture JOB`, which needs none"
-            raise Failed("no training session of Poise took the wish up; it may wait, or the task has none", hint)
+            raise Failed("no training session of Poise responded; it may be waiting, or the task has none", hint)
         if not there_within(trace, seconds + WRITTEN_WITHIN):
             raise Failed("the training session wrote no trace: its steps may take long", "`--for` a longer time")
         with open(trace, "rb") as file:  # noqa: PTH123

@@ -59,7 +59,7 @@ def endpoint(url: str, field: str) -> str:
     except ValueError:
         valid = False
     if not valid or any(letter.isspace() for letter in url) or split.username is not None:
-        hint = "127.0.0.1:4318; a token belongs into OTEL_EXPORTER_OTLP_HEADERS"
+        hint = "127.0.0.1:4318; put a token in OTEL_EXPORTER_OTLP_HEADERS"
         raise InputError(
             "this is not the URL of a collector", field=field, need="http(s)://HOST:PORT", have=given, hint=hint
         )

@@ -37,33 +37,41 @@ class Metrics:
         def histogram(name: str, about: str, buckets: Any, *labels: str) -> Histogram:
             return Histogram(name, about, labels, buckets=buckets, registry=registry)
 
-        self.requests = counter("vllm:num_incoming_requests", "Requests for a model that is known", "model")
+        self.requests = counter("vllm:num_incoming_requests", "Requests for a known model", "model")
         self.errors = counter(
-            "vllm:request_errors", "Requests that got an error, by what it was", "server", "model", "error_type"
+            "vllm:request_errors", "Requests that got an error, by its type", "server", "model", "error_type"
         )
         self.latency = histogram(
-            "vllm:request_latency_seconds", "From the request to its last byte", SECONDS, "server", "model", "status"
+            "vllm:request_latency_seconds",
+            "Time from the request to the last byte of its answer",
+            SECONDS,
+            "server",
+            "model",
+            "status",
         )
-        self.running = gauge("vllm:num_requests_running", "Requests that an upstream works on", "server")
-        self.waiting = gauge("vllm:num_requests_waiting", "Requests that wait for an upstream to have room", "model")
-        self.healthy = gauge("vllm:healthy_pods_total", "1: its probes go well", "server")
+        self.running = gauge("vllm:num_requests_running", "Requests that an upstream is processing", "server")
+        self.waiting = gauge("vllm:num_requests_waiting", "Requests that wait for room on an upstream", "model")
+        self.healthy = gauge("vllm:healthy_pods_total", "1: its probes succeed", "server")
         self.routing = histogram(
             "serve_request_router_fulfillment_time_ms",
-            "From asking for an upstream to having one, waiting included",
+            "Time to get an upstream for a request, including waiting",
             MILLISECONDS,
         )
         self.first_byte = histogram(
-            "poise_time_to_first_byte_seconds", "From the request to the first byte of its answer", SECONDS, "model"
+            "poise_time_to_first_byte_seconds",
+            "Time from the request to the first byte of its answer",
+            SECONDS,
+            "model",
         )
-        self.retries = counter("poise_upstream_retries", "Tried again after this upstream failed", "server", "reason")
-        self.ejected = gauge("poise_upstream_ejected", "1: it gets no requests since it failed", "server")
-        self.ejections = counter("poise_upstream_ejections", "How often it was ejected", "server")
+        self.retries = counter("poise_upstream_retries", "Retries after this upstream failed", "server", "reason")
+        self.ejected = gauge("poise_upstream_ejected", "1: it failed and gets no requests", "server")
+        self.ejections = counter("poise_upstream_ejections", "Number of ejections", "server")
         self.deferred = counter(
-            "poise_requests_deferred", "Requests that waited, and could not be answered in time any more", "model"
+            "poise_requests_deferred", "Requests that waited until they could no longer be answered in time", "model"
         )
-        self.limit = gauge("poise_upstream_limit", "Requests that it may have at once, as of now", "server")
+        self.limit = gauge("poise_upstream_limit", "Current limit of its concurrent requests", "server")
         self.p99 = gauge(
-            "poise_upstream_p99_seconds", "What its limit was last made to follow, where it follows", "server"
+            "poise_upstream_p99_seconds", "P99 latency that its limit last followed, if it follows one", "server"
         )
         self.late = counter("poise_objective_missed", "Answers that took longer than the objective", "model")
 

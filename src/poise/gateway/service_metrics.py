@@ -21,64 +21,70 @@ class Registry:
     def __init__(self, registry: CollectorRegistry) -> None:
         of = ("deployment",)
         self.requests = Counter(
-            "serve_deployment_request_counter", "Requests that were answered", (*of, "status"), registry=registry
+            "serve_deployment_request_counter", "Answered requests", (*of, "status"), registry=registry
         )
         self.errors = Counter(
-            "serve_deployment_error_counter", "Requests that were refused, and why", (*of, "reason"), registry=registry
+            "serve_deployment_error_counter", "Refused requests, by reason", (*of, "reason"), registry=registry
         )
         self.latency = Histogram(
             "serve_deployment_processing_latency_ms",
-            "From when a request had come to when its answer was there",
+            "Time from the arrival of a request to its answer",
             of,
             buckets=LATENCIES_MS,
             registry=registry,
         )
         self.wait = Histogram(
             "serve_batch_wait_time_ms",
-            "How long a request waited for its batch",
+            "Time that a request waited for its batch",
             of,
             buckets=LATENCIES_MS,
             registry=registry,
         )
         self.execution = Histogram(
             "serve_batch_execution_time_ms",
-            "How long batches took on their replica",
+            "Duration of a batch on its replica",
             of,
             buckets=LATENCIES_MS,
             registry=registry,
         )
-        self.size = Histogram("serve_actual_batch_size", "Requests of a batch", of, buckets=SIZES, registry=registry)
+        self.size = Histogram("serve_actual_batch_size", "Requests in a batch", of, buckets=SIZES, registry=registry)
         self.broken = Counter(
             "poise_batches_broken", "Batches that a model could not answer", (*of, "reason"), registry=registry
         )
         self.hits = Counter(
-            "nv_cache_num_hits_per_model", "Questions that were answered from what is kept", of, registry=registry
+            "nv_cache_num_hits_per_model", "Requests that were answered from the cache", of, registry=registry
         )
         self.misses = Counter(
-            "nv_cache_num_misses_per_model", "Questions to which no answer was kept", of, registry=registry
+            "nv_cache_num_misses_per_model", "Requests without an answer in the cache", of, registry=registry
         )
-        self.gets = Counter("cache_gets", "Looks for an answer", (*of, "tier", "result"), registry=registry)
-        self.puts = Counter("cache_puts", "Answers that were kept", (*of, "tier"), registry=registry)
+        self.gets = Counter("cache_gets", "Cache lookups", (*of, "tier", "result"), registry=registry)
+        self.puts = Counter("cache_puts", "Answers written to the cache", (*of, "tier"), registry=registry)
         self.evictions = Counter(
-            "cache_evictions", "Answers that made room for others", (*of, "tier"), registry=registry
+            "cache_evictions", "Answers evicted to make room for others", (*of, "tier"), registry=registry
         )
-        self.cached = Gauge("cache_size", "Answers that are kept", (*of, "tier"), registry=registry)
+        self.cached = Gauge("cache_size", "Answers in the cache", (*of, "tier"), registry=registry)
         self.cached_bytes = Gauge(
-            "cache_size_bytes", "Bytes of answers that are kept", (*of, "tier"), registry=registry
+            "cache_size_bytes", "Bytes of the answers in the cache", (*of, "tier"), registry=registry
         )
         self.cache_failures = Counter(
-            "cache_failures", "Calls that went on without a tier, and why", (*of, "tier", "reason"), registry=registry
+            "cache_failures",
+            "Requests that skipped a failed tier, by reason",
+            (*of, "tier", "reason"),
+            registry=registry,
         )
         self.collapsed = Counter(
-            "cache_collapsed", "Questions that waited for the answer to another", (*of, "tier"), registry=registry
+            "cache_collapsed",
+            "Requests that waited for the answer to an identical one",
+            (*of, "tier"),
+            registry=registry,
         )
         self.queued = Gauge("serve_deployment_queued_queries", "Requests that wait", of, registry=registry)
         self.processing = Gauge(
-            "serve_replica_processing_queries", "Requests that replicas are answering", of, registry=registry
+            "serve_replica_processing_queries", "Requests that replicas are processing", of, registry=registry
         )
         self._canary_weight = Gauge(
             "flagger_canary_weight",
-            "The part of requests that the version on trial answers, in per cent",
+            "Percentage of requests that the version on trial answers",
             ("name",),
             registry=registry,
         )
@@ -88,7 +94,7 @@ class Registry:
         self.replicas = Gauge("serve_deployment_replica_healthy", "Replicas that are ready", of, registry=registry)
         self.room = Gauge(
             "poise_batch_room",
-            "Items of a batch for which there is memory, of the replica that has least; 0 if that is not known",
+            "Largest batch for which the replica with the least memory has room; 0 if unknown",
             of,
             registry=registry,
         )

@@ -33,7 +33,7 @@ const LIVE_ONLY = { explanation: "poise explain JOB", log: "poise logs JOB", pro
 async function data(name, parameters = {}) {
   const at = past.at();
   if (at === null) return ask(name, parameters);
-  if (LIVE_ONLY[name]) throw new Error(`Of a past moment this is not shown here. For now: ${LIVE_ONLY[name]}`);
+  if (LIVE_ONLY[name]) throw new Error(`This is not shown for a past moment. For the present: ${LIVE_ONLY[name]}`);
   return name === "job" ? ask("past-job", { ...parameters, at }) : ask(name, parameters);
 }
 
