@@ -68,7 +68,7 @@ class Registry:
         )
         self.cache_failures = Counter(
             "cache_failures",
-            "Requests that skipped a failed tier, by reason",
+            "Requests that continued without a tier, by reason",
             (*of, "tier", "reason"),
             registry=registry,
         )
