@@ -45,13 +45,13 @@ ACCEPTING = _gauge(
 )
 TERM = _gauge("poise_term", "Term of the latest leader, which fences earlier ones", seen="standby")
 STORE_UP = _gauge("poise_store_up", "1: the store of the log answers; 0: this standby cannot reach it", seen="standby")
-REVISION = _gauge("poise_log_revision", "Revision of the log as far as it is applied here", seen="standby")
+REVISION = _gauge("poise_log_revision", "Latest revision of the log that is applied here", seen="standby")
 POLICY = _gauge("poise_policy_info", "The policy that decides; always 1", "policy", seen="tenant")
 
 ROUNDS = _histogram(
     "poise_round_seconds",
     ROUND_SECONDS,
-    "Duration of a round, from making its view to having applied the plan",
+    "Duration of a round, from making its view to applying its plan",
     seen="tenant",
 )
 PHASES = _histogram(
@@ -67,7 +67,7 @@ DECIDING = _gauge(
     seen="tenant",
 )
 POLICY_FAILURES = _counter(
-    "poise_policy_failures_total", "Reports of a policy that failed, so that the safe policy decided", seen="tenant"
+    "poise_policy_failures_total", "Failures of a policy, after which the safe policy decided", seen="tenant"
 )
 REJECTED = _counter(
     "poise_rejected_decisions_total",
@@ -82,7 +82,7 @@ APPEND = _histogram(
 SYNC = _histogram(
     "poise_log_sync_seconds",
     LOG_SECONDS,
-    "Time from then until they are durable (fsync, or the shared store)",
+    "Time from handing events to the log until they are durable (fsync, or the shared store)",
     seen="tenant",
 )
 LOG_LAG = _gauge("poise_log_lag_events", "Events that are applied and not durable yet", seen="tenant")
@@ -125,12 +125,12 @@ SUBMITTED = _counter("poise_submitted_jobs_total", "Submitted jobs")
 PLACED = _counter("poise_placed_tasks_total", "Tasks that were placed, by priority class", "priority")
 PREEMPTED = _counter(
     "poise_preempted_units_total",
-    "Units that were asked to save and end: `yield` to others, `move` to another node, `grow` or `shrink`",
+    "Units that were asked to save and stop: `yield` to others, `move` to another node, `grow` or `shrink`",
     "cause",
 )
 RESIZED = _counter("poise_resized_gangs_total", "Running gangs that changed their size in place", "cause")
 ENDED = _counter("poise_ended_attempts_total", "Attempts that ended, by outcome", "outcome")
-STRAGGLERS = _counter("poise_stragglers_total", "Attempts and members of gangs that were found slower than their like")
+STRAGGLERS = _counter("poise_stragglers_total", "Attempts and gang members that were slower than their siblings")
 DEADLINES = _counter(
     "poise_missed_deadlines_total", "Units that were cancelled because their deadline could not be met"
 )
@@ -147,7 +147,7 @@ FORECAST_ERROR = _histogram(
 
 TENANT_UNITS = _gauge(
     "poise_tenant_unfinished_units",
-    f"Unfinished units of the {SHOWN_TENANTS} tenants with most; the rest is `other`",
+    f"Unfinished units of the {SHOWN_TENANTS} tenants with the most units; the rest is `other`",
     "tenant",
     seen="tenant",
 )
@@ -162,7 +162,7 @@ NODES = _gauge(
 CONNECTED = _gauge("poise_connected_agents", "Agents that are connected", seen="tenant")
 HEARTBEAT = _gauge(
     "poise_heartbeat_age_seconds",
-    "Time since the last message of the connected agent silent for longest",
+    "Longest time since the last message of a connected agent",
     seen="tenant",
 )
 LOST = _gauge("poise_node_lost", f"1 for each node that is lost, up to {SHOWN_LOST}", "node", seen="tenant")
@@ -180,7 +180,7 @@ CPU = _gauge(
     "state",
     seen="tenant",
 )
-MEMORY = _gauge("poise_memory_bytes", "Memory of nodes, by the same states", "state", seen="tenant")
+MEMORY = _gauge("poise_memory_bytes", "Memory of nodes: `held`, `free` or `closed`, as above", "state", seen="tenant")
 DEVICES = _gauge(
     "poise_devices",
     "Devices by model and state: `held`, `shared` (a part is held), `free`, `fragmented` (free, on a node on which no "
@@ -202,7 +202,10 @@ HELD_SECONDS = _counter(
     seen="tenant",
 )
 IDLE_SECONDS = _counter(
-    "poise_held_idle_seconds_total", "The part of these that was held and not busy: waste", "resource", seen="tenant"
+    "poise_held_idle_seconds_total",
+    "The part of `poise_held_seconds_total` that was not busy: waste",
+    "resource",
+    seen="tenant",
 )
 ENERGY = _counter(
     "poise_energy_joules_total", "Energy that nodes measured, of `processors` and of `devices`", "part", seen="tenant"
@@ -210,7 +213,7 @@ ENERGY = _counter(
 
 NODE_CPU = _gauge(
     "poise_node_cpu_ratio",
-    f"CPU in use, as the agent reports it, of the {SHOWN_NODES} nodes with most",
+    f"CPU in use, as the agent reports it, of the {SHOWN_NODES} nodes with the highest use",
     "node",
     seen="tenant",
 )
@@ -231,7 +234,7 @@ NODE_FAILURES = _gauge(
 )
 AGENT_CPU = _gauge("poise_agent_cpu_cores", "CPU that the agent itself uses", "node", seen="tenant")
 AGENT_SENT = _gauge(
-    "poise_agent_sent_bytes_per_second", "Bytes a second that the agent itself sends", "node", seen="tenant"
+    "poise_agent_sent_bytes_per_second", "Bytes per second that the agent itself sends", "node", seen="tenant"
 )
 
 METRICS: tuple[Metric, ...] = tuple(value for value in vars().values() if isinstance(value, Metric))
