@@ -72,6 +72,9 @@ OTHERS = "work of another tenant"
 _UNIT = re.compile(r"(?<![\w.-])j[1-9][0-9]*(?:\.[\w.\[\]-]*[\w\]])?(?![\w-])")
 """A job, a unit or a task, as Poise writes it: `j7`, `j7.train`, `j7.shard[2]`."""
 
+_SUSPECTED_WORK = re.compile(f"(?:^suspected cause: |, before: )(?:{'|'.join(sorted(OF_WORK))}) ")
+"""A change of the suspected cause from or to somebody's work, in the timeline of an incident."""
+
 _AGAIN = re.compile(f"{OTHERS}(?:, {OTHERS})+")
 
 _WRITTEN_BY_USERS = frozenset({"name", "command", "user", "result", "artifact", "said"})
@@ -146,7 +149,20 @@ class Sight:
             own = report.jobs and not report.more_jobs and all(map(self._is_own, report.jobs))
             return report if own else None
         tied = tuple(suspect for suspect in report.tied if suspect.kind not in OF_WORK)
-        return self.only(msgspec.structs.replace(report, tied=tied, undelivered={}, outputs=()))
+        timeline = tuple(
+            msgspec.structs.replace(step, text=self._without_said(step.text))
+            for step in report.timeline
+            if not _SUSPECTED_WORK.search(step.text)
+        )
+        return self.only(
+            msgspec.structs.replace(report, tied=tied, timeline=timeline, undelivered={}, outputs=()),
+        )
+
+    def _without_said(self, text: str) -> str:
+        """A line of a timeline without what an attempt of others, or a policy, said after the colon."""
+        names = _UNIT.findall(text)
+        harmless = all(map(self._is_own, names)) and not text.startswith("policy ")
+        return text if harmless else text.partition(": ")[0]
 
     def shows(self, job: str) -> bool:
         """Whether a job may be seen, by its id."""

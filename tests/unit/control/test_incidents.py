@@ -8,10 +8,12 @@ import pytest
 from poise.control.anomalies import Anomalies
 from poise.drivers.outputs import endings
 from poise.kernel.controller import Saw
-from poise.model.tenants import Role
+from poise.kernel.visible import Sight
+from poise.model.incidents import IncidentReport, Step, Suspect
+from poise.model.tenants import HOME, Bearer, Role
 from poise.model.usage import MINUTE, SIGNALS, Window
 from poise.testing import World, node
-from unit.control.desk import Desk
+from unit.control.desk import OWNER, Desk
 
 
 def desk_of(world: World) -> Desk:
@@ -35,6 +37,46 @@ def test_a_lost_node_is_told_to_all_without_the_names_of_others_work() -> None:
     assert theirs not in str(to_ann)
     one = desk.call("GET", f"/v1/incidents/{all_of_it['id']}", who="ann")
     assert (one.status, one.value) == (200, to_ann)
+
+
+def test_an_incident_of_the_fleet_tells_others_neither_what_an_attempt_said_nor_whose_work_was_suspected() -> None:
+    world = World().nodes(4)
+    for name, tenant in (("a", "ann"), *((f"b{number}", "bob") for number in range(6))):
+        kind = {"class": f"plan-{name}"}
+        world.job(name, tenant=tenant, node="n1", retry={"limit": 0}, **kind).round().start(name)
+        world.finish(name, outcome="failed", code=1, note=f"no such file: /home/{tenant}/plan.py")
+    desk = desk_of(world.lose("n1").after("30s"))
+    [told], [to_ann] = (desk.call("GET", "/v1/incidents", who=who).value for who in (OWNER, "ann"))
+    assert told["cause"]["name"] == to_ann["cause"]["name"] == "n1"
+    assert "/home/bob/plan.py" in str(told)
+    assert "bob" not in str(to_ann)
+    texts = [step["text"] for step in to_ann["timeline"]]
+    own = f"{world.state('a').id}.main on n1 ended failed with exit code 1: no such file: /home/ann/plan.py"
+    assert own in texts
+    assert "work of another tenant on n1 ended failed with exit code 1" in texts
+
+
+def test_work_that_was_suspected_before_is_not_named_to_others() -> None:
+    world = World().nodes(1)
+    report = IncidentReport(
+        id="i1", title="node n1: node lost (1 node)", opened=1.0, last=2.0, closed=0.0, symptoms={"node-lost": 1},
+        cause=Suspect(kind="node", name="n1", score=1.0), tied=(), nodes=("n1",), jobs=(), evidence=(), done=(),
+        hint="",
+        timeline=(
+            Step(at=1.0, revision=1, text="suspected cause: user bob/merger, before: program bob:secret"),
+            Step(at=1.5, revision=1, text="suspected cause: node n1, before: user bob/merger"),
+            Step(at=2.0, revision=2, text="suspected cause: rack r1, before: node n1"),
+            Step(at=3.0, revision=3, text="policy mine failed: KeyError: 'merger'"),
+        ),
+    )  # fmt: skip
+    seen = Sight(world.ledger, Bearer("ann", Role.VIEWER)).incident(report)
+    assert seen is not None
+    texts = [step.text for step in seen.timeline]
+    assert texts == [
+        "suspected cause: rack r1, before: node n1",
+        "policy mine failed",
+    ]
+    assert Sight(world.ledger, HOME).incident(report) == report
 
 
 def test_an_incident_of_work_is_told_to_its_tenant_alone() -> None:
