@@ -62,6 +62,12 @@ MOST_ENTRIES, MOST_TOLD, MOST_NAMED = 100, 40, 20
 MOST_INCIDENTS = 500
 """Incidents that are kept; closed ones go first."""
 
+MOST_SHOWN = 300
+"""Symptoms of an incident that are over and remembered; all are counted."""
+
+MOST_WAITING = 4_000
+"""Attempts that ended badly and wait for a cause."""
+
 MOST_HEALTHY = 4_000
 """Attempts that ended well and are remembered, for `TOGETHER` at most."""
 
@@ -130,8 +136,8 @@ OF_ATTEMPTS: frozenset[SymptomKind] = frozenset(OF_OUTCOME.values())
 
 
 class _Incident(msgspec.Struct):
-    """`shows` has the latest symptom of each fingerprint, `going` those that are not over, with their instants. `well`
-    counts attempts of the cause that ended well meanwhile.
+    """`shows` has the latest symptom of each fingerprint that is remembered, `going` those that are not over, with
+    their instants. `well` counts attempts of the cause that ended well meanwhile.
     """
 
     id: str
@@ -177,6 +183,10 @@ class Incidents:
         self._state = state if state is not None else State()
         self._reader = Symptoms(self._state.facts)
         self._healthy: deque[Healthy] = deque(self._state.healthy, MOST_HEALTHY)
+        self._fresh: dict[str, tuple[int, int]] = {}
+        """The first and the last instant of what waits and was not looked at: of `all`, and of what is `hard`."""
+        self._attempts_waiting = 0
+        self._weigh()
 
     @property
     def revision(self) -> int:
@@ -231,10 +241,31 @@ class Incidents:
         """When causes are chosen next. Symptoms of the fleet and the control plane get all their time, also when
         attempts that ended badly by chance have been waiting before them.
         """
-        fresh = [symptom for symptom in self._state.waiting if symptom.revision > self._state.looked]
-        hard = [symptom for symptom in fresh if symptom.kind not in OF_ATTEMPTS]
-        times = [min(of[-1].at + SETTLES, of[0].at + MOST_WAIT) for of in (fresh, hard) if of]
+        times = [min(last + SETTLES, first + MOST_WAIT) for first, last in self._fresh.values()]
         return max(times, default=None)
+
+    def _weigh(self) -> None:
+        """Know of what waits what is asked for after each event."""
+        self._fresh.clear()
+        self._attempts_waiting = 0
+        for symptom in self._state.waiting:
+            self._waits(symptom)
+
+    def _waits(self, symptom: Symptom) -> None:
+        self._attempts_waiting += symptom.kind in OF_ATTEMPTS
+        if symptom.revision > self._state.looked:
+            for of in ("all",) if symptom.kind in OF_ATTEMPTS else ("all", "hard"):
+                first, _ = self._fresh.get(of, (symptom.at, 0))
+                self._fresh[of] = first, symptom.at
+
+    def _thin(self) -> None:
+        """Too many attempts wait. The first and the latest of those that were not looked at stay."""
+        state = self._state
+        fresh = [of for of in state.waiting if of.kind in OF_ATTEMPTS and of.revision > state.looked]
+        some = MOST_WAITING // 4
+        kept = {id(of) for of in (*fresh[:some], *fresh[-some:])}
+        state.waiting = [of for of in state.waiting if of.kind not in OF_ATTEMPTS or id(of) in kept]
+        self._weigh()
 
     def _open(self) -> list[_Incident]:
         return [of for of in self._state.incidents.values() if not of.closed]
@@ -255,6 +286,9 @@ class Incidents:
                 _fold(incident, symptom)
                 return
         self._state.waiting.append(symptom)
+        self._waits(symptom)
+        if self._attempts_waiting > MOST_WAITING:
+            self._thin()
 
     def _ended(self, ended: Ended) -> None:
         self._state.over |= {_key(of): ended.at for of in self._state.waiting if _ends(ended, of)}
@@ -293,6 +327,7 @@ class Incidents:
         for suspect, tied, explained, evidence in judge.causes():
             if {_key(symptom) for symptom in explained} & {_key(symptom) for symptom in state.waiting}:
                 self._explain(suspect, tied, explained, evidence, now)
+        self._weigh()
 
     def _evidence(self) -> dict[SymptomKind, float]:
         """What an attempt that ends badly, in whatever way, and in one way, speaks for."""
@@ -602,6 +637,10 @@ def _fold(incident: _Incident, symptom: Symptom) -> None:
     if symptom.kind == "node-lost":
         incident.going.pop(f"node-silent {symptom.subject}", None)
     _note(incident.timeline, Entry(symptom.at, symptom.revision, symptom.text), MOST_ENTRIES)
+    if len(incident.shows) - len(incident.going) > MOST_SHOWN:
+        over = [key for key in incident.shows if key not in incident.going]
+        for key in over[: -MOST_SHOWN // 2]:
+            del incident.shows[key]
 
 
 def _merge(incident: _Incident, other: _Incident, now: int) -> None:

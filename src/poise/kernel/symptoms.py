@@ -251,7 +251,8 @@ class Symptoms:
             return
         where = self._at(place)
         suspects = where if kind == "attempt-lost" else (*where, *self._of(job, place))
-        self.facts.hit[job] = where
+        if known is not None:
+            self.facts.hit[job] = where
         on = f" on {place.node}" if place is not None else ""
         note = f": {event.ending.note}" if event.ending.note else ""
         code = f" with exit code {event.ending.code}" if outcome == "failed" else ""

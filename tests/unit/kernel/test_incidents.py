@@ -7,7 +7,16 @@ import pytest
 
 from poise.engine.storms import rage, storm_of
 from poise.errors import NotFound
-from poise.kernel.incidents import MOST_INCIDENTS, MOST_WAIT, QUIET, SETTLES, Incidents, State
+from poise.kernel.incidents import (
+    MOST_INCIDENTS,
+    MOST_SHOWN,
+    MOST_WAIT,
+    MOST_WAITING,
+    QUIET,
+    SETTLES,
+    Incidents,
+    State,
+)
 from poise.model.decisions import Spot, Why
 from poise.model.events import (
     Began,
@@ -74,10 +83,15 @@ class Log:
         return read(self.events, until)
 
 
-def read(events: Iterable[Event], until: float) -> list[IncidentReport]:
+def taken(events: Iterable[Event]) -> Incidents:
     made = Incidents()
     for revision, event in enumerate(events, start=1):
         made.take(revision, event)
+    return made
+
+
+def read(events: Iterable[Event], until: float) -> list[IncidentReport]:
+    made = taken(events)
     made.tick(int(until * SECOND))
     return reports(made)
 
@@ -289,6 +303,39 @@ def test_what_is_kept_has_a_limit() -> None:
     for number in range(MOST_INCIDENTS + 10):
         log.add(PolicyFailed(at=(10 + 200 * number) * SECOND, policy=f"p{number}", error="x"))
     assert len(log.read(200 * (MOST_INCIDENTS + 20))) == MOST_INCIDENTS
+
+
+def test_a_program_that_fails_for_ever_takes_no_more_room_than_one_that_fails_often() -> None:
+    log = Log()
+    for number in range(3 * MOST_SHOWN):
+        log.run("train", f"r1n{1 + number % 4}", "failed", at=1 + number / 20)
+    made = taken(log.events)
+    [name] = made.ids()
+    assert len(made.attempts(name)) <= MOST_SHOWN
+    report = made.report(name, float)
+    assert (report.cause.name, report.symptoms) == ("train", {"attempt-failed": 3 * MOST_SHOWN})
+    assert made.attempts(name)[-1] == f"j{log.jobs}.main"
+
+
+@pytest.mark.parametrize("jobs", [10, MOST_WAITING])
+def test_a_storm_of_failures_that_wait_for_a_cause_is_bounded_and_postpones_no_look(jobs: int) -> None:
+    log = Log()
+    for number in range(jobs):
+        log.run("train", f"r1n{1 + number % 4}", "failed", at=1)
+    for number in range(MOST_WAITING + 10):
+        at, ending = 1 * SECOND + number, Ending(outcome="failed", code=1)
+        log.add(Finished(at=at, task=f"j{1 + number % jobs}.main", epoch=2, ending=ending))
+    made = taken(log.events)
+    assert len(made.state().waiting) <= MOST_WAITING
+    assert made.due() == made.state().waiting[-1].at + SETTLES
+    assert made.state().waiting[0].at == 1 * SECOND
+    again = Incidents(msgspec.msgpack.decode(msgspec.msgpack.encode(made.state()), type=State))
+    assert again.due() == made.due()
+
+
+def test_failures_of_jobs_that_are_no_longer_known_leave_nothing() -> None:
+    made = taken(Finished(at=1, task=f"j{number}.main", epoch=1, ending=Ending(outcome="lost")) for number in range(9))
+    assert made.state().facts.hit == {}
 
 
 def test_an_incident_that_is_not_there() -> None:
