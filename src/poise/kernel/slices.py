@@ -13,7 +13,7 @@ are shorter than a pixel are drawn as one.
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple, get_args
 
@@ -306,12 +306,15 @@ class _Shown(NamedTuple):
     def slices(self, lane: _Lane, until: int, open_: list[_Open]) -> Iterator[Slice]:
         begin, end = bisect_right(lane.until, self.since), bisect_left(lane.since, until)
         for first, last in self._groups(lane, begin, end):
-            if last - first == 1:
-                attempt, phase = lane.attempts[first], _PHASES[lane.codes[first] % _FAILED]
-                if self._is_asked(phase, attempt):
-                    yield self._one(lane.since[first], lane.until[first], phase, attempt)
-            else:
-                yield self._many(lane, first, last)
+            phase = _PHASES[lane.codes[first] % _FAILED]
+            numbers: Sequence[int] = range(first, last)
+            if last - first == 1 or (phase == "waiting" and not self.bearer.sees_all):  # in such a row everything waits
+                numbers = [number for number in numbers if self._is_asked(phase, lane.attempts[number])]
+            if len(numbers) == 1:
+                number = numbers[0]
+                yield self._one(lane.since[number], lane.until[number], phase, lane.attempts[number])
+            elif numbers:
+                yield self._many(lane, numbers)
         for since, ends, phase, attempt in open_:
             if self._is_asked(phase, attempt):
                 yield self._one(since, ends, phase, attempt)
@@ -348,16 +351,17 @@ class _Shown(NamedTuple):
             note=attempt.note if phase != "waiting" else "",
         )
 
-    def _many(self, lane: _Lane, first: int, last: int) -> Slice:
-        busy = sum(lane.until[number] - lane.since[number] for number in range(first, last))
-        failed = next((number for number in range(first, last) if lane.codes[number] >= _FAILED), first)
+    def _many(self, lane: _Lane, numbers: Sequence[int]) -> Slice:
+        first, last = numbers[0], numbers[-1]
+        busy = sum(lane.until[number] - lane.since[number] for number in numbers)
+        failed = next((number for number in numbers if lane.codes[number] >= _FAILED), first)
         seen = lane.codes[failed] >= _FAILED and self.bearer.sees(lane.attempts[failed].tenant)
         return Slice(
             since=lane.since[first] - self.since,
-            until=lane.until[last - 1] - self.since,
+            until=lane.until[last] - self.since,
             phase="many",
             outcome=lane.attempts[failed].outcome if seen else "",
-            count=last - first,
+            count=len(numbers),
             busy=busy,
         )
 

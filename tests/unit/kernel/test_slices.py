@@ -165,6 +165,22 @@ def test_another_tenant_sees_that_a_node_is_held_and_not_by_what() -> None:
     assert (told.levels, told.names) == ((), {"j2": "ours"})
 
 
+def test_what_waited_of_another_tenant_is_not_counted_where_slices_are_drawn_as_one() -> None:
+    world = World().nodes(1, cpu=1)
+    for number in range(6):
+        runs, waits = f"r{number}", f"w{number}"
+        world = world.job(runs, tenant="bob").round().start(runs)
+        world = world.job(waits, tenant="ann" if number == 3 else "bob").round().after("1s").finish(runs)
+        world = world.round().start(waits).finish(waits)
+    world = world.after("1h")
+
+    def waited(tenant: str, role: Role = Role.VIEWER) -> int:
+        told = window(world, pixels=1, bearer=Bearer(tenant, role))
+        return sum(one.count for row in told.rows if row.name.startswith("waiting") for one in row.slices)
+
+    assert (waited("ann", Role.OPERATOR), waited("bob"), waited("ann"), waited("eve")) == (6, 5, 1, 0)
+
+
 def test_the_oldest_are_dropped_and_the_picture_says_from_when_on_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 20)
     world = many(60)
