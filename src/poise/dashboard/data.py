@@ -62,9 +62,13 @@ def explanation(client: Client, asked: Asked) -> Any:
 
 def log(client: Client, asked: Asked) -> LogTail:
     """`poise logs JOB --tail 200`."""
-    pieces = client.logs(_needed(asked, "job"), task=asked.get("task", ""), tail=TAIL_LINES)
-    data = b"".join(piece.data for piece in pieces if isinstance(piece, LogPiece))
-    return LogTail(data[-TAIL_BYTES:].decode("utf-8", "replace"), len(data) > TAIL_BYTES)
+    data, length = bytearray(), 0
+    for piece in client.logs(_needed(asked, "job"), task=asked.get("task", ""), tail=TAIL_LINES):
+        if isinstance(piece, LogPiece):  # lines may be long, and a job may have many tasks
+            data += piece.data
+            length += len(piece.data)
+            del data[:-TAIL_BYTES]
+    return LogTail(data.decode("utf-8", "replace"), length > TAIL_BYTES)
 
 
 def profile(client: Client, asked: Asked) -> Any:

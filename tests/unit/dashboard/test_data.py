@@ -2,20 +2,22 @@
 
 import json
 import threading
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from poise.client import Client
 from poise.config import Home
 from poise.dashboard import data
-from poise.dashboard.data import Asked, Kept
+from poise.dashboard.data import Asked, Kept, LogTail
 from poise.dashboard.mirror import SHARE, Pace
 from poise.errors import NotFound, SpecError, Unreachable
 from poise.model.decisions import Reason
-from poise.model.reports import WhyNot
+from poise.model.reports import LogEnd, LogLine, LogPiece, WhyNot
 
 
 class Counting:
@@ -104,6 +106,30 @@ def test_a_data_function_that_fails_can_be_asked_again(
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             kept.answer("failing", "one", {}, connect)
+
+
+class Talking:
+    """A client of a job that has written long lines."""
+
+    def __init__(self, pieces: int, size: int) -> None:
+        self._pieces, self._size = pieces, size
+
+    def logs(self, job: str, *, task: str, tail: int) -> Iterator[LogLine]:
+        for number in range(self._pieces):
+            yield LogPiece("j1.main", 1, "out", f"{number:0{self._size}}".encode())
+        yield LogEnd(None)
+
+
+def test_the_end_of_a_log_takes_no_more_room_than_is_shown() -> None:
+    tracemalloc.start()
+    try:
+        told = data.log(cast(Client, Talking(64, 1 << 20)), {"job": "j1"})
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert told == LogTail(f"{63:0{data.TAIL_BYTES}}", cut=True)
+    assert most < 16 << 20
+    assert data.log(cast(Client, Talking(2, 3)), {"job": "j1"}) == LogTail("000001", cut=False)
 
 
 @pytest.mark.parametrize("name", sorted(data.ROUTES))
