@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from poise.config import Home
-from poise.drivers import tracing
+from poise.drivers import sockets, tracing
 from poise.drivers.otlp import Collector, Unsent
 from poise.drivers.spans import Telling, read_exported, settle_traces
 from poise.drivers.sqlite import SqliteStore
@@ -50,7 +50,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    return Home(tmp_path)
+    """With a longer path than the name of a socket may have."""
+    root = tmp_path / ("long" * 30)
+    root.mkdir()
+    return Home(root)
 
 
 @pytest.fixture
@@ -179,7 +182,8 @@ def test_spans_of_requests_come_in_datagrams(home: Home, kept: Keeping, requests
         nonlocal said
         if not said:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
-                other.sendto(b"no spans", str(home.traces / "socket"))
+                sockets.send(other, b"no spans", home.traces / "socket")
+            assert (home.traces / "socket").stat().st_mode & 0o077 == 0
             many = tuple(Link(request(of).context, {"poise.link": "request"}) for of in range(128))
             requests.tell([msgspec.structs.replace(request(number), links=many) for number in range(1, 9)])
             said = True

@@ -23,7 +23,24 @@ LOOK_SECONDS = 0.005
 
 def listen(path: Path, backlog: int = 1024) -> socket.socket:
     """A listening socket that only its owner may connect to; replaces a stale one."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = _bound(path, socket.SOCK_STREAM)
+    sock.listen(backlog)
+    return sock
+
+
+def listen_to_datagrams(path: Path) -> socket.socket:
+    """A socket to which only its owner may send datagrams, and that nobody waits for; replaces a stale one."""
+    return _bound(path, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+
+
+def send(sock: socket.socket, data: bytes, path: Path) -> None:
+    """Send a datagram to the socket there. Raises OSError."""
+    with _short(path) as name:
+        sock.sendto(data, name)
+
+
+def _bound(path: Path, kind: int) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, kind)
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     with _short(path) as name:
@@ -32,7 +49,6 @@ def listen(path: Path, backlog: int = 1024) -> socket.socket:
             sock.bind(name)
         finally:
             os.umask(before)
-    sock.listen(backlog)
     return sock
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from poise.config import Home
 from poise.decoding import json_decoder
+from poise.drivers import sockets
 from poise.drivers.whole import write_whole
 from poise.model.traces import Exported, Span
 
@@ -51,7 +52,7 @@ class Telling:
     """How a gateway passes on spans of requests: in datagrams. It waits for nobody; spans without room are lost."""
 
     def __init__(self, home: Home) -> None:
-        self._path = str(home.traces / "socket")
+        self._path = home.traces / "socket"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     def tell(self, spans: Sequence[Span]) -> None:
@@ -63,4 +64,4 @@ class Telling:
             self.tell(spans[middle:])
             return
         with contextlib.suppress(OSError):
-            self._socket.sendto(data, self._path)
+            sockets.send(self._socket, data, self._path)

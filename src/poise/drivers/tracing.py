@@ -8,17 +8,16 @@ gateways on a socket of datagrams; of these the latest are kept while the collec
 import contextlib
 import logging
 import select
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from poise.config import Home
 from poise.decoding import msgpack_decoder
+from poise.drivers import sockets
 from poise.drivers.logfile import has_log, read_home
 from poise.drivers.otlp import Collector, Unsent
 from poise.drivers.spans import MOST_DATAGRAM, read_exported, write_exported
@@ -52,6 +51,9 @@ LAST_SECONDS = 2.0
 MOST_REQUESTS = 4096
 """Spans of requests that wait to be sent."""
 
+DATAGRAMS_AT_ONCE = 128
+"""Datagrams with such spans that are read before the log has its turn again."""
+
 _log = logging.getLogger("poise.traces")
 _spans = msgpack_decoder(list[Span])
 
@@ -68,9 +70,9 @@ class Exporter:
         self._stopping, self._wake = stopping, wake
         self._known = Exported()
         self._batch: list[Span] = []
-        self._requests: deque[Span] = deque()
+        self._requests: deque[Span] = deque(maxlen=MOST_REQUESTS)
         self._requests_lost = 0
-        self._listening = _listen(home.traces / "socket")
+        self._listening = sockets.listen_to_datagrams(home.traces / "socket")
 
     def close(self) -> None:
         self._listening.close()
@@ -187,13 +189,12 @@ class Exporter:
 
     def _take_requests(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            while True:
+            for _ in range(DATAGRAMS_AT_ONCE):
                 data = self._listening.recv(MOST_DATAGRAM)
                 with contextlib.suppress(msgspec.MsgspecError):
-                    self._requests += _spans.decode(data)
-        while len(self._requests) > MOST_REQUESTS:
-            self._requests.popleft()
-            self._requests_lost += 1
+                    spans = _spans.decode(data)
+                    self._requests_lost += max(0, len(self._requests) + len(spans) - MOST_REQUESTS)
+                    self._requests += spans
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -208,12 +209,3 @@ class Exporter:
 def sampled(spans: Iterable[Span]) -> Iterator[Span]:
     """Spans of traces that are to be told of."""
     return (span for span in spans if span.context.sampled)
-
-
-def _listen(path: Path) -> socket.socket:
-    """A socket on which gateways tell of requests."""
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-    listening.bind(str(path))
-    return listening
