@@ -74,6 +74,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 Word = Annotated[str, msgspec.Meta(max_length=128)]
+Shown = Annotated[str, msgspec.Meta(max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$(?!\n)")]
+"""A word that terminals and commands get as it is: without control characters."""
 
 
 class Submission(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -81,7 +83,7 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
 
     spec: dict[str, Any]
     key: Word = ""
-    user: Word = ""
+    user: Shown = ""
 
 
 class Accepted(msgspec.Struct, omit_defaults=True):

@@ -111,6 +111,20 @@ def test_outputs_say_how_most_of_them_end_and_what_device_codes_mean(tmp_path: P
     assert endings(tmp_path, ["j10.main"]) == ()
 
 
+def test_the_end_of_an_output_commands_no_terminal(tmp_path: Path) -> None:
+    (tmp_path / "j1").mkdir()
+    (tmp_path / "j1" / "main.1.err").write_text("\x1b]52;c;cm0gLXJm\x07 bad\x9bend\n")
+    [told] = endings(tmp_path, ["j1.main"])
+    assert told.isprintable() and told.startswith("1 of 1 outputs end with: ")
+
+
+@pytest.mark.parametrize("user", ["ann\0", "\x1b[2Jann", "ann\nbob", "\x9bm"])
+def test_a_user_whose_name_would_command_a_terminal_or_end_a_variable_is_refused(user: str) -> None:
+    desk = desk_of(World().nodes(1))
+    assert desk.call("POST", "/v1/plan", {"spec": {"run": "true"}, "user": "Zoë"}).status == 200
+    assert desk.call("POST", "/v1/plan", {"spec": {"run": "true"}, "user": user}).status == 422
+
+
 @pytest.fixture
 def gang() -> Desk:
     world = World()
