@@ -103,9 +103,10 @@ class Gauges:
         unfinished, pending, active = ledger.jobs.unfinished_units(), ledger.queues.pending, len(ledger.active)
         blocked = max(0, unfinished - pending - active)
         of_tenants: dict[str, int] = ledger.jobs.unfinished_by_tenant()
-        if not bearer.sees_all:
-            of_tenants = {bearer.tenant: of_tenants.get(bearer.tenant, 0)}
-        shown = self._tenants.of(of_tenants)
+        if bearer.sees_all:
+            shown = self._tenants.of(of_tenants)
+        else:
+            of_tenants, shown = {bearer.tenant: of_tenants.get(bearer.tenant, 0)}, {bearer.tenant}
         return {
             metrics.JOBS: {(): ledger.jobs.unfinished()},
             metrics.UNITS: {("pending",): pending, ("active",): active, ("blocked",): blocked},

@@ -207,6 +207,21 @@ def test_a_name_keeps_its_series_until_it_falls_well_behind() -> None:
     assert busiest.of({"z": 1}) == {"z"}
 
 
+def test_what_a_tenant_asks_changes_no_series_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "SHOWN_TENANTS", 2)
+    world = World().nodes(1, cpu=1)
+    for tenant, jobs in (("ann", 4), ("bob", 3), ("cem", 2), ("dan", 1)):
+        for number in range(jobs):
+            world.job(f"{tenant}{number}", tenant=tenant)
+    desk = Desk(world.round())
+    desk.token("dan", "dan", Role.VIEWER)
+    before = scrape(desk).of("poise_tenant_unfinished_units", "tenant")
+    for number in range(2):
+        world.job(f"c{number}", tenant="cem")
+    assert scrape(desk, "dan").of("poise_tenant_unfinished_units", "tenant") == {"dan": 1}
+    assert scrape(desk).of("poise_tenant_unfinished_units", "tenant").keys() == before.keys() == {"ann", "bob", "other"}
+
+
 def window(at: int, **signals: int) -> Window:
     values = tuple(signals.get(name, UNKNOWN) for name in SIGNALS)
     return Window(at, values, values)
