@@ -7,7 +7,8 @@ cookie. A session has the token of whoever made its link, and shows what that to
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 from poise.drivers.security import digest
 
@@ -16,7 +17,7 @@ SESSION_SECONDS = 12 * 3600.0
 """A session that was not used for so long is over."""
 
 MAX_LINKS, MAX_SESSIONS = 64, 256
-"""The oldest ones give way."""
+"""Of the token that has most of them, the oldest give way: nobody can push others out."""
 
 
 class Session:
@@ -42,7 +43,8 @@ class Sessions:
         secret = secrets.token_urlsafe(32)
         self._links[digest(secret)] = token, self._now() + LINK_SECONDS
         while len(self._links) > MAX_LINKS:
-            del self._links[next(iter(self._links))]
+            most = _most_frequent(of for of, _ in self._links.values())
+            del self._links[next(key for key, (of, _) in self._links.items() if of == most)]
         return secret
 
     def open(self, link: str) -> str | None:
@@ -52,8 +54,11 @@ class Sessions:
             return None
         secret = secrets.token_urlsafe(32)
         self._sessions[digest(secret)] = Session(token, self._now())
-        while len(self._sessions) > MAX_SESSIONS:
-            self._end(min(self._sessions, key=lambda known: self._sessions[known].seen))
+        known = self._sessions
+        while len(known) > MAX_SESSIONS:
+            most = _most_frequent(session.token for session in known.values())
+            theirs = (key for key, session in known.items() if session.token == most)
+            self._end(min(theirs, key=lambda key: (known[key].streams > 0, known[key].seen)))
         return secret
 
     def of(self, secret: str) -> Session | None:
@@ -82,3 +87,7 @@ class Sessions:
     def _end(self, key: str) -> None:
         if (session := self._sessions.pop(key, None)) is not None:
             session.over.set()
+
+
+def _most_frequent(tokens: Iterable[str]) -> str:
+    return Counter(tokens).most_common(1)[0][0]

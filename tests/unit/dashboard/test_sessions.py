@@ -70,3 +70,29 @@ def test_links_and_sessions_are_bounded() -> None:
         secrets.append(sessions.open(sessions.link("token")) or "")
     assert sessions.of(secrets[0]) is None
     assert sessions.of(secrets[1]) is not None
+
+
+def test_a_token_with_many_links_and_sessions_takes_none_from_others() -> None:
+    clock = Clock()
+    sessions = Sessions(clock)
+    mine, link = sessions.open(sessions.link("mine")) or "", sessions.link("mine")
+    for _ in range(MAX_LINKS + 1):
+        sessions.link("theirs")
+    assert sessions.open(link) is not None
+    for _ in range(MAX_SESSIONS + 1):
+        clock.time += 1
+        sessions.open(sessions.link("theirs"))
+    assert sessions.of(mine) is not None
+
+
+def test_of_one_token_a_session_that_is_looked_at_stays_longest() -> None:
+    clock = Clock()
+    sessions = Sessions(clock)
+    looks = sessions.open(sessions.link("token")) or ""
+    session = sessions.of(looks)
+    assert session is not None
+    session.streams = 1
+    for _ in range(MAX_SESSIONS + 1):
+        clock.time += 1
+        sessions.open(sessions.link("token"))
+    assert sessions.of(looks) is session
