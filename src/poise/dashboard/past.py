@@ -117,9 +117,10 @@ class LookingBack:
 
     def trace(self, client: Client, asked: Asked) -> dict[str, Any]:
         """`poise timeline --trace -`."""
-        told = self._window(client, dict(asked) | {"first": "0", "count": "0", "pixels": "0"}, least=0)
+        whole = {"first": "0", "count": "0", "pixels": "0"}
+        told = self._window(client, dict(asked) | whole, least=0, most=MOST_TRACED)
         if sum(len(row.slices) for row in told.rows) > MOST_TRACED:
-            raise Busy("the trace is too large for a page", hint="`poise timeline --trace FILE`")
+            raise _too_large()
         return trace(told)
 
     def decisions(self, client: Client, asked: Asked) -> list[Decided]:
@@ -185,15 +186,16 @@ class LookingBack:
             self._comparing.release()
 
     def _at(self, asked: Asked) -> Past:
-        wall = _number(asked, "at", time.time())
+        wall = max(0.0, _number(asked, "at", time.time()))
         if wall > time.time():
             raise SpecError("this moment is still to come", field="at", have=time_text(wall), hint="`poise eta`")
         return self._chronicle.at(Moment(wall))
 
-    def _window(self, client: Client, asked: Asked, *, least: int) -> Timeline:
+    def _window(self, client: Client, asked: Asked, *, least: int, most: int = 0) -> Timeline:
+        """At `most` so many slices, where that is not 0: those of all jobs are counted before they are made."""
         bearer, now = _bearer(client), time.time()
-        until = _number(asked, "until", now)
-        since = min(_number(asked, "since", until - RECENT), until)
+        until = min(max(0.0, _number(asked, "until", now)), now)
+        since = min(max(0.0, _number(asked, "since", until - RECENT)), until)
         pixels = _whole(asked, "pixels", 1000, MOST_PIXELS, least)
         first, count = _whole(asked, "first", 0, 2**31), _whole(asked, "count", 100, MOST_ROWS, least)
 
@@ -201,9 +203,15 @@ class LookingBack:
             instant = book.now
             back = [instant - round((book.ledger.leader.wall(instant) - wall) * SECOND) for wall in (since, until)]
             jobs = _jobs(book, asked, bearer)
+            if most and not jobs and book.count(*back) > most:
+                raise _too_large()
             return book.window(instant, *back, pixels=pixels, first=first, count=count, jobs=jobs, bearer=bearer)
 
         return self._chronicle.ask(told)
+
+
+def _too_large() -> Busy:
+    return Busy("the trace is too large for a page", hint="`poise timeline --trace FILE`")
 
 
 def _bearer(client: Client) -> Bearer:

@@ -236,6 +236,11 @@ class Slices(Following):
             left_out={name: number for name, number in self._unplaced.items() if number},
         )
 
+    def count(self, since: int, until: int) -> int:
+        """Slices of attempts that are over, between two instants."""
+        lanes = chain.from_iterable(self._groups.values())
+        return sum(max(0, bisect_left(lane.since, until) - bisect_right(lane.until, since)) for lane in lanes)
+
     def _sorted(self) -> list[tuple[_Key, int, _Lane]]:
         if self._rows is None:
             keys = sorted(self._groups, key=_by_number)

@@ -5,17 +5,23 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from poise.client import Client
 from poise.config import Home
 from poise.dashboard import chronicle as module
+from poise.dashboard import past
 from poise.dashboard.chronicle import Chronicle
+from poise.dashboard.past import LookingBack
 from poise.drivers.past import Moment
 from poise.drivers.sqlite import SqliteStore
-from poise.errors import Conflict, NotFound
+from poise.errors import Busy, Conflict, NotFound
 from poise.kernel.ledger import Ledger
+from poise.kernel.slices import Slices
 from poise.model.events import Event, decode_event, encode_event
+from poise.model.reports import WhoReport
 from poise.model.tenants import HOME
 from poise.testing import WALL, World
 
@@ -152,3 +158,32 @@ def test_a_guest_and_an_empty_home_are_told_why_there_is_nothing(home: Home, tmp
         Chronicle(home).ask(lambda book: None)
     with pytest.raises(Conflict, match="owner"):
         Chronicle(Home(tmp_path, tmp_path / "shared.sock")).at(Moment(1.0))
+
+
+class Viewer:
+    """A client of the home's owner."""
+
+    def whoami(self) -> WhoReport:
+        return WhoReport(tenant="default", role="admin", token="", name="", expires=0.0)
+
+
+@pytest.mark.parametrize("since", ["-1e300", "1e300", "0"])
+@pytest.mark.parametrize("until", ["-1e300", "1e300", ""])
+def test_a_picture_of_any_time_is_one_of_the_time_there_was(home: Home, since: str, until: str) -> None:
+    with closing(store_of(home)) as store:
+        store.append(busy().log, expected=0)
+    told = LookingBack(home).timeline(cast(Client, Viewer()), {"since": since, "until": until})
+    assert told.length <= time.time() * 1e6
+    with pytest.raises(NotFound):
+        LookingBack(home).state(cast(Client, Viewer()), {"at": "-1e300"})
+
+
+def test_a_trace_that_is_too_large_is_refused_before_it_is_made(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(store_of(home)) as store:
+        store.append(busy().log, expected=0)
+    back, client, asked = LookingBack(home), cast(Client, Viewer()), {"since": "0"}
+    assert back.trace(client, asked)["traceEvents"]
+    monkeypatch.setattr(past, "MOST_TRACED", 11)
+    monkeypatch.setattr(Slices, "window", lambda *_, **__: pytest.fail("it is made"))
+    with pytest.raises(Busy, match="too large"):
+        back.trace(client, asked)
