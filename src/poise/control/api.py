@@ -846,8 +846,8 @@ def make_app(
     )
     async def list_incidents(bearer: Bearer) -> list[IncidentReport]:
         sight = Sight(await plane.settled(), bearer)
-        seen = (sight.incident(report) for report in await incidents.reports())
-        return [report for report in seen if report is not None]
+        reports = await incidents.reports()
+        return await asyncio.to_thread(lambda: [seen for seen in map(sight.incident, reports) if seen is not None])
 
     @routes.get("/v1/incidents/{name}", summary="One incident: cause, evidence, timeline, what to do", role=VIEWER)
     async def one_incident(bearer: Bearer, name: str) -> IncidentReport:

@@ -68,8 +68,8 @@ class Incidents:
     async def reports(self) -> list[IncidentReport]:
         """All incidents that are kept, oldest first, as the log has them by now."""
         async with self._turn:
-            folded = await self._caught_up()
-            return [folded.report(name, self._plane.ledger.leader.wall) for name in folded.ids()]
+            folded, wall = await self._caught_up(), self._plane.ledger.leader.wall
+            return await asyncio.to_thread(lambda: [folded.report(name, wall) for name in folded.ids()])
 
     async def report(self, name: str) -> IncidentReport:
         """One of them. Raises NotFound."""
@@ -195,7 +195,8 @@ class Incidents:
                 await self._plane.request(
                     lambda number: machine.IncidentDone(number, name, moment, target, failed),
                 )
-                await self.reports()  # so that it is known to be told before this is no longer going
+                async with self._turn:
+                    await self._caught_up()  # so that it is known to be told before this is no longer going
                 return
             except NotLeading:
                 return  # the next leader tells it again
