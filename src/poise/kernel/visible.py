@@ -61,11 +61,11 @@ from poise.model.events import (
     TrainingTold,
     UnitsCancelled,
 )
-from poise.model.incidents import OF_WORK, IncidentReport
+from poise.model.incidents import OF_WORK, IncidentReport, Suspect
 from poise.model.jobs import Job
 from poise.model.reports import Ahead, NodeReport, QuotaReport, ScheduleReport, StatusReport
 from poise.model.secrets import HIDDEN
-from poise.model.tenants import Bearer, Role
+from poise.model.tenants import Bearer, Role, tenant_of_class
 
 OTHERS = "work of another tenant"
 
@@ -142,21 +142,35 @@ class Sight:
         return msgspec.structs.replace(report, devices=self._only(report.devices, frozenset()))
 
     def incident(self, report: IncidentReport) -> IncidentReport | None:
-        """One of the fleet without the names of others' work; one of work only if all of that is one's own."""
+        """One of the fleet, or of one's own work, without the names of others' work."""
         if self.bearer.sees_all:
             return report
-        if report.cause.kind in OF_WORK:
-            own = report.jobs and not report.more_jobs and all(map(self._is_own, report.jobs))
-            return report if own else None
-        tied = tuple(suspect for suspect in report.tied if suspect.kind not in OF_WORK)
-        timeline = tuple(
-            msgspec.structs.replace(step, text=self._without_said(step.text))
-            for step in report.timeline
-            if not _SUSPECTED_WORK.search(step.text)
+        if not self._may_suspect(report.cause):
+            return None
+        all_own = not report.more_jobs and all(map(self._is_own, report.jobs))
+        cleaned = msgspec.structs.replace(
+            report,
+            tied=tuple(filter(self._may_suspect, report.tied)),
+            timeline=tuple(
+                msgspec.structs.replace(step, text=self._without_said(step.text))
+                for step in report.timeline
+                if not _SUSPECTED_WORK.search(step.text)
+            ),
+            undelivered={},
+            outputs=report.outputs if all_own and report.cause.kind in OF_WORK else (),
         )
-        return self.only(
-            msgspec.structs.replace(report, tied=tied, timeline=timeline, undelivered={}, outputs=()),
-        )
+        return self.only(cleaned)
+
+    def _may_suspect(self, suspect: Suspect) -> bool:
+        """Whether it is a part of the fleet, or one's own work."""
+        match suspect.kind:
+            case "job":
+                return self._is_own(suspect.name)
+            case "program":
+                return tenant_of_class(suspect.name) == self.bearer.tenant
+            case "user":
+                return suspect.name.partition("/")[0] == self.bearer.tenant
+        return True
 
     def _without_said(self, text: str) -> str:
         """A line of a timeline without what an attempt of others, or a policy, said after the colon."""

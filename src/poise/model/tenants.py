@@ -88,3 +88,13 @@ def declared_class(kind: str) -> str:
     """
     _, colon, written = kind.partition(":")
     return written if colon else kind
+
+
+def tenant_of_class(name: str) -> str:
+    """The tenant of whose work this is the name of a class.
+
+    >>> [tenant_of_class(name) for name in ("train", "ann:train", "default:a:b")]
+    ['default', 'ann', 'default']
+    """
+    tenant, colon, _ = name.partition(":")
+    return tenant if colon else DEFAULT

@@ -7,9 +7,10 @@ import pytest
 
 from poise.control.anomalies import Anomalies
 from poise.drivers.outputs import endings
-from poise.kernel.controller import Saw
+from poise.kernel.controller import IncidentDone, Saw
+from poise.kernel.incidents import MOST_NAMED
 from poise.kernel.visible import Sight
-from poise.model.incidents import IncidentReport, Step, Suspect
+from poise.model.incidents import ElementKind, IncidentReport, Step, Suspect
 from poise.model.tenants import HOME, Bearer, Role
 from poise.model.usage import MINUTE, SIGNALS, Window
 from poise.testing import World, node
@@ -91,6 +92,52 @@ def test_an_incident_of_work_is_told_to_its_tenant_alone() -> None:
     assert [of["id"] for of in desk.call("GET", "/v1/incidents", who="bob").value] == [one["id"]]
     assert desk.call("GET", "/v1/incidents", who="ann").value == []
     assert desk.call("GET", f"/v1/incidents/{one['id']}", who="ann").code == "E120"
+
+
+def test_an_incident_of_many_jobs_is_told_to_their_tenant_and_not_where_the_operator_is_told() -> None:
+    world = World().nodes(4)
+    for number in range(MOST_NAMED + 10):
+        name = f"b{number}"
+        world.job(name, tenant="bob", retry={"limit": 0}, **{"class": "train"}).round().start(name)
+        world.finish(name, outcome="failed", code=1)
+    desk = desk_of(world.after("30s"))
+    [one] = desk.call("GET", "/v1/incidents").value
+    world.say(IncidentDone(1, one["id"], "opened", "webhook:https://hooks.example/secret", "gone"))
+    [told] = desk.call("GET", "/v1/incidents").value
+    [to_bob] = desk.call("GET", "/v1/incidents", who="bob").value
+    assert told["more_jobs"] == 10 and "secret" in str(told["undelivered"])
+    assert to_bob == told | {"undelivered": {}}
+    assert desk.call("GET", f"/v1/incidents/{one['id']}", who="bob").value == to_bob
+    assert desk.call("GET", "/v1/incidents", who="ann").value == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "sees"),
+    [
+        ("program", "ann:train", True),
+        ("program", "train", False),
+        ("program", "bob:ann:train", False),
+        ("user", "ann/zoe", True),
+        ("user", "ann", True),
+        ("user", "anna/zoe", False),
+        ("job", "j1", True),
+        ("job", "j2", False),
+    ],
+)
+def test_work_is_known_by_its_tenant(kind: ElementKind, name: str, sees: bool) -> None:
+    world = World().job("a", tenant="ann").job("b", tenant="bob")
+    report = IncidentReport(
+        id="i1", title="", opened=1.0, last=2.0, closed=0.0, symptoms={"attempt-failed": 2}, nodes=(), evidence=(),
+        cause=Suspect(kind=kind, name=name, score=1.0), tied=(Suspect(kind="user", name="bob", score=0.9),),
+        jobs=("j1", "j2"), done=("j2.main was asked to move",), hint="", outputs=("2 of 2 outputs end with: x",),
+        timeline=(Step(at=1.0, revision=1, text="j2.main on n1 ended failed with exit code 1: no plan"),),
+    )  # fmt: skip
+    seen = Sight(world.ledger, Bearer("ann", Role.VIEWER)).incident(report)
+    assert (seen is not None) == sees
+    if seen is not None:
+        assert (seen.jobs, seen.tied, seen.outputs) == (("j1", "work of another tenant"), (), ())
+        assert seen.done == ("work of another tenant was asked to move",)
+        assert [step.text for step in seen.timeline] == ["work of another tenant on n1 ended failed with exit code 1"]
 
 
 def test_outputs_say_how_most_of_them_end_and_what_device_codes_mean(tmp_path: Path) -> None:
