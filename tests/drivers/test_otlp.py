@@ -7,13 +7,14 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("google.protobuf", reason="protobuf is not installed")
 
 from otlp import trace_service_pb2 as messages
 
-from poise.drivers.otlp import Collector, Unsent, endpoint, endpoint_in
+from poise.drivers.otlp import Collector, Unsent, encode, endpoint, endpoint_in
 from poise.errors import InputError
 from poise.model.traces import Context, Link, Span, SpanEvent
 
@@ -90,6 +91,12 @@ def test_a_span_is_what_opentelemetry_decodes() -> None:
     assert values == {"text": "ä", "whole": -3, "part": 0.5, "yes": True}
     assert (span.events[0].name, span.links[0].span_id, span.status.message) == ("waits", b"\5" * 8, "failed")
     assert (server.headers[0]["authorization"], server.headers[0]["plain"]) == ("Bearer x", "1")
+
+
+def test_a_span_from_before_1970_keeps_no_others_back() -> None:
+    request = messages.ExportTraceServiceRequest.FromString(encode([msgspec.structs.replace(SPAN, start=-5), SPAN], {}))
+    first, second = request.resource_spans[0].scope_spans[0].spans
+    assert (first.start_time_unix_nano, second.start_time_unix_nano) == (0, 10)
 
 
 def test_a_partly_refused_batch_is_counted_and_a_kept_connection_that_was_closed_is_opened_again() -> None:

@@ -225,7 +225,7 @@ def _number(number: int, value: int) -> bytes:
 
 
 def _fixed(number: int, value: int) -> bytes:
-    return _key(number, 1) + struct.pack("<Q", value)
+    return _key(number, 1) + struct.pack("<Q", max(0, value))
 
 
 def _flags(number: int, *, sampled: bool) -> bytes:
