@@ -86,7 +86,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
     """One incident. `cause` is the likeliest suspect; `tied` are others that explain the symptoms about as well.
-    `symptoms` counts all that were folded into it, by kind. `nodes` and `jobs` are affected; `more_nodes` and
+    `symptoms` counts all that were folded into it, by kind. `nodes` and `jobs` are affected, of the latest few hundred
+    symptoms; `more_nodes` and
     `more_jobs` count those that are not named. `evidence` says why this cause, `done` what Poise did about it, and
     `hint` what to do. `closed` is 0 while it is open. `undelivered` has, by target, why it could not be told.
     `outputs` says how the output of attempts that ended badly ends, and what device error codes in it mean.
