@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE  # or each process compiles all that it imports
 # Chromium, in which the site of the documentation is tested: 90 MB to fetch, 275 MB unpacked
 BROWSER := chromium-headless-shell chromium-common libxnvctrl0 libdouble-conversion3 libogg0 libflac12 libharfbuzz-subset0 \
-  libminizip1 libopenh264-7 libopus0 libasyncns0 libmp3lame0 libmpg123-0 libvorbis0a libvorbisenc2 libsndfile1 libpulse0
+  libminizip1 libopenh264-7 libopenjp2-7 libopus0 libasyncns0 libmp3lame0 libmpg123-0 libvorbis0a libvorbisenc2 libsndfile1 libpulse0
 SERVERS := prometheus prometheus-alertmanager prometheus-node-exporter etcd-server redis-server redis-tools libatomic1 libjemalloc2 liblzf1 \
   postgresql-15 libpq5 libicu72 libxml2 libldap-2.5-0 libsasl2-2 \
   libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libkeyutils1 libfaketime \

@@ -85,9 +85,8 @@ class PlayedNode:
         with connect(self._url, additional_headers={"Authorization": f"Bearer {self._token}"}) as line:
             self._say(line, frames, Hello(node=node))
             load = Load(cpu=420, load1=500, memory=300, disk=10, network=20)
-            self._say(line, frames, Beat(load=load, windows=self._minutes(), upkeep=Upkeep(sent=500, cpu=1000)))
-            while not self._left.is_set():
-                self._say(line, frames, Beat())
+            while not self._left.is_set():  # what is said before the node has joined is not kept
+                self._say(line, frames, Beat(load=load, windows=self._minutes(), upkeep=Upkeep(sent=500, cpu=1000)))
                 with contextlib.suppress(TimeoutError):  # what it is told means nothing to it, and has to be read
                     while True:
                         line.recv(timeout=0.5)
