@@ -68,7 +68,7 @@ def _keep(home: Home, cluster: Cluster) -> None:
     nodes, leads = Nodes(Client(home, patience=0), folder / "emptied.json"), not home.store.exists()
     pilots = Pilots(substrate, nodes, contact)
     stopping = _stopping()
-    while not stopping.wait(LOOK_SECONDS):
+    while not (stopping.wait(LOOK_SECONDS) or stopping.is_set()):  # the signal may come as the wait ends
         answer = _leads(home)
         leads = leads if answer is None else answer  # it ends before this process does, in `poise down`
         with contextlib.suppress(Fault):  # it is away, or its disk is full: it is told and asked again
