@@ -1,9 +1,9 @@
 """`python -m poise.agent.on_substrate HOME`: keeps an agent on every machine of the home's cluster.
 
-It stands where the agents of a local fleet stand: the supervisor keeps it alive, and it ends on SIGTERM, with the
-agents whose nodes run nothing. When it is killed, the agents go on, in their pilots; the next one finds them.
+It takes the place of the agents of a local fleet: the supervisor keeps it alive. On SIGTERM it ends the agents whose
+nodes run nothing, and then itself. If it is killed, the agents continue in their pilots; the next keeper finds them.
 
-Of several control planes, only that which leads has its agents kept; those find whichever does by themselves.
+Of several control planes, only the leader keeps its agents alive. The agents find the leader by themselves.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def _keep(home: Home, cluster: Cluster) -> None:
     while not (stopping.wait(LOOK_SECONDS) or stopping.is_set()):  # the signal may come as the wait ends
         answer = _leads(home)
         leads = leads if answer is None else answer  # it ends before this process does, in `poise down`
-        with contextlib.suppress(Fault):  # it is away, or its disk is full: it is told and asked again
+        with contextlib.suppress(Fault):  # the control plane is away, or its disk is full: the next look repeats this
             if answer:
                 pilots.keep()
             pilots.open_again()  # whoever leads
@@ -80,7 +80,7 @@ def _keep(home: Home, cluster: Cluster) -> None:
 
 
 def _connect(home: Home, cluster: Cluster, own: str) -> Substrate:
-    """The substrate of this home. Who waits for it is told that it is there, or why not."""
+    """Connect to the substrate of this home, and write down whether that worked for commands that wait for it."""
     try:
         substrate = driver_of(cluster.name).connect(cluster.address, own, str(home.substrate(cluster.name)))
     except PoiseError as error:
@@ -91,8 +91,8 @@ def _connect(home: Home, cluster: Cluster, own: str) -> Substrate:
 
 
 def _stopping() -> threading.Event:
-    """Set when this process is told to end, whatever its libraries do at signals, and not in the middle of a look. A
-    process that is started from here hears them as usual.
+    """An event that is set when a signal tells this process to end, even if a library has changed the signal handlers.
+    Processes that are started from here receive the signals as usual.
     """
     stopping = threading.Event()
     for number in STOPS:

@@ -85,7 +85,7 @@ class Nodes:
                     self._client.drain(node.name, moves=True)
 
     def open_but(self, leaving: Mapping[str, str]) -> None:
-        """Open what was emptied, unless its machine is still the one that leaves."""
+        """Open the nodes that were drained, unless the same machine is still leaving."""
         back = {name for name, machine in self.emptied.items() if leaving.get(name) != machine}
         if not back:
             return
@@ -159,7 +159,7 @@ class Pilots:
             self._nodes.open_but({pilot.node: pilot.machine for pilot in leaving})
 
     def end(self) -> bool:
-        """Release all pilots, but for those whose commands go on; whether nothing is left of them anywhere."""
+        """Release all pilots except those whose commands still run. Returns whether nothing of them is left."""
         machines, pilots = self._substrate.machines(), sorted(self._substrate.pilots())
         held = {pilot.machine for pilot in pilots}
         ended = self._substrate.release(pilots)

@@ -13,7 +13,7 @@ from poise.model.incidents import IncidentReport, Suspect
 from poise.units import SECOND, format_duration
 
 LATELY = 7 * 24 * 3600.0
-"""Closed incidents are listed for so many seconds, unless all are asked for."""
+"""Seconds for which closed incidents are listed without `--all`."""
 
 TITLE_WIDTH = 48
 

@@ -16,13 +16,12 @@ from functools import partial
 import msgspec
 
 from poise.config import Home
-from poise.control.notices import DELAYS, Targets
+from poise.control.notices import DELAYS, Targets, until_recorded, until_taken
 from poise.control.plane import Plane
 from poise.drivers import incidentfile
 from poise.drivers.logfile import has_log, read_home
 from poise.drivers.outputs import endings
-from poise.drivers.webhooks import Undelivered
-from poise.errors import NotLeading, PoiseError, StoreFull
+from poise.errors import PoiseError
 from poise.kernel import controller as machine
 from poise.kernel.incidents import Incidents as Folded
 from poise.model.events import Event, decode_event
@@ -40,8 +39,8 @@ PAGE = 500
 
 SAVE_EVERY = 30.0
 
-RECORD_AGAIN = 5.0
-"""Seconds between two tries to record that something was told, while the log is full."""
+READ_AGAIN = 5.0
+"""Seconds after which a `notifications.yaml` that cannot be read is read again."""
 
 AT_ONCE = 16
 """Notices that are on their way, or wait to be sent again."""
@@ -156,7 +155,7 @@ class Incidents:
                     named = (await asyncio.to_thread(targets.of_home)).incidents
                 except (PoiseError, OSError) as error:
                     _log.warning("`notifications.yaml` cannot be read: %s", error)
-                    await asyncio.sleep(RECORD_AGAIN)
+                    await asyncio.sleep(READ_AGAIN)
                     continue
                 async with self._turn:
                     due = list(self._folded.untold(named, self._plane.clock.now() - LATE))
@@ -175,30 +174,14 @@ class Incidents:
 
     async def _deliver(self, targets: Targets, name: str, moment: Moment, target: str) -> None:
         """Send it until it is taken or given up, and record that."""
-        failed = ""
-        for delay in (*self._delays, None):
-            notice = IncidentNotice(id=f"{name}/{moment}", moment=moment, incident=await self.report(name))
+        notice_id = f"{name}/{moment}"
+
+        async def send() -> None:
+            notice = IncidentNotice(id=notice_id, moment=moment, incident=await self.report(name))
             told = {"INCIDENT": name, "MOMENT": moment, "TITLE": notice.incident.title}
-            body = msgspec.json.encode(notice)
-            try:
-                await asyncio.to_thread(targets.send, target, notice.id, body, told, trusted=True)
-                failed = ""
-                break
-            except Undelivered as error:
-                failed = str(error)
-                if delay is None or not error.worth_retrying:
-                    _log.warning("notice %s is given up: %s", notice.id, failed)
-                    break
-                await asyncio.sleep(delay)
-        while True:
-            try:
-                await self._plane.request(
-                    lambda number: machine.IncidentDone(number, name, moment, target, failed),
-                )
-                async with self._turn:
-                    await self._caught_up()  # so that it is known to be told before this is no longer going
-                return
-            except NotLeading:
-                return  # the next leader tells it again
-            except StoreFull:
-                await asyncio.sleep(RECORD_AGAIN)
+            await asyncio.to_thread(targets.send, target, notice_id, msgspec.json.encode(notice), told, trusted=True)
+
+        failed = await until_taken(notice_id, send, self._delays)
+        if await until_recorded(self._plane, lambda number: machine.IncidentDone(number, name, moment, target, failed)):
+            async with self._turn:
+                await self._caught_up()  # so that it is known to be told before this is no longer going

@@ -8,7 +8,7 @@ loop but the bookkeeping: a receiver that is slow or gone holds up one thread of
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import cast
@@ -57,6 +57,32 @@ _Key = tuple[str, str]
 """A job and a notice of it."""
 
 _log = logging.getLogger("poise.control")
+
+
+async def until_taken(name: str, send: Callable[[], Awaitable[None]], delays: Sequence[float]) -> str:
+    """Send a notice until it is taken or given up. Returns why it is given up, or an empty text."""
+    for delay in (*delays, None):
+        try:
+            await send()
+            return ""
+        except Undelivered as error:
+            if delay is None or not error.worth_retrying:
+                _log.warning("notice %s is given up: %s", name, error)
+                return str(error)
+            await asyncio.sleep(delay)
+    raise AssertionError("the last delay is None")
+
+
+async def until_recorded(plane: Plane, done: Callable[[int], machine.Message]) -> bool:
+    """Record that a notice is dealt with. False if another control plane leads now: it sends the notice again."""
+    while True:
+        try:
+            await plane.request(done)
+            return True
+        except NotLeading:
+            return False
+        except StoreFull:
+            await asyncio.sleep(RECORD_AGAIN)
 
 
 class Targets:
@@ -203,28 +229,15 @@ class Notifier:
 
     async def _deliver(self, job: JobState, name: str, receiver: str) -> None:
         """Send a notice until it is taken or given up, and record that."""
-        notice, target, failed = self._notice(job, name), _target(job, name), ""
-        for delay in (*self._delays, None):
-            try:
-                async with self._turns.setdefault(receiver, asyncio.Lock()):
-                    send = partial(self._send, target, notice, job.notify)
-                    await asyncio.get_running_loop().run_in_executor(self._threads, send)
-                failed = ""
-                break
-            except Undelivered as error:
-                failed = str(error)
-                if delay is None or not error.worth_retrying:
-                    _log.warning("notice %s is given up: %s", notice.id, failed)
-                    break
-                await asyncio.sleep(delay)
-        while True:
-            try:
-                await self._plane.request(partial(machine.NoticeDone, job=job.id, notice=name, failed=failed))
-                return
-            except NotLeading:
-                return  # the next leader sends it again
-            except StoreFull:
-                await asyncio.sleep(RECORD_AGAIN)
+        notice, target = self._notice(job, name), _target(job, name)
+
+        async def send() -> None:
+            async with self._turns.setdefault(receiver, asyncio.Lock()):
+                now = partial(self._send, target, notice, job.notify)
+                await asyncio.get_running_loop().run_in_executor(self._threads, now)
+
+        failed = await until_taken(notice.id, send, self._delays)
+        await until_recorded(self._plane, partial(machine.NoticeDone, job=job.id, notice=name, failed=failed))
 
     def _send(self, target: str, notice: Notice, notify: Notify | None) -> None:
         """On a thread. Raises `Undelivered`."""

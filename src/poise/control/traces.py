@@ -13,6 +13,8 @@ from pathlib import Path
 from poise.config import Home
 from poise.drivers.lock import take_lock
 from poise.drivers.messages import Seldom
+from poise.drivers.otlp import Collector
+from poise.drivers.tracing import Exporter
 from poise.errors import PoiseError
 
 NICE = 19
@@ -40,9 +42,6 @@ def main() -> int:
     wakeup, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
     try:
-        from poise.drivers.otlp import Collector  # its library is an extra
-        from poise.drivers.tracing import Exporter
-
         with take_lock(home.traces / "lock", "exporter of traces"):
             exporter = Exporter(home, Collector(options.to, os.environ), stopping=lambda: stopping, wake=wakeup)
             try:
