@@ -4,6 +4,7 @@ import base64
 import contextlib
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,17 @@ def test_a_command_beside_ends_with_its_task(line: Line) -> None:
     assert line.until("left")[1:] == ["x1", 137, "its task has ended"]
     assert line.ending()["outcome"] == "stopped"
     assert not alive(pid)
+
+
+def test_a_command_beside_that_is_gone_before_its_task_is_says_the_same(connect: Open) -> None:
+    """The memory of the task takes a while to give back, once both are killed."""
+    line = connect()
+    line.run("main", sys.executable, "-c", "import time; x = b'x' * (500 << 20); print(1, flush=True); time.sleep(60)")
+    wait_until(lambda: written(line, "main"))
+    beside(line, "x1", "echo here; sleep 60")
+    line.until("said")
+    line.say("stop", ["j1.main", 1])
+    assert line.until("left")[1:] == ["x1", 137, "its task has ended"]
 
 
 @pytest.mark.parametrize("script", ["echo $$; sleep 60", "trap '' HUP; echo $$; while :; do sleep 1; done"])

@@ -149,6 +149,7 @@ LEAVE_WITHIN = 5 * SECOND  # between SIGHUP and SIGKILL of a command beside
 
 LEASE_OVER = "its lease ran out"
 HUNG_UP = "its terminal was hung up: nobody was there any more"
+TASK_ENDED = "its task has ended"
 
 RUN = b'["run",'
 
@@ -683,6 +684,7 @@ class Beside:
     credit = CREDIT
     code: int | None = None  # once it has ended; negative: the signal
     kill_at = 0
+    note = ""  # why it was ended
 
     def __init__(self, key: bytes, pid: int, ends: Ends) -> None:
         self.key = key
@@ -1250,13 +1252,13 @@ class Keeper:
                 os.killpg(beside.pid, number)
         self._close_ends(beside)
 
-    def _leave(self, beside: Beside, note: str = "") -> None:
+    def _leave(self, beside: Beside) -> None:
         """It has ended, and all that it wrote is on its way."""
         del self._beside[beside.key]
         code = 128 + signal.SIGKILL if beside.code is None else beside.code
         code = 128 - code if code < 0 else code
         self._close_ends(beside)
-        self._events.append(b'["left",%b,%d,%b]' % (beside.key, code, quote(note)))
+        self._events.append(b'["left",%b,%d,%b]' % (beside.key, code, quote(beside.note)))
 
     def _end_ends(self, command: Command) -> None:
         """The command has ended, and with it what ran beside."""
@@ -1264,7 +1266,8 @@ class Keeper:
             self._drain(beside)
             if beside.pidfd >= 0:
                 self._reap_beside(beside)
-            self._leave(beside, "its task has ended")
+            beside.note = TASK_ENDED
+            self._leave(beside)
         self._drain(command)
         self._close_ends(command)
 
@@ -1541,6 +1544,9 @@ class Keeper:
             self._kill_all(command)
 
     def _kill_all(self, command: Command) -> None:
+        for beside in self._beside.values():
+            if beside.code is None:  # it may be gone before the command is
+                beside.note = TASK_ENDED
         with contextlib.suppress(OSError):
             os.killpg(command.pid, signal.SIGKILL)
         if command.cgroup is not None:
