@@ -25,8 +25,8 @@ from poise.control.heads import Heads
 from poise.control.lines import Lines
 
 SILENT_SECONDS, HANDSHAKE_SECONDS = 5.0, 10.0
-"""Limits on the time to the first byte, and from then on to the end of the handshake. The second includes the wait for
-a slot."""
+"""Limits on the time to the first byte, and on the handshake. The second includes the wait for a slot; the wait for
+room before that has the same limit."""
 
 CROWDED_SECONDS = 2.0
 """A handshake that has taken this long ends when another one waits for its slot. It needs two round trips."""
@@ -42,6 +42,9 @@ HANDSHAKES, HANDSHAKES_OF_ONE = 64, 16
 """Handshakes at once, and those of one origin; the others wait in turn. If thousands go on side by side, each takes
 longer than its client waits, and nobody gets in.
 """
+
+FEW_ORIGINS = 64
+"""Up to so many origins it is not looked which of them have nobody here any more."""
 
 EXHAUSTED_SECONDS = 0.5
 """Where no descriptor is left, nobody is let in for so long."""
@@ -180,6 +183,8 @@ class Arrival:
 
     def _speaks(self) -> None:
         self._no_longer_silent()
+        self._late.cancel()
+        self._late = self._loop.call_later(HANDSHAKE_SECONDS, self.turn_away)
         self._strangers.waiting[self] = None
         self._strangers.take_in()
 
@@ -199,15 +204,32 @@ class Arrival:
             self._strangers.take_in()
 
 
+class Origins(dict[str, Strangers]):
+    """Those of all origins. An origin that has nobody here any more is forgotten with all its like, once there are
+    twice as many origins as the last time: thousands may come at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handshakes = Handshakes(HANDSHAKES)
+        self._look_at = FEW_ORIGINS
+
+    def of(self, origin: str) -> Strangers:
+        if origin not in self:
+            if len(self) >= self._look_at:
+                for other in [name for name, strangers in self.items() if not len(strangers)]:
+                    del self[other]
+                self._look_at = max(FEW_ORIGINS, 2 * len(self))
+            self[origin] = Strangers(self._handshakes)
+        return self[origin]
+
+
 class Listening:
     """One socket at which connections come in, as what `uvicorn` calls a server."""
 
-    def __init__(
-        self, listening: socket.socket, origins: dict[str, Strangers], handshakes: Handshakes, take_in: TakeIn
-    ) -> None:
+    def __init__(self, listening: socket.socket, origins: Origins, take_in: TakeIn) -> None:
         self._listening = listening
         self._origins = origins
-        self._handshakes = handshakes
         self._take_in = take_in
         self._loop = asyncio.get_running_loop()
         self._again: asyncio.TimerHandle | None = None
@@ -245,9 +267,7 @@ class Listening:
             self._receive(sock, origin_of(sock, address))
 
     def _receive(self, sock: socket.socket, origin: str) -> None:
-        for other in [of for of, strangers in self._origins.items() if not len(strangers) and of != origin]:
-            del self._origins[other]
-        strangers = self._origins.setdefault(origin, Strangers(self._handshakes))
+        strangers = self._origins.of(origin)
         if strangers.make_room():
             Arrival(sock, strangers, self._take_in)
         else:
@@ -305,8 +325,8 @@ class Entrance(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """The inherited way makes a connection, and with TLS buffers of 256 KiB, of whoever comes."""
-        origins, handshakes = dict[str, Strangers](), Handshakes(HANDSHAKES)
-        self.servers = cast(Any, [Listening(sock, origins, handshakes, self._take_in) for sock in sockets or []])
+        origins = Origins()
+        self.servers = cast(Any, [Listening(sock, origins, self._take_in) for sock in sockets or []])
         self.started = True
 
     async def main_loop(self) -> None:

@@ -128,6 +128,31 @@ def test_where_all_have_begun_to_ask_the_next_of_their_origin_waits_for_its_turn
     run(use)
 
 
+def test_the_cost_of_an_arrival_does_not_grow_with_the_number_of_origins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of thousands of addresses come back at once; who has gone is forgotten all the same."""
+    looks = 0
+
+    def counted(strangers: entrance.Strangers) -> int:
+        nonlocal looks
+        looks += 1
+        return strangers.taken_in
+
+    monkeypatch.setattr(entrance.Strangers, "__len__", counted)
+
+    async def use() -> None:
+        origins = entrance.Origins()
+        for number in range(4000):
+            origins.of(f"n{number}").taken_in = 1
+        assert looks < 2 * 4000
+        for strangers in origins.values():
+            strangers.taken_in = 0
+        for number in range(8000):
+            assert origins.of(f"m{number}") is origins.of(f"m{number}")
+        assert len(origins) < 4000 + 2 * entrance.FEW_ORIGINS
+
+    run(use)
+
+
 def test_of_one_origin_so_many_handshakes_go_on_and_others_do_not_wait_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +228,7 @@ def test_the_limit_on_a_handshake_includes_the_wait_for_a_slot(tmp_path: Path, m
 
 def test_who_waits_too_long_for_its_turn_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entrance, "MAX_STRANGERS", 1)
-    monkeypatch.setattr(entrance, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(entrance, "HANDSHAKE_SECONDS", 0.2)
 
     async def use() -> None:
         path = tmp_path / "sock"

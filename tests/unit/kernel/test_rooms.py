@@ -2,14 +2,16 @@
 
 import ast
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from poise.kernel import ledger as package
 from poise.kernel.controller import AddToken
-from poise.kernel.ledger import InvariantBroken, Ledger, State
+from poise.kernel.ledger import InvariantBroken, Ledger, State, nodes
+from poise.model.events import NodeForgotten, NodeJoined
 from poise.model.jobs import Speedups
 from poise.model.tenants import Role
 from poise.testing import World, node
@@ -51,6 +53,29 @@ def test_a_field_of_the_state_is_one_rooms() -> None:
 
 def test_a_file_is_read_at_one_sitting() -> None:
     assert [path.name for path in FILES if len(path.read_text().splitlines()) > 400] == []
+
+
+def test_thousands_of_nodes_join_without_being_sorted_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A herd joins in any order, and a start reads it again from the log."""
+    sorts: list[int] = []
+
+    def counted(items: Iterable[Any]) -> list[Any]:
+        found = sorted(items)
+        sorts.append(len(found))
+        return found
+
+    monkeypatch.setattr(nodes, "sorted", counted, raising=False)
+    names = [f"n{number * 7 % 1000}" for number in range(1000)]
+    ledger = Ledger()
+    for at, name in enumerate(names, start=1):
+        ledger.apply(NodeJoined(at=at, node=node(name)))
+    assert [*ledger.nodes] == [*ledger.nodes.keys()] == sorted(names)
+    assert [state.node.name for state in ledger.nodes.values()] == [name for name, _ in ledger.nodes.items()]
+    assert sum(sorts) == len(names)
+    ledger.apply(NodeForgotten(at=len(names) + 1, name="n5"))
+    ledger.apply(NodeJoined(at=len(names) + 2, node=node("n5")))
+    assert [*ledger.nodes] == sorted(names)
+    ledger.check()
 
 
 TAMPERED: dict[str, Callable[[Ledger], object]] = {

@@ -1,5 +1,8 @@
 """Nodes, and the room that attempts hold on each."""
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.changes import Changes
 from poise.kernel.ledger.places import NodeState, Pool, Share, device_key
@@ -20,6 +23,9 @@ from poise.model.events import (
 from poise.model.jobs import Ending
 from poise.model.resources import WHOLE, Shape
 
+if TYPE_CHECKING:
+    from _collections_abc import dict_items, dict_keys, dict_values
+
 UNSTABLE = 8
 """Each attempt moves a node's failure share by 1/8 of the difference, as TCP smooths round-trip times."""
 
@@ -28,11 +34,39 @@ OF_THE_NODE = ("lost", "killed", "unstartable")
 
 
 class Nodes(Room, dict[str, NodeState]):
-    """Nodes by name, in the order of their names. Owns `nodes`."""
+    """Nodes by name, in the order of their names. Owns `nodes`. They are put in order when somebody goes through them:
+    thousands may join in between.
+    """
 
     def __init__(self, state: State, active: Active, queues: Queues, changes: Changes) -> None:
         super().__init__(sorted(state.nodes.items()))
         self._active, self._queues, self._changes, state.nodes = active, queues, changes, self
+        self._in_order = True
+
+    # --- as a dict ---------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[str]:
+        self._put_in_order()
+        return super().__iter__()
+
+    def keys(self) -> "dict_keys[str, NodeState]":
+        self._put_in_order()
+        return super().keys()
+
+    def values(self) -> "dict_values[str, NodeState]":
+        self._put_in_order()
+        return super().values()
+
+    def items(self) -> "dict_items[str, NodeState]":
+        self._put_in_order()
+        return super().items()
+
+    def _put_in_order(self) -> None:
+        if not self._in_order:
+            by_name = sorted(super().items())
+            self.clear()
+            self.update(by_name)
+            self._in_order = True
 
     # --- room --------------------------------------------------------------------------------------------------------
 
@@ -119,12 +153,8 @@ class Nodes(Room, dict[str, NodeState]):
         name = event.node.name
         known = self.get(name)
         if known is None:
-            in_order = not self or next(reversed(self)) < name
+            self._in_order &= not self or next(reversed(self)) < name
             self[name] = NodeState(node=event.node, joined=event.at, by=event.by)
-            if not in_order:
-                by_name = sorted(self.items())
-                self.clear()
-                self.update(by_name)
         else:
             if known.node.incarnation != event.node.incarnation:
                 self._queues.end_leases(name)
