@@ -5,12 +5,10 @@ import hmac
 import json
 import os
 import signal
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
+from webhook import Receiver, receiving
 
 from poise.drivers.lock import holder
 from system.living import Living, kill, until
@@ -24,51 +22,19 @@ nodes:
 KEY = "secret"
 
 
-class Receiver(ThreadingHTTPServer):
-    """A webhook on loopback. The first request gets 503, so that it is sent again."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Taking)
-        self.statuses = [503]
-        self.taken: list[dict[str, Any]] = []
-        self.signed: list[bool] = []
-        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
-
-
-class _Taking(BaseHTTPRequestHandler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        status = self.server.statuses.pop() if self.server.statuses else 200
-        if status == 200:
-            expected = "sha256=" + hmac.new(KEY.encode(), body, hashlib.sha256).hexdigest()
-            self.server.signed.append(self.headers["Poise-Signature"] == expected)
-            self.server.taken.append(json.loads(body))
-        self.send_response(status)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.shutdown()
-    made.server_close()
+    with receiving() as made:
+        yield made
 
 
 def test_a_lost_node_is_one_incident_told_once_and_closed_when_it_is_back(living: Living, receiver: Receiver) -> None:
     living.file("fleet.yaml", FLEET)
     assert living.poise("up", "--port", "0", "--fleet", "fleet.yaml").code == 0
     (living.home.root / "notifications.yaml").write_text(
-        f"kind: notifications\nkey: {KEY}\nincidents: ['webhook:http://127.0.0.1:{receiver.server_port}/hook']\n"
+        f"kind: notifications\nkey: {KEY}\nincidents: ['{receiver.url}']\n"
     )
+    receiver.statuses = [503]  # so that it is sent again
     client = living.client()
     until(lambda: len(client.nodes()) == 3, "all nodes have joined", living.messages)
     jobs = [
@@ -79,7 +45,7 @@ def test_a_lost_node_is_one_incident_told_once_and_closed_when_it_is_back(living
     agent = holder(living.home.nodes / "a-0" / "lock")
     os.kill(agent, signal.SIGSTOP)
     try:
-        until(lambda: [one["moment"] for one in receiver.taken] == ["opened"], "it is told", living.messages)
+        until(lambda: len(receiver.got) == 2, "it is told", living.messages)
         until(
             lambda: any(b"incident-told" in event for event in client.events(after=0, follow=False)),
             "that is in the log",
@@ -88,10 +54,13 @@ def test_a_lost_node_is_one_incident_told_once_and_closed_when_it_is_back(living
         kill(living.pid("control"))
     finally:
         os.kill(agent, signal.SIGCONT)
-    until(lambda: len(receiver.taken) > 1, "it is closed, and told", living.messages)
-    opened, closed = receiver.taken
+    until(lambda: len(receiver.got) > 2, "it is closed, and told", living.messages)
+    first, opened, closed = (json.loads(body) for _, body in receiver.got)
     [incident] = living.poise("incidents", "--json").value
-    assert receiver.signed == [True, True]
+    assert first == opened
+    assert [headers["Poise-Signature"] for headers, _ in receiver.got] == [
+        "sha256=" + hmac.new(KEY.encode(), body, hashlib.sha256).hexdigest() for _, body in receiver.got
+    ]
     assert (opened["id"], closed["id"]) == (f"{incident['id']}/opened", f"{incident['id']}/closed")
     assert (incident["cause"]["kind"], incident["cause"]["name"], incident["nodes"]) == ("node", "a-0", ["a-0"])
     assert incident["closed"] > incident["opened"]

@@ -5,14 +5,13 @@ import hashlib
 import hmac
 import json
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from webhook import Receiver, receiving
 
 from poise.config import Home
 from poise.control.notices import Notifier, Targets
@@ -34,43 +33,10 @@ AT_ONCE = (0.01, 0.01)
 """Delays before further tries."""
 
 
-class Receiver(ThreadingHTTPServer):
-    """A webhook on loopback, which answers with these statuses in turn, and then with 200."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Taking)
-        self.statuses: list[int] = []
-        self.got: list[tuple[dict[str, str], bytes]] = []
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"webhook:http://127.0.0.1:{self.server_port}/hook?x=1"
-
-
-class _Taking(BaseHTTPRequestHandler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.got.append(({**dict(self.headers), "path": self.path}, body))
-        self.send_response(self.server.statuses.pop(0) if self.server.statuses else 200)
-        self.send_header("Location", "http://127.0.0.1:1/")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.shutdown()
-    made.server_close()
+    with receiving() as made:
+        yield made
 
 
 def write(folder: Path, text: str) -> None:
