@@ -15,7 +15,7 @@ from poise.train.adapter import Follower
 from poise.train.trainer_folders import last_checkpoint
 
 
-class PoiseCallback(TrainerCallback):
+class PoiseCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read transformers
     """Reports the progress of training, and saves a checkpoint and ends it when Poise asks for that."""
 
     def __init__(self) -> None:
