@@ -256,3 +256,16 @@ def test_a_process_that_has_settled_collects_cycles_again_and_leaves_what_it_mad
         gc.enable()
         gc.set_threshold(*before)
         gc.unfreeze()
+
+
+def test_what_gives_way_does_so_to_other_sessions_too() -> None:
+    """The niceness of a process alone counts within its session only, where Linux shares cores among sessions."""
+    program = """import os
+from pathlib import Path
+from poise.drivers.system import give_way
+give_way()
+group = Path("/proc/self/autogroup")
+told = group.read_text().split() if group.exists() else []
+print(os.getpriority(os.PRIO_PROCESS, 0), *told[-1:])"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert set(done.stdout.split()) == {"19"}

@@ -14,11 +14,9 @@ from poise.config import Home
 from poise.drivers.lock import take_lock
 from poise.drivers.messages import Seldom
 from poise.drivers.otlp import Collector
+from poise.drivers.system import give_way
 from poise.drivers.tracing import Exporter
 from poise.errors import PoiseError
-
-NICE = 19
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m poise.control.traces", description="the exporter of a home")
@@ -29,7 +27,7 @@ def main() -> int:
     for handler in logging.getLogger().handlers:
         handler.addFilter(Seldom())
     os.umask(0o077)
-    os.nice(NICE)
+    give_way()
     home = Home(options.home.resolve())
     stopping = False
 

@@ -48,7 +48,11 @@ WHAT_IF_SECONDS, WHAT_IF_ENDS = 5, 60.0
 
 MICROSECOND = 1000
 
-_PROGRAM = "import os, sys; os.nice(19); from poise.cli.main import main; sys.exit(main(sys.argv[1:]))"
+_PROGRAM = """import sys
+from poise.drivers.system import give_way
+give_way()
+from poise.cli.main import main
+sys.exit(main(sys.argv[1:]))"""
 """A command of Poise that runs when nothing else wants to."""
 
 

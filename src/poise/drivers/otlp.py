@@ -14,6 +14,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from urllib.parse import unquote, urlsplit
 
 from poise import __version__
@@ -166,15 +167,15 @@ def _encoded(span: Span) -> bytes:
     parts = [
         _bytes(1, context.trace),
         _bytes(2, context.span),
-        _text(3, context.state),
+        _text(3, context.state) if context.state else b"",
         _bytes(4, context.parent),
         _text(5, span.name),
         _number(6, span.kind),
         _fixed(7, span.start),
         _fixed(8, span.end),
         _attributes(9, span.attributes),
-        *(_bytes(11, _event(event)) for event in span.events),
-        *(_bytes(13, _link(link)) for link in span.links),
+        *[_bytes(11, _event(event)) for event in span.events],
+        *[_bytes(13, _link(link)) for link in span.links],
         _bytes(15, _text(2, span.error) + _number(3, STATUS_ERROR)) if span.error else b"",
         _flags(16, sampled=context.sampled),
     ]
@@ -192,7 +193,13 @@ def _link(link: Link) -> bytes:
 
 
 def _attributes(number: int, told: Mapping[str, Value]) -> bytes:
-    return b"".join(_bytes(number, _text(1, name) + _bytes(2, _value(value))) for name, value in told.items())
+    return b"".join([_bytes(number, _attribute(name, value)) for name, value in told.items()])
+
+
+@lru_cache(4096, typed=True)
+def _attribute(name: str, value: Value) -> bytes:
+    """Most values are those of other spans too: nodes, classes, reasons."""
+    return _text(1, name) + _bytes(2, _value(value))
 
 
 def _value(value: Value) -> bytes:
@@ -200,17 +207,17 @@ def _value(value: Value) -> bytes:
         return _number(2, value)
     if isinstance(value, int):
         return _number(3, value)
-    return _key(4, 1) + struct.pack("<d", value) if isinstance(value, float) else _text(1, value)
+    return _FEW[4 << 3 | _FIXED64] + struct.pack("<d", value) if isinstance(value, float) else _text(1, value)
 
 
 # --- the encoding of Protocol Buffers ---------------------------------------------------------------------------------
 
 
-def _key(number: int, wire: int) -> bytes:
-    return _varint(number << 3 | wire)
-
-
 def _varint(value: int) -> bytes:
+    return _FEW[value] if 0 <= value < 512 else _digits(value)
+
+
+def _digits(value: int) -> bytes:
     value &= 2**64 - 1
     digits = bytearray()
     while value > 0x7F:
@@ -220,20 +227,28 @@ def _varint(value: int) -> bytes:
     return bytes(digits)
 
 
+_FEW = tuple(map(_digits, range(512)))
+"""Of numbers that come often: keys, lengths and small values."""
+
+
+_LENGTH, _FIXED64, _FIXED32 = 2, 1, 5
+"""Wire types; that of numbers is 0."""
+
+
 def _number(number: int, value: int) -> bytes:
-    return _key(number, 0) + _varint(value)
+    return _FEW[number << 3] + _varint(value)
 
 
 def _fixed(number: int, value: int) -> bytes:
-    return _key(number, 1) + struct.pack("<Q", max(0, value))
+    return _FEW[number << 3 | _FIXED64] + max(0, value).to_bytes(8, "little")
 
 
 def _flags(number: int, *, sampled: bool) -> bytes:
-    return _key(number, 5) + struct.pack("<I", sampled)
+    return _FEW[number << 3 | _FIXED32] + sampled.to_bytes(4, "little")
 
 
 def _bytes(number: int, value: bytes) -> bytes:
-    return _key(number, 2) + _varint(len(value)) + value
+    return _FEW[number << 3 | _LENGTH] + _varint(len(value)) + value
 
 
 def _text(number: int, value: str) -> bytes:

@@ -68,7 +68,7 @@ class Exporter:
     def __init__(self, home: Home, collector: Collector, *, stopping: Callable[[], bool], wake: int) -> None:
         self._home, self._collector = home, collector
         self._stopping, self._wake = stopping, wake
-        self._known = Exported()
+        self._known = self._written = Exported()
         self._batch: list[Span] = []
         self._requests: deque[Span] = deque(maxlen=MOST_REQUESTS)
         self._requests_lost = 0
@@ -83,7 +83,7 @@ class Exporter:
         while not self._stopping():
             try:
                 if has_log(self._home) and (known := read_exported(self._home)) is not None:
-                    self._known = known
+                    self._known = self._written = known
                     self._follow()
             except _Behind:
                 continue
@@ -107,9 +107,8 @@ class Exporter:
                     made = spans.add(event)
                     if revision > self._known.revision:
                         self._batch += sampled(made)
-                    if len(self._batch) >= BATCH:
-                        self._flush(revision)
                 if len(page) == PAGE:
+                    self._flush(spans.ledger.revision)
                     continue
                 now = spans.ledger.leader.resume_at(boot_id(), boottime(), time.time())
                 if time.monotonic() - looked >= PROGRESS_SECONDS or not told:
@@ -142,18 +141,17 @@ class Exporter:
     # --- sending -----------------------------------------------------------------------------------------------------
 
     def _flush(self, revision: int) -> None:
-        """Send what there is, however long that takes, and remember that all up to `revision` is dealt with."""
-        while self._batch:
-            if not self._sent(self._batch[:BATCH]):
-                return  # it was told to end: the rest is sent at the next start
-            del self._batch[:BATCH]
-        while self._requests:
-            few = [self._requests.popleft() for _ in range(min(BATCH, len(self._requests)))]
-            if not self._sent(few):
-                return
-        if revision > self._known.revision or self._requests_lost:
-            lost, self._requests_lost = self._known.lost + self._requests_lost, 0
-            self._remember(revision=max(revision, self._known.revision), lost=lost)
+        """Send what there is, however long that takes, and remember that all up to `revision` is dealt with; where it
+        was told to end, the rest is sent at the next start.
+        """
+        taken = True
+        while taken and self._batch:
+            if taken := self._sent(self._batch[:BATCH]):
+                del self._batch[:BATCH]
+        while taken and self._requests:
+            taken = self._sent([self._requests.popleft() for _ in range(min(BATCH, len(self._requests)))])
+        lost, self._requests_lost = self._known.lost + self._requests_lost, 0
+        self._remember(revision=max(revision if taken else 0, self._known.revision), lost=lost)
 
     def _sent(self, spans: Sequence[Span]) -> bool:
         """Whether the collector has answered before it was time to stop."""
@@ -177,7 +175,8 @@ class Exporter:
             if refused:
                 _log.warning("%s has refused %d of %d spans", self._collector.url, refused, len(spans))
             known = self._known
-            self._remember(sent=known.sent + len(spans) - refused, refused=known.refused + refused, error="")
+            sent = known.sent + len(spans) - refused
+            self._known = msgspec.structs.replace(known, sent=sent, refused=known.refused + refused, error="")
             return True
 
     def _pause(self, seconds: float) -> None:
@@ -200,10 +199,11 @@ class Exporter:
 
     def _remember(self, **known: Any) -> None:
         """A full disk costs that spans are sent again at the next start."""
-        before, self._known = self._known, msgspec.structs.replace(self._known, **known)
-        if self._known != before:
+        self._known = msgspec.structs.replace(self._known, **known)
+        if self._known != self._written:
             with contextlib.suppress(OSError):
                 write_exported(self._home, self._known)
+                self._written = self._known
 
 
 def sampled(spans: Iterable[Span]) -> Iterator[Span]:
