@@ -19,7 +19,8 @@ from poise.agent.__main__ import STILL_RUNS
 from poise.drivers import process
 from poise.drivers.gangs import Gangs
 from poise.drivers.keeper import family, start_ticks
-from poise.drivers.process import Keepers, end_orphans, log_paths, mark_of, set_mark, visible
+from poise.drivers.places import log_paths
+from poise.drivers.process import Keepers, end_orphans, mark_of, set_mark, visible
 from poise.drivers.system import probe_cgroups
 from poise.errors import SpecError
 from poise.model.jobs import Ending

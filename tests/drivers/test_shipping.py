@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from poise.drivers.logs import Moments
-from poise.drivers.process import log_paths
+from poise.drivers.places import log_paths
 from poise.drivers.shipping import keep
 from poise.model.messages import Attempt, Output
 

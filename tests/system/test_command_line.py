@@ -674,7 +674,7 @@ def test_no_command_imports_what_it_does_not_need() -> None:
     heavy = {"torch", "ray", "kubernetes", "sklearn", "pickle5"}
     assert not modules(commands) & (heavy | {"numpy", "uvicorn"})
     assert not modules("import poise.agent.__main__") & (heavy | {"numpy", "uvicorn"})
-    assert not modules("import poise.control.__main__") & (heavy | {"yaml"})
+    assert not modules("import poise.control.__main__") & (heavy | {"yaml", "http.client", "poise.drivers.process"})
 
 
 def modules(code: str, **environ: str) -> set[str]:

@@ -18,6 +18,7 @@ from poise.drivers.system import give_way
 from poise.drivers.tracing import Exporter
 from poise.errors import PoiseError
 
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m poise.control.traces", description="the exporter of a home")
     parser.add_argument("home", type=Path)

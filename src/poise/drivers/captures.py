@@ -8,7 +8,7 @@ import os
 import re
 from pathlib import Path
 
-from poise.drivers.process import log_paths
+from poise.drivers.places import log_stem
 from poise.model.captures import ENDING, Capture, CaptureKind
 from poise.model.messages import Attempt
 
@@ -21,7 +21,7 @@ class Draft:
     """A capture that is being taken. `keep` gives it its name; without that nothing is left of it."""
 
     def __init__(self, logs: Path, attempt: Attempt, kind: CaptureKind) -> None:
-        self._stem = str(log_paths(logs, attempt)[0]).removesuffix(".out")
+        self._stem = log_stem(str(logs), attempt)
         self._kind: CaptureKind = kind
         self._path = Path(f"{self._stem}.capturing-{os.urandom(4).hex()}")
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

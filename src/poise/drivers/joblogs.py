@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from poise.drivers.logs import Moments, last_lines, line_at, piece
-from poise.drivers.process import log_paths
+from poise.drivers.places import log_paths
 from poise.kernel.explain import exit_code
 from poise.kernel.ledger import JobState, Ledger
 from poise.model.messages import Attempt

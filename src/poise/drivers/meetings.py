@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from poise.drivers.process import plain_name
+from poise.drivers.places import plain_name
 from poise.model.messages import Attempt, Launch, Met
 
 LARGEST = 64 * 1024

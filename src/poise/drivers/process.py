@@ -31,6 +31,7 @@ import msgspec
 from poise.decoding import json_decoder
 from poise.drivers.gangs import Gangs
 from poise.drivers.keeper import START
+from poise.drivers.places import log_paths, log_stem, plain_name
 from poise.drivers.system import Cgroups, boot_id
 from poise.drivers.tellings import Tellings, report_path, result_path
 from poise.errors import Fault, SpecError
@@ -58,7 +59,6 @@ _log = logging.getLogger("poise.agent")
 _PROGRAM = Path(__file__).with_name("keeper.py")
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _TASK = re.compile(r"[A-Za-z0-9._\-\[\]]{1,200}")
-_ODD = re.compile(r"[^A-Za-z0-9._\-\[\]]")
 _NAME = re.compile(r"slot-(\d{1,6})")
 _PAUSES = (0.02, 0.1, 0.5, 2.0)
 _START_SECONDS = 10.0
@@ -157,12 +157,6 @@ _TRY = b'["try"]\n'
 _encode = msgspec.json.Encoder().encode
 _messages = json_decoder(_Greeting | _Holds | _Started | _Ended | _Unfit | _Fed | _Said | _Left | _Whole)
 _entries = json_decoder(_Header | _Starting | _Started | _Ended | _Forgotten)
-
-
-def log_paths(logs: Path, attempt: Attempt) -> tuple[Path, Path]:
-    """Where the output of an attempt is: `LOGS/<job>/<task>.<epoch>.out` and `.err`."""
-    stem = _log_stem(str(logs), attempt)
-    return Path(stem + ".out"), Path(stem + ".err")
 
 
 def environment(
@@ -484,7 +478,7 @@ class Keepers:
         """The `run` line of an attempt."""
         launch = held.launch
         attempt = launch.attempt
-        stem = _log_stem(self._logs_text, attempt)
+        stem = log_stem(self._logs_text, attempt)
         result = result_path(self._results, attempt)
         gang_folder = self._gangs.join(launch) if launch.gang else ""
         env = environment(
@@ -1165,18 +1159,6 @@ def orders_path(result: str) -> str:
 def _progress(result: str) -> str:
     """The file by which a command says that it gets on, beside the one for its result."""
     return result.removesuffix(".json") + ".progress"
-
-
-def _log_stem(logs: str, attempt: Attempt) -> str:
-    job, _, task = attempt.task.partition(".")
-    return f"{logs}/{plain_name(job)}/{plain_name(task)}.{attempt.epoch}"
-
-
-def plain_name(name: str) -> str:
-    """A name as one component of a path; an odd one becomes what it resembles, and a hash that tells it apart."""
-    if name and len(name) <= 200 and name[0] != "." and not _ODD.search(name):
-        return name
-    return f"_{_ODD.sub('_', name)[:80]}-{hashlib.blake2s(name.encode(), digest_size=6).hexdigest()}"
 
 
 def _maker(device: Device) -> str:

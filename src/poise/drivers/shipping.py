@@ -10,7 +10,7 @@ from pathlib import Path
 
 from poise.drivers.keeper import BLOCK, LOG_BOUND, note_time, punch
 from poise.drivers.logs import Moments, piece
-from poise.drivers.process import log_paths
+from poise.drivers.places import log_paths
 from poise.model.messages import Attempt, Kept, Output
 
 PART = 64 * 1024

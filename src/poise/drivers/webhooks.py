@@ -7,7 +7,6 @@ link-local or private address is refused: it would let tenants reach what only t
 
 import hashlib
 import hmac
-import http.client
 import ipaddress
 import os
 import signal
@@ -49,6 +48,8 @@ def post(url: str, body: bytes, notice: str, *, key: str = "", private: bool = F
     """Send a notice to a webhook, which has to answer with a status from 200 to 299. Signed where there is a `key`.
     With `private`, its address may be a private one. Raises `Undelivered`.
     """
+    import http.client  # what parses mail comes with it, and a start need not wait for that
+
     split = urlsplit(url)
     host, secure = split.hostname or "", split.scheme == "https"
     headers = {

@@ -9,7 +9,7 @@ import pytest
 
 from poise.config import Home
 from poise.drivers.keeper import note_time
-from poise.drivers.process import log_paths
+from poise.drivers.places import log_paths
 from poise.model.messages import Attempt
 from poise.testing import World
 from poise.units import SECOND
