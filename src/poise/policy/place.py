@@ -25,6 +25,7 @@ from poise.policy.room import Room, room_on
 from poise.policy.running import Running
 from poise.policy.score import DEVICE_TERMS, WORK_TERMS, Scoring, Term, score, score_devices, speed, weights_where
 from poise.policy.timely import Timely, look
+from poise.policy.waiting import Waiting
 
 LOOKAHEAD = BRIEF
 """Foreseen work in nanoseconds that may wait on a node behind running tasks of the same shape."""
@@ -149,6 +150,11 @@ class Draft:
     def running(self) -> Running:
         """What ran before anything was placed in this draft."""
         return Running(self.fleet, self.speeds, self.view.now)
+
+    @cached_property
+    def waiting(self) -> Waiting:
+        """What waits, in columns."""
+        return Waiting(self.view)
 
     def able(self, shape: Shape) -> Ability:
         """What nodes and devices could do for the shape, were they free."""

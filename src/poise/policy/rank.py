@@ -3,32 +3,36 @@
 An order sorts the candidates of a view and says in words why one stands where it does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import isfinite, log2
 from typing import NamedTuple
 
 import numpy as np
 
-from poise.model.fleet import CPU, DEVICES, MEMORY, Bools, Floats
+from poise.model.fleet import CPU, DEVICES, MEMORY, Bools, Floats, Ints
 from poise.model.jobs import Priority
 from poise.model.resources import PLENTY, WHOLE
 from poise.model.views import Candidate, Snapshot
-from poise.policy.feasible import ability
-from poise.policy.predict import speeds_of
 from poise.policy.timely import NO_DEADLINES, Timely
+from poise.policy.waiting import (
+    AGEING,
+    GPUS,
+    NEVER,
+    ORDINAL,
+    OWN,
+    PRIORITY,
+    READY,
+    STARVES,
+    TAIL,
+    TAKES,
+    WEIGHT,
+    Waiting,
+    ageing,
+)
 from poise.units import HOUR, MINUTE, SECOND, format_duration
 
 Words = Callable[[Candidate, int], str]
 Lane = Callable[[Candidate, int], int]
-
-AGEING = 5 * MINUTE
-AGES_BY = 100
-"""Waiting this long raises a unit by one priority class; one that has waited so long as urgent goes before all others,
-in order of readiness. So nothing starves, however much keeps coming. What has devices waits so many times its own run
-time for that, if it is more: what is long does not stand in the way of what is short for having waited a little."""
-
-STARVES = 10
-"""Waiting for so many times its own run time doubles what a unit is worth, and so on."""
 
 PATIENCE = (0, 1 * SECOND, 10 * SECOND, 30 * SECOND)
 """By priority class: a unit that has been ready and without room this long has room kept for it."""
@@ -36,12 +40,6 @@ PATIENCE = (0, 1 * SECOND, 10 * SECOND, 30 * SECOND)
 LENDING = AGEING
 """For so long after that, or as long as `ageing` takes, others may use this room meanwhile if they say that they will
 be gone in time; then nobody may any more, since what is said of run times may be wrong again and again."""
-
-FEW = 4096
-"""Up to this many waiting units are looked up one by one; of more it is cheaper to ask once for all that are alike."""
-
-NEVER = 2**62
-"""An instant after all others."""
 
 RESERVATIONS = 4
 """Units for which room is kept in one round; the next ones get theirs when these have started."""
@@ -91,7 +89,11 @@ def by_urgency(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]
     """
     if _is_in_order(view):
         return list(view.candidates)
-    return _in_lanes(view, timely, np.array(_to_go(view, [one.tail for one in view.candidates]), float))
+    return _by_urgency(view, timely, Waiting(view))
+
+
+def _by_urgency(view: Snapshot, timely: Timely, waiting: Waiting) -> list[Candidate]:
+    return _in_lanes(view, timely, waiting, _to_go(view, waiting.columns[TAIL]))
 
 
 def by_value(view: Snapshot, timely: Timely = NO_DEADLINES, *, waits: float = 1.0) -> list[Candidate]:
@@ -101,23 +103,12 @@ def by_value(view: Snapshot, timely: Timely = NO_DEADLINES, *, waits: float = 1.
     """
     if _is_in_order(view):
         return list(view.candidates)
-    if not any(one.shape.gpus for one in view.candidates):
-        return by_urgency(view, timely)
-    fleet, speeds = view.fleet, speeds_of(view)
-    runs: dict[object, int] = {}
-    lengths: list[int] = []
-    few = len(view.candidates) <= FEW
-    for one in view.candidates:
-        if few:
-            lengths.append(one.tail - one.expected + speeds.shortest(one, ability(fleet, one.shape).models))
-            continue
-        alike = (one.queue, one.work, one.declared, one.expected, one.saved, one.progress, one.left, one.outlived)
-        run = runs.get(alike)
-        if run is None:
-            run = runs[alike] = speeds.shortest(one, ability(fleet, one.shape).models)
-        lengths.append(one.tail - one.expected + run)
-    left = np.array(_to_go(view, lengths), float)
-    return _in_lanes(view, timely, left, np.array([one.shape.gpus > 0 for one in view.candidates]), waits)
+    waiting = Waiting(view)
+    columns = waiting.columns
+    if not columns[GPUS].any():
+        return _by_urgency(view, timely, waiting)
+    left = _to_go(view, columns[TAIL] - columns[OWN] + waiting.runs)
+    return _in_lanes(view, timely, waiting, left, columns[GPUS] > 0, waits)
 
 
 def _is_in_order(view: Snapshot) -> bool:
@@ -131,37 +122,42 @@ def _is_in_order(view: Snapshot) -> bool:
     return alike and len({(one.expected, one.progress, one.saved) for one in ones}) == 1
 
 
-def _to_go(view: Snapshot, lengths: Sequence[int]) -> Sequence[int]:
+def _to_go(view: Snapshot, lengths: Ints) -> Floats:
     """For each candidate the foreseen length of the longest path that its job still has before it, as far as its units
     are shown; `lengths` are those of the units' own.
     """
+    jobs = [one.job for one in view.candidates]
+    if len(set(jobs)) == len(jobs):
+        return lengths.astype(float)
     left: dict[str, int] = {}
-    for one, length in zip(view.candidates, lengths, strict=True):
-        if length > left.get(one.job, -1):
-            left[one.job] = length
-    return lengths if len(left) == len(lengths) else [left[one.job] for one in view.candidates]
+    for job, length in zip(jobs, lengths.tolist(), strict=True):
+        if length > left.get(job, -1):
+            left[job] = length
+    return np.array([left[job] for job in jobs], float)
 
 
 def _in_lanes(
-    view: Snapshot, timely: Timely, left: Floats, by_density: Bools | None = None, waits: float = 1.0
+    view: Snapshot,
+    timely: Timely,
+    waiting: Waiting,
+    left: Floats,
+    by_density: Bools | None = None,
+    waits: float = 1.0,
 ) -> list[Candidate]:
     """By class, raised by waiting; then the few that have waited longest with their patience over, then by the
     nanoseconds `left` of their jobs; those marked `by_density` by what they are worth for each second of each device
     instead (Smith's rule, 1956, for jobs of unequal width), more the longer they wait. What has to start now to be on
     time goes before all of that. Worked out for all at once: there are tens of thousands in bulk.
     """
-    ones, now = view.candidates, view.now
-    ready, ordinals = np.array([one.ready for one in ones]), np.array([one.ordinal for one in ones])
-    waited, classes = now - ready, np.array([one.priority for one in ones])
-    rank, second, stage = left, -np.array([one.tail for one in ones]), np.full(len(ones), 3)
+    ones, now, columns, waited = view.candidates, view.now, waiting.columns, waiting.waited
+    ready, ordinals = columns[READY], columns[ORDINAL]
+    rank, second, stage = left, -columns[TAIL], np.full(len(ones), 3)
     if by_density is not None:
         left = np.maximum(left, SECOND)
-        devices = np.array([one.shape.gpus * one.shape.share * (one.least or one.tasks) for one in ones]) / WHOLE
-        weight = np.array([one.weight for one in ones]) / 1000
+        devices, weight = columns[TAKES] / WHOLE, columns[WEIGHT] / 1000
         longs_for = (1 + np.maximum(0, waited) / (STARVES * left)) ** waits
         rank = np.where(by_density, left * np.maximum(1, devices) / (weight * longs_for), rank)
-    aged = np.flatnonzero(waited >= AGEING)
-    classes[aged] -= waited[aged] // np.array([ageing(ones[index]) for index in aged.tolist()], np.int64)
+    classes = columns[PRIORITY] - waiting.raised
     overdue = classes < 0
     over = np.flatnonzero(waited >= np.array(PATIENCE)[np.maximum(0, classes)])
     longest = over[np.lexsort((ordinals[over], ready[over], np.maximum(0, classes[over])))[:RESERVATIONS]]
@@ -211,14 +207,6 @@ def level_of(attained: int) -> int:
 def candidate_level(candidate: Candidate, now: int) -> int:
     """The level of a waiting unit: the first once it has waited as long as ageing allows."""
     return 0 if now - candidate.ready >= ageing(candidate) else level_of(candidate.attained)
-
-
-def ageing(candidate: Candidate) -> int:
-    """How long it waits for each class by which it is raised."""
-    if not candidate.shape.gpus:
-        return AGEING
-    every = AGES_BY * candidate.expected
-    return AGEING if every <= AGEING else every if every <= NEVER else NEVER
 
 
 def effective_class(candidate: Candidate, now: int) -> int:

@@ -27,10 +27,11 @@ from poise.model.views import Candidate
 from poise.policy.feasible import values_of
 from poise.policy.place import Draft
 from poise.policy.predict import Speeds
-from poise.policy.rank import NEVER, STARVES, candidate_level, effective_class, level_of
+from poise.policy.rank import candidate_level, effective_class, level_of
 from poise.policy.room import Room, give_back
 from poise.policy.running import lost_work
 from poise.policy.timely import RISK
+from poise.policy.waiting import NEVER, STARVES
 from poise.units import MINUTE, SECOND
 
 HYSTERESIS = 1.2

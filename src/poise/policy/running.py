@@ -205,7 +205,7 @@ class Running:
         seen: _Seen | None = fleet.runs.get("running")
         if seen is None or seen.throughputs is not speeds.throughputs or len(seen.rows) != len(fleet):
             seen = _Seen({}, speeds.throughputs, [None] * len(fleet), _NOTHING)
-        changed = _changed(seen.profiles, speeds.profiles)
+        changed = changed_profiles(seen.profiles, speeds.profiles)
         rows, parts = seen.rows.copy(), list[Ints]()
         learned: dict[int, list[int]] = {}  # by column
         place = old = since = 0  # how many columns there are before this row, and in what was seen; not yet in parts
@@ -276,7 +276,7 @@ def _devices_by_unit(residents: Sequence[Resident]) -> dict[str, int]:
     return held
 
 
-def _changed(before: Mapping[str, Profile], now: Mapping[str, Profile]) -> set[str]:
+def changed_profiles(before: Mapping[str, Profile], now: Mapping[str, Profile]) -> set[str]:
     """Names of the profiles that are not what they were."""
     if before is now:
         return set()

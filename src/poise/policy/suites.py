@@ -33,17 +33,14 @@ from poise.policy.place import Draft, close_together
 from poise.policy.protocol import Policy
 from poise.policy.queues import Tiresias
 from poise.policy.rank import (
-    AGEING,
     LENDING,
     ORDERS,
     PATIENCE,
     PRESETS,
     RANK_TERMS,
     RESERVATIONS,
-    STARVES,
     Order,
     RankTerm,
-    ageing,
     by_terms,
     by_value,
     effective_class,
@@ -78,6 +75,7 @@ from poise.policy.running import lost_work
 from poise.policy.score import TERMS, Term, turn_weight
 from poise.policy.static import Static
 from poise.policy.timely import EXCHANGE, RISK
+from poise.policy.waiting import AGEING, STARVES, ageing
 from poise.units import HOUR, SECOND, format_duration
 
 ClusterPolicy = Policy[Snapshot, Plan]
@@ -335,7 +333,7 @@ class _Round:
 
     def _left_out(self, waiting: Sequence[Candidate]) -> set[str]:
         """Of what waits for whole devices, what is not among that which is worth most together with what runs."""
-        draft, now, free = self.draft, self.view.now, self.draft.whole_devices_free()
+        draft, free = self.draft, self.draft.whole_devices_free()
         if sum(map(_width, waiting)) <= free:  # all has room, whatever it is worth
             return set()
         prices = self._prices.of
@@ -345,9 +343,8 @@ class _Round:
             if (price := prices.get(unit, _ANY)) < _ANY
         ]
         devices = free + sum([item.width for item in items])
-        for one in waiting:
-            run = draft.speeds.shortest(one, draft.able(one.shape).models)
-            items.append(Item(one.unit, value(one, run, now, waits=draft.waits), _width(one)))
+        worths = draft.waiting.values([draft.waiting.places[one.unit] for one in waiting], draft.waits)
+        items += [Item(one.unit, worth, _width(one)) for one, worth in zip(waiting, worths, strict=True)]
         chosen = choose(items, devices)
         return {one.unit for one in waiting if _width(one) <= devices} - chosen  # the others keep room for later
 

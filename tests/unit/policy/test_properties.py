@@ -30,7 +30,7 @@ from poise.model.quotas import Amounts, asked
 from poise.model.resources import SHARED_CAP, WHOLE, Link, Node, Shape
 from poise.model.tenants import DEFAULT
 from poise.policy.feasible import NAMED
-from poise.policy.rank import AGEING, LENDING, PATIENCE
+from poise.policy.rank import LENDING, PATIENCE
 from poise.policy.reclaim import LOOKED_AT
 from poise.policy.suites import POLICIES
 from poise.testing import World, node

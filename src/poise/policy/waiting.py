@@ -1,0 +1,159 @@
+"""What waits, in columns: what orders and weighings look at, for all candidates of a view at once.
+
+Most of what waits is the same from one view to the next. So what was worked out for a candidate is remembered with the
+fleet (`Fleet.runs`), and holds as long as the candidate is the same object and the profiles of its class are the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from poise.model.fleet import Ints
+from poise.model.jobs import CLASS_WEIGHT
+from poise.model.profiles import Profile
+from poise.model.views import Candidate, Snapshot
+from poise.policy.feasible import ability
+from poise.policy.predict import Speeds, speeds_of
+from poise.policy.running import changed_profiles
+from poise.units import MINUTE, SECOND
+
+AGEING = 5 * MINUTE
+AGES_BY = 100
+"""Waiting this long raises a unit by one priority class; one that has waited so long as urgent goes before all others,
+in order of readiness. So nothing starves, however much keeps coming. What has devices waits so many times its own run
+time for that, if it is more: what is long does not stand in the way of what is short for having waited a little."""
+
+STARVES = 10
+"""Waiting for so many times its own run time doubles what a unit is worth, and so on."""
+
+NEVER = 2**62
+"""An instant after all others."""
+
+FEW = 4096
+"""Up to this many new candidates are looked up one by one; of more it is cheaper to ask once for all that are alike."""
+
+READY, ORDINAL, PRIORITY, TAIL, OWN, AGES, WEIGHT, TAKES, GPUS, WIDTH = range(10)
+"""Rows of the columns. `OWN` is the expected run time, `AGES` is what `ageing` says, `TAKES` are thousandths of
+devices in all, `WIDTH` the number of devices that it must have."""
+
+
+class _Seen(NamedTuple):
+    """The candidates of a view by place, and what is known of them: `columns` (10, N) and `runs` (N,), which came from
+    these profiles.
+    """
+
+    candidates: Sequence[Candidate]
+    places: dict[str, int]
+    columns: Ints
+    runs: Ints
+    profiles: Mapping[str, Profile]
+    throughputs: object
+
+
+_NONE = _Seen((), {}, np.zeros((WIDTH + 1, 0), np.int64), np.zeros(0, np.int64), {}, None)
+
+
+class Waiting:
+    """The candidates of a view in columns, in the order of the view. `places` says by unit which is its column."""
+
+    def __init__(self, view: Snapshot) -> None:
+        speeds = speeds_of(view)
+        seen: _Seen | None = view.fleet.runs.get("waiting")
+        if seen is None or seen.throughputs is not speeds.throughputs:
+            seen = _NONE
+        if seen.candidates != view.candidates or seen.profiles is not speeds.profiles:
+            seen = view.fleet.runs["waiting"] = _look(view, speeds, seen)
+        self.now, self.candidates = view.now, view.candidates
+        self.places = seen.places
+        self.columns = seen.columns
+        self.runs = seen.runs
+        """(N,): nanoseconds that each still has to run on the device where that is least (`Speeds.shortest`)."""
+
+    @cached_property
+    def waited(self) -> Ints:
+        """(N,): nanoseconds since each was ready."""
+        waited: Ints = self.now - self.columns[READY]
+        return waited
+
+    @cached_property
+    def raised(self) -> Ints:
+        """(N,): the number of classes by which waiting has raised each."""
+        return np.where(self.waited >= AGEING, self.waited // self.columns[AGES], 0)
+
+    def values(self, places: Sequence[int], waits: float) -> list[float]:
+        """The worth of starting each of these now, as `reclaim.value` has it."""
+        columns, runs = self.columns[:, places], self.runs[places]
+        classes = np.maximum(0, columns[PRIORITY] - self.raised[places])
+        weights = np.array(CLASS_WEIGHT)[classes] * columns[WEIGHT] / 1000
+        longs_for = 1 + self.waited[places] / (STARVES * np.maximum(SECOND, runs))
+        if waits != 1.0:
+            longs_for = np.array([more**waits for more in longs_for.tolist()])
+        values: list[float] = (weights * longs_for / (np.maximum(1, runs) / SECOND)).tolist()
+        return values
+
+
+def ageing(candidate: Candidate) -> int:
+    """How long it waits for each class by which it is raised."""
+    if not candidate.shape.gpus:
+        return AGEING
+    every = AGES_BY * candidate.expected
+    return AGEING if every <= AGEING else every if every <= NEVER else NEVER
+
+
+def _look(view: Snapshot, speeds: Speeds, seen: _Seen) -> _Seen:
+    """What is known of the candidates of this view, from what was seen of those of an earlier one."""
+    ones, before = view.candidates, seen.candidates
+    known = [seen.places.get(one.unit, -1) for one in ones]
+    new = [place for place, of in enumerate(known) if of < 0 or before[of] is not ones[place]]
+    if before:
+        columns, runs = seen.columns[:, known], seen.runs[known]
+    else:
+        columns, runs = np.zeros((WIDTH + 1, len(ones)), np.int64), np.zeros(len(ones), np.int64)
+    if new:
+        columns[:, new] = np.array([_column(ones[place]) for place in new], np.int64).T
+    changed = changed_profiles(seen.profiles, speeds.profiles)
+    if changed and before:
+        learned = {kind for kind in {one.kind for one in ones} if not changed.isdisjoint(speeds.sources_of(kind))}
+        of_new = set(new)
+        new += [place for place, one in enumerate(ones) if one.kind in learned and place not in of_new]
+    if new:
+        runs[new] = _runs(view, speeds, [ones[place] for place in new])
+    places = {one.unit: place for place, one in enumerate(ones)}
+    return _Seen(ones, places, columns, runs, speeds.profiles, speeds.throughputs)
+
+
+def _runs(view: Snapshot, speeds: Speeds, ones: Sequence[Candidate]) -> list[int]:
+    """Of each what it still has to run."""
+    if len(ones) <= FEW:
+        return [_run(view, speeds, one) for one in ones]
+    of: dict[object, int] = {}
+    runs = []
+    for one in ones:
+        alike = (one.queue, one.work, one.declared, one.expected, one.saved, one.progress, one.left, one.outlived)
+        run = of.get(alike)
+        if run is None:
+            run = of[alike] = _run(view, speeds, one)
+        runs.append(run)
+    return runs
+
+
+def _run(view: Snapshot, speeds: Speeds, one: Candidate) -> int:
+    return min(NEVER, speeds.shortest(one, ability(view.fleet, one.shape).models) if one.shape.gpus else one.expected)
+
+
+def _column(one: Candidate) -> list[int]:
+    shape, tasks = one.shape, one.least or one.tasks
+    return [
+        one.ready,
+        one.ordinal,
+        one.priority,
+        min(NEVER, one.tail),
+        min(NEVER, one.expected),
+        ageing(one),
+        one.weight,
+        shape.gpus * shape.share * tasks,
+        shape.gpus,
+        shape.gpus * tasks,
+    ]
