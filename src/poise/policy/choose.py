@@ -6,72 +6,68 @@ idle. So what was left out is tried again, the most worth first: it takes the pl
 if it is worth more than all of that together.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import numpy as np
 
 TRIED = 16
 """Units that were left out and are tried again."""
 
 
-class Item(NamedTuple):
-    """Work on so many devices (`width`), and what it is `worth` to run it now."""
-
-    name: str
-    worth: float
-    width: int
-
-
-def choose(items: Sequence[Item], devices: int) -> set[str]:
-    """The names of those that are worth most together on so many devices."""
-    ranked = sorted(items, key=_density, reverse=True)
-    chosen: list[Item] = []
-    left_out: list[Item] = []
-    room = devices
-    for item in ranked:
-        if item.width <= room:
-            chosen.append(item)
-            room -= item.width
-        elif item.width <= devices:
-            left_out.append(item)
-    for item in sorted(left_out, key=_worth, reverse=True)[:TRIED]:
-        needed, price, going = item.width - room, 0.0, list[Item]()
+def choose(worths: Sequence[float], widths: Sequence[int], devices: int) -> set[int]:
+    """The numbers of those that are worth most together on so many devices, of which each takes its width."""
+    wide = np.array(widths)
+    densities = np.array(worths) / wide
+    order = np.argsort(-densities, kind="stable")
+    fit = int(np.searchsorted(wide[order].cumsum(), devices, "right"))  # so many have room, one after the other
+    ranked = order.tolist()
+    chosen: list[int] = ranked[:fit]
+    room = devices - sum([widths[number] for number in chosen])
+    left_out: list[int] = []
+    for number in ranked[fit:]:
+        if widths[number] <= room:
+            chosen.append(number)
+            room -= widths[number]
+        elif widths[number] <= devices:
+            left_out.append(number)
+    ranks = (-densities[chosen]).tolist()  # of those that were chosen, in their order
+    for number in sorted(left_out, key=worths.__getitem__, reverse=True)[:TRIED]:
+        worth, needed, price, going = worths[number], widths[number] - room, 0.0, list[int]()
         for other in reversed(chosen):  # the least worth for a device first
-            if needed <= 0 or price >= item.worth:
+            if needed <= 0 or price >= worth:
                 break
             going.append(other)
-            needed, price = needed - other.width, price + other.worth
-        going = _spared(going, needed)
-        if needed > 0 or sum(other.worth for other in going) >= item.worth:
+            needed, price = needed - widths[other], price + worths[other]
+        going = _spared(going, needed, worths, widths)
+        if needed > 0 or sum([worths[other] for other in going]) >= worth:
             continue
-        gone = {other.name for other in going}
-        chosen = sorted([*(other for other in chosen if other.name not in gone), item], key=_density, reverse=True)
-        room = devices - sum(other.width for other in chosen)
-    chosen += _filling(left_out, {item.name for item in chosen}, room)
-    return {item.name for item in chosen}
+        for other in going:
+            place = chosen.index(other)
+            room += widths[other]
+            del chosen[place], ranks[place]
+        rank = float(-densities[number])
+        place = bisect_right(ranks, rank)
+        chosen.insert(place, number)
+        ranks.insert(place, rank)
+        room -= widths[number]
+    return {*chosen, *_filling(left_out, widths, set(chosen), room)}
 
 
-def _spared(going: list[Item], needed: int) -> list[Item]:
+def _spared(going: list[int], needed: int, worths: Sequence[float], widths: Sequence[int]) -> list[int]:
     """Without those that need not go after all, the most worth first."""
     kept = list(going)
-    for item in sorted(going, key=_worth, reverse=True):
-        if needed + item.width <= 0:
-            needed += item.width
-            kept.remove(item)
+    for number in sorted(going, key=worths.__getitem__, reverse=True):
+        if needed + widths[number] <= 0:
+            needed += widths[number]
+            kept.remove(number)
     return kept
 
 
-def _filling(left_out: Sequence[Item], chosen: set[str], room: int) -> list[Item]:
+def _filling(left_out: Sequence[int], widths: Sequence[int], chosen: set[int], room: int) -> list[int]:
     found = []
-    for item in left_out:
-        if item.name not in chosen and item.width <= room:
-            found.append(item)
-            room -= item.width
+    for number in left_out:
+        if number not in chosen and widths[number] <= room:
+            found.append(number)
+            room -= widths[number]
     return found
-
-
-def _density(item: Item) -> float:
-    return item.worth / item.width
-
-
-def _worth(item: Item) -> float:
-    return item.worth

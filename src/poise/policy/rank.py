@@ -20,7 +20,6 @@ from poise.policy.waiting import (
     NEVER,
     ORDINAL,
     OWN,
-    PRIORITY,
     READY,
     STARVES,
     TAIL,
@@ -70,6 +69,12 @@ class Order(NamedTuple):
     sort: Callable[[Snapshot, Timely], list[Candidate]]
     words: Words
     lane: Lane
+
+    def lanes(self, waiting: Waiting, ones: list[Candidate]) -> Ints:
+        """The lane of each of these, which wait."""
+        if self.lane is _class_lane:
+            return waiting.classes[waiting.places_of(ones)]
+        return np.array([self.lane(one, waiting.now) for one in ones], np.int64)
 
 
 def by_arrival(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
@@ -157,7 +162,7 @@ def _in_lanes(
         devices, weight = columns[TAKES] / WHOLE, columns[WEIGHT] / 1000
         longs_for = (1 + np.maximum(0, waited) / (STARVES * left)) ** waits
         rank = np.where(by_density, left * np.maximum(1, devices) / (weight * longs_for), rank)
-    classes = columns[PRIORITY] - waiting.raised
+    classes = waiting.classes.copy()
     overdue = classes < 0
     over = np.flatnonzero(waited >= np.array(PATIENCE)[np.maximum(0, classes)])
     longest = over[np.lexsort((ordinals[over], ready[over], np.maximum(0, classes[over])))[:RESERVATIONS]]

@@ -12,6 +12,7 @@ the clock. What is of a lower class makes room for it, the cheapest first, and n
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Literal, NamedTuple
@@ -19,7 +20,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from poise.model.fleet import CLASSES, CPU, DEVICES, MEMORY, NETWORK, Bools, Fleet, Ints, Resident
+from poise.model.fleet import CLASSES, CPU, DEVICES, MEMORY, NETWORK, Bools, Fleet, Floats, Ints, Resident
 from poise.model.jobs import CLASS_WEIGHT, GRACE
 from poise.model.profiles import BRIEF, remaining
 from poise.model.resources import WHOLE, Shape
@@ -168,63 +169,87 @@ class Prices:
 
     def __init__(self, of: Mapping[str, float], draft: Draft) -> None:
         self.of = of
-        self._free = draft.fleet.free[DEVICES]
-        offers: dict[int, list[tuple[float, int]]] = {}
-        for row, unit, devices in draft.running.holders:
-            price = of.get(unit, inf)
-            if price < inf:
-                offers.setdefault(row, []).append((price, devices))
-        for here in offers.values():
-            here.sort()
-        self._offers = offers
+        self._fleet, self._holders = draft.fleet, draft.running.holders
+        self._prices = np.array([of.get(unit, inf) for unit in self._holders.units])
         self._rows: dict[int, list[int]] = {}
-        self._least: dict[int, dict[int, float]] = {}
-        self.least = min([here[0][0] for here in offers.values()], default=inf)
+        self._least: dict[int, Floats] = {}
+        self.least = float(self._prices.min(initial=inf))
 
     def rows(self, devices: int) -> list[int]:
         """Where so many devices could be free on one node, those first where the cheapest that free them cost least."""
         if devices not in self._rows:
-            costs = ((self._cost(row, devices), row) for row in self._offers)
-            self._rows[devices] = [row for cost, row in sorted(costs) if cost < inf]
+            offers = self._offers
+            places, enough = offers.reaching(devices - self._fleet.free[DEVICES, offers.rows])
+            costs = offers.costs[enough, places]
+            rows = offers.rows[enough]
+            self._rows[devices] = rows[np.lexsort((rows, costs))].tolist()
         return self._rows[devices]
 
-    def at_least(self, devices: int) -> dict[int, float]:
-        """By row, less than what it costs at least that so many devices are free on one node: the price of the last of
-        the cheapest of which so many come free, since without it, or one that is dearer, there are too few. Rows where
-        so many never come free are left out.
+    def at_least(self, devices: int) -> Floats:
+        """(N,): less than what it costs at least that so many devices are free on one node: the price of the last of
+        the cheapest of which so many come free, since without it, or one that is dearer, there are too few. Infinite
+        where so many never come free.
         """
         if devices not in self._least:
-            found = self._least[devices] = {}
-            for row, offers in self._offers.items():
-                lacks = devices - int(self._free[row])
-                for price, frees in offers:
-                    lacks -= frees
-                    if lacks <= 0:
-                        found[row] = price
-                        break
+            offers = self._offers
+            places, enough = offers.reaching(devices - self._fleet.free[DEVICES, offers.rows])
+            found = self._least[devices] = np.full(len(self._fleet), inf)
+            found[offers.rows[enough]] = offers.prices[enough, places]
         return self._least[devices]
 
     def covering(self, row: int, devices: int) -> float:
         """Less than what any units of a node cost together of which so many devices come free: as if the last of them,
         in the order of what each device costs, could yield in part (Dantzig, 1957).
         """
-        lacks, total = devices - int(self._free[row]), 0.0
-        for cost, frees in sorted([(price / frees, frees) for price, frees in self._offers.get(row, ()) if frees]):
+        lacks, total = devices - int(self._fleet.free[DEVICES, row]), 0.0
+        for cost, frees in self._offers.each(row):
             if lacks <= 0:
                 break
             total += cost * min(frees, lacks)
             lacks -= frees
         return total * (1 - ROUNDING)
 
-    def _cost(self, row: int, devices: int) -> float:
-        """The sum of the least prices on a node of which so many devices come free."""
-        lacks, total = devices - int(self._free[row]), 0.0
-        for number, (price, frees) in enumerate(self._offers[row]):
-            if number and lacks <= 0:
-                return total
-            total += price
-            lacks -= frees
-        return total if lacks <= 0 else inf
+    @cached_property
+    def _offers(self) -> "_Offers":
+        could = np.flatnonzero(self._prices < inf)
+        rows, prices, devices = self._holders.rows[could], self._prices[could], self._holders.devices[could]
+        order = np.lexsort((devices, prices, rows))
+        rows, prices, devices = rows[order], prices[order], devices[order]
+        here, first, counts = np.unique(rows, return_index=True, return_counts=True)
+        place = np.repeat(np.arange(len(here)), counts), np.arange(len(rows)) - np.repeat(first, counts)
+        by_price = np.full((len(here), counts.max(initial=1)), inf)
+        frees = np.zeros(by_price.shape, np.int64)
+        by_price[place], frees[place] = prices, devices
+        return _Offers(here, by_price, frees, by_price.cumsum(axis=1), frees.cumsum(axis=1))
+
+
+class _Offers(NamedTuple):
+    """The `rows` on which anything may yield; for each its `prices`, the least first, and how many devices each `frees`
+    (R, M). `costs` and `freed` are the sums of these from the first on. What there is less of is infinite, and frees
+    nothing.
+    """
+
+    rows: Ints
+    prices: Floats
+    frees: Ints
+    costs: Floats
+    freed: Ints
+
+    def reaching(self, lacks: Ints) -> tuple[Ints, Ints]:
+        """How many of the first are not the last with which so many devices come free on each row, and the numbers of
+        the rows where so many do.
+        """
+        enough = self.freed >= lacks[:, None]
+        could = np.flatnonzero(enough[:, -1])
+        return enough[could].argmax(axis=1), could
+
+    def each(self, row: int) -> list[tuple[float, int]]:
+        """Of what may yield on a row: the price of each of its devices, and how many it has; the least first."""
+        place = int(np.searchsorted(self.rows, row))
+        if place == len(self.rows) or self.rows[place] != row:
+            return []
+        offers = zip(self.prices[place].tolist(), self.frees[place].tolist(), strict=True)
+        return sorted([(price / frees, frees) for price, frees in offers if frees])
 
 
 def standings(draft: Draft, rules: Preemption, *, plain: bool = False) -> dict[str, float]:
@@ -368,11 +393,11 @@ def make_way(
     free = draft.capacity(shape)
     devices = shape.gpus if shape.share == WHOLE else 0
     bounds = prices.at_least(devices)
-    if not free.any() and min(bounds.values(), default=inf) >= worth:
+    if not free.any() and bounds.min(initial=inf) >= worth:
         return None
     near = _cheapest_rows(draft, shape, tasks, prices)
     most = rules.at_most(shape, tasks) - len(asked)
-    at_least = {row: 0.0 if has else bounds.get(row, inf) for row, has in zip(near, free[near].tolist(), strict=True)}
+    at_least = dict(zip(near, np.where(free[near] > 0, 0.0, bounds[near]).tolist(), strict=True))
     for row, bound in at_least.items():
         if 0.0 < bound < worth:
             at_least[row] = max(bound, prices.covering(row, devices))

@@ -70,6 +70,26 @@ class _Endings(NamedTuple):
     before: list[int]
 
 
+class Holders(NamedTuple):
+    """Who holds devices, row by row: `rows`, `units`, and how many `devices` each has there; `widths` are by unit how
+    many it has in all, of those that have whole ones.
+    """
+
+    rows: Ints
+    units: list[str]
+    devices: Ints
+    widths: dict[str, int]
+
+
+class _Held(NamedTuple):
+    """The same of one row, and the attempts that it was said of."""
+
+    residents: tuple[Resident, ...]
+    units: list[str]
+    devices: list[int]
+    widths: list[tuple[str, int]]
+
+
 _Each = tuple[list[tuple[tuple[Resident, ...], Ints] | None], Ints | None]
 """What something says of each attempt: by row, with those it was said of, and all of it."""
 
@@ -103,29 +123,25 @@ class Running:
         return all_of_it
 
     @cached_property
-    def holders(self) -> list[tuple[int, str, int]]:
-        """Row by row: the units that run there, and how many devices each has on it; to be read only."""
-        known: tuple[list[tuple[Resident, ...]], list[tuple[int, str, int]]]
-        known = self._fleet.runs.get("holders", ([], []))
-        rows, found = known
-        if len(rows) != len(self._fleet) or any(map(is_not, rows, self._fleet.residents)):
-            found = [
-                (row, unit, devices)
-                for row, residents in enumerate(self._fleet.residents)
-                for unit, devices in _devices_by_unit(residents).items()
-            ]
-            self._fleet.runs["holders"] = self._fleet.residents.copy(), found
-        return found
-
-    @cached_property
-    def widths(self) -> dict[str, int]:
-        """By unit how many devices it has in all, of those that have whole ones; to be read only."""
-        known: tuple[list[tuple[Resident, ...]], dict[str, int]] = self._fleet.runs.get("widths", ([], {}))
-        rows, found = known
-        if len(rows) != len(self._fleet) or any(map(is_not, rows, self._fleet.residents)):
-            whole = (one for one in self.residents if one.shape.gpus and one.shape.share == WHOLE)
-            found = {one.unit: one.shape.gpus * one.size for one in whole}
-            self._fleet.runs["widths"] = self._fleet.residents.copy(), found
+    def holders(self) -> Holders:
+        """Row by row the units that run there; to be read only."""
+        known: tuple[list[_Held], Holders] = self._fleet.runs.get("holders", ([], None))
+        before, found = known
+        residents = self._fleet.residents
+        if len(before) == len(residents):
+            rows = [of if of.residents is here else _held(here) for of, here in zip(before, residents, strict=True)]
+            if not any(map(is_not, rows, before)):
+                return found
+        else:
+            rows = [_held(here) for here in residents]
+        counts = [len(of.units) for of in rows]
+        found = Holders(
+            np.repeat(np.arange(len(rows)), counts),
+            [unit for of in rows for unit in of.units],
+            np.array([devices for of in rows for devices in of.devices], np.int64),
+            {unit: width for of in rows for unit, width in of.widths},
+        )
+        self._fleet.runs["holders"] = rows, found
         return found
 
     @cached_property
@@ -269,11 +285,12 @@ class Running:
         ]
 
 
-def _devices_by_unit(residents: Sequence[Resident]) -> dict[str, int]:
+def _held(residents: tuple[Resident, ...]) -> _Held:
     held: dict[str, int] = {}
     for resident in residents:
         held[resident.unit] = held.get(resident.unit, 0) + resident.shape.gpus
-    return held
+    whole = [one for one in residents if one.shape.gpus and one.shape.share == WHOLE]
+    return _Held(residents, list(held), list(held.values()), [(one.unit, one.shape.gpus * one.size) for one in whole])
 
 
 def changed_profiles(before: Mapping[str, Profile], now: Mapping[str, Profile]) -> set[str]:

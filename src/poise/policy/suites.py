@@ -15,14 +15,14 @@ import msgspec
 import numpy as np
 
 from poise.model.decisions import Ask, Decision, Hold, Place, Plan, Preempt, Reason, Resize, Why
-from poise.model.fleet import CPU, DEVICES, HOT, MEMORY, NETWORK, Ints, Phased, Resident
+from poise.model.fleet import CPU, DEVICES, HOT, MEMORY, NETWORK, Bools, Ints, Phased, Resident
 from poise.model.jobs import FIRST_PHASE, GRACE
 from poise.model.profiles import expected_run, is_brief
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
 from poise.policy.allowance import Allowance
 from poise.policy.assign import assign
-from poise.policy.choose import Item, choose
+from poise.policy.choose import choose
 from poise.policy.elastic import speeds_with, worth_having
 from poise.policy.elasticflow import ElasticFlow
 from poise.policy.emptying import being_emptied, hand_over, keep_for_leaving
@@ -75,7 +75,7 @@ from poise.policy.running import lost_work
 from poise.policy.score import TERMS, Term, turn_weight
 from poise.policy.static import Static
 from poise.policy.timely import EXCHANGE, RISK
-from poise.policy.waiting import AGEING, STARVES, ageing
+from poise.policy.waiting import AGEING, STARVES, WHOLES, WIDTH, ageing
 from poise.units import HOUR, SECOND, format_duration
 
 ClusterPolicy = Policy[Snapshot, Plan]
@@ -260,7 +260,8 @@ class _Round:
         if self._shares_elastic(ordered):
             self._sizes = sizes(*units_of(self.draft, list(islice(filter(_takes_whole, ordered), WEIGHED_WAITING))))
             self._sizes |= self._begun_anew(ordered)
-            ordered = sorted(ordered, key=self._by_size)
+            last = np.array([self._sizes.get(one.unit, 1) == 0 for one in ordered], bool)
+            ordered = self._last(ordered, last)
         if self._is_uneven():
             within = (one for one in ordered if not (one.tenant and self.allowance.against(one)))
             self._target = assign(self.draft, list(islice(within, WEIGHED - self._attempts)), self._prices.of)
@@ -309,17 +310,25 @@ class _Round:
 
     def _most_worth_first(self, ordered: list[Candidate]) -> list[Candidate]:
         """Of each class those first that are worth most together with what runs, where gangs wait for devices."""
-        here = list(islice(filter(_takes_whole, ordered), WEIGHED_WAITING))
-        if not any(_width(one) > 1 for one in here):
+        waiting = self.draft.waiting
+        places = waiting.places_of(ordered)
+        here = places[waiting.columns[WHOLES][places] > 0][:WEIGHED_WAITING]
+        if not (waiting.columns[WIDTH][here] > 1).any():
             return ordered
-        behind = self._left_out(here)
-        return sorted(ordered, key=lambda one: (*self._before(one), one.unit in behind))
+        behind = np.zeros(len(ordered), bool)
+        behind[self._left_out(here)] = True
+        return self._last(ordered, behind[places])
 
-    def _before(self, one: Candidate) -> tuple[int, bool, int]:
-        """By what comes before what each is worth: a promise, a deadline, its class."""
-        pressed = one.unit in self.draft.timely.pressed
-        lane = 0 if pressed else self.order.lane(one, self.view.now)
-        return _promised(one, self.view, self._emptied), not pressed, lane
+    def _last(self, ordered: list[Candidate], last: Bools) -> list[Candidate]:
+        """The same, but behind its like what comes `last`: after a promise, a deadline, its class are looked at."""
+        lanes = self.order.lanes(self.draft.waiting, ordered)
+        keys = [last, lanes]
+        if pressed := self.draft.timely.pressed:
+            late = np.array([one.unit in pressed for one in ordered])
+            keys = [last, np.where(late, 0, lanes), ~late]
+        if self.view.yielded or self._emptied:
+            keys.append(np.array([_promised(one, self.view, self._emptied) for one in ordered]))
+        return [ordered[number] for number in np.lexsort(keys).tolist()]
 
     def _shares_elastic(self, ordered: Sequence[Candidate]) -> bool:
         """Whether elastic units on whole devices wait or run, and all of them are weighed together."""
@@ -327,26 +336,26 @@ class _Round:
             return False
         return any(one.shape.gpus for one in self.view.elastic) or any(one.least and one.shape.gpus for one in ordered)
 
-    def _by_size(self, one: Candidate) -> tuple[int, bool, int, bool]:
-        """What should have no tasks now comes behind its like."""
-        return *self._before(one), self._sizes.get(one.unit, 1) == 0
-
-    def _left_out(self, waiting: Sequence[Candidate]) -> set[str]:
-        """Of what waits for whole devices, what is not among that which is worth most together with what runs."""
+    def _left_out(self, waiting: Ints) -> Ints:
+        """Of what waits for whole devices (by place), what is not among that which is worth most together with what
+        runs.
+        """
         draft, free = self.draft, self.draft.whole_devices_free()
-        if sum(map(_width, waiting)) <= free:  # all has room, whatever it is worth
-            return set()
+        widths: list[int] = draft.waiting.columns[WIDTH][waiting].tolist()
+        if sum(widths) <= free:  # all has room, whatever it is worth
+            return waiting[:0]
         prices = self._prices.of
-        items = [
-            Item(unit, price, width)
-            for unit, width in draft.running.widths.items()
+        running = [
+            (price, width)
+            for unit, width in draft.running.holders.widths.items()
             if (price := prices.get(unit, _ANY)) < _ANY
         ]
-        devices = free + sum([item.width for item in items])
-        worths = draft.waiting.values([draft.waiting.places[one.unit] for one in waiting], draft.waits)
-        items += [Item(one.unit, worth, _width(one)) for one, worth in zip(waiting, worths, strict=True)]
-        chosen = choose(items, devices)
-        return {one.unit for one in waiting if _width(one) <= devices} - chosen  # the others keep room for later
+        devices = free + sum([width for _, width in running])
+        worths = [price for price, _ in running] + draft.waiting.values(waiting, draft.waits)
+        chosen = choose(worths, [width for _, width in running] + widths, devices)
+        first = len(running)
+        fits = [first + number not in chosen and width <= devices for number, width in enumerate(widths)]
+        return waiting[fits]  # the others keep room for later
 
     def _is_uneven(self) -> bool:
         """Whether there are devices of several models, and who runs where may be changed."""

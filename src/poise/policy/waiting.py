@@ -13,6 +13,7 @@ import numpy as np
 from poise.model.fleet import Ints
 from poise.model.jobs import CLASS_WEIGHT
 from poise.model.profiles import Profile
+from poise.model.resources import WHOLE
 from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import ability
 from poise.policy.predict import Speeds, speeds_of
@@ -34,13 +35,14 @@ NEVER = 2**62
 FEW = 4096
 """Up to this many new candidates are looked up one by one; of more it is cheaper to ask once for all that are alike."""
 
-READY, ORDINAL, PRIORITY, TAIL, OWN, AGES, WEIGHT, TAKES, GPUS, WIDTH = range(10)
+READY, ORDINAL, PRIORITY, TAIL, OWN, AGES, WEIGHT, TAKES, GPUS, WIDTH, WHOLES = range(11)
 """Rows of the columns. `OWN` is the expected run time, `AGES` is what `ageing` says, `TAKES` are thousandths of
-devices in all, `WIDTH` the number of devices that it must have."""
+devices in all, `WIDTH` the number of devices that it must have; `WHOLES` says whether it waits for whole ones, in one
+artifact."""
 
 
 class _Seen(NamedTuple):
-    """The candidates of a view by place, and what is known of them: `columns` (10, N) and `runs` (N,), which came from
+    """The candidates of a view by place, and what is known of them: `columns` (11, N) and `runs` (N,), which came from
     these profiles.
     """
 
@@ -52,7 +54,7 @@ class _Seen(NamedTuple):
     throughputs: object
 
 
-_NONE = _Seen((), {}, np.zeros((WIDTH + 1, 0), np.int64), np.zeros(0, np.int64), {}, None)
+_NONE = _Seen((), {}, np.zeros((WHOLES + 1, 0), np.int64), np.zeros(0, np.int64), {}, None)
 
 
 class Waiting:
@@ -80,12 +82,26 @@ class Waiting:
     @cached_property
     def raised(self) -> Ints:
         """(N,): the number of classes by which waiting has raised each."""
-        return np.where(self.waited >= AGEING, self.waited // self.columns[AGES], 0)
+        raised: Ints = np.where(self.waited >= AGEING, self.waited // self.columns[AGES], 0)
+        return raised
 
-    def values(self, places: Sequence[int], waits: float) -> list[float]:
+    @cached_property
+    def classes(self) -> Ints:
+        """(N,): the priority class of each with ageing; -1 of what has waited so long as urgent that it goes before all
+        others.
+        """
+        raised: Ints = self.columns[PRIORITY] - self.raised
+        return np.maximum(-1, raised)
+
+    def places_of(self, ones: Sequence[Candidate]) -> Ints:
+        """Which are the columns of these."""
+        places = self.places
+        return np.array([places[one.unit] for one in ones], np.int64)
+
+    def values(self, places: Ints, waits: float) -> list[float]:
         """The worth of starting each of these now, as `reclaim.value` has it."""
         columns, runs = self.columns[:, places], self.runs[places]
-        classes = np.maximum(0, columns[PRIORITY] - self.raised[places])
+        classes = np.maximum(0, self.classes[places])
         weights = np.array(CLASS_WEIGHT)[classes] * columns[WEIGHT] / 1000
         longs_for = 1 + self.waited[places] / (STARVES * np.maximum(SECOND, runs))
         if waits != 1.0:
@@ -110,7 +126,7 @@ def _look(view: Snapshot, speeds: Speeds, seen: _Seen) -> _Seen:
     if before:
         columns, runs = seen.columns[:, known], seen.runs[known]
     else:
-        columns, runs = np.zeros((WIDTH + 1, len(ones)), np.int64), np.zeros(len(ones), np.int64)
+        columns, runs = np.zeros((WHOLES + 1, len(ones)), np.int64), np.zeros(len(ones), np.int64)
     if new:
         columns[:, new] = np.array([_column(ones[place]) for place in new], np.int64).T
     changed = changed_profiles(seen.profiles, speeds.profiles)
@@ -156,4 +172,5 @@ def _column(one: Candidate) -> list[int]:
         shape.gpus * shape.share * tasks,
         shape.gpus,
         shape.gpus * tasks,
+        shape.gpus > 0 and shape.share == WHOLE and not one.others,
     ]

@@ -1,9 +1,25 @@
 """Which work is worth most together, worked out by hand."""
 
+from typing import NamedTuple
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.policy.choose import Item, choose
+from poise.policy import choose as knapsack
+
+
+class Item(NamedTuple):
+    """Work on so many devices (`width`), and what it is `worth` to run it now."""
+
+    name: str
+    worth: float
+    width: int
+
+
+def choose(items: list[Item], devices: int) -> set[str]:
+    """The names of those that are chosen."""
+    chosen = knapsack.choose([item.worth for item in items], [item.width for item in items], devices)
+    return {items[number].name for number in chosen}
 
 
 def test_all_of_it_where_there_is_room() -> None:

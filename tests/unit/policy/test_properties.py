@@ -33,6 +33,7 @@ from poise.policy.feasible import NAMED
 from poise.policy.rank import LENDING, PATIENCE
 from poise.policy.reclaim import LOOKED_AT
 from poise.policy.suites import POLICIES
+from poise.policy.waiting import AGEING
 from poise.testing import World, node
 from poise.units import SECOND, parse_duration
 

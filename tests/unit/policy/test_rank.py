@@ -15,7 +15,6 @@ from poise.model.profiles import Profile
 from poise.model.resources import Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.rank import (
-    AGEING,
     ORDERS,
     PRESETS,
     RANK_TERMS,
@@ -30,6 +29,7 @@ from poise.policy.rank import (
     power_of,
 )
 from poise.policy.timely import NO_DEADLINES, Timely
+from poise.policy.waiting import AGEING
 from poise.testing import node
 from poise.units import HOUR, MINUTE, SECOND
 
