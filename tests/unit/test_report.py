@@ -89,6 +89,16 @@ def test_energy_and_price_of_the_fleet() -> None:
     assert report.bill.paid == pytest.approx(12 * 3.6 / 3600)
 
 
+def test_energy_and_price_by_node_and_job_add_up_and_co2_is_that_of_the_site() -> None:
+    report = told(dear(), kg_per_kwh=0.02)
+    assert report.bill is not None and report.nodes
+    for name in ("energy", "price", "paid", "co2", "devices"):
+        assert sum(getattr(one.bill, name) for one in report.nodes) == pytest.approx(getattr(report.bill, name))
+    assert report.bill.co2 == pytest.approx(report.bill.energy / 3.6e6 * 0.02)
+    assert sum(job.energy for job in report.jobs) == pytest.approx((POWER.busy - POWER.idle) * 400 * 12)
+    assert sum(job.price for job in report.jobs) == pytest.approx(report.bill.paid)
+
+
 def test_a_period_has_what_was_there_in_it_and_no_more() -> None:
     world = dear()
     report = told(world, since=world.now - 3 * SECOND)
@@ -118,7 +128,7 @@ def test_a_report_of_a_tenant_names_nothing_of_others() -> None:
     report = told(dear(), tenant="them")
     assert ([job.name for job in report.jobs], report.attempts) == (["b"], 0)
     assert [one.tenant for one in report.tenants] == ["them"]
-    assert (report.waste, report.bill) == ((), None)
+    assert (report.waste, report.bill, report.nodes) == ((), None, ())
     assert not [one for one in report.happenings if "j1" in one.subject]
 
 

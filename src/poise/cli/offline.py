@@ -256,15 +256,17 @@ def followed(home: Home, what: str, since: float, make: Callable[[Ledger], Follo
     return Followed(follower, max(0, now - round((ledger.leader.wall(now) - since) * SECOND)), now)
 
 
-def report(home: Home, names: Sequence[str], since: float, until: float, tenant: str) -> RunReport:
+def report(home: Home, names: Sequence[str], since: float, until: float, tenant: str, kg_per_kwh: float) -> RunReport:
     """What happened, by the log, between two times in seconds since 1970. Of one tenant only, where one is named, and
-    then without the names of other tenants' work. Raises NotFound.
+    then without the names of other tenants' work. `kg_per_kwh` is the CO2e of a kWh. Raises NotFound.
     """
     from poise.kernel.history import History
 
     history, begin, now = followed(home, "a report", since, History)
     end = min(now, now - round((history.ledger.leader.wall(now) - until) * SECOND))
-    made = history.report(now, names=names, since=begin, until=end, tenant=tenant, version=__version__)
+    made = history.report(
+        now, names=names, since=begin, until=end, tenant=tenant, version=__version__, kg_per_kwh=kg_per_kwh
+    )
     if not tenant:
         ends = made.begins + made.length / SECOND
         met = tuple(one for one in incidents(home) if one.opened <= ends and (one.closed or ends) >= made.begins)

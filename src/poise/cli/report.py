@@ -11,8 +11,12 @@ from poise.cli.moments import time_of
 from poise.cli.output import Column, Shown
 from poise.client import current_home
 from poise.errors import SpecError
-from poise.model.history import Bill, RunReport, Spread, TenantUse, Use
-from poise.units import HOUR, format_duration
+from poise.model.history import Bill, JobLine, RunReport, Spread, TenantUse, Use
+from poise.model.power import POWER
+from poise.units import HOUR, format_duration, format_energy
+
+FEW = 8
+"""Nodes, and jobs, whose energy and price are listed; `--json` and the page have more."""
 
 
 @click.command()
@@ -30,14 +34,22 @@ from poise.units import HOUR, format_duration
 @click.option(
     "--tenant", default="", metavar="NAME", help="Only this tenant's work, without names of other tenants' work."
 )
+@click.option(
+    "--co2",
+    type=click.FloatRange(0, 10),
+    default=POWER.kg_per_kwh,
+    show_default=f"{POWER.kg_per_kwh}, the world's mean",
+    metavar="KG",
+    help="CO2e of a kWh at your site, in kg.",
+)
 @output.forms(*output.TEXT)
 @click.argument("jobs", nargs=-1, metavar="[JOB...]")
 def report(
-    jobs: tuple[str, ...], page: Path | None, since: str | None, until: str | None, tenant: str, form: str
+    jobs: tuple[str, ...], page: Path | None, since: str | None, until: str | None, tenant: str, co2: float, form: str
 ) -> int:
     """Report on each JOB, or on all, for a period. The figures are run times, waiting, and use of the nodes by tenant;
-    waste by cause, energy and cost. The page adds a timeline of attempts, failures, preemptions, and every decision
-    with its reason. It reads the log, with or without a running control plane.
+    waste by cause; energy and cost by node, tenant and job. The page adds a timeline of attempts, failures,
+    preemptions, and every decision with its reason. It reads the log, with or without a running control plane.
     """
     if form == "json" and page == Path("-"):
         raise click.UsageError("`-o json` and `--html -` both want stdout")
@@ -47,7 +59,7 @@ def report(
         raise SpecError("the end is not after the beginning", field="--until", have=until or "now", hint="`--since 7d`")
     from poise.cli import offline
 
-    told = offline.report(current_home(), jobs, begin, end, tenant)
+    told = offline.report(current_home(), jobs, begin, end, tenant, co2)
     if page is not None:
         from poise.twin.report import render
 
@@ -75,6 +87,8 @@ def _shown(told: RunReport) -> Shown:
         *((f"waste: {one.cause}", _hours(one.devices, one.cpu)) for one in told.waste),
         *((f"incident {one.id}", f"{one.title}{'' if one.closed else ' (open)'}") for one in told.incidents),
         *(_bill(told.bill) if told.bill is not None else ()),
+        *((f"node {one.node}", _spent(one.bill.energy, one.bill.price)) for one in told.nodes[:FEW]),
+        *((f"job {one.id}", _spent(one.energy, one.price)) for one in _dearest(told)),
     ]
     names = [name for name, _ in rows]
     columns = [Column("FIGURE", names), Column("VALUE", [value for _, value in rows])]
@@ -112,6 +126,19 @@ def _bill(of: Bill) -> Iterator[tuple[str, str]]:
     if of.priced:
         partly = f", for {of.priced} of {of.devices} devices" if of.priced < of.devices else ""
         yield "cost", f"${of.price:,.2f}, of which ${of.paid:,.2f} for held devices{partly}"
+
+
+def _dearest(told: RunReport) -> list[JobLine]:
+    """The jobs whose devices used most energy, or cost most."""
+    spent = [one for one in told.jobs if one.energy or one.price]
+    return sorted(spent, key=lambda one: (-one.energy, -one.price))[:FEW]
+
+
+def _spent(energy: float, price: float) -> str:
+    return (
+        ", ".join([*([format_energy(round(energy * 1000))] if energy else []), *([f"${price:,.2f}"] if price else [])])
+        or "-"
+    )
 
 
 def _use(of: Use) -> str:

@@ -25,6 +25,8 @@ from poise.kernel.used import (
     Stretch,
     Window,
     bill,
+    bills_by_node,
+    spent_by_job,
     spread,
     stretch_of,
     tenants,
@@ -81,9 +83,10 @@ from poise.model.history import (
 )
 from poise.model.jobs import FAILED
 from poise.model.load import LEVELS
+from poise.model.power import POWER
 from poise.units import format_duration
 
-MOST = {"jobs": 500, "attempts": 4000, "happenings": 4000, "failures": 500, "yields": 500, "classes": 200}
+MOST = {"jobs": 500, "attempts": 4000, "happenings": 4000, "failures": 500, "yields": 500, "classes": 200, "nodes": 500}
 """What a report lists at most of each part, so that a page has a few MB. Of attempts it counts bars: one a device."""
 
 LANES = 24
@@ -297,9 +300,10 @@ class History(Following):
         until: int = 0,
         tenant: str = "",
         version: str = "",
+        kg_per_kwh: float = POWER.kg_per_kwh,
     ) -> RunReport:
         """The run between two instants (0: from the beginning, and until `now`): of the jobs that are named, by id or
-        name, or of all; of one tenant only, where it is named. Raises NotFound.
+        name, or of all; of one tenant only, where it is named. `kg_per_kwh` is the CO2e of a kWh. Raises NotFound.
         """
         now = max(now, self.ledger.now)
         lines = self._over | {job.id: _line(job, now) for job in self._unfinished.values()}
@@ -347,6 +351,10 @@ class History(Following):
         left_out: dict[str, int] = {}
         stretches = [one for of_node in self._stretches.values() for one in of_node]
         shown = _some(sorted(jobs, key=attrgetter("submitted")), "jobs", left_out)
+        spent = spent_by_job(attempts, window)
+        bills = bills_by_node(self._stretches, self._attempts, window, kg_per_kwh) if not tenant else []
+        if len(bills) > MOST["nodes"]:
+            left_out["nodes"] = len(bills) - MOST["nodes"]
         first_submission = min((line.submitted for line in jobs), default=0)
         return RunReport(
             version=version,
@@ -378,6 +386,8 @@ class History(Following):
                     submitted=line.submitted - since,
                     waited=starts[line.id] - line.submitted if line.id in starts else None,
                     attempts=tries[line.id],
+                    energy=spent.get(line.id, (0.0, 0.0))[0],
+                    price=spent.get(line.id, (0.0, 0.0))[1],
                 )
                 for line in shown
             ),
@@ -390,7 +400,8 @@ class History(Following):
             tenants=tuple(tenants(attempts, jobs, window)),
             waits=tuple(waits(attempts, window)),
             waste=() if tenant else tuple(waste(stretches, self._attempts, self._levels, window)),
-            bill=None if tenant else bill(stretches, self._attempts, window),
+            bill=None if tenant else bill(stretches, self._attempts, window, kg_per_kwh),
+            nodes=tuple(bills[: MOST["nodes"]]),
             left_out=left_out,
         )
 

@@ -4,13 +4,13 @@ Amounts of CPU are milli-CPU, those of devices thousandths of one (`WHOLE`), bot
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from poise.kernel.follow import Seen
-from poise.model.history import Bill, ClassWaits, JobLine, Level, Spread, TenantUse, Use, Waste
+from poise.model.history import Bill, ClassWaits, JobLine, Level, NodeBill, Spread, TenantUse, Use, Waste
 from poise.model.jobs import FAILED, Priority
 from poise.model.power import POWER
 from poise.model.resources import WHOLE, Node
@@ -157,8 +157,10 @@ def waste(
     ]
 
 
-def bill(stretches: Sequence[Stretch], attempts: Iterable[Seen], window: Window) -> Bill:
-    """Energy and price of all devices while they were there."""
+def bill(
+    stretches: Sequence[Stretch], attempts: Iterable[Seen], window: Window, kg_per_kwh: float = POWER.kg_per_kwh
+) -> Bill:
+    """Energy and price of all devices while they were there, and CO2e at so many kg for a kWh."""
     drawn = priced = 0
     for one in stretches:
         time = window.part(one.since, one.until)
@@ -173,13 +175,48 @@ def bill(stretches: Sequence[Stretch], attempts: Iterable[Seen], window: Window)
     there = [one for one in stretches if window.part(one.since, one.until)]
     return Bill(
         energy=energy,
-        co2=energy / 3.6e6 * POWER.kg_per_kwh,
-        price=priced / 1e6 / HOUR,
-        paid=paid / 1e6 / HOUR,
+        co2=energy / 3.6e6 * kg_per_kwh,
+        price=_dollars(priced),
+        paid=_dollars(paid),
         devices=sum(one.devices for one in there),
         powered=sum(one.powered for one in there),
         priced=sum(one.priced for one in there),
     )
+
+
+def bills_by_node(
+    stretches: Mapping[str, Sequence[Stretch]], attempts: Iterable[Seen], window: Window, kg_per_kwh: float
+) -> list[NodeBill]:
+    """Of each node with a device whose power or price is known, the one that drew most first."""
+    of: dict[str, list[Seen]] = {node: [] for node in stretches}
+    for attempt in attempts:
+        if attempt.devices:
+            of.setdefault(attempt.node, []).append(attempt)
+    found = [NodeBill(node, bill(there, of[node], window, kg_per_kwh)) for node, there in stretches.items()]
+    known = [one for one in found if one.bill.powered or one.bill.priced]
+    return sorted(known, key=lambda one: (-one.bill.energy, -one.bill.price, one.node))
+
+
+def spent_by_job(attempts: Iterable[Seen], window: Window) -> dict[str, tuple[float, float]]:
+    """Energy and price of each job, as of a `TenantUse`."""
+    power: Counter[str] = Counter()
+    price: Counter[str] = Counter()
+    for attempt in attempts:
+        if attempt.power or attempt.price:
+            time = window.held(attempt)
+            power[attempt.job] += attempt.power * time
+            price[attempt.job] += attempt.price * time
+    return {job: (_joules(power[job]), _dollars(price[job])) for job in power}
+
+
+def _joules(power: int) -> float:
+    """Of devices that were held, above what they draw when idle, from milliwatts times nanoseconds."""
+    return (POWER.busy - POWER.idle) * power / 1000 / SECOND
+
+
+def _dollars(price: int) -> float:
+    """From micro-dollars per hour times nanoseconds."""
+    return price / 1e6 / HOUR
 
 
 class _Amounts(NamedTuple):
@@ -244,8 +281,8 @@ def _tenant(tenant: str, attempts: Sequence[Seen], statuses: Counter[str], windo
         devices=devices // WHOLE,
         vain_cpu=vain_cpu // CPU,
         vain_devices=vain_devices // WHOLE,
-        energy=(POWER.busy - POWER.idle) * power / 1000 / SECOND,
-        price=price / 1e6 / HOUR,
+        energy=_joules(power),
+        price=_dollars(price),
     )
 
 

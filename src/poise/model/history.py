@@ -157,9 +157,16 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
     priced: int
 
 
+class NodeBill(msgspec.Struct, frozen=True):
+    """The bill of one node."""
+
+    node: str
+    bill: Bill
+
+
 class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A job at a glance: `took` from its submission to its end, or until now; `waited` until its first task ran; how
-    many `calls` of functions have returned.
+    many `calls` of functions have returned. `energy` and `price` are those of a `TenantUse`.
     """
 
     id: str
@@ -174,6 +181,8 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     waited: int | None = None
     attempts: int = 0
     calls: int = 0
+    energy: float = 0.0
+    price: float = 0.0
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,8 +190,8 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     submission; `waiting` of every attempt that started, from when it could be placed; `makespan` from the first
     submission to the last end. `asked` names the jobs it is about; empty: all.
 
-    `waste`, `bill` and `incidents` are of the whole fleet, whichever jobs it is about; a report of one `tenant` has
-    none of them.
+    `waste`, `bill`, `nodes` and `incidents` are of the whole fleet, whichever jobs it is about; a report of one
+    `tenant` has none of them. `nodes` names those first whose devices drew most.
 
     `left_out` counts, by part, what is not in the lists because it is much; the figures are of all.
     """
@@ -219,3 +228,4 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     waste: tuple[Waste, ...] = ()
     incidents: tuple[IncidentReport, ...] = ()
     bill: Bill | None = None
+    nodes: tuple[NodeBill, ...] = ()

@@ -6,7 +6,7 @@ Reasons are titles of the bars (shown on hover, read aloud) and rows of tables t
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from poise.model.history import Bill, ClassWaits, Level, RunReport, Spread, Use
+from poise.model.history import Bill, ClassWaits, JobLine, Level, NodeBill, RunReport, Spread, Use
 from poise.twin.page import CURVE, WIDTH, Page, along, ticks, timeline
 from poise.units import HOUR, format_duration
 
@@ -17,6 +17,7 @@ PARTS = {
     "failures": "earlier failures",
     "yields": "earlier orders to yield",
     "classes": "classes that ran less",
+    "nodes": "nodes that drew less",
 }
 
 
@@ -100,8 +101,7 @@ def _period(page: Page, report: RunReport) -> None:
             format_duration(one.waiting.mean) if one.waiting.count else "-",
             format_duration(one.waiting.p95) if one.waiting.count else "-",
             *(_hours(amount) for amount in (one.devices, one.vain_devices, one.cpu, one.vain_cpu)),
-            f"{one.energy / 3.6e6:.2f}",
-            f"{one.price:,.2f}",
+            *_spent(one.energy, one.price),
         )
         for one in report.tenants
     ]
@@ -132,7 +132,7 @@ def _period(page: Page, report: RunReport) -> None:
             ],
         )
     if report.bill is not None and (report.bill.powered or report.bill.priced):
-        _bill(page, report.bill)
+        _bill(page, report.bill, report.nodes, report.jobs)
 
 
 def _waited(one: ClassWaits) -> tuple[str, ...]:
@@ -144,18 +144,32 @@ def _hours(nanoseconds: int) -> str:
     return f"{nanoseconds / HOUR:,.2f}"
 
 
-def _bill(page: Page, bill: Bill) -> None:
+def _bill(page: Page, bill: Bill, nodes: Sequence[NodeBill], jobs: Sequence[JobLine]) -> None:
     page.tag("h2", "Energy and cost of the devices")
     page.tag(
         "p",
         f"Energy by the power model, for {bill.powered} of {bill.devices} devices with a known power limit; prices are "
-        f"known for {bill.priced}. Energy and price of a tenant are those of the devices that it held, without idle.",
+        f"known for {bill.priced}. Energy and price of tenants and jobs are those of the devices that they held, "
+        "without idle.",
         class_="faint",
     )
     page.raw("<dl>\n")
     page.figure("energy", f"{bill.energy / 3.6e6:,.1f} kWh", f"{bill.co2:,.1f} kg CO2e")
     page.figure("price", f"${bill.price:,.2f}", f"${bill.paid:,.2f} for held devices")
     page.raw("</dl>\n")
+    if nodes:
+        rows = [(one.node, *_spent(one.bill.energy, one.bill.price), f"{one.bill.paid:,.2f}") for one in nodes]
+        page.table(("node", "kWh", "$", "$ of held devices"), rows)
+    spent = sorted((one for one in jobs if one.energy or one.price), key=lambda one: (-one.energy, -one.price))
+    if spent:
+        page.table(
+            ("job", "tenant", "kWh", "$"), [(one.id, one.tenant, *_spent(one.energy, one.price)) for one in spent]
+        )
+
+
+def _spent(energy: float, price: float) -> tuple[str, str]:
+    """kWh of joules, and dollars."""
+    return f"{energy / 3.6e6:.2f}", f"{price:,.2f}"
 
 
 def _timeline(page: Page, report: RunReport) -> None:
