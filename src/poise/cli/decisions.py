@@ -33,16 +33,18 @@ WIDE = 100
     metavar="N",
     help="Show at most the latest N rounds.",
 )
+@click.option("--node", default="", metavar="NODE", help="Only decisions for which this node was chosen or weighed.")
 @output.forms("table", "wide", "json")
 @click.argument("jobs", nargs=-1, metavar="[JOB...]")
-def decisions(jobs: tuple[str, ...], since: str | None, limit: int, form: str) -> int:
+def decisions(jobs: tuple[str, ...], since: str | None, limit: int, node: str, form: str) -> int:
     """Show the latest scheduling rounds that decided something, for all jobs or for each JOB. A decision places,
     preempts, resizes or holds a unit. Each has its reason; `-o wide` adds the nodes that were not chosen, with their
-    scores. The command reads the log, with or without a running control plane.
+    scores; the JSON has the terms of each score. The command reads the log, with or without a running control plane.
     """
     from poise.cli import offline
 
-    told = offline.decisions(current_home(), jobs, time_of(since, "--since") if since is not None else 0.0, limit)
+    begin = time_of(since, "--since") if since is not None else 0.0
+    told = offline.decisions(current_home(), jobs, begin, limit, node)
     return output.show(lambda: _shown(told[::-1], form), form, False)
 
 

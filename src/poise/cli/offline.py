@@ -276,14 +276,15 @@ def report(home: Home, names: Sequence[str], since: float, until: float, tenant:
     return Sight(history.ledger, Bearer(tenant, Role.VIEWER)).only(made, *(line.id for line in made.jobs))
 
 
-def decisions(home: Home, jobs: Collection[str], since: float, limit: int) -> list[Decided]:
-    """The latest rounds since a time in seconds since 1970 that decided something, or something of `jobs`; the newest
-    first. Raises NotFound.
+def decisions(home: Home, jobs: Collection[str], since: float, limit: int, node: str) -> list[Decided]:
+    """The latest rounds since a time in seconds since 1970 that decided something, or something of `jobs` or of a
+    `node`; the newest first. Raises NotFound.
     """
     from poise.kernel.decided import Rounds
 
     rounds = followed(home, "a list of decisions", since, Rounds).by
-    return rounds.latest(limit, since=since, jobs=[find(rounds.ledger, name).job.id for name in jobs])
+    found = [find(rounds.ledger, name).job.id for name in jobs]
+    return rounds.latest(limit, since=since, jobs=found, node=node)
 
 
 def timeline(home: Home, since: float, until: float, jobs: Collection[str]) -> Timeline:

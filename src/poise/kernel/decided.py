@@ -86,17 +86,19 @@ class Rounds:
         before: int = 0,
         since: float = 0.0,
         jobs: Collection[str] = (),
+        node: str = "",
         sight: Sight | None = None,
     ) -> list[Decided]:
         """The latest rounds (0: all that are kept) up to before a revision and from a time on, the newest first: of
-        these `jobs` only, where any are named, and what may be seen with this `sight`.
+        these `jobs` only, where any are named, and of a `node` that was chosen or weighed, where one is named; and
+        what may be seen with this `sight`.
         """
         self._close()
         found = (
             seen
             for kept in reversed(self._kept)
             if kept.at >= since and (not before or kept.revision < before)
-            for seen in _seen(kept, jobs, sight)
+            for seen in _seen(kept, jobs, node, sight)
         )
         return list(islice(found, count or None))
 
@@ -129,9 +131,11 @@ class Rounds:
         self._open, self._left_out = [], 0
 
 
-def _seen(kept: _Kept, jobs: Collection[str], sight: Sight | None) -> Iterator[Decided]:
+def _seen(kept: _Kept, jobs: Collection[str], node: str, sight: Sight | None) -> Iterator[Decided]:
     """The round with what is asked for, and may be seen, unless that is nothing."""
     chosen = [one for one in kept.decisions if not jobs or not set(jobs).isdisjoint(_jobs_of(one))]
+    if node:
+        chosen = [one for one in chosen if node in _nodes_of(one)]
     if sight is not None and not sight.bearer.sees_all:
         chosen = [one for one in chosen if any(map(sight.shows, _jobs_of(one)))]
     if not chosen:
@@ -150,6 +154,16 @@ def _seen(kept: _Kept, jobs: Collection[str], sight: Sight | None) -> Iterator[D
 
 def _jobs_of(one: _Decision) -> set[str]:
     return {name.partition(".")[0] for name in (one.units if isinstance(one, _Waits) else (one.unit,))}
+
+
+def _nodes_of(one: _Decision) -> Iterator[str]:
+    """Those that were chosen, and the best that were not."""
+    if isinstance(one, Placed):
+        yield from (spot.node for spot in one.spots)
+    elif isinstance(one, Resized):
+        yield from (spot.node for _, spot in one.joins)
+    if not isinstance(one, _Waits):
+        yield from one.why.instead_of
 
 
 def _made(one: _Decision) -> Made:

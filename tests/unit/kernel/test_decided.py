@@ -39,6 +39,15 @@ def test_a_round_names_what_was_placed_instead_of_what_and_what_is_held_why() ->
     assert {one.policy for one in told} == {"poise"} and all(one.at >= WALL for one in told)
 
 
+def test_of_one_node_are_told_the_decisions_for_which_it_was_chosen_or_weighed() -> None:
+    world = crowded()
+    rounds, placed = rounds_of(world), [event for event in world.log if isinstance(event, Placed)]
+    for node in ("n1", "n2", "n3"):
+        wanted = {event.unit for event in placed if node in (event.spots[0].node, *event.why.instead_of)}
+        assert {unit for one in rounds.latest(node=node) for made in one.made for unit in made.of} == wanted
+        assert bool(wanted) == (node != "n3")
+
+
 def test_each_round_ends_with_its_record() -> None:
     world = crowded()
     records = [number for number, event in enumerate(world.log, start=1) if isinstance(event, Round)]
