@@ -16,14 +16,15 @@ from poise.decoding import json_decoder
 from poise.model.reports import AuditReport, RefusalsReport, TokenReport
 from poise.units import SECOND, format_duration
 
-ROLES = ("viewer", "submitter", "operator", "admin", "node")
+ROLES = ("viewer", "observer", "submitter", "operator", "admin", "node")
 
 
 @click.group()
 def token() -> None:
     """Create, list and revoke tokens. Each is bound to a tenant and a role.
 
-    A viewer sees the work of its tenant, a submitter submits and cancels it. An operator sees and cancels the work of
+    A viewer sees the work of its tenant, a submitter submits and cancels it. An observer sees the work of all tenants
+    and changes nothing, for monitoring and wall screens. An operator sees and cancels the work of
     all tenants and drains nodes; an admin creates tokens and sets quotas. A node is a machine that offers itself, and
     may do nothing else. Commands of every tenant run as the user who started Poise.
     """

@@ -290,7 +290,7 @@ class TokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     tenant: str
-    role: Literal["node", "viewer", "submitter", "operator", "admin"]
+    role: Literal["node", "viewer", "observer", "submitter", "operator", "admin"]
     hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     name: str = ""
     expires: Quantity | None = None

@@ -26,6 +26,7 @@ Scope = Literal["ask", "read", "forget"]
 
 SCOPES_OF = {
     Role.NODE: frozenset[str](),
+    Role.OBSERVER: frozenset({"read"}),
     Role.VIEWER: frozenset({"read"}),
     Role.SUBMITTER: frozenset({"ask", "read"}),
     Role.OPERATOR: frozenset({"ask", "read", "forget"}),

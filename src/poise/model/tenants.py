@@ -1,7 +1,7 @@
 """Who may do what: a token is bound to a tenant and a role.
 
 A *tenant* owns jobs and may have a quota. A *bearer* is whoever came with a token: it sees what is of its tenant, or of
-every tenant from the role operator on, and may do what its role allows. The token that lies in the home is that of the
+every tenant as an observer and from the role operator on, and may do what its role allows. The token that lies in the home is that of the
 home's owner: tenant `default`, role admin. Of all others the ledger knows a hash only.
 """
 
@@ -14,13 +14,15 @@ DEFAULT = "default"
 
 
 class Role(IntEnum):
-    """What a bearer may do; each role may do what those below it may.
+    """What a bearer may do; each role from viewer on may do what those below it may.
 
     A viewer reads what is of its tenant, a submitter submits and cancels it. An operator reads and cancels the work of
     all tenants and drains nodes; an admin gives tokens and quotas, reads the audit, and stops the control plane. A node
-    is none of them: it speaks for a machine that offers itself, and may do nothing else.
+    is none of them: it speaks for a machine that offers itself, and may do nothing else. An observer reads what a viewer
+    of every tenant would, and changes nothing; its number is below the others', so that a comparison allows it nothing.
     """
 
+    OBSERVER = -2
     NODE = -1
     VIEWER = 0
     SUBMITTER = 1
@@ -57,14 +59,16 @@ class Bearer(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def sees_all(self) -> bool:
-        return self.role >= Role.OPERATOR
+        return self.role >= Role.OPERATOR or self.role is Role.OBSERVER
 
     def may(self, needed: Role) -> bool:
         """Whether the role is enough; of what is for nodes, that an admin is too."""
+        if self.role is Role.OBSERVER:
+            return needed is Role.VIEWER
         return self.role in (needed, Role.ADMIN) if needed is Role.NODE else self.role >= needed
 
     def sees(self, tenant: str) -> bool:
-        return self.role >= Role.OPERATOR or tenant == self.tenant
+        return self.sees_all or tenant == self.tenant
 
 
 HOME = Bearer()
