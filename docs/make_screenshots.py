@@ -17,6 +17,8 @@ PICTURES = {
     "job": "/jobs/report",
     "timeline": "/timeline",
     "decisions": "/decisions",
+    "training": "/training",
+    "energy": "/energy",
 }
 READY = {
     "now": "document.querySelectorAll('tbody tr').length === 2",
@@ -24,12 +26,14 @@ READY = {
     "job": "Boolean(document.querySelector('pre'))",
     "timeline": "document.querySelectorAll('tbody tr').length > 5",
     "decisions": "document.querySelectorAll('tbody tr').length > 5",
+    "training": "Boolean(document.querySelector('svg.chart'))",
+    "energy": "Boolean(document.querySelector('[data-figure=energy]'))",
 }
 SIZE = {"width": 1200, "height": 620, "deviceScaleFactor": 1, "mobile": False}
 
 
 def main() -> None:
-    with watched() as seen:
+    with watched(works=True) as seen:
         seen.browser.call("Emulation.setDeviceMetricsOverride", **SIZE)
         for name, path in PICTURES.items():
             seen.go(path)

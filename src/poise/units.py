@@ -158,12 +158,12 @@ def format_bytes(amount: int | None) -> str:
 def format_energy(millijoules: int) -> str:
     """Energy for people: `850 J`, `3.2 Wh`, `1.25 kWh`.
 
-    >>> format_energy(4_500_000_000)
-    '1.25 kWh'
+    >>> format_energy(2_500_000), format_energy(4_500_000_000)
+    ('2,500 J', '1.25 kWh')
     """
     joules = millijoules / 1000
     if joules < 3600:
-        return f"{joules:.3g} J"
+        return f"{joules:.3g} J" if joules < 1000 else f"{joules:,.0f} J"
     return f"{joules / 3.6e3:.3g} Wh" if joules < 3.6e6 else f"{joules / 3.6e6:,.2f} kWh"
 
 

@@ -3,21 +3,27 @@
 import json
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from browser import Browser, running
 
 from poise.client import Client
 from system.living import Living, ended, kill, until
+from system.serving import Serving
 
 FLEET = """
 kind: fleet
 name: two
 nodes:
-  fast: {cpu: 4, memory: 4GiB, rack: r1, devices: [{model: fast, backend: cuda, count: 2, memory: 16GB}]}
-  slow: {cpu: 4, memory: 4GiB, rack: r2, devices: [{model: slow, backend: rocm, count: 2, memory: 16GB}]}
+  fast:
+    {cpu: 4, memory: 4GiB, rack: r1,
+     devices: [{model: fast, backend: cuda, count: 2, memory: 16GB, power: 300W, price: 2}]}
+  slow:
+    {cpu: 4, memory: 4GiB, rack: r2,
+     devices: [{model: slow, backend: rocm, count: 2, memory: 16GB, power: 200W, price: 1}]}
 """
 GRAPH = """
 kind: graph
@@ -26,6 +32,23 @@ tasks:
   fetch: {run: echo fetched}
   count: {run: echo counted, needs: [fetch]}
   write: {run: sleep 1000, needs: [count], expect: 10m}
+"""
+TRAINS = """
+import time
+import torch
+import poise
+torch.set_num_threads(1)
+data = torch.utils.data.TensorDataset(torch.linspace(-1, 1, 64)[:, None], 3 * torch.linspace(-1, 1, 64)[:, None])
+model = torch.nn.Linear(1, 1)
+with poise.Session(model, torch.optim.SGD(model.parameters(), 0.05), data, epochs=100_000, batch=16) as run:
+    for x, y in run:
+        run.step(torch.nn.functional.mse_loss(model(x), y))
+        time.sleep(0.05)
+"""
+SERVICE = """
+class Twice:
+    def predict(self, batch: list[float]) -> list[float]:
+        return [2 * one for one in batch]
 """
 MARKUP = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>"
 
@@ -37,6 +60,8 @@ class Seen(NamedTuple):
     process: "subprocess.Popen[bytes]"
     url: str
     browser: Browser
+
+    serving: Serving | None = None
 
     @property
     def client(self) -> Client:
@@ -89,8 +114,27 @@ def first_value(process: "subprocess.Popen[bytes]") -> Any:
 
 
 @contextmanager
-def watched() -> Iterator[Seen]:
-    """One job of each kind: on all devices, waiting for devices, a graph that is half done, one that failed."""
+def working(living: Living) -> Iterator[Serving]:
+    """A training session and a service that has answered, beside the jobs."""
+    living.file("trains.py", TRAINS)
+    told = living.poise("submit", "--name", "learns", "--cpu", "1", "--", sys.executable, "trains.py")
+    assert told.code == 0, told.err
+    living.file("app.py", SERVICE)
+    serving = Serving(living, "app.py:Twice")
+    try:
+        for number in range(20):
+            assert serving.ask(number).value == 2 * number
+        until(lambda: living.client().job("learns").training, "it says how it trains", living.messages)
+        yield serving
+    finally:
+        serving.end()
+
+
+@contextmanager
+def watched(*, works: bool = False) -> Iterator[Seen]:
+    """One job of each kind: on all devices, waiting for devices, a graph that is half done, one that failed; and what
+    is `working`, where that is wanted.
+    """
     living = Living()
     try:
         living.up("--policy", "fifo", "--fleet", str(living.file("fleet.yaml", FLEET)))
@@ -100,22 +144,23 @@ def watched() -> Iterator[Seen]:
         assert told.code == 0, told.err
         living.poise("submit", str(living.file("graph.yaml", GRAPH)))
         living.poise("submit", "--name", "wrong", "--", "false")
-        living.poise("submit", "--gpu", "2", "--name", "next", "--expect", "1m", "--", "true")
-        until(lambda: living.client().job("report").counts == {"done": 2, "running": 1}, "the graph is half done")
-        until(lambda: living.client().job("wrong").exit_code, "one has failed")
-        until(lambda: living.client().job("says").status == "running", "two run")
-        process = living.start("dashboard", "--json", "--port", "0")
-        try:
-            with running() as browser:
-                first = first_value(process)
-                browser.call("Page.navigate", url=first["link"])
-                browser.wait()
-                found = Seen(living, process, first["url"], browser)
-                found.wait("document.querySelector('[data-figure=nodes_up]')?.textContent === '2'")
-                yield found
-        finally:
-            kill(process.pid, signal.SIGINT)
-            done = ended(process)
+        with working(living) if works else nullcontext() as serving:
+            living.poise("submit", "--gpu", "2", "--name", "next", "--expect", "1m", "--", "true")
+            until(lambda: living.client().job("report").counts == {"done": 2, "running": 1}, "the graph is half done")
+            until(lambda: living.client().job("wrong").exit_code, "one has failed")
+            until(lambda: living.client().job("says").status == "running", "two run")
+            process = living.start("dashboard", "--json", "--port", "0")
+            try:
+                with running() as browser:
+                    first = first_value(process)
+                    browser.call("Page.navigate", url=first["link"])
+                    browser.wait()
+                    found = Seen(living, process, first["url"], browser, serving)
+                    found.wait("document.querySelector('[data-figure=nodes_up]')?.textContent === '2'")
+                    yield found
+            finally:
+                kill(process.pid, signal.SIGINT)
+                done = ended(process)
         assert (done.code, done.err) == (0, "")
     except BaseException:
         living.destroy()

@@ -31,6 +31,13 @@ class Number(FloatParamType):
         return super().convert(_plain(self, value, param, ctx), param, ctx)
 
 
+class NumberRange(click.FloatRange):
+    """A number in a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        return super().convert(_plain(self, value, param, ctx), param, ctx)
+
+
 def _plain(kind: Any, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
     """The value as it is. Fails where it is not written in plain digits."""
     if isinstance(value, str) and not is_plain(value):

@@ -8,6 +8,7 @@ import click
 
 from poise.cli import output
 from poise.cli.moments import time_of
+from poise.cli.numbers import NumberRange
 from poise.cli.output import Column, Shown
 from poise.client import current_home
 from poise.errors import SpecError
@@ -36,7 +37,7 @@ FEW = 8
 )
 @click.option(
     "--co2",
-    type=click.FloatRange(0, 10),
+    type=NumberRange(0, 10),
     default=POWER.kg_per_kwh,
     show_default=f"{POWER.kg_per_kwh}, the world's mean",
     metavar="KG",

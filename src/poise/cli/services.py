@@ -7,8 +7,8 @@ from poise.cli.output import Column, Shown
 from poise.cli.render import tell
 from poise.client import current_home
 from poise.config import Home
+from poise.drivers.gateways import service_reports
 from poise.errors import NotFound, SpecError
-from poise.gateway import reporting
 from poise.gateway.lately import LONGEST
 from poise.model.document import near, some
 from poise.model.reports import ServiceReport
@@ -52,7 +52,7 @@ def _window(last: str) -> int:
 def _asked(home: Home, names: tuple[str, ...], window: int) -> list[ServiceReport]:
     """Those of these names, or all. Raises NotFound for one that nobody serves."""
     found: list[ServiceReport] = []
-    for mark, reports in reporting.ask(home.services, window):
+    for mark, reports in service_reports(home.services, window):
         if reports is None:
             tell(f"the gateway {mark} does not answer; its process: `cat {home.services / f'{mark}.lock'}`")
         found += reports or []

@@ -30,7 +30,9 @@ from poise.config import Home
 from poise.dashboard.data import ROUTES, Kept
 from poise.dashboard.mirror import LINGER, Mirror, client_for
 from poise.dashboard.past import LookingBack
+from poise.dashboard.services import services_of
 from poise.dashboard.sessions import Session, Sessions
+from poise.dashboard.spent import spent_of
 from poise.decoding import json_decoder
 from poise.errors import Busy, Denied, Fault, Forbidden, InputError, NotFound, PoiseError
 
@@ -106,7 +108,8 @@ class Dashboard:
         self.sessions = Sessions()
         self._home, self._cookie = home, cookie
         self._files = _files()
-        self._kept = Kept(ROUTES | LookingBack(home).routes)
+        of_home = {"services": services_of(home), "spent": spent_of(home)}
+        self._kept = Kept(ROUTES | LookingBack(home).routes | of_home)
         self._mirrors: dict[str, Mirror] = {}
         self._looking: dict[str, int] = {}
         self._leaving: dict[str, asyncio.TimerHandle] = {}

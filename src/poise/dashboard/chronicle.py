@@ -1,8 +1,8 @@
 """The past of a home, for pages: its log, followed in a thread as long as somebody asks.
 
-It keeps the picture of time, the latest rounds, and a few states of the ledger, from which a past moment is near. It
-reads the log as `poise timeline` does and asks the control plane for nothing. What a token may not see is left out by
-those who ask (`poise.dashboard.past`).
+It keeps the picture of time, the latest rounds, how training went, and a few states of the ledger, from which a past
+moment is near. It reads the log as `poise timeline` does and asks the control plane for nothing. What a token may not
+see is left out by those who ask (`poise.dashboard.past`).
 """
 
 import threading
@@ -18,6 +18,7 @@ from poise.drivers.system import boot_id
 from poise.drivers.verified import VerifiedLog
 from poise.engine.host import ledger_at
 from poise.errors import Busy, Conflict, NotFound, PoiseError, StoreDamaged
+from poise.kernel.courses import Courses
 from poise.kernel.decided import Rounds
 from poise.kernel.ledger import Ledger
 from poise.kernel.slices import Slices
@@ -46,15 +47,17 @@ WAYPOINTS, FIRST_EVERY = 24, 20_000
 
 
 class Book(Slices):
-    """The picture of time and the rounds, from one reading of the log."""
+    """The picture of time, the rounds, and how training went, from one reading of the log."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
         self.rounds = Rounds(ledger)
+        self.courses = Courses()
 
     def add(self, event: Event) -> None:
         super().add(event)
         self.rounds.note(event)
+        self.courses.note(event)
 
     @property
     def now(self) -> int:

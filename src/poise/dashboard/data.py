@@ -8,6 +8,7 @@ browsers with the same token that ask the same share one answer (`Kept`).
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from math import inf, isfinite
 from threading import Condition
 from typing import Any
 
@@ -18,9 +19,12 @@ from poise.dashboard.mirror import SHARE
 from poise.errors import NotFound, PoiseError, SpecError
 from poise.model.decisions import Reason, Why
 from poise.model.reports import JobReport, LogPiece, TaskReport
+from poise.model.tenants import Bearer, Role
 
 Asked = Mapping[str, str]
 """What a page gave in the query."""
+
+DataFunction = Callable[[Client, Asked], Any]
 
 LEAST, MOST = 1.0, 10.0
 """Seconds for which an answer is kept: `SHARE` times what it took, within these."""
@@ -29,6 +33,9 @@ MAX_KEPT, MAX_KEPT_BYTES = 512, 32 << 20
 
 MAX_TASKS = 500
 """Tasks of a job that are shown."""
+
+MAX_INCIDENTS = 200
+"""Incidents that are listed."""
 
 TAIL_LINES, TAIL_BYTES = 200, 64 << 10
 """The end of a log that is shown."""
@@ -50,20 +57,20 @@ class LogTail(msgspec.Struct, frozen=True):
 
 def job(client: Client, asked: Asked) -> JobPage:
     """`poise show JOB --json`. The first tasks, before them those that have not ended as wanted or still run."""
-    told = client.job(_needed(asked, "job"))
+    told = client.job(needed(asked, "job"))
     tasks = sorted(told.tasks, key=_settled) if len(told.tasks) > MAX_TASKS else told.tasks
     return JobPage(msgspec.structs.replace(told, tasks=tuple(tasks[:MAX_TASKS])), max(0, len(tasks) - MAX_TASKS))
 
 
 def explanation(client: Client, asked: Asked) -> Any:
     """`poise explain JOB --json`, with reasons as sentences."""
-    return _worded(client.explain(_needed(asked, "job")))
+    return _worded(client.explain(needed(asked, "job")))
 
 
 def log(client: Client, asked: Asked) -> LogTail:
     """`poise logs JOB --tail 200`."""
     data, length = bytearray(), 0
-    for piece in client.logs(_needed(asked, "job"), task=asked.get("task", ""), tail=TAIL_LINES):
+    for piece in client.logs(needed(asked, "job"), task=asked.get("task", ""), tail=TAIL_LINES):
         if isinstance(piece, LogPiece):  # lines may be long, and a job may have many tasks
             data += piece.data
             length += len(piece.data)
@@ -71,14 +78,25 @@ def log(client: Client, asked: Asked) -> LogTail:
     return LogTail(data.decode("utf-8", "replace"), length > TAIL_BYTES)
 
 
+def incidents(client: Client, asked: Asked) -> Any:
+    """`poise incidents --all --json`, the latest, without what only the page of one shows."""
+    brief = {"timeline": (), "evidence": (), "done": (), "outputs": ()}
+    return [msgspec.structs.replace(one, **brief) for one in client.incidents()[-MAX_INCIDENTS:]]
+
+
+def incident(client: Client, asked: Asked) -> Any:
+    """`poise incidents INCIDENT --json`."""
+    return client.incident(needed(asked, "incident"))
+
+
 def profile(client: Client, asked: Asked) -> Any:
     """`poise profile NODE --json`."""
-    return client.profiles(_needed(asked, "node"))
+    return client.profiles(needed(asked, "node"))
 
 
 def why_not(client: Client, asked: Asked) -> Any:
     """`poise why-not JOB NODE --json`, with reasons as sentences."""
-    return _worded(client.why_not(_needed(asked, "job"), _needed(asked, "node")))
+    return _worded(client.why_not(needed(asked, "job"), needed(asked, "node")))
 
 
 def whoami(client: Client, asked: Asked) -> Any:
@@ -88,13 +106,15 @@ def whoami(client: Client, asked: Asked) -> Any:
 
 def unblock(client: Client, asked: Asked) -> Any:
     """`poise unblock JOB --json`."""
-    return client.unblock(_needed(asked, "job"))
+    return client.unblock(needed(asked, "job"))
 
 
-ROUTES: dict[str, Callable[[Client, Asked], Any]] = {
+ROUTES: dict[str, DataFunction] = {
     "job": job,
     "explanation": explanation,
     "log": log,
+    "incidents": incidents,
+    "incident": incident,
     "profile": profile,
     "why-not": why_not,
     "unblock": unblock,
@@ -107,7 +127,7 @@ class Kept:
     called on many threads.
     """
 
-    def __init__(self, routes: Mapping[str, Callable[[Client, Asked], Any]] = ROUTES) -> None:
+    def __init__(self, routes: Mapping[str, DataFunction] = ROUTES) -> None:
         self._routes = routes
         self._bytes = 0
         self._changed = Condition()
@@ -154,7 +174,7 @@ class Kept:
         self._bytes -= _size(found)
 
 
-def _asked(ask: Callable[[Client, Asked], Any], asked: Asked, connect: Callable[[], Client]) -> bytes | PoiseError:
+def _asked(ask: DataFunction, asked: Asked, connect: Callable[[], Client]) -> bytes | PoiseError:
     try:
         with connect() as client:
             return msgspec.json.encode(ask(client, asked))
@@ -183,12 +203,30 @@ def _worded(value: Any) -> Any:
     return {key: _worded(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
-def _needed(asked: Asked, name: str) -> str:
+def needed(asked: Asked, name: str) -> str:
     """A parameter that a page has to give. Raises `SpecError`."""
     given = asked.get(name, "")
     if not given:
         raise SpecError("a parameter is missing", field=name, hint="reload the page")
     return given
+
+
+def number(asked: Asked, name: str, otherwise: float) -> float:
+    """A parameter that is a finite number. Raises `SpecError`."""
+    given = asked.get(name, "")
+    try:
+        found = float(given) if given else otherwise
+    except ValueError:
+        found = inf
+    if not isfinite(found):
+        raise SpecError("the value is not a number", field=name, have=given[:40], hint="reload the page")
+    return found
+
+
+def bearer_of(client: Client) -> Bearer:
+    """Whose token it is, as the control plane says now."""
+    who = client.whoami()
+    return Bearer(who.tenant, Role[who.role.upper()])
 
 
 def _settled(task: TaskReport) -> bool:

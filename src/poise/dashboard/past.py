@@ -4,13 +4,11 @@ They are answered from the log of the home (`Chronicle`), as far as the viewer's
 is. `at`, `since` and `until` are seconds since 1970.
 """
 
-import os
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from math import inf, isfinite
+from collections.abc import Iterable
+from itertools import islice
+from math import inf
 from typing import Any
 
 import msgspec
@@ -18,9 +16,13 @@ import msgspec
 from poise.client import Client
 from poise.config import Home
 from poise.dashboard.chronicle import Book, Chronicle
+from poise.dashboard.commands import printed_by
+from poise.dashboard.courses import Course, course_of, heard_now
+from poise.dashboard.data import Asked, DataFunction, bearer_of, needed, number
 from poise.dashboard.picture import MAX_JOBS, Picture
 from poise.drivers.past import Moment, Past, time_text
-from poise.errors import Busy, Fault, Forbidden, SpecError
+from poise.errors import Busy, Forbidden, SpecError
+from poise.kernel.courses import POINTS
 from poise.kernel.explain import job_report, node_report
 from poise.kernel.find import find, found_report, listed
 from poise.kernel.overview import Rates, overview
@@ -28,32 +30,26 @@ from poise.kernel.trace_events import trace
 from poise.kernel.visible import Sight
 from poise.model.reports import JobReport
 from poise.model.rounds import Decided
-from poise.model.tenants import Bearer, Role
+from poise.model.tenants import Bearer
 from poise.model.timeline import Slice, Timeline
 from poise.policy.suites import POLICIES
 from poise.units import SECOND
 
-Asked = Mapping[str, str]
-
 RECENT = 15 * 60.0
 """Seconds that a picture shows unless it is told since when."""
+
+MAX_COURSES, MAX_HEARD, FEW_POINTS = 64, 16, 60
+"""Units whose training is told; jobs that are asked how theirs is now; points of each, where there are several."""
 
 MOST_ROWS, MOST_PIXELS, MOST_ROUNDS = 400, 4000, 200
 
 MOST_TRACED = 500_000
 """Slices of a trace that a page asks for; larger ones are for `poise timeline`."""
 
-WHAT_IF_SECONDS, WHAT_IF_ENDS = 5, 60.0
-"""What the simulation of a what-if may take, and after how long its process is ended."""
+WHAT_IF_SECONDS = 5
+"""What the simulation of a what-if may take."""
 
 MICROSECOND = 1000
-
-_PROGRAM = """import sys
-from poise.drivers.system import give_way
-give_way()
-from poise.cli.main import main
-sys.exit(main(sys.argv[1:]))"""
-"""A command of Poise that runs when nothing else wants to."""
 
 
 class Bars(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +91,7 @@ class LookingBack:
         self._home = home
         self._chronicle = Chronicle(home)
         self._comparing = threading.Lock()
-        self.routes: dict[str, Callable[[Client, Asked], Any]] = {
+        self.routes: dict[str, DataFunction] = {
             "moments": self.moments,
             "timeline": self.timeline,
             "trace": self.trace,
@@ -103,6 +99,7 @@ class LookingBack:
             "state": self.state,
             "past-job": self.past_job,
             "what-if": self.what_if,
+            "training": self.training,
         }
 
     def moments(self, client: Client, asked: Asked) -> Moments:
@@ -128,21 +125,22 @@ class LookingBack:
         return trace(told)
 
     def decisions(self, client: Client, asked: Asked) -> list[Decided]:
-        """`poise decisions`: the latest `count` rounds before a revision, of one `job` if it is named; the newest
-        first.
+        """`poise decisions`: the latest `count` rounds before a revision, of one `job` or `node` if it is named; the
+        newest first.
         """
-        bearer = _bearer(client)
+        bearer = bearer_of(client)
         count, before = _whole(asked, "count", 50, MOST_ROUNDS), _whole(asked, "before", 0, 2**53)
 
         def told(book: Book) -> list[Decided]:
             jobs = _jobs(book, asked, bearer)
-            return book.rounds.latest(count, before=before, jobs=jobs, sight=Sight(book.ledger, bearer))
+            sight, node = Sight(book.ledger, bearer), asked.get("node", "")
+            return book.rounds.latest(count, before=before, jobs=jobs, node=node, sight=sight)
 
         return self._chronicle.ask(told)
 
     def state(self, client: Client, asked: Asked) -> dict[str, Any]:
         """What the stream would have shown at the moment `at`; as `poise ls`, `nodes` and `top` with `--at`."""
-        who, bearer = client.whoami(), _bearer(client)
+        who, bearer = client.whoami(), bearer_of(client)
         past = self._at(asked)
         ledger, sight = past.ledger, Sight(past.ledger, bearer)
         picture = Picture()
@@ -165,13 +163,13 @@ class LookingBack:
 
     def past_job(self, client: Client, asked: Asked) -> PastJob:
         """`poise show JOB --at MOMENT`."""
-        bearer, past = _bearer(client), self._at(asked)
-        found = find(past.ledger, _needed(asked, "job"), bearer=bearer)
+        bearer, past = bearer_of(client), self._at(asked)
+        found = find(past.ledger, needed(asked, "job"), bearer=bearer)
         return PastJob(Sight(past.ledger, bearer).only(found_report(past.ledger, found, past.now)), 0)
 
     def what_if(self, client: Client, asked: Asked) -> Any:
         """`poise what-if` with the flags that are given, in a process of its own that yields to all others."""
-        if not _bearer(client).sees_all:
+        if not bearer_of(client).sees_all:
             raise Forbidden("a what-if scenario simulates the work of all tenants", need="an operator's token")
         self._chronicle.ask(lambda book: None)  # raises what is wrong with the log
         policy = asked.get("policy", "")
@@ -185,21 +183,41 @@ class LookingBack:
         if not self._comparing.acquire(blocking=False):
             raise Busy("another what-if scenario is being simulated", hint="wait")
         try:
-            return _run(self._home, ["what-if", *flags, "--budget", f"{WHAT_IF_SECONDS}s", "--json"])
+            return printed_by(self._home, ["what-if", *flags, "--budget", f"{WHAT_IF_SECONDS}s", "--json"])
         finally:
             self._comparing.release()
 
+    def training(self, client: Client, asked: Asked) -> list[Course]:
+        """The training that the log has, the latest first, up to the moment `at` if it is given; of one `job`, with
+        every point, if it is named. Of the present, jobs that run say how they are now, as for `poise show JOB`.
+        """
+        bearer, at = bearer_of(client), number(asked, "at", 0.0)
+
+        def told(book: Book) -> list[Course]:
+            jobs, sight = _jobs(book, asked, bearer), Sight(book.ledger, bearer)
+            shown = (one for one in book.courses.latest() if sight.shows(_job_of(one.unit)))
+            chosen = (one for one in shown if not jobs or _job_of(one.unit) in jobs)
+            courses = (course_of(one, book.ledger, at or inf, POINTS if jobs else FEW_POINTS) for one in chosen)
+            return list(islice(filter(None, courses), MAX_COURSES))
+
+        found = self._chronicle.ask(told)
+        if not at:
+            running = dict.fromkeys(_job_of(one.unit) for one in found if one.runs)
+            heard = {one.unit: one for job in islice(running, MAX_HEARD) for one in client.job(job).training}
+            found = [heard_now(one, heard[one.unit]) if one.unit in heard else one for one in found]
+        return found
+
     def _at(self, asked: Asked) -> Past:
-        wall = max(0.0, _number(asked, "at", time.time()))
+        wall = max(0.0, number(asked, "at", time.time()))
         if wall > time.time():
             raise SpecError("this moment is still to come", field="at", have=time_text(wall), hint="`poise eta`")
         return self._chronicle.at(Moment(wall))
 
     def _window(self, client: Client, asked: Asked, *, least: int, most: int = 0) -> Timeline:
         """At `most` so many slices, where that is not 0: those of all jobs are counted before they are made."""
-        bearer, now = _bearer(client), time.time()
-        until = min(max(0.0, _number(asked, "until", now)), now)
-        since = min(max(0.0, _number(asked, "since", until - RECENT)), until)
+        bearer, now = bearer_of(client), time.time()
+        until = min(max(0.0, number(asked, "until", now)), now)
+        since = min(max(0.0, number(asked, "since", until - RECENT)), until)
         pixels = _whole(asked, "pixels", 1000, MOST_PIXELS, least)
         first, count = _whole(asked, "first", 0, 2**31), _whole(asked, "count", 100, MOST_ROWS, least)
 
@@ -218,10 +236,8 @@ def _too_large() -> Busy:
     return Busy("the trace is too large for a page", hint="`poise timeline --trace FILE`")
 
 
-def _bearer(client: Client) -> Bearer:
-    """Whose token it is, as the control plane says now."""
-    who = client.whoami()
-    return Bearer(who.tenant, Role[who.role.upper()])
+def _job_of(unit: str) -> str:
+    return unit.partition(".")[0]
 
 
 def _jobs(book: Book, asked: Asked, bearer: Bearer) -> list[str]:
@@ -263,44 +279,5 @@ def _bars(told: Timeline) -> Bars:
     )
 
 
-def _run(home: Home, words: list[str]) -> Any:
-    """What a command of Poise prints as JSON. Raises `SpecError` with what it refuses, and `Fault`."""
-    environ = {name: value for name, value in os.environ.items() if name not in ("POISE_TOKEN", "POISE_TOKEN_FILE")}
-    try:
-        done = subprocess.run(  # noqa: S603 — our own program
-            [sys.executable, "-c", _PROGRAM, *words],
-            env=environ | {"POISE_HOME": str(home.root)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=WHAT_IF_ENDS,
-            check=False,
-        )
-        told = msgspec.json.decode(done.stdout)
-    except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
-        raise Fault(f"`poise {words[0]}` has failed: {error}", hint=f"`poise {' '.join(words)}`") from None
-    if done.returncode == 0:
-        return told
-    refused = told["error"]
-    raise SpecError(refused["message"], field=refused.get("field", ""), have=refused.get("have", ""))
-
-
-def _needed(asked: Asked, name: str) -> str:
-    given = asked.get(name, "")
-    if not given:
-        raise SpecError("a parameter is missing", field=name, hint="reload the page")
-    return given
-
-
-def _number(asked: Asked, name: str, otherwise: float) -> float:
-    given = asked.get(name, "")
-    try:
-        number = float(given) if given else otherwise
-    except ValueError:
-        number = inf
-    if not isfinite(number):
-        raise SpecError("the value is not a number", field=name, have=given[:40], hint="reload the page")
-    return number
-
-
 def _whole(asked: Asked, name: str, otherwise: int, most: int, least: int = 0) -> int:
-    return max(least, min(most, int(_number(asked, name, otherwise))))
+    return max(least, min(most, int(number(asked, name, otherwise))))

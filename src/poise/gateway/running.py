@@ -43,15 +43,17 @@ class _Kept:
 
     def report(self, url: str, window: int) -> ServiceReport:
         recent, batcher = self.service.recent(window), self.service.batcher
+        jobs = tuple(self.replicas.notes.noted.jobs)
         return ServiceReport(
             service=self.declared.name,
             url=url,
             rate=(recent.answered + recent.cached) * SECOND / recent.window,
             objective=self.declared.limits.objective,
             replicas=self.service.replicas,
-            started=len(self.replicas.notes.noted.jobs),
+            started=len(jobs),
             waiting=batcher.waiting,
             serving=batcher.serving,
+            jobs=jobs,
             **recent._asdict(),
         )
 

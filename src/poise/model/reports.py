@@ -837,7 +837,8 @@ class ServiceReport(msgspec.Struct, frozen=True, kw_only=True):
     error, `cached`: answers from the cache. `p50`, `p95` and `p99`: latencies from when a request came to when its
     answer was there, in nanoseconds, 0 without answers; deferred requests and answers from the cache do not count.
     `refused`: requests without an answer, by reason. `objective`: the latency that `p99` shall not exceed, 0 for none.
-    `waiting` and `serving`: requests at this moment. `replicas` are ready, `started` are those that were asked for.
+    `waiting` and `serving`: requests at this moment. `replicas` are ready, `started` are those that were asked for;
+    `jobs` are their ids.
     """
 
     service: str
@@ -859,6 +860,7 @@ class ServiceReport(msgspec.Struct, frozen=True, kw_only=True):
     batches: int
     batch_mean: float
     batch_max: int
+    jobs: tuple[str, ...] = ()
 
     @property
     def met(self) -> bool:

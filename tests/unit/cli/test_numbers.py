@@ -8,7 +8,7 @@ from click.types import FloatParamType, IntParamType
 
 from poise.cli.group import poise
 from poise.cli.main import main
-from poise.cli.numbers import Number, Whole, WholeRange
+from poise.cli.numbers import Number, NumberRange, Whole, WholeRange
 from poise.cli.render import show_error
 from poise.cli.slurm import of_slurm
 from poise.config import parse_place
@@ -40,7 +40,11 @@ def test_every_flag_of_a_number_takes_plain_digits_only() -> None:
         if isinstance(param.type, IntParamType | FloatParamType)
     }
     assert len(of_numbers) > 15
-    assert not {where: kind for where, kind in of_numbers.items() if not isinstance(kind, Number | Whole | WholeRange)}
+    assert not {
+        where: kind
+        for where, kind in of_numbers.items()
+        if not isinstance(kind, Number | NumberRange | Whole | WholeRange)
+    }
 
 
 @pytest.mark.parametrize("flag", ["--jobs", "--load", "--seed"])

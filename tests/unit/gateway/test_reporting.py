@@ -8,6 +8,7 @@ import pytest
 
 from poise.cli.main import main
 from poise.drivers import sockets
+from poise.drivers.gateways import service_reports
 from poise.gateway import reporting
 from poise.model.reports import ServiceReport
 from poise.units import MILLISECOND, MINUTE, SECOND
@@ -116,7 +117,7 @@ def test_whatever_is_sent_is_no_harm(folder: Path, sent: bytes) -> None:
                 return channel.recv(100)
 
         assert await asyncio.to_thread(talk) == b""
-        assert await asyncio.to_thread(lambda: dict(reporting.ask(folder))) == {"x": [report(MINUTE)]}
+        assert await asyncio.to_thread(lambda: dict(service_reports(folder))) == {"x": [report(MINUTE)]}
         listening.close()
 
     asyncio.run(gateway())

@@ -51,6 +51,7 @@ const SIGNS = {
   running: ["●", ""], placed: ["◕", ""], pending: ["◔", ""], waiting: ["○", ""], resting: ["○", ""], idle: ["○", ""], spare: ["○", ""],
   recovering: ["◌", "bad"], stopping: ["◍", ""], stopped: ["■", ""], done: ["✓", "good"], failed: ["✕", "bad"], cancelled: ["⊘", ""],
   skipped: ["↷", ""], up: ["✓", "good"], drained: ["–", ""], emptying: ["–", ""], suspect: ["?", "bad"], lost: ["✕", "bad"], unfit: ["!", "bad"],
+  open: ["!", "bad"], closed: ["✓", "good"],
 };
 export function badge(status) {
   const [sign, kind] = SIGNS[status.split(/[ ,]/)[0]] ?? ["•", ""];

@@ -11,8 +11,12 @@ import * as now from "./views/now.js";
 import * as queue from "./views/queue.js";
 import * as jobs from "./views/jobs.js";
 import * as nodes from "./views/nodes.js";
+import * as services from "./views/services.js";
+import * as training from "./views/training.js";
 import * as timeline from "./views/timeline.js";
 import * as decisions from "./views/decisions.js";
+import * as incidents from "./views/incidents.js";
+import * as energy from "./views/energy.js";
 import * as whatIf from "./views/what-if.js";
 
-export const VIEWS = [now, queue, jobs, nodes, timeline, decisions, whatIf];
+export const VIEWS = [now, queue, jobs, nodes, services, training, timeline, decisions, incidents, energy, whatIf];

@@ -9,6 +9,8 @@ const EACH = 50;
 const AGAIN = 2000;
 const BUSY = "E205";
 
+export const termsOf = (score) => Object.entries(score ?? {}).map(([term, value]) => `${term} ${Number(value.toPrecision(3))}`).join(", ") || "-";
+
 export function show(element, state, api) {
   let left = false;
   let rounds = [];
@@ -34,6 +36,7 @@ export function show(element, state, api) {
       { title: "On", text: (one) => (one.made.where ?? []).join(", ") || "-", node: (one) => el("span", {}, one.made.where?.length ? one.made.where.flatMap((place, at) => [at ? ", " : "", link(nodePath(place.split("[")[0]), place)]) : "-") },
       { title: "Instead of (score)", text: (one) => Object.entries(one.made.instead_of ?? {}).map(([node, score]) => (score === null ? node : `${node} (${score.toPrecision(4)})`)).join(", ") || "-" },
       { title: "Why", text: (one) => one.made.why || "-" },
+      { title: "Terms of the score", text: (one) => termsOf(one.made.score) },
     ],
   });
   element.append(el("h1", {}, "Decisions"), el("div", { class: "controls" }, chosen.element, newest, older), table.element, note, by("poise decisions", "poise explain JOB", "poise replay --from REVISION"));

@@ -1,12 +1,16 @@
 // Jobs: the unfinished and the latest ended ones; and one job: its tasks and attempts, its reasons, its training, its output.
 
 import { Table, ago, badge, by, bytes, clock, code, duration, el, figures, filter, jobPath, link, nanoseconds, nodePath } from "../dom.js";
+import { graph as drawnGraph } from "../drawing.js";
+import { dollars, kilowattHours } from "./energy.js";
 import { reasonsOf, startText } from "./queue.js";
+import { batchOf, courseTables, energyOf, lossChart } from "./training.js";
 
 export const title = "Jobs";
 export const path = "/jobs";
 
 const EVERY = 2000; // milliseconds between two looks at an open job
+const DRAWN = 80; // tasks of a graph that are drawn
 const ESCAPES = /\u001b\[[0-9;?]*[ -/]*[@-~]/g;
 
 export function show(element, state, api) {
@@ -60,7 +64,10 @@ function showJob(element, api, name) {
   const why = el("div");
   const graph = el("div");
   const training = el("div");
+  const courses = el("div");
   const attempts = el("div");
+  const captures = el("div");
+  const spent = el("div");
   const output = el("div");
   const tasks = new Table({
     caption: "Tasks",
@@ -81,7 +88,7 @@ function showJob(element, api, name) {
       { title: "Why", text: (task) => [task.why, ...task.reasons, task.note].filter(Boolean).join("; ") || "-" },
     ],
   });
-  element.append(el("h1", {}, name), head, why, graph, training, el("h2", {}, "Tasks"), tasks.element, attempts, output);
+  element.append(el("h1", {}, name), head, why, graph, training, courses, el("h2", {}, "Tasks"), tasks.element, attempts, captures, spent, output);
 
   async function look() {
     try {
@@ -89,10 +96,15 @@ function showJob(element, api, name) {
       if (left) return;
       report = told.job;
       drawJob(told.more_tasks);
-      const [explained, log] = await Promise.all([api.data("explanation", { job: name }).catch((error) => error), api.data("log", { job: name }).catch((error) => error)]);
+      const trains = report.training.length > 0;
+      const [explained, log, course] = await Promise.all([
+        api.data("explanation", { job: name }).catch((error) => error), api.data("log", { job: name }).catch((error) => error),
+        trains ? api.data("training", { job: name }).catch((error) => error) : [],
+      ]);
       if (left) return;
       drawWhy(explained);
       drawLog(log);
+      drawCourses(course);
     } catch (error) {
       if (!left && !report) head.replaceChildren(el("p", {}, error.message), el("p", {}, error.hint ?? ""));
     }
@@ -119,7 +131,12 @@ function showJob(element, api, name) {
       ...(job.note ? [el("p", {}, job.note)] : []),
       by(`poise show ${job.id}`),
     );
-    graph.replaceChildren(...(job.critical_path.length > 1 ? [
+    const isGraph = job.tasks.some((task) => task.needs.length);
+    graph.replaceChildren(...(isGraph && job.tasks.length <= DRAWN ? [
+      el("h2", {}, "Graph"),
+      el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Graph of the tasks" }, drawnGraph(`${job.tasks.length} tasks and what they need; thick lines are the critical path; the table below has them`,
+        job.tasks.map((task) => ({ name: task.name, text: badge(task.status).textContent.replace(task.status, task.name), needs: task.needs, critical: task.critical })))),
+    ] : []), ...(job.critical_path.length > 1 ? [
       el("h2", {}, "Critical path"),
       el("ol", { class: "path" }, job.critical_path.map((task) => el("li", {}, code(task)))),
       el("p", { class: "quiet" }, job.ended ? "" : `Expected still to come: ${job.remaining === null ? "unknown" : nanoseconds(job.remaining)}`),
@@ -130,6 +147,33 @@ function showJob(element, api, name) {
       ...(more ? [el("p", { class: "quiet" }, `${more} further tasks: `, code(`poise show ${job.id}`))] : []),
       ...(past.length ? [el("h2", {}, "Earlier attempts"), el("ul", { id: "attempts" }, past)] : []));
     training.replaceChildren(...job.training.flatMap(drawTraining));
+    captures.replaceChildren(...(job.captures.length ? [el("h2", {}, "Captures"), el("ul", {}, job.captures.map((one) => el("li", {}, `${one.task} epoch ${one.epoch}: ${one.kind}, ${bytes(one.size)}, ${clock(one.at)}. `, code(`poise capture ${job.id} --get ${one.name}`))))] : []));
+    if (!spent.childElementCount) spent.append(el("h2", {}, "Energy and cost"), el("p", {}, el("button", { type: "button", onclick: account }, "Compute energy and cost")));
+  }
+
+  // From its submission on; it reads the log since then, so it is asked for by hand.
+  async function account() {
+    const age = Math.ceil((Date.now() / 1000 - report.submitted) / 3600) + 1;
+    const parameters = { job: name, period: age < 1000 ? `${age}h` : `${Math.min(999, Math.ceil(age / 24))}d` };
+    spent.replaceChildren(el("h2", {}, "Energy and cost"), el("p", { role: "status" }, "The report is being made."));
+    try {
+      const told = await api.data("spent", parameters);
+      const [one] = told.jobs;
+      if (left) return;
+      spent.lastChild.replaceWith(
+        figures(one ? [["Energy of held devices", kilowattHours(one.energy ?? 0), "spent.energy"], ["Price of held devices", dollars(one.price ?? 0), "spent.price"]] : []),
+        by(`poise report ${told.flags} ${report.id}`));
+    } catch (error) {
+      if (!left) spent.lastChild.replaceWith(el("p", { role: "status" }, error.message));
+    }
+  }
+
+  function drawCourses(told) {
+    if (told instanceof Error) { courses.replaceChildren(el("p", { class: "quiet" }, told.message)); return; }
+    courses.replaceChildren(...told.flatMap((one) => {
+      const drawn = lossChart(one);
+      return [...(drawn ? [el("figure", {}, el("figcaption", {}, `Loss of ${one.unit}`), drawn)] : []), ...courseTables(one)];
+    }));
   }
 
   function drawWhy(told) {
@@ -162,13 +206,13 @@ function drawTraining({ unit, heard, said }) {
   const saved = said.checkpoint;
   const entries = [
     ["Step", said.step, "step"], ["Samples", said.samples, "samples"], ["Loss", said.loss || "-", "loss"], ["Phase", said.phase || "-", "phase"],
-    ["Workers", said.world ?? 1, "world"], ["Resizes in place", said.resizes ? "yes" : "no", "resizes"], ["Batch × accumulation", `${said.batch ?? "-"} × ${said.accumulation ?? 1}`, "batch"], ["Effective batch", said.effective ?? "-", "effective"],
+    ["Workers", said.world ?? 1, "world"], ["Resizes in place", said.resizes ? "yes" : "no", "resizes"], ["Batch × accumulation", batchOf(said), "batch"], ["Effective batch", said.effective ?? "-", "effective"],
     ["Step time", said.step_time ? nanoseconds(said.step_time) : "-", "step_time"],
     ["Goodput, samples/s", said.goodput ? said.goodput / 1000 : "-", "goodput"], ["Throughput, samples/s", said.throughput ? said.throughput / 1000 : "-", "throughput"],
     ["Progress", said.progress >= 0 ? `${(said.progress / 10000).toFixed(1)} %` : "-", "progress"],
     ["Last checkpoint", saved ? `step ${saved.step}, ${clock(saved.at)}` : "-", "saved"],
     ["Bytes sent per step", said.sent ? bytes(said.sent) : "-", "sent"], ["Peak device memory", said.memory ? bytes(said.memory) : "-", "memory"],
-    ["Energy", said.energy ? `${(said.energy / 3.6e9).toFixed(4)} kWh (${said.energy_source ?? "unknown"})` : "unknown", "energy"],
+    ["Energy", energyOf(said), "energy"],
   ].filter(([, value]) => value !== undefined);
   return [el("h2", {}, `Training of ${unit}`), figures(entries), ...[said.restored, said.advice].filter(Boolean).map((text) => el("p", {}, text)), el("p", { class: "quiet" }, `Said ${ago(heard)} ago.`)];
 }

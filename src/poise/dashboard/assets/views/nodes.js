@@ -1,11 +1,13 @@
 // Nodes: how much of each is used, how busy it is, and why it is not used; and one node with its devices and its load history.
 
 import { Table, badge, bytes, by, clock, cpus, duration, el, figures, filter, jobOf, jobPath, link, nodePath, percent } from "../dom.js";
+import { termsOf } from "./decisions.js";
 import { stateOf } from "./now.js";
 
 export const title = "Nodes";
 export const path = "/nodes";
 
+const SCORES = 50; // rounds whose scores are shown
 const SIGNALS_IN_WATTS = /power$/;
 
 export function show(element, state, api) {
@@ -67,6 +69,7 @@ function showNode(element, state, api, name) {
   api.onLeave(() => { left = true; });
   const head = el("div");
   const profile = el("div");
+  const scored = el("div");
   const devices = new Table({
     caption: "Devices",
     key: (device) => device[0],
@@ -108,7 +111,7 @@ function showNode(element, state, api, name) {
       },
     ],
   });
-  element.append(el("h1", {}, name), head, el("h2", {}, "Devices"), devices.element, el("h2", {}, "Work"), running.element, waiting.element, by(`poise why-not JOB ${name}`), profile);
+  element.append(el("h1", {}, name), head, el("h2", {}, "Devices"), devices.element, el("h2", {}, "Work"), running.element, waiting.element, by(`poise why-not JOB ${name}`), profile, scored);
 
   async function ask(unit) {
     answers.set(unit.unit, "…");
@@ -135,9 +138,39 @@ function showNode(element, state, api, name) {
         columns: [{ title: "Signal", text: (one) => one.signal.replace("_", " ") }, ...[["Last", "last"], ["Now", "smoothed"], ["Mean", "mean"], ["P95", "p95"], ["Peak", "peak"]].map(([titled, field]) => ({ title: titled, number: true, text: (one) => amount(one.signal, one[field]) }))],
       });
       table.draw(signals);
-      profile.replaceChildren(el("h2", {}, "Profile"), el("p", {}, [told.pattern && `Pattern: ${told.pattern}`, told.advice && `advice: ${told.advice}`, told.why].filter(Boolean).join("; ")), table.element, by(`poise profile ${name}`));
+      const unusual = Object.entries(told.unusual ?? {}).map(([signal, one]) => el("li", {}, `${signal.replace("_", " ")}: ${amount(signal, one.value)}, usually ${amount(signal, one.usual)} (${one.by}; ${one.score.toFixed(1)} spreads apart)`));
+      profile.replaceChildren(el("h2", {}, "Profile"), ...(unusual.length ? [el("p", {}, "Unusual now:"), el("ul", {}, unusual)] : []), el("p", {}, [told.pattern && `Pattern: ${told.pattern}`, told.advice && `advice: ${told.advice}`, told.why].filter(Boolean).join("; ")), table.element, by(`poise profile ${name}`));
     } catch (error) {
       if (!left) profile.replaceChildren(el("p", { class: "quiet" }, error.message));
+    }
+  }
+
+  // Placements for which this node was chosen or weighed, each with the score.
+  async function lookAtScores() {
+    try {
+      const told = await api.data("decisions", { node: name, count: SCORES, ...(api.at() === null ? {} : { before: state.head.revision + 1 }) });
+      if (left) return;
+      const rows = told.flatMap((round) => round.made.map((made, number) => ({ round, made, number })));
+      const sum = (score) => Object.values(score ?? {}).reduce((all, value) => all + value, 0);
+      const isChosen = ({ made }) => (made.where ?? []).some((place) => place.split("[")[0] === name);
+      const scoreOf = (one) => (isChosen(one) ? sum(one.made.score) : one.made.instead_of?.[name]);
+      const table = new Table({
+        caption: "Latest decisions for which this node was chosen or weighed",
+        key: (one) => `${one.round.revision}.${one.number}`,
+        empty: "No decision weighed this node",
+        page: 20,
+        columns: [
+          { title: "Round", number: true, text: (one) => one.round.revision }, { title: "When", text: (one) => clock(one.round.at) },
+          { title: "Unit", text: (one) => one.made.of[0], node: (one) => link(jobPath(jobOf(one.made.of[0])), one.made.of[0]) },
+          { title: "Chosen", text: (one) => (isChosen(one) ? "yes" : `no: ${(one.made.where ?? []).join(", ")}`) },
+          { title: "Score", number: true, text: (one) => (scoreOf(one) === undefined || scoreOf(one) === null ? "-" : Number(scoreOf(one).toPrecision(4))) },
+          { title: "Terms", text: (one) => (isChosen(one) ? termsOf(one.made.score) : "-") },
+        ],
+      });
+      table.draw(rows);
+      scored.replaceChildren(el("h2", {}, "Scores"), table.element, by(`poise decisions --node ${name}`));
+    } catch (error) {
+      if (!left) scored.replaceChildren(el("p", { class: "quiet" }, error.message));
     }
   }
 
@@ -164,6 +197,7 @@ function showNode(element, state, api, name) {
   }
   draw();
   lookAtProfile();
+  lookAtScores();
   return (now, changed) => {
     state = now;
     if (["nodes", "head", "running", "waiting"].some((part) => changed.has(part))) draw();

@@ -1,0 +1,42 @@
+"""Commands of Poise whose answers take long: each in a process of its own, which yields to all others."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+
+from poise.config import Home
+from poise.errors import Fault, SpecError
+
+ENDS = 60.0
+"""Seconds after which such a process is ended."""
+
+_PROGRAM = """import sys
+from poise.drivers.system import give_way
+give_way()
+from poise.cli.main import main
+sys.exit(main(sys.argv[1:]))"""
+"""A command of Poise that runs when nothing else wants to."""
+
+
+def printed_by(home: Home, words: list[str]) -> Any:
+    """What a command prints as JSON for the owner of the home. Raises `SpecError` with what it refuses, and `Fault`."""
+    environ = {name: value for name, value in os.environ.items() if name not in ("POISE_TOKEN", "POISE_TOKEN_FILE")}
+    try:
+        done = subprocess.run(  # noqa: S603 — our own program
+            [sys.executable, "-c", _PROGRAM, *words],
+            env=environ | {"POISE_HOME": str(home.root)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=ENDS,
+            check=False,
+        )
+        told = msgspec.json.decode(done.stdout)
+    except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
+        raise Fault(f"`poise {words[0]}` has failed: {error}", hint=f"`poise {' '.join(words)}`") from None
+    if done.returncode == 0:
+        return told
+    refused = told["error"]
+    raise SpecError(refused["message"], field=refused.get("field", ""), have=refused.get("have", ""))

@@ -1,0 +1,84 @@
+"""The data function of energy and cost: what `poise report` prints of a period, by node, tenant and job."""
+
+import re
+import threading
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from poise.client import Client
+from poise.config import Home
+from poise.dashboard.commands import printed_by
+from poise.dashboard.data import Asked, DataFunction, bearer_of, number
+from poise.errors import Busy, Conflict, SpecError
+from poise.model.history import Bill, JobLine, NodeBill, TenantUse, Waste
+from poise.units import SECOND, parse_duration
+
+MAX_JOBS = 200
+"""Jobs that are listed, those with the highest energy."""
+
+_PERIOD = re.compile(r"[1-9][0-9]{0,2}[mhd]")
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
+    """Parts of a `RunReport`. `flags` are those with which `poise report` prints it."""
+
+    begins: float
+    length: int
+    tenants: tuple[TenantUse, ...]
+    jobs: tuple[JobLine, ...]
+    waste: tuple[Waste, ...] = ()
+    bill: Bill | None = None
+    nodes: tuple[NodeBill, ...] = ()
+    flags: str = ""
+
+
+def spent_of(home: Home) -> DataFunction:
+    """`poise report --since PERIOD`, until the moment `at` if it is given; of the tenant of a token that sees no other.
+    `co2` is the CO2e of a kWh, in kg; `job` names one job.
+    """
+    making = threading.Lock()
+
+    def spent(client: Client, asked: Asked) -> Spent:
+        if home.elsewhere is not None:
+            raise Conflict(
+                "energy and cost are computed from the log, which belongs to the owner of the control plane",
+                field=home.elsewhere_by,
+                have=str(home.elsewhere),
+                hint="`poise dashboard` of the owner shows them",
+            )
+        bearer = bearer_of(client)
+        flags = _flags(asked)
+        if not bearer.sees_all:
+            flags.append(f"--tenant={bearer.tenant}")
+        job = client.job(asked["job"]).id if asked.get("job") else ""
+        if not making.acquire(blocking=False):
+            raise Busy("another report is being made", hint="wait")
+        try:
+            told = printed_by(home, ["report", *flags, "--json", *([job] if job else [])])
+        finally:
+            making.release()
+        found = msgspec.convert(told, Spent)
+        jobs = sorted(found.jobs, key=lambda one: (-one.energy, -one.price, -one.submitted))[:MAX_JOBS]
+        return msgspec.structs.replace(found, jobs=tuple(jobs), flags=" ".join(flags))
+
+    return spent
+
+
+def _flags(asked: Asked) -> list[str]:
+    """Those of the period and of the intensity. Raises `SpecError`."""
+    period, at = asked.get("period", "1h"), number(asked, "at", 0.0)
+    if not _PERIOD.fullmatch(period):
+        raise SpecError("the period cannot be read", field="period", have=period[:40], need="15m, 24h, 7d", hint="24h")
+    flags = [f"--since={period}"]
+    if at:
+        begin = at - parse_duration(period) / SECOND
+        flags = [f"--{name}={_moment(one)}" for name, one in (("since", begin), ("until", at))]
+    if asked.get("co2"):
+        flags.append(f"--co2={number(asked, 'co2', 0.0):g}")
+    return flags
+
+
+def _moment(at: float) -> Any:
+    return datetime.fromtimestamp(max(0.0, at), UTC).isoformat()

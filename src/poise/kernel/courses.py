@@ -1,0 +1,68 @@
+"""How training went, as the log tells of it: what each unit said of its training, and how its gang was resized.
+
+The latest `UNITS` units that said something are kept, each with a bounded number of points: where there are more, every
+second one is dropped, so that a course is whole at half the detail.
+"""
+
+from collections import OrderedDict
+
+import msgspec
+
+from poise.model.events import Event, Resized, TrainingTold
+from poise.model.training import Training
+
+UNITS, POINTS, RESIZES = 128, 512, 128
+"""Units that are kept; points of a course; changes of the size of its gang."""
+
+
+class Point(msgspec.Struct, frozen=True):
+    """What was said at an instant."""
+
+    at: int
+    said: Training
+
+
+class Resize(msgspec.Struct, frozen=True):
+    """Workers joined a gang or left it while it ran."""
+
+    at: int
+    joined: int
+    left: int
+    why: str
+
+
+class Course(msgspec.Struct):
+    """The training of one unit, in order of time."""
+
+    unit: str
+    points: list[Point] = []
+    resizes: list[Resize] = []
+
+
+class Courses:
+    """Takes in the events of a log, in order."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, Course] = OrderedDict()
+
+    def note(self, event: Event) -> None:
+        """Take in the next event of the log."""
+        if isinstance(event, TrainingTold):
+            self._told(event)
+        elif isinstance(event, Resized) and (course := self._known.get(event.unit)) is not None:
+            told = Resize(event.at, len(event.joins), len(event.leaves), event.why.sentence() or event.cause)
+            course.resizes.append(told)
+            del course.resizes[:-RESIZES]
+
+    def latest(self) -> list[Course]:
+        """The one that said something last comes first."""
+        return list(reversed(self._known.values()))
+
+    def _told(self, event: TrainingTold) -> None:
+        course = self._known.setdefault(event.unit, Course(event.unit))
+        self._known.move_to_end(event.unit)
+        if len(self._known) > UNITS:
+            self._known.popitem(last=False)
+        course.points.append(Point(event.at, event.training))
+        if len(course.points) > POINTS:
+            del course.points[1:-1:2]
