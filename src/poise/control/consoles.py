@@ -24,7 +24,7 @@ FED_SECONDS = 5.0
 """How long a node is waited for that says how much input was taken; who gives it asks again then."""
 
 MOST = 1024
-"""Commands that run beside others at once."""
+"""Commands that run beside others at once, with captures. A tenant has at most half of those that others leave."""
 
 MOST_UNREAD = 1 << 20
 """Bytes that a node may send of one of them before they are read: more than it has credit for."""
@@ -93,8 +93,15 @@ class Consoles:
         """Run a command beside an attempt on this node, for as long as somebody reads what it writes; or the program
         that takes captures, with these arguments. Raises `Busy`.
         """
-        if len(self._running) >= MOST:
-            raise Busy("too many commands run beside tasks", need=f"at most {MOST}", hint="end some of them")
+        theirs = sum(one.bearer.tenant == bearer.tenant for one in self._running.values())
+        left = MOST - (len(self._running) - theirs)
+        if theirs >= left // 2:
+            raise Busy(
+                f"too many commands of tenant `{bearer.tenant}` run beside tasks",
+                need=f"at most half of the {left} that others leave",
+                have=str(theirs),
+                hint="end some of them",
+            )
         running = Running(f"x{secrets.token_hex(12)}", node, bearer)
         self._running[running.name] = running
         order = Exec(name=running.name, attempt=attempt, argv=argv, env=env, stdin=stdin, tty=tty, capture=capture)

@@ -1,8 +1,8 @@
 """Who may do what: a token is bound to a tenant and a role.
 
 A *tenant* owns jobs and may have a quota. A *bearer* is whoever came with a token: it sees what is of its tenant, or of
-every tenant as an observer and from the role operator on, and may do what its role allows. The token that lies in the home is that of the
-home's owner: tenant `default`, role admin. Of all others the ledger knows a hash only.
+every tenant as an observer and from the role operator on, and may do what its role allows. The token that lies in the
+home is that of the home's owner: tenant `default`, role admin. Of all others the ledger knows a hash only.
 """
 
 from enum import IntEnum
@@ -18,8 +18,9 @@ class Role(IntEnum):
 
     A viewer reads what is of its tenant, a submitter submits and cancels it. An operator reads and cancels the work of
     all tenants and drains nodes; an admin gives tokens and quotas, reads the audit, and stops the control plane. A node
-    is none of them: it speaks for a machine that offers itself, and may do nothing else. An observer reads what a viewer
-    of every tenant would, and changes nothing; its number is below the others', so that a comparison allows it nothing.
+    is none of them: it speaks for a machine that offers itself, and may do nothing else. An observer reads what a
+    viewer of every tenant would, and changes nothing; its number is below the others', so that a comparison allows it
+    nothing.
     """
 
     OBSERVER = -2

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ import pytest
 from poise.control import consoles
 from poise.control.consoles import Attendance, Consoles
 from poise.control.plane import Plane
+from poise.errors import Busy
 from poise.kernel.controller import Cancel
 from poise.model.messages import Attempt, Credit, Exec, Fed, Feed, Leave, Left, Piece, Said
 from poise.model.reports import ExecEnd, ExecLine, ExecOutput, ExecStarted
@@ -57,6 +58,30 @@ async def started(lines: AsyncIterator[ExecLine]) -> str:
     first = await anext(lines)
     assert isinstance(first, ExecStarted)
     return first.name
+
+
+def test_a_tenant_runs_at_most_half_of_the_commands_that_others_leave(
+    desk: Consoles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consoles, "MOST", 8)
+
+    async def test() -> None:
+        open_: list[AsyncGenerator[ExecLine]] = []
+        for tenant, least in (("ann", 4), ("bob", 2), ("cy", 1)):
+            bearers = [Bearer(tenant, Role.SUBMITTER, token=f"t{number}") for number in range(least + 1)]
+            made = [desk.run("n1", ATTEMPT, bearer, ("true",), {}) for bearer in bearers]
+            for one in made[:-1]:
+                assert isinstance(await anext(one), ExecStarted)
+            with pytest.raises(Busy, match=tenant):
+                await anext(made[-1])
+            open_ += made
+        for one in open_:
+            await one.aclose()
+        again = desk.run("n1", ATTEMPT, ANN, ("true",), {})
+        assert isinstance(await anext(again), ExecStarted)
+        await again.aclose()
+
+    asyncio.run(test())
 
 
 def test_input_is_answered_by_its_node_and_no_other(desk: Consoles, plane: _Plane) -> None:
