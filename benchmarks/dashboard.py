@@ -27,7 +27,8 @@ import psutil
 from harness import Figure, Fleet, percentile, say
 
 from poise.config import Home
-from poise.dashboard.serve import Running, new_link
+from poise.dashboard.serve import new_link
+from poise.drivers.dashboards import Running
 from poise.drivers.http import Connection
 from poise.drivers.lock import holder
 
@@ -55,7 +56,9 @@ class Pages:
         self._stop = False
         self._sockets = selectors.DefaultSelector()
         for _ in range(count):
-            self._sockets.register(_stream(running, new_link(home, running)), selectors.EVENT_READ)
+            self._sockets.register(
+                _stream(running, new_link(home, running.url).partition("#link=")[2]), selectors.EVENT_READ
+            )
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 

@@ -147,7 +147,7 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def dashboard_endpoint(self) -> Path:
-        """The port of the running dashboard."""
+        """The ports of the running dashboard."""
         return self.root / "dashboard.json"
 
     @property
@@ -305,3 +305,4 @@ DEFAULT_POLICY = "poise"
 DEFAULT_PORT = 7717
 LISTEN_PORT = 7718
 DASHBOARD_PORT = 7719
+DASHBOARD_LISTEN_PORT = 7720

@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 import webbrowser
 from html import escape
 from typing import TYPE_CHECKING
@@ -14,12 +15,17 @@ from poise.cli.numbers import WholeRange
 from poise.cli.render import print_json, say
 from poise.client import current_home
 from poise.config import DASHBOARD_PORT, Home
-from poise.control.start import connected
+from poise.control.kept import read_flags
+from poise.control.start import connected, supervised
+from poise.drivers.dashboards import found
 from poise.drivers.lock import take_lock
 from poise.drivers.security import ensure_home, token_for
 
 if TYPE_CHECKING:
-    from poise.dashboard.serve import Running
+    from poise.drivers.dashboards import Running
+
+RESTART_SECONDS = 10.0
+"""Within which a kept dashboard that was killed is there again."""
 
 
 @click.command()
@@ -33,25 +39,25 @@ def dashboard(port: int, no_browser: bool, as_json: bool) -> int:
     Ctrl-C; the control plane may stop and restart meanwhile.
 
     A browser signs in with a link that works once, within 5 minutes, and sees what your token may see. While a
-    dashboard of this home runs, the command prints another link and returns. From another machine: `ssh -L
-    7719:127.0.0.1:7719 HOST`.
+    dashboard runs already, as with `poise up --dashboard`, the command prints another link and returns. From another
+    machine: `ssh -L 7719:127.0.0.1:7719 HOST`.
     """
-    from poise.dashboard.serve import bind, found, new_link, serve
+    from poise.dashboard.serve import bind, new_link, serve
+    from poise.dashboard.sessions import Viewer
 
     home = current_home()
     with connected(home) as client:
-        client.whoami()  # raises what is wrong with the token, before anything is opened
+        tenant = client.whoami().tenant  # raises what is wrong with the token, before anything is opened
     opens = not no_browser and not as_json
-    if (other := found(home)) is not None:
-        address = other.opened_by(new_link(home, other))
-        _tell(other, address, opens, as_json)
+    if url := _served(home):
+        address = new_link(home, url)
+        _tell(url, address, opens, as_json)
         if opens:
             _open(home, address)
         return 0
 
-    def ready(running: "Running", link: str) -> None:
-        address = running.opened_by(link)
-        _tell(running, address, opens, as_json)
+    def ready(running: "Running", address: str) -> None:
+        _tell(running.url, address, opens, as_json)
         if opens:  # beside, since a browser in the terminal returns when it ends
             threading.Thread(target=_open, args=(home, address), daemon=True).start()
 
@@ -59,15 +65,32 @@ def dashboard(port: int, no_browser: bool, as_json: bool) -> int:
         stack.callback(home.dashboard_opener.unlink, missing_ok=True)
         if home.elsewhere is None:
             stack.enter_context(take_lock(home.dashboard, "dashboard"))
-        serve(home, token_for(home), listening, ready)
+        serve(home, listening, viewer=Viewer(tenant, token_for(home)), ready=ready)
     return 0
 
 
-def _tell(running: "Running", address: str, opens: bool, as_json: bool) -> None:
+def _served(home: Home) -> str:
+    """The address of the dashboard that runs already; empty if there is none."""
+    if home.elsewhere is not None:
+        from poise.dashboard.serve import served_elsewhere
+
+        return served_elsewhere(home)
+    deadline = time.monotonic() + RESTART_SECONDS
+    while (running := found(home)) is None and _is_kept(home) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return running.url if running is not None else ""
+
+
+def _is_kept(home: Home) -> bool:
+    """Whether the supervisor keeps one, and is about to start it."""
+    return "dashboard" in read_flags(home) and supervised(home)
+
+
+def _tell(url: str, address: str, opens: bool, as_json: bool) -> None:
     if as_json:
-        print_json({"url": running.url, "link": address})
+        print_json({"url": url, "link": address})
     elif opens:
-        say(f"poise: the dashboard is at {running.url}; if no browser opens: `poise dashboard --no-browser`")
+        say(f"poise: the dashboard is at {url}; if no browser opens: `poise dashboard --no-browser`")
     else:
         click.echo(address)
     sys.stdout.flush()

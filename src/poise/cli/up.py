@@ -22,6 +22,7 @@ from poise.control.kept import KEPT, LATE, kept_policy, options_of, read_flags, 
 from poise.control.start import START_SECONDS, SUPERVISOR, await_end, ensure_up, running_here, supervised
 from poise.decoding import json_decoder
 from poise.drivers.clusters import answer_of, forget_answer, keep_cluster, kept_cluster, lock_of
+from poise.drivers.dashboards import found
 from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
@@ -119,6 +120,12 @@ def own_home() -> Home:
     "needs --listen.",
 )
 @click.option(
+    "--dashboard",
+    is_flag=True,
+    help="Also keep the dashboard running, in a process of its own; the address of the control plane redirects to it. "
+    "`poise dashboard` prints a link.",
+)
+@click.option(
     "--traces",
     metavar="URL|env|none",
     help="Send a trace of each job to an OpenTelemetry collector by OTLP over HTTP; `env` reads "
@@ -145,6 +152,7 @@ def up(
     no_fleet: bool,
     store: str | None,
     machines: tuple[str, ...],
+    dashboard: bool,
     traces: str | None,
     no_agent: bool,
     reset: bool,
@@ -207,6 +215,8 @@ def up(
     if fleet and not no_agent:
         _wait_for_nodes(client, fleet)
     status = _when_led(client)
+    if "dashboard" in flags and not already:
+        _wait_for_dashboard(home)
     if cluster is not None and not no_agent:
         _wait_for_cluster(home, cluster, 0.0 if already else START_SECONDS)
     if late:
@@ -288,6 +298,16 @@ def _wait_for_nodes(client: Client, fleet: "DeclaredFleet") -> None:
             return
         time.sleep(0.05)
     say(f"poise: {len(missing)} of {len(fleet.nodes)} nodes have not joined yet: {', '.join(sorted(missing)[:8])}")
+
+
+def _wait_for_dashboard(home: Home) -> None:
+    """Until it has said where it serves. Poise is up without it, and it is tried again."""
+    deadline = time.monotonic() + START_SECONDS
+    while found(home) is None:
+        if time.monotonic() > deadline:
+            say(f"poise: the dashboard has not started yet: `tail {home.messages}`")
+            return
+        time.sleep(0.05)
 
 
 def _wait_for_cluster(home: Home, cluster: Cluster, seconds: float) -> None:
@@ -568,6 +588,9 @@ def _is_up(home: Home) -> bool:
 def _other_locks(home: Home) -> Iterator[Path]:
     """Of what a supervisor keeps beside the control plane, and leaves behind if it is killed."""
     yield from (*_cluster_locks(home), *_node_locks(home), home.traces / "lock")
+    dashboard = found(home)
+    if dashboard is not None and dashboard.kept:
+        yield home.dashboard
 
 
 def _left_unfinished(home: Home, *, certain: bool) -> list[str]:

@@ -22,7 +22,7 @@ from poise.control.chances import Chances
 from poise.control.consoles import Attendance, Consoles, running_tasks, takes_input
 from poise.control.deciders import Deciders
 from poise.control.gatekeeper import Gatekeeper
-from poise.control.guard import PUBLIC, App, Guard, Scope
+from poise.control.guard import DASHBOARD, PUBLIC, App, Guard, Scope
 from poise.control.hot import (
     CallerChannel,
     NodeChannel,
@@ -36,10 +36,11 @@ from poise.control.lifetime import Lifetime
 from poise.control.notices import Targets
 from poise.control.openapi import SCHEMA, LoggedEvent, document
 from poise.control.plane import Plane
-from poise.control.routes import Content, Request, Routes, Stream
+from poise.control.routes import Content, Redirect, Request, Routes, Stream
 from poise.control.scrape import Scrape
 from poise.control.shares import Turns
 from poise.control.tally import Minutes
+from poise.drivers import dashboards
 from poise.drivers.captures import captures_of, read_capture
 from poise.drivers.joblogs import Wanted, follow_job
 from poise.drivers.plugins import Choice, choose, choose_document, is_file, policy_settings
@@ -361,6 +362,14 @@ def make_app(
     @routes.get("/healthz", summary="Whether the control plane is ready")
     async def health() -> dict[str, bool]:
         return {"ready": True, "accepting": plane.accepting}
+
+    @routes.get(DASHBOARD, summary="Redirect a browser to the dashboard of this home", status=307)
+    async def to_the_dashboard(request: Request) -> Redirect:
+        running = await asyncio.to_thread(dashboards.found, home)
+        where = running.url_beside(request.scheme, request.headers["host"]) if running is not None else ""
+        if not where:
+            raise NotFound("no dashboard is served here", hint="`poise up --dashboard`, or `poise dashboard`")
+        return Redirect(where)
 
     @routes.get("/metrics", summary="Metrics in the text format of Prometheus", role=VIEWER)
     async def metrics(bearer: Bearer) -> Content:

@@ -25,7 +25,10 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-PUBLIC = frozenset({"/healthz", AUTHORITY})
+DASHBOARD = "/"
+"""Leads a browser to the dashboard."""
+
+PUBLIC = frozenset({"/healthz", AUTHORITY, DASHBOARD})
 KEYED = frozenset({"/v1/workers"})
 """Routes that take the key of an attempt in place of a token, and check it themselves."""
 

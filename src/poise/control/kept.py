@@ -11,13 +11,15 @@ from poise.drivers.whole import write_whole
 from poise.model.fields import parse_or_raise
 from poise.units import DAY, MINUTE, parse_duration
 
-LATE = ("port", "decide_within", "outage_hold", "outage_settle", "share", "listen", "no_agent", "traces")
+LATE = ("port", "decide_within", "outage_hold", "outage_settle", "share", "listen", "no_agent", "traces", "dashboard")
 """Flags that count when a control plane starts; a running one does not change."""
 
 KEPT = ("policy", *LATE)
 
 LONGEST_ROUND = 1 * MINUTE
 """Limit of `--decide-within`: while a policy computes a round, nothing is placed."""
+
+_SWITCHES = ("no_agent", "dashboard")
 
 _DURATIONS = {"decide_within": LONGEST_ROUND, "outage_hold": DAY, "outage_settle": DAY}
 
@@ -43,7 +45,7 @@ def options_of(home: Home, flags: dict[str, str]) -> list[str]:
         text, option = flags.get(name), option_of(name)
         if text is None:
             continue
-        if name == "no_agent":
+        if name in _SWITCHES:
             options.append(option)
         elif name in _DURATIONS:
             options += [option, str(parse_or_raise(parse_duration, text, option, _DURATIONS[name]))]

@@ -13,7 +13,7 @@ import msgspec
 from poise import __version__
 from poise.control.guard import PUBLIC, ErrorBody
 from poise.control.hot import Accepted
-from poise.control.routes import Content, Route, Stream
+from poise.control.routes import Content, Redirect, Route, Stream
 from poise.model.captures import CaptureLine
 from poise.model.events import Event
 from poise.model.job_fields import JobSpec
@@ -39,7 +39,7 @@ REFUSALS = {
 """Every status that an error may have; which of them a route may answer, `_refusals` tells."""
 
 
-MISSING = frozenset({"/v1/profiles", "/v1/authority"})
+MISSING = frozenset({"/", "/v1/profiles", "/v1/authority"})
 """Routes without a name in their path that may be asked for what is not there."""
 
 
@@ -78,7 +78,7 @@ def _kinds(route: Route) -> Iterator[Any]:
     yield from (one.kind for one in route.parameters.values())
     if route.body is not None:
         yield route.body
-    if route.returns not in (Content, Stream):
+    if route.returns not in (Content, Redirect, Stream):
         yield route.returns
 
 
@@ -117,6 +117,9 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
 def _good(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
     """The answer of a route that does what it is asked."""
     match route.path:
+        case "/":
+            location = {"Location": {"schema": {"type": "string"}}}
+            return {"description": "The address of the dashboard", "headers": location}
         case "/metrics":
             return _answer("Metrics, in the text format of Prometheus", {"type": "string"}, "text/plain")
         case "/v1/authority":

@@ -3,7 +3,7 @@
 A route is an async function, and its parameters say what it takes: `bearer` is who asks, `request` the request itself,
 `data` the body, JSON of the type that is written there; a name that the path has in braces is a part of the path, and
 every other one is of the query, where it may be left out (one that ends with `_` is without it there). What it returns
-is sent as JSON, unless it is a `Content` or a `Stream`.
+is sent as JSON, unless it is a `Content`, a `Redirect` or a `Stream`.
 """
 
 import asyncio
@@ -37,10 +37,11 @@ _log = logging.getLogger("poise.control")
 
 
 class Request(NamedTuple):
-    """A request as a route sees it. `body` is empty where the route takes no `data`."""
+    """A request as a route sees it. `body` is empty where the route takes no `data`; `scheme` is `http` or `https`."""
 
     headers: Mapping[str, str]
     body: bytes
+    scheme: str
 
 
 class Content(NamedTuple):
@@ -48,6 +49,12 @@ class Content(NamedTuple):
 
     body: bytes
     media_type: str
+
+
+class Redirect(NamedTuple):
+    """Nothing but where to go."""
+
+    location: str
 
 
 class Stream(NamedTuple):
@@ -124,7 +131,7 @@ class Route:
             body = await _whole(receive)
             given["data"] = _decoded(self._decoder, body)
         if self._takes_request:
-            given["request"] = Request(text_headers(scope), body)
+            given["request"] = Request(text_headers(scope), body, scope.get("scheme", "http"))
         return await self.handler(**given)
 
 
@@ -193,6 +200,8 @@ class Routes:
         else:
             if isinstance(told, Stream):
                 await _stream(receive, send, route.status, told)
+            elif isinstance(told, Redirect):
+                await _send(send, route.status, b"", [(b"location", told.location.encode("latin-1"))])
             elif isinstance(told, Content):
                 await _answer(scope, send, route.status, told.body, told.media_type)
             else:

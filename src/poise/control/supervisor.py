@@ -1,6 +1,6 @@
 """Keeps a control plane and its agents alive on one machine. Standard library only; run as a file:
 
-    python -S supervisor.py HOME [--no-agent] [--until-idle] [options of the control plane …]
+    python -S supervisor.py HOME [--no-agent] [--dashboard] [--until-idle] [options of the control plane …]
 
 There is one agent, of this machine; or, where the home has a declared fleet (`fleet.json`), one for each of its nodes;
 or, where it has a cluster (`NAME/cluster.json`), one process that keeps the agents of the cluster's machines; or none:
@@ -9,7 +9,7 @@ What nodes of an earlier fleet left running is ended once, by an agent that reti
 A gateway (`poise serve`) of this home whose processes were all killed is started again, at the same address; one that
 was told to end is not, and none ends with this process.
 
-With `--traces URL` the exporter of traces runs beside them.
+With `--traces URL` the exporter of traces runs beside them, with `--dashboard` the dashboard.
 
 A child that ends is started again, at once the first time and after a pause that doubles to five seconds when it keeps
 ending. A control plane that ends with code 0 was told to, with code 3 cannot start until a person acts: then the agents
@@ -36,6 +36,8 @@ CLUSTER_STOP_SECONDS = 60.0
 TOLD_TO_END = 0
 CANNOT_START = 3
 NO_AGENT = "--no-agent"
+DASHBOARD = "--dashboard"
+LISTEN = "--listen"
 TRACES = "--traces"
 UNTIL_IDLE = "--until-idle"
 BOOT = "/proc/sys/kernel/random/boot_id"
@@ -224,6 +226,14 @@ def retiring(program: list[str], folder: str) -> Child:
     return Child([*program, "--retire", folder], os.path.join(folder, "lock"))
 
 
+def dashboards(home: str, options: list[str]) -> list[Child]:
+    """The dashboard, where one is kept; for other machines, too, where the control plane listens to them."""
+    if DASHBOARD not in options:
+        return []
+    beyond = [LISTEN, options[options.index(LISTEN) + 1]] if LISTEN in options else []
+    return [Child([sys.executable, "-m", "poise.dashboard", home, *beyond], os.path.join(home, "dashboard"))]
+
+
 def exporters(home: str, options: list[str]) -> list[Child]:
     """The exporter of traces, where they are exported."""
     if TRACES not in options:
@@ -242,12 +252,12 @@ def every_folder(node: str, nodes: str) -> list[str]:
 def run(home: str, options: list[str]) -> int:
     """Supervise until told to stop. Returns the exit code."""
     control = Child(
-        [sys.executable, "-m", "poise.control", home, *(of for of in options if of != NO_AGENT)],
+        [sys.executable, "-m", "poise.control", home, *(of for of in options if of not in (NO_AGENT, DASHBOARD))],
         os.path.join(home, "lock"),
         defaults=ONE_THREAD,
     )
     nodes, retiring = ([], []) if NO_AGENT in options else agents(home)
-    exporting = exporters(home, options)
+    beside = [*exporters(home, options), *dashboards(home, options)]
     serving: dict[str, Gateway] = {}
     keeps_gateways = UNTIL_IDLE not in options
     stopping = False
@@ -267,19 +277,19 @@ def run(home: str, options: list[str]) -> int:
     while not stopping and os.path.isdir(home):  # a child would make a home anew that was removed
         if keeps_gateways:
             serving = gateways(home, serving)
-        for child in (control, *nodes, *retiring, *exporting, *serving.values()):
+        for child in (control, *nodes, *retiring, *beside, *serving.values()):
             child.start_if_due()
         _sleep(wakeup)
         code = control.ended()
         if code in (TOLD_TO_END, CANNOT_START):
             break
-        for one in (*nodes, *exporting, *serving.values()):
+        for one in (*nodes, *beside, *serving.values()):
             one.ended()
         retiring = [node for node in retiring if node.ended() != 0]
     say_ending(os.path.join(home, "supervisor"))
     stop_all([control])  # first, so that the nodes' end is no loss to it
     stop_all([*nodes, *retiring])
-    stop_all(exporting)  # last: it sends what the others have written
+    stop_all(beside)  # last: the exporter sends what the others have written
     return 0
 
 

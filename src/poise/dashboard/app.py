@@ -8,7 +8,8 @@
     GET  …          a file, or else the page, which knows the views
 
 The files hold nothing of anybody, and need no session. A request passes if its Host names this machine and it comes
-from no other site, so that no page elsewhere can use the cookie, whatever name it resolves to.
+from no other site, so that no page elsewhere can use the cookie, whatever name it resolves to. Without TLS only the
+names of loopback are this machine.
 """
 
 import asyncio
@@ -16,12 +17,13 @@ import contextlib
 import hashlib
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, MutableMapping
 from functools import partial
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -67,12 +69,14 @@ REVALIDATE = (b"cache-control", b"no-cache")
 
 MAX_BODY = 4096
 MAX_STREAMS, MAX_STREAMS_OF_ONE = 512, 16
-"""Open streams, and those of one session; a browser opens one for all its tabs."""
+"""Open streams, and those of one session; a browser opens one for all its tabs. A tenant has at most half of those that
+others leave."""
 
-ASKS_AT_ONCE = 8
-"""Questions to the control plane under way for pages."""
+ASKS_AT_ONCE, ASKS_OF_ONE = 8, 4
+"""Questions to the control plane under way for pages, and those of one tenant."""
 
-_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 
 _log = logging.getLogger("poise.dashboard")
 
@@ -102,11 +106,14 @@ class _WrongMethod(InputError):
 
 
 class Dashboard:
-    """ASGI application. `cookie` is the name of its cookie: cookies do not tell ports apart."""
+    """ASGI application. `cookie` is the name of its cookie: cookies do not tell ports apart. `names` are those that
+    this machine has for others, who come by TLS.
+    """
 
-    def __init__(self, home: Home, cookie: str) -> None:
+    def __init__(self, home: Home, cookie: str, names: Collection[str] = ()) -> None:
         self.sessions = Sessions()
         self._home, self._cookie = home, cookie
+        self._names = {f"[{name}]" if ":" in name else name.lower() for name in names}
         self._files = _files()
         of_home = {"services": services_of(home), "spent": spent_of(home)}
         self._kept = Kept(ROUTES | LookingBack(home).routes | of_home)
@@ -114,6 +121,7 @@ class Dashboard:
         self._looking: dict[str, int] = {}
         self._leaving: dict[str, asyncio.TimerHandle] = {}
         self._asks = asyncio.Semaphore(ASKS_AT_ONCE)
+        self._asks_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def close(self) -> None:
         for mirror in self._mirrors.values():
@@ -124,7 +132,7 @@ class Dashboard:
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
-            _check_origin(headers)
+            self._check_origin(scope.get("scheme", "http"), headers)
             await self._answer(scope, headers, receive, send)
         except PoiseError as error:
             body = msgspec.json.encode({"error": error.record})
@@ -139,7 +147,7 @@ class Dashboard:
         method, path = scope["method"], scope["path"]
         if path in ("/link", "/session", "/leave"):
             _check_method(method, "POST")
-            await self._enter_or_leave(path, headers, receive, send)
+            await self._enter_or_leave(scope, headers, receive, send)
             return
         _check_method(method, "GET")
         if path == "/stream":
@@ -151,30 +159,42 @@ class Dashboard:
 
     # --- in and out --------------------------------------------------------------------------------------------------
 
-    async def _enter_or_leave(self, path: str, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
+    def _check_origin(self, scheme: str, headers: Mapping[str, str]) -> None:
+        """Raises `Forbidden` where the Host is not this machine, or the request comes from another site."""
+        host, origin = headers.get("host", "").lower(), headers.get("origin")
+        match = _HOST.fullmatch(host)
+        if match is None or (match[1] not in LOOPBACK and (scheme != "https" or match[1] not in self._names)):
+            raise Forbidden("the Host is not this machine", code="E131", field="Host", have=host[:80])
+        if origin is not None and origin.lower() != f"{scheme}://{host}":
+            raise Forbidden("requests from other sites are refused", code="E131", field="Origin", have=origin[:80])
+
+    async def _enter_or_leave(self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
+        path, secure = scope["path"], "; Secure" if scope.get("scheme", "http") == "https" else ""
         if path == "/link":
             scheme, _, token = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer":
                 raise Denied("the request carries no token", field="Authorization", hint="`poise dashboard`")
-            await asyncio.to_thread(self._check_token, token)
-            body = msgspec.json.encode(Made(self.sessions.link(token)))
+            tenant = await asyncio.to_thread(self._tenant_of, token)
+            body = msgspec.json.encode(Made(self.sessions.link(token, tenant)))
             await _send(send, 200, body, (NO_STORE, (b"content-type", b"application/json")))
             return
-        cookie = f"{self._cookie}=; Path=/; Max-Age=0; HttpOnly; SameSite=Strict"
+        kept = f"Path=/; HttpOnly; SameSite=Strict{secure}"
+        cookie = f"{self._cookie}=; Max-Age=0; {kept}"
         if path == "/session":
             secret = self.sessions.open((await _read(receive)).link)
             if secret is None:
                 raise Denied(
                     "the link was used before, or has expired", field="link", hint="`poise dashboard` prints another"
                 )
-            cookie = f"{self._cookie}={secret}; Path=/; HttpOnly; SameSite=Strict"
+            cookie = f"{self._cookie}={secret}; {kept}"
         else:
             self.sessions.end(self._secret(headers))
         await _send(send, 204, b"", (NO_STORE, (b"set-cookie", cookie.encode())))
 
-    def _check_token(self, token: str) -> None:
+    def _tenant_of(self, token: str) -> str:
+        """Raises what is wrong with the token."""
         with Client(self._home, token=token) as client:
-            client.whoami()
+            return client.whoami().tenant
 
     def _secret(self, headers: Mapping[str, str]) -> str:
         try:
@@ -192,8 +212,13 @@ class Dashboard:
     # --- what there is to see ----------------------------------------------------------------------------------------
 
     async def _stream(self, session: Session, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
-        if session.streams >= MAX_STREAMS_OF_ONE or sum(self._looking.values()) >= MAX_STREAMS:
+        if session.streams >= MAX_STREAMS_OF_ONE:
             raise Busy("too many pages are open", need=f"at most {MAX_STREAMS_OF_ONE} of a browser", hint="close some")
+        tenant = session.viewer.tenant
+        theirs, others = self.sessions.streams(tenant)
+        if theirs >= (MAX_STREAMS - others) // 2:
+            need = f"at most half of the {MAX_STREAMS - others} that others leave"
+            raise Busy(f"too many pages of tenant `{tenant}` are open", need=need, have=str(theirs), hint="close some")
         with self._looked_at(session) as mirror:
             kinds = (NO_STORE, (b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no"))
             await send({"type": "http.response.start", "status": 200, "headers": [*SECURITY, *kinds]})
@@ -202,7 +227,7 @@ class Dashboard:
     @contextlib.contextmanager
     def _looked_at(self, session: Session) -> Any:
         """The mirror of a session's token, which stays a while after the last one has looked."""
-        token = session.token
+        token = session.viewer.token
         if (leaving := self._leaving.pop(token, None)) is not None:
             leaving.cancel()
         if token not in self._mirrors:
@@ -232,12 +257,13 @@ class Dashboard:
     async def _data(self, session: Session, scope: Scope, send: Send) -> None:
         asked = dict(parse_qsl(scope["query_string"].decode("latin-1")))
         name = unquote(scope["path"].removeprefix("/data/"))
-        connect = partial(client_for, self._home, session.token)
-        async with self._asks:
+        connect = partial(client_for, self._home, session.viewer.token)
+        of_tenant = self._asks_of.setdefault(session.viewer.tenant, asyncio.Semaphore(ASKS_OF_ONE))
+        async with of_tenant, self._asks:
             try:
-                body = await asyncio.to_thread(self._kept.answer, name, session.token, asked, connect)
+                body = await asyncio.to_thread(self._kept.answer, name, session.viewer.token, asked, connect)
             except Denied:
-                self._revoked(session.token)
+                self._revoked(session.viewer.token)
                 raise
         await _send(send, 200, body, (NO_STORE, (b"content-type", b"application/json")))
 
@@ -262,15 +288,6 @@ def _files() -> dict[str, _File]:
             tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
             found[f"/{path.relative_to(ASSETS).as_posix()}"] = _File(body, TYPES[path.suffix], tag)
     return found
-
-
-def _check_origin(headers: Mapping[str, str]) -> None:
-    """Raises `Forbidden` where the Host is not this machine, or the request comes from another site."""
-    host, origin = headers.get("host", "").lower(), headers.get("origin")
-    if not _HOST.fullmatch(host):
-        raise Forbidden("the Host is not this machine", code="E131", field="Host", have=host[:80])
-    if origin is not None and origin.lower() != f"http://{host}":
-        raise Forbidden("requests from other sites are refused", code="E131", field="Origin", have=origin[:80])
 
 
 def _check_method(method: str, allowed: str) -> None:

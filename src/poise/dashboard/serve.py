@@ -1,22 +1,27 @@
-"""One dashboard of a home: its port, its lock, and the process that serves it until Ctrl-C or SIGTERM."""
+"""One dashboard of a home: its ports, its lock, and the process that serves it until Ctrl-C or SIGTERM."""
 
 import asyncio
 import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from poise.config import DASHBOARD_PORT, Home
+from poise.config import DASHBOARD_LISTEN_PORT, DASHBOARD_PORT, Address, Home
 from poise.dashboard.app import Dashboard, Made
+from poise.dashboard.sessions import Viewer
 from poise.decoding import json_decoder
+from poise.drivers.dashboards import Running, noted
 from poise.drivers.http import Connection
-from poise.drivers.lock import is_held
+from poise.drivers.reach import reach, trusting
 from poise.drivers.security import token_for
 from poise.drivers.taking import Taking
 from poise.drivers.whole import write_whole
@@ -25,23 +30,41 @@ from poise.errors import Fault, InputError
 ANSWER_SECONDS = 15.0
 MAX_CONNECTIONS = 1024
 
+HEAD_SECONDS = 10.0
+"""Within which a connection has asked for something."""
 
-class Running(msgspec.Struct, frozen=True):
-    """A dashboard that runs: the port on loopback at which it serves."""
 
-    port: int
+class Beyond(NamedTuple):
+    """What listens to browsers on other machines: a socket, its certificate, and the names in that."""
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/"
-
-    def opened_by(self, link: str) -> str:
-        """The address that opens it once. What follows the `#` stays in the browser, and in no log."""
-        return f"{self.url}#link={link}"
+    listening: socket.socket
+    context: ssl.SSLContext
+    names: Sequence[str]
 
 
 class _Connection(Taking, HttpToolsProtocol):
-    """One connection; a browser that takes nothing of its answer for a while is hung up on."""
+    """One connection. A browser that takes nothing of its answer for a while is hung up on, and so is one that asks for
+    nothing.
+    """
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._late = self.loop.call_later(HEAD_SECONDS, transport.abort)
+
+    def on_headers_complete(self) -> None:
+        self._has_come()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._has_come()
+        super().connection_lost(exc)
+
+    def _has_come(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 class _Server(uvicorn.Server):
@@ -51,43 +74,50 @@ class _Server(uvicorn.Server):
         yield
 
 
-def found(home: Home) -> Running | None:
-    """The dashboard of this home that runs already."""
-    if home.elsewhere is not None or not is_held(home.dashboard):
-        return None
-    try:
-        return json_decoder(Running).decode(home.dashboard_endpoint.read_bytes())
-    except (OSError, msgspec.MsgspecError):
-        return None  # it is just beginning, or ending
+def served_elsewhere(home: Home) -> str:
+    """The address of the dashboard beside the control plane of another user or machine; empty if it tells of none."""
+    door = home.elsewhere
+    host = f"{door.host}:{door.port}" if isinstance(door, Address) else "poise"
+    with contextlib.suppress(OSError), Connection(reach(home, ANSWER_SECONDS)) as connection:
+        answer = connection.ask("GET", "/", {"Host": host})
+        answer.read()
+        return answer.headers.get("location", "")
+    return ""
 
 
-def new_link(home: Home, running: Running) -> str:
-    """Ask a running dashboard of this home for a link. Raises `Fault`."""
+def new_link(home: Home, url: str) -> str:
+    """The address that opens a running dashboard once: what follows the `#` stays in the browser, and in no log. Raises
+    `Fault`.
+    """
+    place = urlsplit(url)
     try:
-        sock = socket.create_connection(("127.0.0.1", running.port), ANSWER_SECONDS)
+        sock = socket.create_connection((place.hostname or "", place.port or 0), ANSWER_SECONDS)
+        if place.scheme == "https" and isinstance(home.elsewhere, Address):
+            sock = trusting(home.elsewhere).wrap_socket(sock, server_hostname=place.hostname)
         with Connection(sock) as connection:
-            host = {"Host": f"127.0.0.1:{running.port}", "Authorization": f"Bearer {token_for(home)}"}
+            host = {"Host": place.netloc, "Authorization": f"Bearer {token_for(home)}"}
             answer = connection.ask("POST", "/link", host)
             content = answer.read()
             if answer.status == 200:
-                return json_decoder(Made).decode(content).link
+                return f"{url}#link={json_decoder(Made).decode(content).link}"
             why = f"status {answer.status}"
     except (OSError, msgspec.MsgspecError) as error:
         why = str(error)
-    raise Fault("the dashboard that runs does not answer", field=running.url, have=why, hint="end it with Ctrl-C")
+    raise Fault("the dashboard that runs does not answer", field=url, have=why, hint="end it with Ctrl-C")
 
 
-def bind(port: int) -> socket.socket:
-    """A socket on loopback at this port; if `port` is 0, or the default one is taken, at a free one. Raises
+def bind(port: int, host: str = "127.0.0.1") -> socket.socket:
+    """A socket at this port; if `port` is 0, or one that nobody has asked for is taken, at a free one. Raises
     `InputError`.
     """
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     for wanted in (port, 0):
         try:
-            sock.bind(("127.0.0.1", wanted))
+            sock.bind((host, wanted))
         except OSError as error:
-            if port == DASHBOARD_PORT and wanted:
+            if port in (DASHBOARD_PORT, DASHBOARD_LISTEN_PORT) and wanted:
                 continue
             sock.close()
             hint = "--port 0 takes a free one"
@@ -99,15 +129,71 @@ def bind(port: int) -> socket.socket:
     return sock
 
 
-def serve(home: Home, token: str, listening: socket.socket, ready: Callable[[Running, str], None]) -> None:
-    """Serve until SIGINT or SIGTERM. `ready` is called with the address and the first link."""
-    uvloop.run(_serve(home, token, listening, ready))
+def bind_again(home: Home, host: str = "127.0.0.1") -> socket.socket:
+    """A socket where the dashboard of this home served before, so that open pages find it again; or else at the default
+    port, or at a free one.
+    """
+    before, is_own = noted(home), host == "127.0.0.1"
+    port = 0 if before is None else before.port if is_own else before.beyond
+    if port:
+        with contextlib.suppress(InputError):
+            return bind(port, host)
+    return bind(DASHBOARD_PORT if is_own else DASHBOARD_LISTEN_PORT, host)
 
 
-async def _serve(home: Home, token: str, listening: socket.socket, ready: Callable[[Running, str], None]) -> None:
+def serve(
+    home: Home,
+    listening: socket.socket,
+    *,
+    beyond: Beyond | None = None,
+    viewer: Viewer | None = None,
+    ready: Callable[[Running, str], None] = lambda running, link: None,
+) -> None:
+    """Serve until SIGINT or SIGTERM. `ready` is called with the first link, which is that of the `viewer`; one that has
+    none is kept by the supervisor.
+    """
+    uvloop.run(_serve(home, listening, beyond, viewer, ready))
+
+
+async def _serve(
+    home: Home,
+    listening: socket.socket,
+    beyond: Beyond | None,
+    viewer: Viewer | None,
+    ready: Callable[[Running, str], None],
+) -> None:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    running = Running(listening.getsockname()[1])
-    app = Dashboard(home, f"poise-{running.port}")
+    loop = asyncio.get_running_loop()
+    running = Running(
+        listening.getsockname()[1], beyond.listening.getsockname()[1] if beyond is not None else 0, viewer is None
+    )
+    app = Dashboard(home, f"poise-{running.port}", beyond.names if beyond is not None else ())
+    servers = [(_server(app), listening)]
+    if beyond is not None:
+        servers.append((_server(app, beyond.context), beyond.listening))
+
+    def end(number: int) -> None:
+        for server, _ in servers:
+            server.handle_exit(number, None)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end, number)
+    serving = asyncio.gather(*(server.serve(sockets=[sock]) for server, sock in servers))
+    while not all(server.started for server, _ in servers) and not serving.done():  # noqa: ASYNC110 — it says so in no other way
+        await asyncio.sleep(0.005)
+    if home.elsewhere is None:
+        write_whole(home.dashboard_endpoint, msgspec.json.encode(running), 0o600)
+    try:
+        if viewer is not None:
+            ready(running, f"{running.url}#link={app.sessions.link(viewer.token, viewer.tenant)}")
+        await serving
+    finally:
+        app.close()
+        if home.elsewhere is None:
+            home.dashboard_endpoint.unlink(missing_ok=True)
+
+
+def _server(app: Any, context: ssl.SSLContext | None = None) -> _Server:
     config = uvicorn.Config(
         app,
         http=_Connection,
@@ -121,18 +207,6 @@ async def _serve(home: Home, token: str, listening: socket.socket, ready: Callab
         proxy_headers=False,
         date_header=False,
     )
-    server, loop = _Server(config), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, server.handle_exit, number, None)
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
-    while not server.started and not serving.done():  # noqa: ASYNC110 — it says so in no other way
-        await asyncio.sleep(0.005)
-    if home.elsewhere is None:
-        write_whole(home.dashboard_endpoint, msgspec.json.encode(running), 0o600)
-    try:
-        ready(running, app.sessions.link(token))
-        await serving
-    finally:
-        app.close()
-        if home.elsewhere is None:
-            home.dashboard_endpoint.unlink(missing_ok=True)
+    config.load()
+    config.ssl = context
+    return _Server(config)

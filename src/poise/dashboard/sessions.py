@@ -1,30 +1,41 @@
 """Who may look: links that are good once, and the sessions of browsers that came by one.
 
 A secret in a link is exchanged once, within `LINK_SECONDS`, for the secret of a session, which a browser keeps in a
-cookie. A session has the token of whoever made its link, and shows what that token may see. Only digests are kept.
+cookie. A session has the token of whoever made its link, and shows what that token may see. Only digests of secrets of
+links and sessions are kept.
 """
 
 import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from poise.drivers.security import digest
+from poise.model.tenants import DEFAULT
 
 LINK_SECONDS = 300.0
 SESSION_SECONDS = 12 * 3600.0
 """A session that was not used for so long is over."""
 
 MAX_LINKS, MAX_SESSIONS = 64, 256
-"""Of the token that has most of them, the oldest give way: nobody can push others out."""
+"""Of the tenant that has most of them, and of its token that has most, the oldest give way: nobody can push others out.
+"""
+
+
+class Viewer(NamedTuple):
+    """Who looks: a token, and its tenant."""
+
+    tenant: str
+    token: str
 
 
 class Session:
     """One browser. `streams` counts its open streams, which end once it is `over`."""
 
-    def __init__(self, token: str, seen: float) -> None:
-        self.token = token
+    def __init__(self, viewer: Viewer, seen: float) -> None:
+        self.viewer = viewer
         self.seen = seen
         self.streams = 0
         self.over = asyncio.Event()
@@ -35,29 +46,29 @@ class Sessions:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._links: dict[str, tuple[str, float]] = {}
+        self._links: dict[str, tuple[Viewer, float]] = {}
         self._sessions: dict[str, Session] = {}
 
-    def link(self, token: str) -> str:
-        """The secret of a new link of a token."""
+    def link(self, token: str, tenant: str = DEFAULT) -> str:
+        """The secret of a new link of a token of this tenant."""
         secret = secrets.token_urlsafe(32)
-        self._links[digest(secret)] = token, self._now() + LINK_SECONDS
+        self._links[digest(secret)] = Viewer(tenant, token), self._now() + LINK_SECONDS
         while len(self._links) > MAX_LINKS:
-            most = _most_frequent(of for of, _ in self._links.values())
+            most = _most_frequent([of for of, _ in self._links.values()])
             del self._links[next(key for key, (of, _) in self._links.items() if of == most)]
         return secret
 
     def open(self, link: str) -> str | None:
         """Exchange the secret of a link for that of a session; None if it is unknown, was used or has expired."""
-        token, until = self._links.pop(digest(link), ("", 0.0))
-        if not token or self._now() > until:
+        viewer, until = self._links.pop(digest(link), (None, 0.0))
+        if viewer is None or self._now() > until:
             return None
         secret = secrets.token_urlsafe(32)
-        self._sessions[digest(secret)] = Session(token, self._now())
+        self._sessions[digest(secret)] = Session(viewer, self._now())
         known = self._sessions
         while len(known) > MAX_SESSIONS:
-            most = _most_frequent(session.token for session in known.values())
-            theirs = (key for key, session in known.items() if session.token == most)
+            most = _most_frequent([session.viewer for session in known.values()])
+            theirs = (key for key, session in known.items() if session.viewer == most)
             self._end(min(theirs, key=lambda key: (known[key].streams > 0, known[key].seen)))
         return secret
 
@@ -79,15 +90,21 @@ class Sessions:
 
     def forget(self, token: str) -> None:
         """Drop everything that has this token: it was revoked. Its streams say so, and end by themselves."""
-        for key in [key for key, (of, _) in self._links.items() if of == token]:
+        for key in [key for key, (of, _) in self._links.items() if of.token == token]:
             del self._links[key]
-        for key in [key for key, session in self._sessions.items() if session.token == token]:
+        for key in [key for key, session in self._sessions.items() if session.viewer.token == token]:
             del self._sessions[key]
 
     def _end(self, key: str) -> None:
         if (session := self._sessions.pop(key, None)) is not None:
             session.over.set()
 
+    def streams(self, tenant: str) -> tuple[int, int]:
+        """Open streams of a tenant, and those of all others."""
+        theirs = sum(one.streams for one in self._sessions.values() if one.viewer.tenant == tenant)
+        return theirs, sum(one.streams for one in self._sessions.values()) - theirs
 
-def _most_frequent(tokens: Iterable[str]) -> str:
-    return Counter(tokens).most_common(1)[0][0]
+
+def _most_frequent(viewers: Sequence[Viewer]) -> Viewer:
+    tenant = Counter(one.tenant for one in viewers).most_common(1)[0][0]
+    return Counter(one for one in viewers if one.tenant == tenant).most_common(1)[0][0]

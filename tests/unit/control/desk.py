@@ -39,6 +39,7 @@ FUTURES = 20
 class Answer(NamedTuple):
     status: int
     body: bytes
+    location: str = ""
 
     @property
     def value(self) -> Any:
@@ -250,5 +251,6 @@ class Desk:
             first = sent[0]
             body = b"".join(of.get("body", b"") for of in sent if of["type"] == "websocket.http.response.body")
             return Answer(200 if first["type"] == "websocket.accept" else first["status"], body)
-        status = next(of["status"] for of in sent if of["type"] == "http.response.start")
-        return Answer(status, b"".join(of.get("body", b"") for of in sent if of["type"] == "http.response.body"))
+        start = next(of for of in sent if of["type"] == "http.response.start")
+        content = b"".join(of.get("body", b"") for of in sent if of["type"] == "http.response.body")
+        return Answer(start["status"], content, dict(start["headers"]).get(b"location", b"").decode())

@@ -133,7 +133,7 @@ def ask(desk: Desk, method: str, path: str, secret: str | None) -> Any:
 def test_every_route_is_in_the_table_and_says_what_it_needs(desk: Desk) -> None:
     document = desk.call("GET", "/v1/schema/openapi.json").value
     routes = {f"{method.upper()} {path}" for path, of in document["paths"].items() for method in of}
-    assert routes == NEEDS.keys() | {"GET /healthz", "GET /v1/authority"}
+    assert routes == NEEDS.keys() | {"GET /", "GET /healthz", "GET /v1/authority"}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ def scope_of(method: str, path: str, headers: Mapping[str, str]) -> dict[str, An
     given = {"host": HOST} | dict(headers)
     return {
         "type": "http",
+        "scheme": "http",
         "method": method,
         "path": route,
         "query_string": query.encode(),
@@ -47,7 +48,8 @@ class Asking:
     """Asks a dashboard of a home in which nothing runs."""
 
     def __init__(self, folder: Path) -> None:
-        self.app = Dashboard(Home(folder / "home"), "poise-1")
+        self.app = Dashboard(Home(folder / "home"), "poise-1", ("Head.example", "10.0.0.7", "fe80::1"))
+        self.scheme = "http"
 
     async def __call__(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
         sent: list[Any] = []
@@ -59,13 +61,13 @@ class Asking:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        await self.app(scope_of(method, path, given), receive, send)
+        await self.app(scope_of(method, path, given) | {"scheme": self.scheme}, receive, send)
         told = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
         return Answer(sent[0]["status"], told, b"".join(one.get("body", b"") for one in sent[1:]))
 
-    async def session(self, of: str = "") -> str:
+    async def session(self, of: str = "", tenant: str = "default") -> str:
         """The cookie of a new session."""
-        body = json.dumps({"link": self.app.sessions.link(of or "theirs")}).encode()
+        body = json.dumps({"link": self.app.sessions.link(of or "theirs", tenant)}).encode()
         answer = await self("POST", "/session", body)
         assert answer.status == 204
         return answer.headers["set-cookie"].partition(";")[0]
@@ -137,6 +139,24 @@ def test_only_names_of_this_machine_are_answered(run: Run, host: str) -> None:
     async def test(ask: Asking) -> None:
         answer = await ask("GET", "/", host=host)
         assert (answer.status, answer.code) == (403, "E131")
+
+    run(test)
+
+
+def test_by_tls_it_has_the_names_of_this_machine_and_a_cookie_that_stays_there(run: Run) -> None:
+    async def test(ask: Asking) -> None:
+        names = ("head.example", "HEAD.example:7720", "10.0.0.7:7720", "[fe80::1]:7720")
+        for host in names:
+            assert (await ask("GET", "/", host=host)).code == "E131", "without TLS it is loopback only"
+        ask.scheme = "https"
+        for host in (*names, HOST):
+            assert (await ask("GET", "/", host=host)).status == 200
+        for host in ("other.example", "10.0.0.8", "[fe80::2]", "head.example:x", ""):
+            assert (await ask("GET", "/", host=host)).code == "E131"
+        link = json.dumps({"link": ask.app.sessions.link("token")}).encode()
+        assert (await ask("POST", "/session", link, host=names[0], origin=f"http://{names[0]}")).code == "E131"
+        answer = await ask("POST", "/session", link, host=names[0], origin=f"https://{names[0]}")
+        assert answer.status == 204 and answer.headers["set-cookie"].endswith("; Secure")
 
     run(test)
 
@@ -268,6 +288,23 @@ def test_streams_of_one_session_are_bounded(run: Run) -> None:
         for stream in streams:
             await stream.__aexit__(None, None, None)
         async with ask.stream(cookie) as sent:
+            assert (await sent.get())["status"] == 200
+
+    run(test)
+
+
+def test_a_tenant_has_at_most_half_of_the_streams_that_others_leave(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_STREAMS", 8)
+
+    async def test(ask: Asking) -> None:
+        async with AsyncExitStack() as stack:
+            for tenant, least in (("ann", 4), ("bob", 2), ("cy", 1)):
+                cookies = [await ask.session(f"{tenant}{number}", tenant) for number in range(2)]
+                opened = [
+                    await stack.enter_async_context(ask.stream(cookies[number % 2])) for number in range(least + 1)
+                ]
+                assert [(await sent.get())["status"] for sent in opened] == [200] * least + [503], tenant
+        async with ask.stream(await ask.session("ann", "ann")) as sent:
             assert (await sent.get())["status"] == 200
 
     run(test)

@@ -16,7 +16,7 @@ def test_a_link_is_good_once() -> None:
     secret = sessions.open(sessions.link("token"))
     assert secret is not None
     found = sessions.of(secret)
-    assert (found and found.token) == "token"
+    assert (found and found.viewer) == ("default", "token")
     link = sessions.link("token")
     assert sessions.open(link) is not None
     assert sessions.open(link) is None
