@@ -1,6 +1,7 @@
 """The dashboard in a real headless Chromium, over a running Poise with real jobs: it shows what the API says."""
 
 import json
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -9,7 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from poise.dashboard.keeping import Recording
 from poise.drivers.http import Connection
+from poise.drivers.lock import holder
 from poise.model.decisions import Reason
 from poise.model.reports import TrainingReport
 from poise.model.training import Saved, Training
@@ -17,13 +20,24 @@ from system.living import Living, alive, ended, kill, until
 from system.watching import MARKUP, Seen, first_value, link, watched
 
 AXE = Path(__file__).resolve().parent.parent / "axe" / "axe.min.js"
-VIEWS = ("/now", "/queue", "/jobs", "/nodes", "/timeline", "/decisions", "/what-if")
+VIEWS = (
+    *("/now", "/queue", "/jobs", "/nodes", "/services", "/training", "/timeline", "/decisions"),
+    *("/incidents", "/energy", "/what-if"),
+)
+TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 @pytest.fixture(scope="module")
 def seen() -> Iterator[Seen]:
-    with watched() as found:
+    with watched(works=True) as found:
         yield found
+
+
+def press(seen: Seen, text: str) -> None:
+    """Press the button with this text."""
+    found = f"[...document.querySelectorAll('button')].find((one) => one.textContent === {json.dumps(text)})"
+    seen.wait(f"Boolean({found})")
+    seen.browser.evaluate(f"{found}.click()")
 
 
 def test_the_link_leaves_the_address_and_is_good_once(seen: Seen) -> None:
@@ -99,6 +113,18 @@ def test_a_job_shows_its_tasks_path_and_output(seen: Seen) -> None:
     assert tuple(path) == report.critical_path
     assert seen.wait("document.querySelector('pre')?.textContent.includes('counted')")
     seen.wait("[...document.querySelectorAll('h2')].some((one) => one.textContent === 'Why')")
+    drawn = seen.browser.evaluate("[...document.querySelectorAll('svg.graph text')].map((one) => one.textContent)")
+    assert [text.split()[1] for text in drawn] == [task.name for task in report.tasks]
+    assert seen.browser.evaluate("document.querySelectorAll('svg.graph line.critical').length") == 2
+
+
+def test_a_job_shows_what_its_devices_used_and_cost(seen: Seen) -> None:
+    seen.go("/jobs/train")
+    press(seen, "Compute energy and cost")
+    seen.wait("document.querySelector('[data-figure=\"spent.price\"]')?.textContent.startsWith('$')")
+    (told,) = seen.living.poise("report", "--json", "train").value["jobs"]
+    assert 0 < float(seen.figure("spent.price")[1:]) <= told["price"] + 0.0001
+    assert 0 < float(seen.figure("spent.energy").split()[0]) <= told["energy"] / 3.6e6 + 0.0001
 
 
 def test_markup_is_shown_as_text(seen: Seen) -> None:
@@ -128,6 +154,75 @@ def test_nodes_show_what_the_api_says(seen: Seen) -> None:
     )
     told = "; ".join(reason.sentence() for reason in seen.client.why_not("next", "fast").reasons)
     seen.wait(f"document.querySelector('main').textContent.includes({json.dumps(told)})")
+
+
+def test_a_node_shows_the_scores_of_decisions_that_weighed_it(seen: Seen) -> None:
+    told = seen.living.poise("decisions", "--json", "--limit", "50", "--node", "fast").value
+    seen.go("/nodes/fast")
+    caption = "Latest decisions for which"
+    rows = until(lambda: seen.rows(caption), "the scores are shown", seen.text)
+    wanted = [(one["revision"], made) for one in told[::-1] for made in one["made"]][:20]
+    for row, (revision, made) in zip(rows, wanted, strict=True):
+        assert (row[0], row[2]) == (str(revision), made["of"][0])
+        assert row[3] == "yes" if made["where"][0].split("[")[0] == "fast" else row[3].startswith("no: ")
+        assert float(row[4]) == pytest.approx(
+            sum(made["score"].values()) if row[3] == "yes" else made["instead_of"]["fast"]
+        )
+        assert all(term in row[5] for term in made["score"]) or row[3] != "yes"
+
+
+def test_services_show_what_the_gateway_reports(seen: Seen) -> None:
+    assert seen.serving is not None
+    seen.go("/services")
+    for number in range(5):
+        assert seen.serving.ask(number).value == 2 * number
+    caption = "Services and versions"
+    row = until(lambda: [row for row in seen.rows(caption) if int(row[7]) >= 5], "it is shown", seen.text)[0]
+    (told,) = seen.living.poise("services", "--json").value
+    assert row[:2] == [told["service"], f"{told['replicas']}/{told['started']}"] == ["app", "1/1"]
+    assert (row[8], row[10], row[16]) == (str(told["failed"]), "0", told["url"])
+    assert row[15].split(", ") == told["jobs"]
+    assert row[5].endswith("ms") and float(row[13]) >= 1
+    assert seen.figure("services") == "1"
+
+
+def test_training_shows_what_sessions_say(seen: Seen) -> None:
+    before = seen.client.job("learns").training[0]
+    seen.go("/training")
+    (row,) = until(lambda: seen.rows("Units that train"), "it is shown", seen.text)
+    after = seen.client.job("learns").training[0]
+    assert (row[0], row[1], row[3]) == (after.unit, "learns", "● running")
+    assert before.said.step <= int(row[4]) <= after.said.step
+    assert row[9] == f"{after.said.batch} {TIMES} {after.said.accumulation}" == f"16 {TIMES} 1"
+    assert row[8] == str(after.said.world) == "1"
+    assert row[7] in ("initial", "convergence", "fine-tuning")
+    assert float(row[10]) > 0
+    drawn = seen.wait("document.querySelector('svg.chart')?.getAttribute('aria-label')")
+    assert drawn.startswith(f"Loss of {after.unit} by step: ")
+    seen.go("/jobs/learns")
+    seen.wait("Number(document.querySelector('[data-figure=step]')?.textContent) > 0")
+    phases = until(lambda: seen.rows(f"Phases and batches of {after.unit}"), "they are shown", seen.text)
+    assert phases[0][:1] == ["1"] and {one[4] for one in phases} == {f"16 {TIMES} 1"}
+    seen.wait("document.querySelectorAll('svg.chart').length === 1")
+
+
+def test_energy_and_cost_are_those_of_the_report(seen: Seen) -> None:
+    seen.go("/energy")
+    seen.wait("document.querySelector('[data-figure=powered]')?.textContent === '4/4'")
+    told = seen.living.poise("report", "--since", "1h", "--json").value
+    nodes = {row[0]: row for row in seen.rows("Nodes, those with")}
+    assert list(nodes) == [one["node"] for one in told["nodes"]] == ["fast", "slow"]
+    assert 0 < sum(float(row[4][1:]) for row in nodes.values()) <= told["bill"]["price"] + 0.001
+    assert {row[0] for row in seen.rows("Jobs, those with")} == {one["id"] for one in told["jobs"]}
+    assert [row[0] for row in seen.rows("Tenants")] == ["default"]
+    assert {row[0] for row in seen.rows("Room that")} <= {one["cause"] for one in told["waste"]}
+    assert "poise report --since=1h" in seen.text()
+    seen.browser.evaluate(
+        "(() => { const field = document.querySelector('input[type=number]'); field.value = '1'; "
+        "field.dispatchEvent(new Event('change')); })()"
+    )
+    seen.wait("document.querySelector('main').textContent.includes('poise report --since=1h --co2=1')")
+    assert float(seen.figure("co2").split()[0]) == pytest.approx(float(seen.figure("energy").split()[0]), abs=0.001)
 
 
 def test_a_page_follows_what_happens_and_its_tab_opens_no_stream(seen: Seen) -> None:
@@ -194,7 +289,7 @@ def test_a_job_that_trains_shows_what_it_says(seen: Seen) -> None:
     assert seen.figure("world") == "2"
     assert seen.figure("resizes") == "yes"
     assert seen.figure("saved").startswith("step 40, ")
-    assert seen.figure("energy").startswith("1.0000 kWh")
+    assert seen.figure("energy").startswith("1.00 kWh")
 
 
 def test_a_thousand_reconnects_leave_nothing_behind(seen: Seen) -> None:
@@ -234,36 +329,102 @@ def test_everything_can_be_reached_by_keyboard(seen: Seen) -> None:
     seen.go("/now")
     seen.browser.press("Tab")
     assert seen.browser.evaluate("document.activeElement.textContent") == "Skip to the content"
-    names = []
+    names: list[str] = []
+    titles = seen.browser.evaluate("[...document.querySelectorAll('#views a')].map((one) => one.textContent)")
+    assert len(titles) == len(VIEWS)
     for _ in range(4 + len(VIEWS)):
         seen.browser.press("Tab")
         names.append(seen.browser.evaluate("document.activeElement.textContent"))
-    assert names[: 1 + len(VIEWS)] == [*("Poise", "Now", "Queue", "Jobs", "Nodes", "Timeline", "Decisions", "What-if")]
+    assert names[: 1 + len(VIEWS)] == ["Poise", *titles]
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 360])
+def no_barrier(seen: Seen) -> None:
+    seen.browser.evaluate(AXE.read_text())
+    found = "axe.run(document).then(({violations}) => violations.map(({id, nodes}) => [id, nodes[0].html]))"
+    assert seen.browser.evaluate(found) == [], seen.browser.evaluate("location.pathname")
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 360), ("dark", 1400)])
 def test_there_is_no_barrier_that_axe_finds(seen: Seen, theme: str, width: int) -> None:
     report = seen.client.job("report")
     seen.browser.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
     try:
-        for path in (*VIEWS, f"/jobs/{report.id}", "/nodes/fast", "/unknown"):
+        for path in (*VIEWS, f"/jobs/{report.id}", "/jobs/learns", "/nodes/fast", "/unknown"):
             seen.go(path)
             seen.browser.evaluate(f"document.documentElement.dataset.theme = {json.dumps(theme)}")
             seen.wait("document.getElementById('who').textContent !== ''")
-            seen.browser.evaluate(AXE.read_text())
-            found = seen.browser.evaluate(
-                "axe.run(document).then(({violations}) => violations.map(({id, nodes}) => [id, nodes[0].html]))"
-            )
-            assert found == [], (path, theme, width)
+            no_barrier(seen)
             wide = seen.browser.evaluate("document.documentElement.scrollWidth - innerWidth")
             assert wide <= 0, (path, "scrolls sideways")
     finally:
         seen.browser.call("Emulation.clearDeviceMetricsOverride")
 
 
+def test_an_incident_shows_its_cause_its_evidence_and_what_to_do(seen: Seen) -> None:
+    assert seen.client.incidents() == []
+    agent = holder(seen.living.home.nodes / "slow" / "lock")
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        until(seen.client.incidents, "it is an incident", seen.living.messages)
+        seen.go("/incidents")
+        row = until(lambda: seen.rows("Incidents"), "it is shown", seen.text)[0]
+        told = seen.client.incident(row[0])
+        assert row[1] == "! open"
+        assert row[2] == str(told.cause.element) == "node slow"
+        seen.browser.evaluate(f"document.querySelector('main a[href=\"/incidents/{told.id}\"]').click()")
+        seen.wait("Boolean(document.getElementById('hint'))")
+
+        def is_shown() -> bool:
+            now, text = seen.client.incident(told.id), seen.text()
+            lines = (now.hint, *now.evidence, *now.done, *(step.text for step in now.timeline), *now.nodes)
+            return all(line in text for line in lines) and f"{now.cause.score:.2f}" in text
+
+        until(is_shown, "all of it is shown", seen.text)
+        no_barrier(seen)
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    until(lambda: {node.status for node in seen.client.nodes()} == {"up"}, "it is back", seen.living.messages)
+
+
 def test_no_page_has_written_an_error_to_the_console(seen: Seen) -> None:
     assert seen.browser.errors == []
+
+
+def test_a_page_that_is_kept_shows_what_was_and_any_moment_of_it_without_a_server(seen: Seen, tmp_path: Path) -> None:
+    recording = Recording(link(seen.living)["link"])
+    jobs = [job.id for job in seen.client.jobs()]
+    job = seen.living.poise("submit", "--name", "soon", "--", "sleep", "1000").text.strip()
+    until(lambda: job in str(recording.heard()), "it is recorded")
+    assert seen.living.poise("cancel", job).code == 0
+    until(lambda: "cancelled" in str(recording.heard()), "its end is, too")
+    file = tmp_path / "kept.html"
+    file.write_text(recording.page("Kept", [*jobs, job], ["fast", "slow"]))
+    before = len(seen.browser.errors)
+    seen.browser.open(file)
+    seen.wait("document.querySelector('[data-figure=nodes_up]')?.textContent === '2'")
+    shown = "document.querySelector('h1').textContent"
+    for name, title in (
+        ("jobs", "Jobs"),
+        ("training", "Training"),
+        ("energy", "Energy and cost"),
+        ("timeline", "Timeline"),
+    ):
+        seen.browser.evaluate(f"document.querySelector('nav a[href=\"/{name}\"]').click()")
+        seen.wait(f"{shown} === '{title}' && document.querySelectorAll('tbody tr').length > 0")
+    seen.browser.evaluate(f"location.hash = '#/jobs/{job}'")
+    seen.wait(f"{shown} === '{job}' && document.querySelector('.badge')?.textContent.includes('cancelled')")
+    seen.browser.evaluate("document.querySelector('nav a[href=\"/jobs\"]').click()")
+    row = f"(document.querySelector('tr[data-key={job}]')?.textContent ?? '')"
+    seen.wait(f"{row}.includes('cancelled')")
+    press(seen, "Past")
+    seen.wait("document.getElementById('past').textContent.includes('Move the slider')")
+    seen.browser.evaluate(
+        "(() => { const slider = document.getElementById('moment'); slider.value = 0; "
+        "slider.dispatchEvent(new Event('input')); })()"
+    )
+    seen.wait(f"document.getElementById('past').textContent.includes('poise ls --at') && !{row}")
+    assert seen.browser.errors[before:] == []
+    seen.go("/now")
 
 
 def test_a_control_plane_that_is_killed_and_comes_back(seen: Seen) -> None:
@@ -302,6 +463,11 @@ def test_a_tenant_sees_theirs_and_nothing_after_the_token_was_revoked(seen: Seen
     devices = until(lambda: seen.rows("Devices"), "the devices are shown", seen.text)
     assert {row[2] for row in devices} == {"work of another tenant"}
     assert "train" not in seen.text()
+    for name in ("services", "training"):
+        assert seen.browser.evaluate(f"fetch('/data/{name}').then((answer) => answer.json())") == []
+    spent = seen.browser.evaluate("fetch('/data/spent').then((answer) => answer.json())")
+    assert [one["tenant"] for one in spent["tenants"]] == ["ann"] and [one["id"] for one in spent["jobs"]] == [job]
+    assert (spent["nodes"], spent["waste"], spent["bill"]) == ([], [], None)
     assert seen.browser.evaluate("fetch('/data/job?job=train').then((answer) => answer.status)") == 404
     assert seen.living.poise("token", "rm", added["id"]).code == 0
     seen.wait("document.querySelector('h1').textContent === 'Access has ended'")

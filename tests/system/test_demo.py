@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from browser import running
 from needed import needs
+
+from system.living import until
 
 needs("sklearn", "demo")
 
@@ -23,3 +26,12 @@ def test_every_promise_of_the_demo_is_kept(tmp_path: Path) -> None:
     page = (tmp_path / told["page"]).read_text()
     assert "kill -9: the control plane" in page
     assert "round-robin" in page
+    assert "dashboard: http://127.0.0.1:" in done.stderr
+    kept = tmp_path / told["dashboard"]
+    with running() as browser:
+        browser.open(kept)
+        shown = "document.querySelector('[data-figure=nodes_up]')?.textContent === '2'"
+        until(lambda: browser.evaluate(shown), "it shows the fleet")
+        browser.evaluate("document.querySelector('nav a[href=\"/training\"]').click()")
+        until(lambda: browser.evaluate("document.querySelectorAll('tbody tr').length === 1"), "training is there")
+        assert browser.errors == []

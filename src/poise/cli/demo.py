@@ -46,7 +46,8 @@ def demo(as_json: bool, keep: bool, report: Path, examples: Path | None) -> int:
 
     Live, a service answers a steady load, elastic training uses every idle device and gives way to an urgent job with a
     deadline; then a worker, an agent and the control plane are killed with kill -9. The devices are declared and their
-    speeds emulated; no GPU is needed. The twin runs the trace under poise, fifo, static and round-robin. Exits with 2
+    speeds emulated; no GPU is needed. While it runs, it prints a link to the dashboard, and it keeps a page of the
+    dashboard beside the report. The twin runs the trace under poise, fifo, static and round-robin. Exits with 2
     if a promise of the live part was not kept.
     """
     if examples is not None:
@@ -78,14 +79,18 @@ def demo(as_json: bool, keep: bool, report: Path, examples: Path | None) -> int:
         for part in twin_parts(rows):
             out.print(part)
     write_page(report, render(told, comparison), "--report")
+    dashboard = report.with_name(f"{report.stem}-dashboard.html")
+    write_page(dashboard, told.dashboard, "--report")
     if as_json:
-        print_json({"live": _public(told), "twin": rows, "page": str(report)})
+        print_json({"live": _public(told), "twin": rows, "page": str(report), "dashboard": str(dashboard)})
     return 0 if told.kept else 2
 
 
 def _public(told: "Live") -> dict[str, Any]:
     """What came of the live part, without who held what when."""
-    value = {name: getattr(told, name) for name in told.__struct_fields__ if name not in ("scene", "report")}
+    value = {
+        name: getattr(told, name) for name in told.__struct_fields__ if name not in ("scene", "report", "dashboard")
+    }
     return {**value, "kept": told.kept, "story": told.scene.moments}
 
 

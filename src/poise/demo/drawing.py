@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 CELLS = 72
 """Of the strip that shows who held a device."""
 
-ABOVE_STORY = 10
+ABOVE_STORY = 11
 """Lines of the picture that are not of the story."""
 
 MARKS = {"service": ("░", "blue"), "training": ("▒", "cyan"), "urgent": ("█", "magenta"), "": ("·", "dim")}
@@ -27,10 +27,13 @@ STYLES = {"service": "blue", "training": "cyan", "urgent": "magenta", "kill": "r
 def shown(console: Console) -> "Iterator[Callable[[Scene], None]]":
     """In a terminal a picture that is drawn again and again, elsewhere a line for each thing that happens."""
     if not console.is_terminal:
-        told = 0
+        told, linked = 0, False
 
         def tell(scene: "Scene") -> None:
-            nonlocal told
+            nonlocal told, linked
+            if scene.link and not linked:
+                console.print(_look(scene), soft_wrap=True)
+                linked = True
             for moment in scene.moments[told:]:
                 console.print(_line(moment), soft_wrap=True)
             told = len(scene.moments)
@@ -41,9 +44,15 @@ def shown(console: Console) -> "Iterator[Callable[[Scene], None]]":
 
         def redraw(scene: "Scene") -> None:
             latest = scene.moments[-max(1, console.height - ABOVE_STORY) :]
-            redrawn.update(Group(strips(scene), Text(scene.status, style="dim"), *map(_line, latest)), refresh=True)
+            above = [_look(scene)] if scene.link else []
+            below = Text(scene.status, style="dim"), *map(_line, latest)
+            redrawn.update(Group(*above, strips(scene), *below), refresh=True)
 
         yield redraw
+
+
+def _look(scene: "Scene") -> Text:
+    return Text(f"dashboard: {scene.link}", style="bold", no_wrap=True, overflow="ignore")
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------

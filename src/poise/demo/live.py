@@ -26,6 +26,7 @@ import numpy as np
 from poise.client import Client
 from poise.config import Home
 from poise.control.start import kept_environment
+from poise.dashboard.keeping import Recording
 from poise.decoding import json_decoder
 from poise.demo.serving import Clients
 from poise.drivers.lock import holder
@@ -82,12 +83,15 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
-    """What a viewer sees: who has held which device at each look so far, the story, and how things are (`status`)."""
+    """What a viewer sees: who has held which device at each look so far, the story, and how things are (`status`).
+    `link` opens the dashboard once.
+    """
 
     at: float
     held: tuple[tuple[float, Mapping[str, str]], ...]
     moments: tuple[Moment, ...]
     status: str = ""
+    link: str = ""
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +129,8 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
     """What came of the live part. `use` is the part of the devices that was held while training was there, `restarted`
-    names tasks that were started again although only an agent or the control plane was killed.
+    names tasks that were started again although only an agent or the control plane was killed. `dashboard` is a page
+    of the dashboard that was kept.
     """
 
     seconds: float
@@ -137,6 +142,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     use: float
     scene: Scene
     report: RunReport
+    dashboard: str
 
     @property
     def kept(self) -> bool:
@@ -153,18 +159,20 @@ def run(folder: Path, show: Show) -> Live:
     stage = Stage(folder, show)
     stage.say("by hand: the same scripts run without Poise first, for the results to compare with")
     expected = by_hand(stage.work)
-    stage.poise("up", "--fleet", str(FLEET), "--port", "0")
+    stage.poise("up", "--fleet", str(FLEET), "--port", "0", "--dashboard")
     try:
+        recording = stage.watch()
         stage.say("up: 2 fast and 2 slow devices; they are declared, and their speeds are emulated")
         with served(stage) as asker:
             stage.play(asker)
             asker.stop()  # once what was asked is answered: a question on its way is not late yet
             service = asker.outcome()
+            kept = stage.kept(recording)
         report = json_decoder(RunReport).decode(stage.poise("report", "--json"))
     finally:
         stage.client.close()
         stage.poise("down", "--cancel")
-    return stage.outcome(service, expected, report)
+    return stage.outcome(service, expected, report, kept)
 
 
 # --- by hand ---
@@ -312,6 +320,7 @@ class Stage:
         self._workers: list[int] = []
         self._killed: list[str] = []
         self._restarted: list[str] = []
+        self._link = ""
 
     @property
     def at(self) -> float:
@@ -335,6 +344,15 @@ class Stage:
         """The environment of a user who has this home."""
         own = {name: value for name, value in os.environ.items() if not name.startswith("POISE_")}
         return own | {"POISE_HOME": str(self.home.root)}
+
+    def watch(self) -> Recording:
+        """Record what the dashboard shows, and make a link for whoever looks on."""
+        first, self._link = (json.loads(self.poise("dashboard", "--json"))["link"] for _ in range(2))
+        return Recording(first)
+
+    def kept(self, recording: Recording) -> str:
+        """The page of the dashboard, with what was recorded."""
+        return recording.page("poise demo", (job.id for job in self.client.jobs()), ("fast", "slow"))
 
     def play(self, asker: Asker) -> None:
         """Tell everything from the start of training to its end."""
@@ -506,10 +524,14 @@ class Stage:
         if "training" in self._jobs and not self._is_over("training"):
             status.append(f"training: {_workers(self._count)}, {count_steps(self._jobs['training'])}")
         return Scene(
-            at=round(self.at, 1), held=tuple(self._held), moments=tuple(self._moments), status="   ".join(status)
+            at=round(self.at, 1),
+            held=tuple(self._held),
+            moments=tuple(self._moments),
+            status="   ".join(status),
+            link=self._link,
         )
 
-    def outcome(self, service: Served, expected: Mapping[str, Any], report: RunReport) -> Live:
+    def outcome(self, service: Served, expected: Mapping[str, Any], report: RunReport, dashboard: str) -> Live:
         """What came of it all."""
         training, urgent = self._jobs["training"], self._jobs["urgent"]
         trained, labelled = _result(training), _result(urgent)
@@ -538,6 +560,7 @@ class Stage:
             use=round(sum(map(len, there)) / (len(DEVICES) * max(1, len(there))), 3),
             scene=self._scene(),
             report=report,
+            dashboard=dashboard,
         )
 
 

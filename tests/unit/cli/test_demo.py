@@ -13,7 +13,7 @@ from rich.console import Console
 from poise.cli.main import main
 from poise.demo import compared, live
 from poise.demo.compared import Standing
-from poise.demo.drawing import live_parts, strips, twin_parts
+from poise.demo.drawing import live_parts, shown, strips, twin_parts
 from poise.demo.live import Live, Moment, Scene, Served, Trained, Urgent
 from poise.demo.promises import promises
 from poise.model.history import RunReport, Spread, Use
@@ -46,6 +46,7 @@ TOLD = Live(
     use=0.95,
     scene=SCENE,
     report=REPORT,
+    dashboard="<title>kept</title>",
 )
 STANDINGS = [
     Standing(policy="poise", met=2, deadlines=2, urgent_wait=0, other_wait=9, completion=9, held=0.5, preempted=4),
@@ -66,6 +67,17 @@ def test_strips_show_who_held_a_device_and_when_something_was_killed() -> None:
     assert lines["fast 0"] == "·" * 35 + "▒" * 18 + "█" * 19
     assert lines["slow 0"] == "░" * 53 + "·" * 19
     assert lines["kill -9"] == " " * 36 + "✕"
+
+
+def test_the_link_of_the_dashboard_is_printed_once_while_it_runs() -> None:
+    console = Console(file=StringIO(), width=40)
+    with shown(console) as show:
+        show(SCENE)
+        for _ in range(2):
+            show(msgspec.structs.replace(SCENE, link="http://127.0.0.1:7719/#link=abcdefghijklmnopqrstuvwxyz"))
+    assert isinstance(console.file, StringIO)
+    said = console.file.getvalue().splitlines()
+    assert said.count("dashboard: http://127.0.0.1:7719/#link=abcdefghijklmnopqrstuvwxyz") == 1
 
 
 def test_a_promise_that_was_not_kept_says_so() -> None:
@@ -108,6 +120,7 @@ def test_json_is_one_value_beside_the_page(
     captured = capsys.readouterr()
     value = json.loads(captured.out)
     assert value["live"]["kept"] is kept
+    assert Path(value["dashboard"]).read_text() == "<title>kept</title>"
     assert [row["policy"] for row in value["twin"]] == ["poise", "fifo"]
     assert "kill -9: the agent" in captured.err
     assert "kill -9: the agent" in page.read_text()

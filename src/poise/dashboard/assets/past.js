@@ -3,6 +3,7 @@
 // `state` is what the stream would have shown at that moment, null for now; `changed` is called when it is another one.
 
 import { clock, code, el } from "./dom.js";
+import * as place from "./place.js";
 
 const SETTLED = 150; // milliseconds after the last movement, before the moment is asked for
 const STEPS = 1000;
@@ -31,7 +32,7 @@ export class Past {
 
   // The moment of the address, if it has one.
   async begin() {
-    const given = Number(new URLSearchParams(location.search).get("at"));
+    const given = place.moment();
     if (given > 0 && Number.isFinite(given)) await this.open(given);
   }
 

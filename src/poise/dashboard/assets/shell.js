@@ -1,6 +1,7 @@
 // The frame around the views: the way in, the stream, the navigation, the theme, and what to say when something is wrong.
 
 import { code, el } from "./dom.js";
+import * as place from "./place.js";
 import { EMPTY, Stream, apply } from "./stream.js";
 import { Past } from "./past.js";
 import { VIEWS } from "./views.js";
@@ -28,23 +29,27 @@ async function ask(name, parameters = {}) {
 }
 
 // Of a past moment only what the log holds can be asked for.
-const LIVE_ONLY = { explanation: "poise explain JOB", log: "poise logs JOB", profile: "poise profile", "why-not": "poise why-not JOB NODE" };
+const LIVE_ONLY = {
+  explanation: "poise explain JOB", log: "poise logs JOB", profile: "poise profile", "why-not": "poise why-not JOB NODE",
+  incidents: "poise incidents --all", incident: "poise incidents INCIDENT", services: "poise services",
+};
+const OF_A_MOMENT = { job: "past-job", training: "training", spent: "spent" };
 
 async function data(name, parameters = {}) {
   const at = past.at();
   if (at === null) return ask(name, parameters);
   if (LIVE_ONLY[name]) throw new Error(`This is not shown for a past moment. For the present: ${LIVE_ONLY[name]}`);
-  return name === "job" ? ask("past-job", { ...parameters, at }) : ask(name, parameters);
+  return OF_A_MOMENT[name] ? ask(OF_A_MOMENT[name], { ...parameters, at }) : ask(name, parameters);
 }
 
 function go(path) {
-  history.pushState(null, "", past.kept(path));
+  place.go(past.kept(path));
   open();
 }
 
 // Another moment is shown, or the present one again.
 const past = new Past(document.getElementById("past"), document.getElementById("look-back"), ask, () => {
-  history.replaceState(null, "", past.kept(location.pathname));
+  place.stay(past.kept(place.path()));
   if (!view || ended) return;
   if (view.rest.length) open();
   else view.update?.(shown(), new Set(Object.keys(shown())));
@@ -53,7 +58,7 @@ const shown = () => past.state ?? state;
 
 function open() {
   leave();
-  const path = location.pathname === "/" ? VIEWS[0].path : location.pathname;
+  const path = place.path() === "/" ? VIEWS[0].path : place.path();
   const module = find(path);
   for (const one of document.querySelectorAll("#views a")) {
     if (one.getAttribute("href") === module?.path) one.setAttribute("aria-current", "page");
@@ -65,7 +70,7 @@ function open() {
     document.title = "Unknown page · Poise";
     element.append(
       el("h1", {}, "Unknown page"),
-      el("p", {}, "This version of the dashboard has no page ", code(location.pathname), "."),
+      el("p", {}, "This version of the dashboard has no page ", code(path), "."),
       el("p", {}, "It has: ", VIEWS.flatMap((one, at) => [at ? ", " : "", el("a", { href: one.path }, one.title)])),
     );
     return;
@@ -92,8 +97,8 @@ document.getElementById("views").append(...VIEWS.map((one) => el("li", {}, el("a
 document.addEventListener("click", (event) => {
   const target = event.target.closest("a");
   if (!target || target.origin !== location.origin || target.hasAttribute("download") || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
-  if (target.hash && target.pathname === location.pathname) return;
   event.preventDefault();
+  if (target.hash && target.pathname === location.pathname) { document.querySelector(target.hash)?.focus(); return; }
   go(target.pathname);
   main.focus();
 });
