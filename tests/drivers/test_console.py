@@ -241,7 +241,7 @@ def test_a_command_beside_that_is_gone_before_its_task_is_says_the_same(connect:
     """The memory of the task takes a while to give back, once both are killed."""
     line = connect()
     line.run("main", sys.executable, "-c", "import time; x = b'x' * (500 << 20); print(1, flush=True); time.sleep(60)")
-    wait_until(lambda: written(line, "main"))
+    wait_until(lambda: bool(written(line, "main")))
     beside(line, "x1", "echo here; sleep 60")
     line.until("said")
     line.say("stop", ["j1.main", 1])
