@@ -36,6 +36,7 @@ class Recording:
     def __init__(self, link: str) -> None:
         self._url, _, secret = link.partition("#link=")
         self._place = urlsplit(self._url)
+        self._cookie = ""
         answer = self._ask("POST", "/session", msgspec.json.encode({"link": secret}))
         self._cookie = answer.headers["set-cookie"].partition(";")[0]
         self._changes: list[tuple[float, Any]] = []
@@ -95,8 +96,7 @@ class Recording:
         return Connection(socket.create_connection((self._place.hostname or "", self._place.port or 0), SECONDS))
 
     def _headers(self) -> dict[str, str]:
-        cookie = getattr(self, "_cookie", "")
-        return {"Host": self._place.netloc, **({"Cookie": cookie} if cookie else {})}
+        return {"Host": self._place.netloc, **({"Cookie": self._cookie} if self._cookie else {})}
 
 
 class _Told(msgspec.Struct, frozen=True):

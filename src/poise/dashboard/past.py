@@ -25,6 +25,7 @@ from poise.errors import Busy, Forbidden, SpecError
 from poise.kernel.courses import POINTS
 from poise.kernel.explain import job_report, node_report
 from poise.kernel.find import find, found_report, listed
+from poise.kernel.ledger import JobState
 from poise.kernel.overview import Rates, overview
 from poise.kernel.trace_events import trace
 from poise.kernel.visible import Sight
@@ -38,8 +39,11 @@ from poise.units import SECOND
 RECENT = 15 * 60.0
 """Seconds that a picture shows unless it is told since when."""
 
-MAX_COURSES, MAX_HEARD, FEW_POINTS = 64, 16, 60
-"""Units whose training is told; jobs that are asked how theirs is now; points of each, where there are several."""
+MAX_COURSES, FEW_POINTS = 64, 60
+"""Units whose training is told, and points of each where there are several."""
+
+MAX_HEARD, MAX_TASKS = 16, 256
+"""Jobs that are asked how their training is now, and the tasks that one of them may have: larger reports are dear."""
 
 MOST_ROWS, MOST_PIXELS, MOST_ROUNDS = 400, 4000, 200
 
@@ -193,19 +197,21 @@ class LookingBack:
         """
         bearer, at = bearer_of(client), number(asked, "at", 0.0)
 
-        def told(book: Book) -> list[Course]:
+        def told(book: Book) -> tuple[list[Course], list[str]]:
             jobs, sight = _jobs(book, asked, bearer), Sight(book.ledger, bearer)
             shown = (one for one in book.courses.latest() if sight.shows(_job_of(one.unit)))
             chosen = (one for one in shown if not jobs or _job_of(one.unit) in jobs)
             courses = (course_of(one, book.ledger, at or inf, POINTS if jobs else FEW_POINTS) for one in chosen)
-            return list(islice(filter(None, courses), MAX_COURSES))
-
-        found = self._chronicle.ask(told)
-        if not at:
+            found = list(islice(filter(None, courses), MAX_COURSES))
             running = dict.fromkeys(_job_of(one.unit) for one in found if one.runs)
-            heard = {one.unit: one for job in islice(running, MAX_HEARD) for one in client.job(job).training}
-            found = [heard_now(one, heard[one.unit]) if one.unit in heard else one for one in found]
-        return found
+            small = (job for job in running if _count_tasks(book.ledger.jobs[job]) <= MAX_TASKS)
+            return found, list(islice(small, MAX_HEARD))
+
+        found, running = self._chronicle.ask(told)
+        if at:
+            return found
+        heard = {one.unit: one for job in running for one in client.job(job).training}
+        return [heard_now(one, heard[one.unit]) if one.unit in heard else one for one in found]
 
     def _at(self, asked: Asked) -> Past:
         wall = max(0.0, number(asked, "at", time.time()))
@@ -234,6 +240,10 @@ class LookingBack:
 
 def _too_large() -> Busy:
     return Busy("the trace is too large for a page", hint="`poise timeline --trace FILE`")
+
+
+def _count_tasks(job: JobState) -> int:
+    return sum(len(unit.tasks) for unit in job.units)
 
 
 def _job_of(unit: str) -> str:

@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -20,10 +21,12 @@ from poise.drivers.sqlite import SqliteStore
 from poise.errors import Busy, Conflict, NotFound
 from poise.kernel.ledger import Ledger
 from poise.kernel.slices import Slices
-from poise.model.events import Event, decode_event, encode_event
-from poise.model.reports import WhoReport
+from poise.model.events import Event, TrainingTold, decode_event, encode_event
+from poise.model.reports import TrainingReport, WhoReport
 from poise.model.tenants import HOME
+from poise.model.training import Training
 from poise.testing import WALL, World
+from unit.kernel.test_training import running, said
 
 PATIENCE = 30.0
 
@@ -187,3 +190,28 @@ def test_a_trace_that_is_too_large_is_refused_before_it_is_made(home: Home, monk
     monkeypatch.setattr(Slices, "window", lambda *_, **__: pytest.fail("it is made"))
     with pytest.raises(Busy, match="too large"):
         back.trace(client, asked)
+
+
+def test_training_is_that_of_the_log_up_to_a_moment_and_of_now_as_it_is_said(home: Home) -> None:
+    world = said(said(running()).after("60s"), step=900, phase="convergence").after("60s")
+    with closing(store_of(home)) as store:
+        store.append(world.log, expected=0)
+    first, last = [event for event in world.log if isinstance(event, TrainingTold)]
+    wall = world.ledger.leader.wall
+
+    class Live(Viewer):
+        def job(self, name: str) -> Any:
+            now = TrainingReport(unit="j1.main", heard=wall(world.now), said=Training(step=950))
+            return SimpleNamespace(training=(now,) if name == "j1" else ())
+
+    back, client = LookingBack(home), cast(Client, Live())
+    assert back.training(client, {"at": str(wall(first.at) - 1)}) == []
+    (then,) = back.training(client, {"at": str(wall(last.at) - 1)})
+    assert (then.unit, then.name, then.said.step, [point[1] for point in then.points]) == (
+        "j1.main",
+        "train",
+        100,
+        [100],
+    )
+    (now,) = back.training(client, {"job": "train"})
+    assert (now.said.step, [point[1] for point in now.points], now.runs) == (950, [100, 900, 950], True)
