@@ -47,7 +47,7 @@ demo: setup      ## a deadline, elastic training, a service and kill -9, then a 
 	$(BIN)/poise demo
 
 demo-serve: setup  ## a live service under a load that rises beyond what it can do, with a page of curves (serving.html)
-	$(BIN)/python -m poise.demo.serving
+	$(BIN)/python -m poise_lab.demo.serving
 
 lock:            ## pin what `make setup` installs anew, with hashes, in requirements.lock (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade \

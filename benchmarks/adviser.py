@@ -22,7 +22,7 @@ from typing import Any
 import links
 from harness import Figure, absent, program, say
 
-from poise.policy.advise import WORTH
+from poise_train.policy.advise import WORTH
 
 TIE = WORTH
 NEEDED = 80.0
@@ -85,7 +85,7 @@ def work(folder: str, cases: list[tuple[str, int]]) -> None:
     """One rank: all cases for one number of workers."""
     import msgspec
 
-    from poise.train.advise import Adviser
+    from poise_train.advise import Adviser
 
     for number, (model, rate) in enumerate(cases):
         links.limit(rate)

@@ -16,8 +16,8 @@ Requests come when they came, to the gateways in turn. There is no queue: a mode
 by the gateways' own `Cache`, 64 MiB each and for five minutes (of four gateways for an hour as well), and by one that
 stands for the Redis, with no bound but the time; what was not answered yet is not kept yet. Who asks what is being
 asked waits for that: within its gateway, and with a Redis in all of them, where it looks again after the pauses of
-`gateway/shared_answers.py`. What a look into a Redis takes, and what a gateway computes for it, is measured at a real
-one (`make servers`) by the gateways' own client; with `--look` it is as said, and the same comes out everywhere.
+`poise_serve/shared_answers.py`. What a look into a Redis takes, and what a gateway computes for it, is measured at a
+real one (`make servers`) by the gateways' own client; with `--look` it is as said, and the same comes out everywhere.
 
 Then the same blocks at one gateway, beside another tenant which asks ten times as often and never the same twice: how
 many of the first one's are hits with one list for all, and with a fair share for each.
@@ -41,11 +41,11 @@ from typing import NamedTuple
 import harness
 from harness import Figure, percentile
 
-from poise.drivers.redis import Away, Redis
-from poise.gateway.shared_answers import PATIENCE, PAUSES
-from poise.kernel.cache import Cache
-from poise.twin.traces.requests import PACES
 from poise.units import HOUR, MILLISECOND, MINUTE, SECOND, format_duration, parse_duration
+from poise_lab.traces.requests import PACES
+from poise_serve.kernel.cache import Cache
+from poise_serve.redis import Away, Redis
+from poise_serve.shared_answers import PATIENCE, PAUSES
 
 TRACE = Path("../shared/data/mooncake-fast25/synthetic.csv")
 GATEWAYS = (1, 4, 16)

@@ -64,8 +64,8 @@ class Subject:
 def measure(rounds: int, width: int, layers: int) -> list[Figure]:
     import torch
 
-    from poise.policy.checkpoints import Keep
-    from poise.train.checkpoints import Checkpoints
+    from poise_train.checkpoints import Checkpoints
+    from poise_train.policy.checkpoints import Keep
 
     subject = Subject(width, layers)
     stalls: dict[str, list[float]] = {"torch.save": [], "poise": [], "poise, at once": []}

@@ -35,8 +35,8 @@ from poise.model.jobs import Task, Unit
 from poise.model.resources import Device, Node, Shape
 from poise.model.workload import Arrival, Steady, Truth, Workload
 from poise.policy.suites import policy_named
-from poise.twin.trial import simulate
 from poise.units import HOUR, MILLISECOND, MINUTE, SECOND
+from poise_lab.trial import simulate
 
 POLICIES = "static,random,round-robin,weighted-round-robin,least-loaded,fifo,sjf,srtf,las,mlfq,poise"
 MEAN = 0.2

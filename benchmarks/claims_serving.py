@@ -49,16 +49,16 @@ import msgspec
 import yaml
 from harness import Figure, say
 
-from poise.engine.serving import FrontTwin, Load, Open, Request, ServiceTwin, Story, Trial
 from poise.model.scaling import ScaleRules
 from poise.model.servers import Server, Serving, Speed
 from poise.model.serving import Limits
 from poise.model.serving_upstreams import Front, compile_upstreams
 from poise.policy.replicas import scaler_named
-from poise.policy.route import router_named
-from poise.twin.rehearsal import Figures, figures
-from poise.twin.traces.loads import Wanted, asking, load_of, parse
 from poise.units import DAY, HOUR, MILLISECOND, SECOND
+from poise_lab.engine.serving import FrontTwin, Load, Open, Request, ServiceTwin, Story, Trial
+from poise_lab.rehearsal import Figures, figures
+from poise_lab.traces.loads import Wanted, asking, load_of, parse
+from poise_serve.policy.route import router_named
 
 MEAN = 145
 """Milliseconds of a request on the fastest device."""

@@ -4,8 +4,8 @@
 
 Four ranks of one thread each, on nodes of their own whose links are limited by the kernel's token bucket (`links.py`).
 Sums of gradients and gathers of several sizes are measured with 2, 3 and 4 of them at several rates. Fitted is the
-model of `poise.policy.communication` to those of 2 and 4 workers at the lowest and the highest rate, and to every other
-size; all others are foreseen: with 3 workers, at the rate between, of the sizes between.
+model of `poise_train.policy.communication` to those of 2 and 4 workers at the lowest and the highest rate, and to every
+other size; all others are foreseen: with 3 workers, at the rate between, of the sizes between.
 
 The projection is of the model only: nothing of it was measured. It takes a node of the claim's (1,800 samples/s of
 ResNet-50 alone, 25.6 million weights in buckets that become ready evenly over backward, two thirds of a step) and
@@ -26,7 +26,7 @@ import links
 import msgspec
 from harness import Figure, absent, program, say
 
-from poise.policy.communication import Costs, Message, Timing, Work, fitted, seconds, step_seconds
+from poise_train.policy.communication import Costs, Message, Timing, Work, fitted, seconds, step_seconds
 
 WORLDS = (2, 3, 4)
 RATES = (50.0, 100.0, 200.0)

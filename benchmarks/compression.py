@@ -56,8 +56,8 @@ def train(model_name: str, exchange_name: str, seed: int, epochs: int) -> dict[s
     from torch.utils.data import TensorDataset
 
     import poise
-    from poise.train.advise import exchange_named
-    from poise.train.local import LocalSGD
+    from poise_train.advise import exchange_named
+    from poise_train.local import LocalSGD
 
     torch.set_num_threads(1)
     torch.manual_seed(seed)

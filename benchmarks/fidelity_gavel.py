@@ -45,10 +45,10 @@ from poise.model.workload import Workload
 from poise.policy.rounds import Claim, Entry, Rounds, Stage, first_entry
 from poise.policy.shares import Allocate, finish_time_fair, first_come, max_min, min_makespan
 from poise.policy.suites import ClusterPolicy, policy_named
-from poise.twin.traces.formats import read_trace
-from poise.twin.traces.options import Options
-from poise.twin.trial import simulate
 from poise.units import HOUR, SECOND
+from poise_lab.traces.formats import read_trace
+from poise_lab.traces.options import Options
+from poise_lab.trial import simulate
 
 ROUND = 360 * SECOND
 WITHIN = 0.05

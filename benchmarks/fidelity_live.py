@@ -39,10 +39,10 @@ from poise.kernel.controller import Settings
 from poise.kernel.ledger import Ledger
 from poise.model.events import Event, Finished, JobSubmitted, Placed, Round, Started, decode_event
 from poise.policy.suites import policy_named
-from poise.twin.traces.options import Options
-from poise.twin.traces.poiselog import read
-from poise.twin.what_if import recorded
 from poise.units import SECOND
+from poise_lab.traces.options import Options
+from poise_lab.traces.poiselog import read
+from poise_lab.what_if import recorded
 
 POLICY = "poise"
 MAKESPAN_WITHIN, WAIT_WITHIN = 0.05, 0.10

@@ -22,10 +22,10 @@ import clusters
 
 from poise.kernel.controller import Settings
 from poise.policy.suites import policy_named
-from poise.twin.traces.formats import read_trace
-from poise.twin.traces.options import Options
-from poise.twin.trial import simulate
 from poise.units import MINUTE, SECOND
+from poise_lab.traces.formats import read_trace
+from poise_lab.traces.options import Options
+from poise_lab.trial import simulate
 
 NODES, PER_NODE = 16, 4
 PEERS = {"tiresias": "tiresias", "goodput": "pollux", "las": "tiresias"}

@@ -33,11 +33,11 @@ from poise.kernel.controller import Settings
 from poise.model.workload import Workload
 from poise.policy.rounds import Rounds
 from poise.policy.shares import finish_time_fair, max_min, min_makespan
-from poise.twin.traces.formats import read_trace
-from poise.twin.traces.options import Options
-from poise.twin.traces.rates import Size, read_table
-from poise.twin.trial import simulate
 from poise.units import SECOND
+from poise_lab.traces.formats import read_trace
+from poise_lab.traces.options import Options
+from poise_lab.traces.rates import Size, read_table
+from poise_lab.trial import simulate
 
 TURN = 120 * SECOND
 RENEWED = 1000 * SECOND

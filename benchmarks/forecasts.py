@@ -33,6 +33,7 @@ import msgspec
 from clusters import nodes_of
 from harness import say
 
+from poise.control.forecast import Checked, Coverage, check
 from poise.drivers.logfile import open_log
 from poise.drivers.plugins import policy_of
 from poise.engine.lookahead import Bounds, Range
@@ -43,11 +44,10 @@ from poise.model.events import Event, decode_event
 from poise.model.resources import Node
 from poise.model.workload import Seats, Workload
 from poise.policy.suites import policy_named
-from poise.twin.forecast import Checked, Coverage, check
-from poise.twin.traces.formats import read_trace
-from poise.twin.traces.options import Information, Options
-from poise.twin.traces.synthetic import Synthetic, generate
 from poise.units import SECOND
+from poise_lab.traces.formats import read_trace
+from poise_lab.traces.options import Information, Options
+from poise_lab.traces.synthetic import Synthetic, generate
 
 LEAST, MOST = 0.75, 0.85
 MEDIAN, SPREAD = 600.0, 1.3

@@ -29,9 +29,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import poise
-from poise.train.energy import Meter
-from poise.train.exchange import Bucket, Plain
-from poise.train.memory import Budget
+from poise_train.energy import Meter
+from poise_train.exchange import Bucket, Plain
+from poise_train.memory import Budget
 
 MIB = 1 << 20
 CAP = 8

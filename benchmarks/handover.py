@@ -3,7 +3,7 @@
     python benchmarks/handover.py [--rounds 9] [--shared-from BYTES] [--json FILE]
 
 One request at a time, of one size there and back, to a model that gives back what it got: nothing else is paid for.
-*shared*: `gateway/service.py` and a replica process as they are. *socket*: the same two with the limit from which
+*shared*: `poise_serve/service.py` and a replica process as they are. *socket*: the same two with the limit from which
 bodies are shared raised out of reach (`--shared-from 1` shares bodies of all sizes: so that limit was found). *TCP*:
 the bare bytes to a process that sends them back over loopback, without anything around them: the least that a network
 path between the two would cost on this machine. The paths are taken in turn in every round; each figure is the median
@@ -28,12 +28,12 @@ from pathlib import Path
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from poise.gateway import shared
-from poise.gateway.service import Service
-from poise.gateway.service_metrics import Registry, ServiceMetrics
-from poise.gateway.wire import Answer
-from poise.kernel.batcher import Refuse
 from poise.model.serving import Limits
+from poise_serve import shared
+from poise_serve.kernel.batcher import Refuse
+from poise_serve.service import Service
+from poise_serve.service_metrics import Registry, ServiceMetrics
+from poise_serve.wire import Answer
 
 SIZES = [1 << 10, 16 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 48 << 20]
 OUT_OF_REACH = 1 << 62
@@ -56,7 +56,7 @@ class Echo:
 
 REPLICA = """
 import sys
-from poise.gateway import replica, shared
+from poise_serve import replica, shared
 shared.SHARED_FROM = int(sys.argv.pop())
 sys.exit(replica.main())
 """

@@ -25,9 +25,9 @@ from statistics import pvariance
 import msgspec
 from harness import Figure
 
-from poise.model.phases import PhaseMemory, PhaseRules, PhaseView, Step
 from poise.model.training import Phase
-from poise.policy.phases import Phases, is_due
+from poise_train.model.phases import PhaseMemory, PhaseRules, PhaseView, Step
+from poise_train.policy.phases import Phases, is_due
 
 FOLDER = Path(__file__).parent / "phases"
 WITHIN = 0.1

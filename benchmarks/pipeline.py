@@ -70,8 +70,8 @@ def work(folder: Path, steps: int) -> None:
     from torch import nn
     from torch.nn.functional import cross_entropy
 
-    from poise.policy.pipeline import Device, NoRoom, Wire, foresee, partition
-    from poise.train.pipeline import Pipeline
+    from poise_train.pipeline import Pipeline
+    from poise_train.policy.pipeline import Device, NoRoom, Wire, foresee, partition
 
     torch.set_num_threads(1)
     rank = int(os.environ["POISE_RANK"])

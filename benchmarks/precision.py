@@ -1,4 +1,4 @@
-"""What batches, int8 and other precisions save: real models, each as `poise.precision` measures it.
+"""What batches, int8 and other precisions save: real models, each as `poise_train.smaller` measures it.
 
     python benchmarks/precision.py [--models mlp,cnn,minilm,minilm-onnx] [--rounds 3] [--json]
 
@@ -98,7 +98,7 @@ def _digits(model: Any, path: Path, epochs: int) -> Subject:
     import torch
     from sklearn.datasets import load_digits
 
-    from poise.precision import accuracy
+    from poise_train.smaller import accuracy
 
     images, labels = (torch.tensor(one) for one in load_digits(return_X_y=True))
     images = images.float() / 16
@@ -122,8 +122,8 @@ def minilm(_: Path) -> Subject:
     from torch import nn
     from torch.nn.functional import gelu, normalize, scaled_dot_product_attention
 
-    from poise.demo import minilm
-    from poise.precision import neighbours
+    from poise_lab.demo import minilm
+    from poise_train.smaller import neighbours
 
     class Layer(nn.Module):
         def __init__(self) -> None:
@@ -221,7 +221,7 @@ def alone(name: str, asked: str, folder: Path) -> Told:
     """In a process of its own: the model as asked for, and what this process has in memory with nothing but that."""
     import torch
 
-    from poise.precision import smaller
+    from poise_train.smaller import smaller
 
     torch.manual_seed(0)
     torch.set_num_threads(1)

@@ -42,11 +42,11 @@ from poise.kernel.controller import Settings
 from poise.model.resources import Node
 from poise.model.workload import Seats, Workload
 from poise.policy.suites import POLICIES, policy_named
-from poise.twin.measures import UNFAIR
-from poise.twin.traces.formats import read_trace
-from poise.twin.traces.options import Options
-from poise.twin.trial import simulate
 from poise.units import HOUR, SECOND
+from poise_lab.measures import UNFAIR
+from poise_lab.traces.formats import read_trace
+from poise_lab.traces.options import Options
+from poise_lab.trial import simulate
 
 
 class Case(NamedTuple):

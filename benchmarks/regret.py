@@ -35,10 +35,10 @@ from poise.model.jobs import CLASS_WEIGHT, Priority, Speedups, Task, Unit
 from poise.model.resources import Device, Node, Shape
 from poise.model.workload import Arrival, Scaling, Seats, Steady, Truth, Workload
 from poise.policy.suites import ClusterPolicy, policy_named
-from poise.twin.traces.formats import read_trace
-from poise.twin.traces.options import Information, Options
-from poise.twin.trial import simulate
 from poise.units import HOUR, MINUTE, SECOND
+from poise_lab.traces.formats import read_trace
+from poise_lab.traces.options import Information, Options
+from poise_lab.trial import simulate
 
 POLICIES = "poise,fifo,sjf,srtf,las,tiresias,goodput,edf,elasticflow"
 SPEEDS = {"H100": 1.0, "A100": 0.55, "V100": 0.25}

@@ -40,10 +40,10 @@ from typing import Any, NamedTuple
 
 from harness import percentile
 
-from poise.model.routing import Asked, ReplicaView, RouteView
-from poise.model.speeds import Reckoner
-from poise.policy.route import RouterPolicy, lane_of, next_lane, router_named
 from poise.units import MILLISECOND
+from poise_serve.model.routing import Asked, ReplicaView, RouteView
+from poise_serve.model.speeds import Reckoner
+from poise_serve.policy.route import RouterPolicy, lane_of, next_lane, router_named
 
 SPEEDS = (1.0, 0.8, 0.4, 0.25)
 NAMES = tuple(f"r{at}" for at in range(2 * len(SPEEDS)))

@@ -3,7 +3,7 @@
     sudo python benchmarks/topology.py [--repeats 7] [--json]
 
 Workers of one thread each on nodes of their own, with links that the kernel's token bucket limits to 100 megabits a
-second (`links.py`); inside a node there is no limit. Each gang chooses as a session does (`poise.train.topology`), and
+second (`links.py`); inside a node there is no limit. Each gang chooses as a session does (`poise_train.topology`), and
 then every way is measured, in turns. *Over the ring*: a ring's time over that of the way that was chosen. *Over the
 best*: the chosen way's time over that of the quickest. A worker's node is told by a letter.
 """
@@ -44,7 +44,7 @@ def work(folder: str, rank: int, world: int, repeats: int) -> None:
     import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore
 
-    from poise.train import topology
+    from poise_train import topology
 
     torch.set_num_threads(1)
     links.limit(MEGABITS)

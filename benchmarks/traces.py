@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from poise.model.workload import Seats, Workload
-from poise.twin.traces.formats import read_trace
-from poise.twin.traces.openb import read_nodes
+from poise_lab.traces.formats import read_trace
+from poise_lab.traces.openb import read_nodes
 
 TRACES = (
     "philly/philly.csv.gz",

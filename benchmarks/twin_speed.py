@@ -21,8 +21,8 @@ from quality import CASES
 from poise.kernel.controller import Settings
 from poise.model.events import Event, Finished, Held, Placed, Preempted, Resized, encode_event
 from poise.policy.suites import policy_named
-from poise.twin.traces.formats import read_trace
-from poise.twin.trial import simulate
+from poise_lab.traces.formats import read_trace
+from poise_lab.trial import simulate
 
 
 def timed(

@@ -24,6 +24,7 @@ from typing import Any, cast
 from unittest.mock import Mock
 
 import click
+from picture_of_imports import picture
 from prometheus_client import CollectorRegistry
 
 import poise as poise_package
@@ -37,9 +38,6 @@ from poise.control.guard import PUBLIC
 from poise.control.metrics import METRICS, SHOWN_MODELS, SHOWN_NODES, SHOWN_TENANTS
 from poise.control.openapi import document
 from poise.drivers.schemas import FILES, schema_of
-from poise.gateway.keys import Usage
-from poise.gateway.metrics import Metrics as FrontMetrics
-from poise.gateway.service_metrics import Registry
 from poise.model import jobs
 from poise.model.catalogue import CATALOGUE, TERA, device_of, per_watt
 from poise.model.document import words_of
@@ -48,6 +46,9 @@ from poise.model.job_fields import flagged
 from poise.model.reports import STATUSES
 from poise.policy.feasible import FALLBACKS
 from poise.policy.suites import POLICIES
+from poise_serve.keys import Usage
+from poise_serve.metrics import Metrics as FrontMetrics
+from poise_serve.service_metrics import Registry
 
 KINDS = {
     "JOB": "job",
@@ -66,17 +67,16 @@ WORDS = {name: [*POLICIES, ":files"] for name in ("--policy", "policy")} | {
 """Words that a flag takes though it is open to others, or checks them elsewhere."""
 
 TRAINING = {
-    "poise.train": ("Keep", "Restored", "load"),
-    "poise.train.memory": ("Shares",),
-    "poise.model.phases": ("PhaseRules", "Pace"),
-    "poise.train.compression": ("Half", "PowerSGD", "TopK"),
-    "poise.train.local": ("LocalSGD",),
-    "poise.train.advise": ("Adviser",),
-    "poise.train.asynchronous": ("Asynchronous",),
-    "poise.train.pipeline": ("Pipeline",),
-    "poise.train.split": ("split", "whole"),
-    "poise.train.hugging_face": ("PoiseCallback", "last_checkpoint"),
-    "poise.train.lightning": ("PoiseCallback",),
+    "poise_train": ("Keep", "Restored", "load", "PhaseRules", "Pace"),
+    "poise_train.memory": ("Shares",),
+    "poise_train.compression": ("Half", "PowerSGD", "TopK"),
+    "poise_train.local": ("LocalSGD",),
+    "poise_train.advise": ("Adviser",),
+    "poise_train.asynchronous": ("Asynchronous",),
+    "poise_train.pipeline": ("Pipeline",),
+    "poise_train.split": ("split", "whole"),
+    "poise_train.hugging_face": ("PoiseCallback", "last_checkpoint"),
+    "poise_train.lightning": ("PoiseCallback",),
 }
 """What a script that trains may use beside a session, by the module that it is imported from."""
 
@@ -130,6 +130,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     for name, make in makers.items():
         yield REFERENCE / name, make()
     yield ROOT / "src" / "poise" / "cli" / FLAGS.name, flags()
+    yield ROOT / "docs" / "images" / "architecture.svg", picture()
 
 
 def _same(path: Path, text: str) -> bool:
@@ -297,7 +298,9 @@ def _made(thing: Any, name: str) -> list[str]:
 
 def _shown(signature: inspect.Signature) -> str:
     shown = str(signature).replace("self, ", "").replace("(self)", "()").replace("~", "")
-    return re.sub(r"(collections\.abc|typing|pathlib|torch(\.[a-z_0-9]+)*|numpy|poise\.[a-z_.]+)\.(?=[A-Z])", "", shown)
+    return re.sub(
+        r"(collections\.abc|typing|pathlib|torch(\.[a-z_0-9]+)*|numpy|poise(_[a-z]+)?\.[a-z_.]+)\.(?=[A-Z])", "", shown
+    )
 
 
 def _described(thing: Any, name: str) -> list[str]:

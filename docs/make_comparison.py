@@ -11,10 +11,10 @@ import re
 from html import escape
 from pathlib import Path
 
-from poise.twin.compare import Asked, compare
-from poise.twin.page import WIDTH
-from poise.twin.panels import COLOURS, render
-from poise.twin.traces.options import Options
+from poise_lab.compare import Asked, compare
+from poise_lab.page import WIDTH
+from poise_lab.panels import COLOURS, render
+from poise_lab.traces.options import Options
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "images" / "compare.svg"

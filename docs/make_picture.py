@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-from poise.cli.demo import live_parts, twin_parts
-from poise.demo import compared, live
+from poise_lab.cli.demo import live_parts, twin_parts
+from poise_lab.demo import compared, live
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "images" / "demo.svg"

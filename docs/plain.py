@@ -24,7 +24,7 @@ from poise.drivers.schemas import FILES, schema_of
 from poise.model.decisions import REASONS
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ROOT / "src" / "poise"
+SOURCES = ROOT / "src"
 GENERATED = "<!-- Made by docs/generate.py"
 FOREIGN = ("README.zh-CN.md",)
 LONGEST = 30

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
 
-from poise.train.pipeline import Pipeline
+from poise_train.pipeline import Pipeline
 
 WIDTH, HEADS, LAYERS, CHUNK = 64, 4, 4, 128
 BATCH, MANY = 2, 4  # chunks of a micro-batch, and micro-batches of a step

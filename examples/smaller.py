@@ -7,7 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from poise.precision import accuracy, smaller
+from poise_train.smaller import accuracy, smaller
 
 KNOWN = 1300
 """So many digits it is trained with; with the others it is measured."""

@@ -60,12 +60,13 @@ def main() -> None:
         (STAGE / "src" / "poise" / "commit").write_text(git("describe", "--always", "--dirty", "--abbrev=8"))
     build(STAGE)
     modules = needed(CLIENT)
+    for folder in (STAGE / "src").glob("poise_*"):
+        shutil.rmtree(folder)
     for path in sorted((STAGE / "src" / "poise").rglob("*.py")):
         if path.relative_to(STAGE / "src") not in modules:
             path.unlink()
     (STAGE / "pyproject.toml").write_text(CLIENT_PROJECT)
-    for folder in ("build", "src/poise_scheduler.egg-info"):
-        shutil.rmtree(STAGE / folder)
+    shutil.rmtree(STAGE / "build")
     build(STAGE, "to.build_wheel")
     for built in sorted(DIST.iterdir()):
         print(built)

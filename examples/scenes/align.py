@@ -6,7 +6,7 @@ As a service: `poise serve align.py:Align`; a question is what `parse` and `perc
 
 from records import ANY, LEFT, NAMES, UPPER, Asked, Meant, Region, Seen, kept, read, step
 
-from poise.demo.minilm import MiniLM
+from poise_lab.demo.minilm import MiniLM
 
 
 class Align:

@@ -8,7 +8,7 @@ which words are alike, that holds for words which are not in these phrases as we
 from records import ANY, LEFT, LOWER, NAMES, RIGHT, UPPER, keep
 from sklearn.linear_model import LogisticRegression
 
-from poise.demo.minilm import MiniLM
+from poise_lab.demo.minilm import MiniLM
 
 NOUNS = ["digit", "numeral"]
 SIDES = {"left": LEFT, "right": RIGHT}

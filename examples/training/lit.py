@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from poise.train.lightning import PoiseCallback
+from poise_train.lightning import PoiseCallback
 
 torch.set_num_threads(1)
 images, labels = load_digits(return_X_y=True)

@@ -5,7 +5,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-from poise.train.hugging_face import PoiseCallback, last_checkpoint
+from poise_train.hugging_face import PoiseCallback, last_checkpoint
 
 torch.set_num_threads(1)
 images, labels = load_digits(return_X_y=True)

@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     from poise.sdk import Mapped, Task, close, gather, rank, task, world_size
 
 _HOMES = {
-    "AsyncClient": "client",
-    "CallFailed": "errors",
-    "CallLost": "errors",
-    "Client": "client",
-    "Future": "calls",
-    "GangBroken": "errors",
-    "LogPiece": "model.reports",
-    "Mapped": "sdk",
-    "Misused": "errors",
-    "PoiseError": "errors",
-    "Session": "train",
-    "Task": "sdk",
-    "close": "sdk",
-    "gather": "sdk",
-    "rank": "sdk",
-    "step": "drivers.heartbeat",
-    "task": "sdk",
-    "world_size": "sdk",
+    "AsyncClient": "poise.client",
+    "CallFailed": "poise.errors",
+    "CallLost": "poise.errors",
+    "Client": "poise.client",
+    "Future": "poise.calls",
+    "GangBroken": "poise.errors",
+    "LogPiece": "poise.model.reports",
+    "Mapped": "poise.sdk",
+    "Misused": "poise.errors",
+    "PoiseError": "poise.errors",
+    "Session": "poise_train",
+    "Task": "poise.sdk",
+    "close": "poise.sdk",
+    "gather": "poise.sdk",
+    "rank": "poise.sdk",
+    "step": "poise.drivers.heartbeat",
+    "task": "poise.sdk",
+    "world_size": "poise.sdk",
 }
 """Public names and the modules they are in, which are imported when they are first used: commands start faster."""
 
@@ -60,7 +60,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module `poise` has no attribute `{name}`")
-    return getattr(import_module(f"poise.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

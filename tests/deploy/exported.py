@@ -5,9 +5,9 @@ import re
 from prometheus_client import CollectorRegistry
 
 from poise.control.metrics import METRICS
-from poise.gateway.keys import Usage
-from poise.gateway.metrics import Metrics
-from poise.gateway.service_metrics import Registry
+from poise_serve.keys import Usage
+from poise_serve.metrics import Metrics
+from poise_serve.service_metrics import Registry
 
 PROCESS = (
     "process_cpu_seconds_total",

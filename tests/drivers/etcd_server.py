@@ -20,8 +20,8 @@ import pytest
 from system.living import free_port, until
 
 from drivers.wire import Wire
-from poise.drivers.etcd.keys import Keys
-from poise.drivers.etcd.words import end_of
+from poise_ha.etcd.keys import Keys
+from poise_ha.etcd.words import end_of
 
 PROGRAMS = (Path(sys.prefix) / "debian/usr/bin/etcd", Path("/usr/bin/etcd"))
 

@@ -61,14 +61,14 @@ def test_modules_that_each_process_compiles_anew_are_worth_a_word(
     module = tmp_path / "module.py"
     module.write_text("answer = 42\n")
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    assert byte_code(tmp_path).status == "ok"  # the next process keeps what it compiles
+    assert byte_code([tmp_path]).status == "ok"  # the next process keeps what it compiles
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    check = byte_code(tmp_path)
+    check = byte_code([tmp_path])
     assert (check.status, check.text.partition(";")[0]) == ("warn", "0 of 1 modules are compiled")
     subprocess.run(shlex.split(check.hint), check=True)
-    assert byte_code(tmp_path) == Check("byte code", "ok", "1 of 1 modules are compiled")
+    assert byte_code([tmp_path]) == Check("byte code", "ok", "1 of 1 modules are compiled")
     module.write_text("answer = 42 + 1\n")
-    assert byte_code(tmp_path).status == "warn"
+    assert byte_code([tmp_path]).status == "warn"
 
 
 def test_a_home_that_others_may_enter_is_worth_a_word(tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from drivers.etcd_server import Cut, EtcdServer, Seat, keys_of, running
 from drivers.notes import Note, Owner, lease_of, note, noted_at, notes
 from poise.config import Home
 from poise.drivers.authority import server_context
-from poise.drivers.etcd import words
-from poise.drivers.etcd.lease import EtcdLease, Seen
-from poise.drivers.etcd.link import Members
-from poise.drivers.etcd.words import end_of
 from poise.drivers.led import Lease, LedStore
 from poise.errors import Fault, InputError, NotLeading, PoiseError, StoreAway, StoreFull
 from poise.units import SECOND
+from poise_ha.etcd import words
+from poise_ha.etcd.lease import EtcdLease, Seen
+from poise_ha.etcd.link import Members
+from poise_ha.etcd.words import end_of
 
 MEGABYTE = 2**20
 

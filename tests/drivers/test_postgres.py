@@ -15,10 +15,10 @@ from system.living import PATIENCE, until
 
 from drivers.notes import Note, Owner, encode, lease_of, note, noted_at
 from drivers.postgres_server import NOBODY, PostgresServer, running
-from poise.drivers.postgres import store as postgres_store
 from poise.errors import Fault, InputError, NotLeading, StoreAway, StoreFull
 from poise.model.record import seal
 from poise.units import SECOND
+from poise_ha.postgres import store as postgres_store
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import pytest
 from drivers.etcd_server import EtcdServer, keys_of
 from drivers.notes import Note, Owner, decode, encode, lease_of, note, notes
 from drivers.postgres_server import PostgresServer
-from poise.drivers.etcd.words import end_of
 from poise.drivers.led import LedStore, log_at, store_at
 from poise.drivers.sqlite import LogReader, SqliteStore
 from poise.drivers.verified import READ_ROWS, VerifiedLog
@@ -21,6 +20,7 @@ from poise.errors import Busy, Conflict, StoreDamaged, StoreNewer
 from poise.model.events import NodeLost, decode_event, encode_event
 from poise.model.record import FORMAT, checksum, is_whole
 from poise.ports import Store
+from poise_ha.etcd.words import end_of
 
 
 class Place(ABC):

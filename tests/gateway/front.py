@@ -12,10 +12,10 @@ import openai
 from prometheus_client import CollectorRegistry
 
 from gateway.server import Serving
-from poise.gateway.metrics import Metrics
-from poise.gateway.upstreams import Upstreams
-from poise.model.routing import RouteView
 from poise.model.serving_upstreams import compile_upstreams
+from poise_serve.metrics import Metrics
+from poise_serve.model.routing import RouteView
+from poise_serve.upstreams import Upstreams
 
 QUICK = {"delay": "0s", "every": "100ms", "timeout": "1s", "failures": 2}
 EJECTS = {"failures": 2, "pause": "300ms", "longest": "2s", "slower": 0, "least": "200ms"}

@@ -18,7 +18,7 @@ from typing import Any
 
 import uvloop
 
-from poise.gateway.http import Server
+from poise_serve.http import Server
 
 SOON = 5.0
 

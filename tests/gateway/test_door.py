@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from poise.gateway.asgi import Receive, Scope, Send, answer
-from poise.gateway.door import Door
+from poise_serve.asgi import Receive, Scope, Send, answer
+from poise_serve.door import Door
 
 Headers = dict[str, str]
 

@@ -18,11 +18,11 @@ from gateway.front import front
 from gateway.server import Serving, models, rest, until
 from poise.config import Home
 from poise.drivers.authority import ensure_authority, server_context
-from poise.gateway.app import Gateway
-from poise.gateway.asgi import Receive, Scope, Send, answer
-from poise.gateway.service import ANYBODY, Asker, Tell
-from poise.gateway.wire import Answer
 from poise.model.servicefile import MAX_BODY
+from poise_serve.app import Gateway
+from poise_serve.asgi import Receive, Scope, Send, answer
+from poise_serve.service import ANYBODY, Asker, Tell
+from poise_serve.wire import Answer
 
 
 class Echo:
@@ -247,7 +247,7 @@ def test_it_speaks_tls_by_the_authority_of_the_home(echo: Echo, tmp_path: Path) 
 def test_who_dials_and_never_shakes_hands_is_hung_up_on(
     echo: Echo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("poise.gateway.http.HANDSHAKE", 0.1)
+    monkeypatch.setattr("poise_serve.http.HANDSHAKE", 0.1)
     app = Gateway({"echo": echo}, {}, {}, {}, CollectorRegistry())
     with Serving(app, tls=server_context(Home(tmp_path), ["localhost"], "serve")) as made, dial(made.port) as client:
         assert rest(client) == b""
@@ -279,7 +279,7 @@ def test_metrics_are_written_once_for_all_who_ask_and_hold_up_nobody(
         assert go_on.wait(10), "a question is answered meanwhile"
         return b"metrics"
 
-    monkeypatch.setattr("poise.gateway.app.text_of", write)
+    monkeypatch.setattr("poise_serve.app.text_of", write)
     with ThreadPoolExecutor(20) as pool:
         asked = [pool.submit(said, served.port, LIVE.replace(b"/healthz", b"/metrics", 1)[:-2] + CLOSE + b"\r\n")]
         until(lambda: bool(written))

@@ -14,14 +14,14 @@ from prometheus_client import CollectorRegistry
 from gateway.test_door import Told
 from poise.config import Home
 from poise.errors import Denied, SpecError, Unreachable
-from poise.gateway.asgi import Receive, Scope, Send, answer, may_ask
-from poise.gateway.door import Door
-from poise.gateway.keys import Keys, Usage
-from poise.gateway.refusals import Refused
-from poise.kernel.spending import Bucket
 from poise.model.keys import Allowance, compile_keys
 from poise.model.reports import WhoReport
 from poise.units import MINUTE, SECOND
+from poise_serve.asgi import Receive, Scope, Send, answer, may_ask
+from poise_serve.door import Door
+from poise_serve.kernel.spending import Bucket
+from poise_serve.keys import Keys, Usage
+from poise_serve.refusals import Refused
 
 USED = b'{"choices": [], "usage": {"prompt_tokens": 30, "completion_tokens": 12, "total_tokens": 42}}'
 ANN, T1 = "sk-ann", "t1"
@@ -145,7 +145,7 @@ def test_what_a_prompt_says_of_usage_is_no_usage(tmp_path: Path) -> None:
 def test_a_file_that_changes_is_read_again_and_what_is_left_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("poise.gateway.keys.LOOKED", 0)
+    monkeypatch.setattr("poise_serve.keys.LOOKED", 0)
     gate = Gate(tmp_path, key("app", ", rate: 1/h"), key("gone"))
     assert [gate.ask(secret).status for secret in ("sk-app", "sk-gone")] == [200, 200]
     gate.write(key("app", ", rate: 1/h"), key("new"))
@@ -168,7 +168,7 @@ class Known:
             event.set()
         self.asked = 0
         monkeypatch.setattr(Keys, "_whoami", lambda _, secret: self._say(secret))
-        monkeypatch.setattr("poise.gateway.keys.HOLDS", 0)
+        monkeypatch.setattr("poise_serve.keys.HOLDS", 0)
 
     def _say(self, secret: str) -> WhoReport:
         self.asked += 1
@@ -198,14 +198,14 @@ def test_a_token_of_the_control_plane_is_a_key_until_it_is_revoked(
 
 def test_an_answer_of_the_control_plane_holds_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known, gate = Known(monkeypatch), Gate(tmp_path, home=Home(tmp_path))
-    monkeypatch.setattr("poise.gateway.keys.HOLDS", 60)
+    monkeypatch.setattr("poise_serve.keys.HOLDS", 60)
     assert {gate.ask(secret).status for secret in ("sk-ann", "sk-bob") * 5} == {200, 401}
     assert known.asked == 2
 
 
 def test_whoever_tries_many_keys_holds_up_none_that_is_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poise.gateway.keys.MOST_ASKED", 2)
-    monkeypatch.setattr("poise.gateway.keys.AT_ONCE", 1)
+    monkeypatch.setattr("poise_serve.keys.MOST_ASKED", 2)
+    monkeypatch.setattr("poise_serve.keys.AT_ONCE", 1)
     known, keys = Known(monkeypatch), Keys(None, Home(tmp_path))
 
     async def ask() -> None:
@@ -225,7 +225,7 @@ def test_whoever_tries_many_keys_holds_up_none_that_is_good(tmp_path: Path, monk
 def test_a_token_that_is_used_is_asked_about_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [SECOND]
     known, keys = Known(monkeypatch), Keys(None, Home(tmp_path), lambda: now[0])
-    monkeypatch.setattr("poise.gateway.keys.HOLDS", 30)
+    monkeypatch.setattr("poise_serve.keys.HOLDS", 30)
 
     async def ask() -> None:
         await keys.holder(ANN)
@@ -246,7 +246,7 @@ def test_a_token_that_is_used_is_asked_about_in_the_background(tmp_path: Path, m
 
 
 def test_a_control_plane_that_stands_still_is_taken_to_be_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("poise.gateway.keys.WITHIN", 0.05)
+    monkeypatch.setattr("poise_serve.keys.WITHIN", 0.05)
     home = Home(tmp_path)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(home.socket))
@@ -257,7 +257,7 @@ def test_a_control_plane_that_stands_still_is_taken_to_be_away(tmp_path: Path, m
 
 def test_whoever_tries_many_keys_drives_out_none_that_is_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known, gate = Known(monkeypatch), Gate(tmp_path, home=Home(tmp_path))
-    monkeypatch.setattr("poise.gateway.keys.KNOWN", 3)
+    monkeypatch.setattr("poise_serve.keys.KNOWN", 3)
     assert gate.ask("sk-ann").status == 200
     assert {gate.ask(f"sk-{number}").status for number in range(20)} == {401}
     known.is_away = True

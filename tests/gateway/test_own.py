@@ -11,12 +11,12 @@ from prometheus_client import CollectorRegistry
 
 from gateway.front import WEB, client
 from gateway.server import Serving
-from poise.gateway.embeddings import Embeddings
-from poise.gateway.metrics import Metrics
-from poise.gateway.service import Asker
-from poise.gateway.upstreams import Upstreams
 from poise.model.serving_upstreams import no_upstreams
 from poise.units import MILLISECOND, SECOND
+from poise_serve.embeddings import Embeddings
+from poise_serve.metrics import Metrics
+from poise_serve.service import Asker
+from poise_serve.upstreams import Upstreams
 
 
 class Own:

@@ -6,7 +6,7 @@ import textwrap
 
 ENDED = """
     import os, signal, sys, time
-    from poise.gateway.parent import Watched, hold_signals, listen_to_signals, stand_by
+    from poise_serve.parent import Watched, hold_signals, listen_to_signals, stand_by
 
     def watch() -> int:
         outcome = stand_by(print)

@@ -8,12 +8,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.front import EJECTS, least_outstanding
-from poise.gateway.metrics import Metrics
-from poise.gateway.openai import Question, Refused
-from poise.gateway.pool import Choose, Place, Pool
 from poise.model.serving_upstreams import compile_upstreams
-from poise.policy.route import router_named
 from poise.units import MILLISECOND, SECOND
+from poise_serve.metrics import Metrics
+from poise_serve.openai import Question, Refused
+from poise_serve.policy.route import router_named
+from poise_serve.pool import Choose, Place, Pool
 
 ASKED = Question("m", False, 1.0, "")
 

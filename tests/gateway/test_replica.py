@@ -14,9 +14,9 @@ import numpy
 import pytest
 
 from poise.errors import InputError
-from poise.gateway import replica
-from poise.gateway.shared import SHARED_FROM, Reader, Writer, make_buffer
-from poise.gateway.wire import LENGTH, Answers, Broken, Enter, FromReplica, Hello, Work, decode_from_replica, framed
+from poise_serve import replica
+from poise_serve.shared import SHARED_FROM, Reader, Writer, make_buffer
+from poise_serve.wire import LENGTH, Answers, Broken, Enter, FromReplica, Hello, Work, decode_from_replica, framed
 
 
 class Worked(NamedTuple):

@@ -11,15 +11,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.redis_server import RedisServer, running
-from poise.drivers.redis import Redis
-from poise.gateway.cached import Cached
-from poise.gateway.service import ANYBODY, Asker, Service
-from poise.gateway.service_metrics import CacheMetrics, Registry, ServiceMetrics
-from poise.gateway.shared_answers import LARGEST, PATIENCE, SharedAnswers
-from poise.gateway.wire import Answer
-from poise.kernel.batcher import Refuse
-from poise.kernel.cache import Cache
 from poise.units import MINUTE, SECOND
+from poise_serve.cached import Cached
+from poise_serve.kernel.batcher import Refuse
+from poise_serve.kernel.cache import Cache
+from poise_serve.redis import Redis
+from poise_serve.service import ANYBODY, Asker, Service
+from poise_serve.service_metrics import CacheMetrics, Registry, ServiceMetrics
+from poise_serve.shared_answers import LARGEST, PATIENCE, SharedAnswers
+from poise_serve.wire import Answer
 
 TTL = MINUTE
 PATIENT = 5 * SECOND

@@ -10,11 +10,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.server import Serving, until
-from poise.gateway import http
-from poise.gateway.app import Gateway
-from poise.gateway.asgi import GONE, Receive, Scope, Send
-from poise.gateway.service import ANYBODY, Asker, Tell
-from poise.gateway.wire import Answer
+from poise_serve import http
+from poise_serve.app import Gateway
+from poise_serve.asgi import GONE, Receive, Scope, Send
+from poise_serve.service import ANYBODY, Asker, Tell
+from poise_serve.wire import Answer
 
 LARGE = 50_000_000
 

@@ -1,4 +1,4 @@
-"""`poise.precision.smaller` with PyTorch modules: what is measured is so, and what is taken answers as before."""
+"""`poise_train.smaller.smaller` with PyTorch modules: what is measured is so, and what is taken answers as before."""
 
 import copy
 import subprocess
@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch", reason="needs poise-scheduler[torch]")
 from torch import nn  # noqa: E402
 
 from poise.errors import InputError  # noqa: E402
-from poise.policy.precision import choose  # noqa: E402
-from poise.precision import Measured, Report, Way, accuracy, neighbours, pruned, smaller, top1  # noqa: E402
+from poise_train.policy.precision import choose  # noqa: E402
+from poise_train.smaller import Measured, Report, Way, accuracy, neighbours, pruned, smaller, top1  # noqa: E402
 
 SHORT: dict[str, Any] = {"batches": (1, 8), "seconds": 0.0}
 
@@ -213,6 +213,6 @@ def test_what_a_candidate_needs_while_it_answers_is_its_peak() -> None:
 
 
 def test_neither_library_is_imported_before_it_is_needed_nor_anything_of_the_control_plane() -> None:
-    program = "import sys, poise.precision; print(*sys.modules)"
+    program = "import sys, poise_train.smaller; print(*sys.modules)"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "onnx", "onnxruntime", "uvicorn", "aiohttp", "poise.control", "poise.kernel"} & {*told}

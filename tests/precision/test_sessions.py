@@ -1,4 +1,4 @@
-"""`poise.precision.smaller` with ONNX files: int8 of a file beside the file as it is."""
+"""`poise_train.smaller.smaller` with ONNX files: int8 of a file beside the file as it is."""
 
 import logging
 from pathlib import Path
@@ -11,7 +11,7 @@ onnx = pytest.importorskip("onnx", reason="needs poise-scheduler[onnx]")
 pytest.importorskip("onnxruntime", reason="needs poise-scheduler[onnx]")
 
 from poise.errors import InputError  # noqa: E402
-from poise.precision import Way, smaller  # noqa: E402
+from poise_train.smaller import Way, smaller  # noqa: E402
 
 SHORT: dict[str, Any] = {"batches": (1, 8), "seconds": 0.0}
 

@@ -21,7 +21,7 @@ from system.test_functions import run as run_program
 
 pytest.importorskip("ray")
 from poise.agent.pilots import COMPARE_SECONDS
-from poise.drivers.substrates.ray.cluster import called
+from poise_ray.cluster import called
 
 OTHERS = """
 import ray, sys, time

@@ -14,8 +14,8 @@ from poise.config import Address, Endpoint
 from poise.decoding import json_decoder
 from poise.drivers.reach import trusting
 from poise.drivers.security import read_token, worker_key
-from poise.gateway.wire import Enter, Hello, framed
 from poise.model.messages import Attempt
+from poise_serve.wire import Enter, Hello, framed
 from system.living import PATIENCE, Living, free_port, kill, until
 from system.serving import Serving
 

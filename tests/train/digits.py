@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import poise
-from poise.train import gang, session, topology
+from poise_train import gang, session, topology
 
 options = json.loads(os.environ.get("OPTIONS", "{}"))
 out = Path(os.environ["OUT"])

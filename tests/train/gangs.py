@@ -24,7 +24,7 @@ PATIENCE = 120.0
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload(["sklearn.datasets", "torch._dynamo", "poise.train", "poise.train.split"])
+FORKING.set_forkserver_preload(["sklearn.datasets", "torch._dynamo", "poise_train", "poise_train.split"])
 
 
 def until(what: Callable[[], Any], seconds: float = PATIENCE) -> Any:

@@ -17,8 +17,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch.utils.data import TensorDataset
 
-from poise.policy.checkpoints import Keep
-from poise.train import Session
+from poise_train import Session
+from poise_train.policy.checkpoints import Keep
 
 torch.set_num_threads(1)
 

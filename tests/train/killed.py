@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from poise.policy.checkpoints import Keep
-from poise.train.checkpoints import Checkpoints
+from poise_train.checkpoints import Checkpoints
+from poise_train.policy.checkpoints import Keep
 
 torch.set_num_threads(1)
 

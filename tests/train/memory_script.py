@@ -28,8 +28,8 @@ from torch.utils.data import TensorDataset
 
 import poise
 from poise.drivers.memory import resident
-from poise.train.reducer import Reducer
-from poise.train.shards import order
+from poise_train.reducer import Reducer
+from poise_train.shards import order
 
 MIB = 1 << 20
 STEPS = 4

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from poise.train.pipeline import Pipeline
+from poise_train.pipeline import Pipeline
 
 SIZE, MANY, STEPS = 8, 4, 3
 """Samples of a micro-batch, micro-batches of a step, steps."""

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from poise.train.split import split, whole
+from poise_train.split import split, whole
 
 WIDTH, HEADS = 32, 4
 HOW = {

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import poise
-from poise.train.compression import TopK
-from poise.train.local import LocalSGD
+from poise_train.compression import TopK
+from poise_train.local import LocalSGD
 
 options = json.loads(os.environ["OPTIONS"])
 name, pause = options.pop("kind"), options.pop("pause", 0.0)

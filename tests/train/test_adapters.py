@@ -15,7 +15,7 @@ import json, os, signal, sys
 import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
-from poise.train.hugging_face import PoiseCallback, last_checkpoint
+from poise_train.hugging_face import PoiseCallback, last_checkpoint
 
 class Line(nn.Module):
     def __init__(self):
@@ -46,7 +46,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 import lightning
-from poise.train.lightning import PoiseCallback
+from poise_train.lightning import PoiseCallback
 
 class Line(lightning.LightningModule):
     def __init__(self):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import poise
-from poise.train import load
+from poise_train import load
 from train.groups import together
 
 

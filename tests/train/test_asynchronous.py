@@ -16,8 +16,8 @@ from torch.utils.data import TensorDataset
 
 from poise.errors import Misused
 from poise.model.training import Training
-from poise.train.asynchronous import Asynchronous
-from poise.train.handout import Pieces
+from poise_train.asynchronous import Asynchronous
+from poise_train.handout import Pieces
 from train.groups import together
 
 KNOWN, PASSES = 1300, 8

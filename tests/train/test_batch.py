@@ -16,8 +16,8 @@ from torch import nn  # noqa: E402
 
 from poise.drivers import memory  # noqa: E402
 from poise.errors import MemoryShort  # noqa: E402
-from poise.train.batch import Before, Fitting, is_short  # noqa: E402
-from poise.train.memory import Budget  # noqa: E402
+from poise_train.batch import Before, Fitting, is_short  # noqa: E402
+from poise_train.memory import Budget  # noqa: E402
 from train import memory_script  # noqa: E402
 from train.gangs import run  # noqa: E402
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from poise.drivers.capture import TAKEN, TRACE, WISH
-from poise.train import capturing
-from poise.train.capturing import Capturing
+from poise_train import capturing
+from poise_train.capturing import Capturing
 
 
 @pytest.fixture

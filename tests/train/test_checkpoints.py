@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 import poise
 from poise.errors import Conflict, InputError, Misused, NotFound, PoiseError, StoreDamaged
-from poise.model.checkpoints import Manifest, seal, unseal
-from poise.policy.checkpoints import Keep
-from poise.train import durable, fence, load, pieces, publishing, restoring
-from poise.train.checkpoints import Checkpoints
-from poise.train.trees import DTYPES
 from poise.units import MILLISECOND, SECOND
+from poise_train import durable, fence, load, pieces, publishing, restoring
+from poise_train.checkpoints import Checkpoints
+from poise_train.model.checkpoints import Manifest, seal, unseal
+from poise_train.policy.checkpoints import Keep
+from poise_train.trees import DTYPES
 from train.gangs import run
 
 torch.set_num_threads(1)

@@ -7,9 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs poise-scheduler[torch]")
 
-from poise.drivers.energy import Nvml, Rapl, cpu_seconds  # noqa: E402
 from poise.model.power import POWER  # noqa: E402
-from poise.train.energy import Meter  # noqa: E402
+from poise_train.energy import Meter  # noqa: E402
+from poise_train.meters import Nvml, Rapl, cpu_seconds  # noqa: E402
 
 CPU = torch.device("cpu")
 MOST = 262_143_328_850

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 import poise
 from poise.drivers import heartbeat
 from poise.model.training import Training
-from poise.train import session
+from poise_train import session
 
 
 @pytest.fixture

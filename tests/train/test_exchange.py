@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from poise.train.compression import Half, PowerSGD, TopK
-from poise.train.exchange import Bucket, Exchange, Plain
-from poise.train.topology import ring_bytes
+from poise_train.compression import Half, PowerSGD, TopK
+from poise_train.exchange import Bucket, Exchange, Plain
+from poise_train.topology import ring_bytes
 from train.groups import together
 
 KINDS: dict[str, Callable[[], Exchange]] = {

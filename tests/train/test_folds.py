@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs poise-scheduler[torch]")
 
-from poise.train.restoring import listed
+from poise_train.restoring import listed
 from train import gangs
 from train.gangs import HERE, Ran, Workers, until
 

@@ -16,13 +16,13 @@ pytest.importorskip("sklearn", reason="needs poise-scheduler[demo]")
 import torch
 
 from poise.errors import Fault, Misused, NotFound
-from poise.policy.checkpoints import LEAST, Keep
-from poise.train import Session, load, pieces, publishing
-from poise.train.checkpoints import Checkpoints
-from poise.train.keeping import Keeping
-from poise.train.pieces import shard_file
-from poise.train.restoring import folder_of, listed
 from poise.units import MINUTE, SECOND
+from poise_train import Session, load, pieces, publishing
+from poise_train.checkpoints import Checkpoints
+from poise_train.keeping import Keeping
+from poise_train.pieces import shard_file
+from poise_train.policy.checkpoints import LEAST, Keep
+from poise_train.restoring import folder_of, listed
 
 from . import keeping
 from .gangs import run
@@ -115,7 +115,7 @@ def test_before_the_first_that_is_due_some_are_made_early(tmp_path: Path, monkey
                 found.save(lambda: {"weights": torch.zeros(1)}, step=step, progress=0, parting=False)
         return due
 
-    monkeypatch.setattr("poise.train.keeping.perf_counter_ns", lambda: moment)
+    monkeypatch.setattr("poise_train.keeping.perf_counter_ns", lambda: moment)
     first = Keeping(tmp_path, Keep(), 300)
     first.open(0, 1, 0, 1)
     assert saves(first, range(1, 700)) == [10, 20, 40, 80, 160, 300, 600]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
 
-from poise.train.loading import at_once, loaded
+from poise_train.loading import at_once, loaded
 
 CHOSEN = [[3, 0, 2], [4], [1, 1]]
 ROWS = TensorDataset(

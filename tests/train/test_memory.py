@@ -13,9 +13,9 @@ from torch import nn  # noqa: E402
 
 from poise.drivers.memory import resident  # noqa: E402
 from poise.errors import Misused  # noqa: E402
-from poise.train.exchange import Plain  # noqa: E402
-from poise.train.memory import Budget, Shares, gpu_limit  # noqa: E402
-from poise.train.reducer import Reducer  # noqa: E402
+from poise_train.exchange import Plain  # noqa: E402
+from poise_train.memory import Budget, Shares, gpu_limit  # noqa: E402
+from poise_train.reducer import Reducer  # noqa: E402
 
 MIB = 1 << 20
 

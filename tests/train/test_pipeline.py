@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from poise.errors import Misused, NotFound
-from poise.policy.pipeline import moves
-from poise.train.layers import measure
-from poise.train.pipeline import TRIED, Pipeline
+from poise_train.layers import measure
+from poise_train.pipeline import TRIED, Pipeline
+from poise_train.policy.pipeline import moves
 from train.gangs import HERE, Workers
 from train.pipelined import MANY, SIZE, STEPS, adam, digits, digits_model, pipeline
 

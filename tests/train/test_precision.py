@@ -16,9 +16,9 @@ from torch.utils.data import TensorDataset  # noqa: E402
 
 import poise  # noqa: E402
 from poise.errors import InputError  # noqa: E402
-from poise.model.phases import Pace, PhaseRules  # noqa: E402
-from poise.policy.precision import worth_training_in  # noqa: E402
-from poise.train.precision import Precision, chosen, finite, largest_product, rates_of  # noqa: E402
+from poise_train.model.phases import Pace, PhaseRules  # noqa: E402
+from poise_train.policy.precision import worth_training_in  # noqa: E402
+from poise_train.precision import Precision, chosen, finite, largest_product, rates_of  # noqa: E402
 from train import memory_script  # noqa: E402
 from train.gangs import run  # noqa: E402
 
@@ -184,7 +184,7 @@ def test_a_precision_that_was_chosen_follows_the_phase_of_the_training(
     digits: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rates = {"fp32": 1.0, "bf16": 2.0}
-    monkeypatch.setattr("poise.train.precision.rates_of", lambda device, model: (rates, "the test"))
+    monkeypatch.setattr("poise_train.precision.rates_of", lambda device, model: (rates, "the test"))
     rules = PhaseRules(convergence=Pace(precision="fp32"))
     seen: dict[str, set[str]] = {}
     for asked in ("auto", "bf16"):

@@ -27,9 +27,9 @@ from torch.utils.data import (
 
 import poise
 from poise.model.training import Training
-from poise.train.restoring import listed
-from poise.train.session import REGROUP_SECONDS
 from poise.units import MILLISECOND
+from poise_train.restoring import listed
+from poise_train.session import REGROUP_SECONDS
 from train.gangs import Workers, until
 
 STEPS = 4 * 16

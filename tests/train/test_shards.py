@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.train import shards
+from poise_train import shards
 
 
 def test_two_workers_take_halves_of_a_step_in_micro_batches() -> None:

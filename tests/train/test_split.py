@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from poise.errors import Misused
-from poise.train.split import split
+from poise_train.split import split
 from train import splitting
 from train.gangs import HERE, Workers
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from poise.train import topology
-from poise.train.topology import Plan, Routes, plans
+from poise_train import topology
+from poise_train.topology import Plan, Routes, plans
 from train.gangs import run
 from train.groups import together
 
@@ -94,7 +94,7 @@ def test_workers_of_one_machine_have_a_ring(tmp_path: Path) -> None:
 def test_another_network_is_another_node(tmp_path: Path) -> None:
     file = tmp_path / "say.py"
     file.write_text(
-        "import ctypes, sys\nfrom poise.train import topology\n"
+        "import ctypes, sys\nfrom poise_train import topology\n"
         f"assert not int(sys.argv[1]) or ctypes.CDLL(None).unshare({NEW_NETWORK}) == 0\nprint(topology._node())\n"
     )
     first, second, there = (run(tmp_path, file, apart).stdout for apart in ("0", "0", "1"))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from poise.train.trainer_folders import last_checkpoint
+from poise_train.trainer_folders import last_checkpoint
 
 
 def write(folder: Path, step: int, *, sharded: bool = False) -> Path:

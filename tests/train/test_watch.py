@@ -17,10 +17,10 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import poise
-from poise.model.phases import Pace, PhaseRules
 from poise.model.training import REPORT, Phase, Training
-from poise.train.trees import Taken, put_together
-from poise.train.watch import Watch, norm_of
+from poise_train.model.phases import Pace, PhaseRules
+from poise_train.trees import Taken, put_together
+from poise_train.watch import Watch, norm_of
 from train.gangs import HERE, Workers
 
 PASSES, SAMPLES, BATCH = 12, 1600, 64

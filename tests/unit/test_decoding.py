@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "poise"
+SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 RACE = """
 import sys, threading

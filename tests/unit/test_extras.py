@@ -15,8 +15,8 @@ from poise.errors import PoiseError
     ("module", "library", "extra"),
     [
         ("poise.drivers.authority", "cryptography", "listen"),
-        ("poise.drivers.etcd.link", "aiohttp", "etcd"),
-        ("poise.drivers.postgres.link", "asyncpg", "postgres"),
+        ("poise_ha.etcd.link", "aiohttp", "etcd"),
+        ("poise_ha.postgres.link", "asyncpg", "postgres"),
     ],
 )
 def test_what_needs_a_library_names_its_extra(

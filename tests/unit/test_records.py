@@ -31,11 +31,15 @@ RECORDS = record_types(
     "poise.drivers",
     "poise.engine",
     "poise.errors",
-    "poise.gateway",
     "poise.kernel",
     "poise.model",
     "poise.policy",
-    "poise.twin",
+    "poise_ha",
+    "poise_lab",
+    "poise_ray",
+    "poise_serve",
+    "poise_train.model",
+    "poise_train.policy",
 )
 
 HELD = {"Application", "Callable", "Curve", "Ledger", "Pace", "Path", "PoiseError", "Timer", "deque"}

@@ -66,7 +66,7 @@ def test_the_wheel_has_the_demo_the_examples_and_the_commit(tmp_path: Path, monk
         names = file.namelist()
         assert file.read("poise/commit").strip()
     examples = f"poise_scheduler-{poise.__version__}.data/data/share/poise/examples"
-    for name in ("poise/demo/service.yaml", "poise/cli/flags.json", "poise/py.typed", f"{examples}/hello.yaml"):
+    for name in ("poise_lab/demo/service.yaml", "poise/cli/flags.json", "poise/py.typed", f"{examples}/hello.yaml"):
         assert name in names
     kept = subprocess.check_output(["git", "ls-files", "examples"], cwd=ROOT, text=True).split()
     left_out = [path for path in kept if f"{examples.removesuffix('examples')}{path}" not in names]

@@ -23,8 +23,8 @@ from poise.model.history import RunReport
 from poise.model.power import POWER
 from poise.model.resources import Device
 from poise.testing import WALL, World, node
-from poise.twin.report import render
 from poise.units import SECOND
+from poise_lab.report import render
 
 EVIL = "<script>alert('&\"')</script>"
 

@@ -19,11 +19,11 @@ from poise.errors import Conflict, InputError, NotFound, SpecError
 from poise.units import SECOND, format_duration, parse_duration
 
 if TYPE_CHECKING:  # the twin brings numpy
+    from poise.control.forecast import Checked, Coverage, Eta, Etas, Target
     from poise.engine.lookahead import Range
     from poise.kernel.controller import Settings
     from poise.kernel.ledger import Ledger
     from poise.policy.suites import ClusterPolicy
-    from poise.twin.forecast import Checked, Coverage, Eta, Etas, Target
 
 
 @click.command()
@@ -50,8 +50,8 @@ def eta(
         return _check(home, log, futures, seconds, seed, form)
     if log is not None:
         raise click.UsageError("`--from` goes with `--check`\n\nhint: `poise eta --check --from LOG`")
+    from poise.control.forecast import foresee
     from poise.engine.lookahead import BUDGET, FUTURES, Bounds
-    from poise.twin.forecast import foresee
 
     ledger, now = known_now(home)
     targets = [target_of(ledger, name) for name in dict.fromkeys(jobs)] or _unfinished(ledger)
@@ -111,8 +111,8 @@ def deciding(ledger: "Ledger") -> "tuple[ClusterPolicy, Settings]":
 
 
 def target_of(ledger: "Ledger", name: str) -> "Target":
+    from poise.control.forecast import Target
     from poise.kernel.find import find
-    from poise.twin.forecast import Target
 
     found = find(ledger, name)
     if all(unit.over for unit in found.units):
@@ -127,7 +127,7 @@ def target_of(ledger: "Ledger", name: str) -> "Target":
 
 
 def _unfinished(ledger: "Ledger") -> "list[Target]":
-    from poise.twin.forecast import Target
+    from poise.control.forecast import Target
 
     unfinished = (job for job in ledger.jobs.values() if not job.ended and job.calls is None)
     return [Target(job, tuple(unit.id for unit in job.units), job.id) for job in unfinished]
@@ -228,12 +228,12 @@ def _notes(told: "Etas") -> list[str]:
 
 def _check(home: Home, log: Path | None, futures: int | None, seconds: float | None, seed: int, form: str) -> int:
     from poise.cli.offline import refuse_guest
+    from poise.control.forecast import FOLLOWED, check
     from poise.drivers.logfile import has_log, open_log
     from poise.drivers.plugins import policy_of
     from poise.engine.host import ledger_at
     from poise.engine.lookahead import BUDGET, Bounds
     from poise.model.events import decode_event
-    from poise.twin.forecast import FOLLOWED, check
 
     if log is None:
         refuse_guest(home, "a look back", "name a log: `--from LOG`")

@@ -20,16 +20,16 @@ COMMANDS = {
     "status": ("poise.cli.up", "Show control-plane status"),
     "submit": ("poise.cli.submit", "Submit a job or a graph from a file, or a command, and return"),
     "serve": (
-        "poise.cli.serve",
+        "poise_serve.cli.serve",
         "Serve a model over HTTP, batched, on one replica or many",
     ),
-    "services": ("poise.cli.services", "List services with their latencies, rates and replicas"),
+    "services": ("poise_serve.cli.services", "List services with their latencies, rates and replicas"),
     "ls": ("poise.cli.jobs", "List jobs"),
     "show": ("poise.cli.jobs", "Show a job and its tasks"),
     "explain": ("poise.cli.explain", "Explain why a job waits or runs where it does, and find what would start it now"),
     "why-not": ("poise.cli.explain", "Show every reason why a node does not run a job"),
     "eta": ("poise.cli.eta", "Forecast when jobs start and end"),
-    "what-if": ("poise.cli.what_if", "Compare the forecast with a what-if scenario"),
+    "what-if": ("poise_lab.cli.what_if", "Compare the forecast with a what-if scenario"),
     "plan": ("poise.cli.explain", "Show what a submission would do, without submitting"),
     "unblock": ("poise.cli.explain", "Find the smallest change that lets a waiting job start now"),
     "dashboard": ("poise.cli.dashboard", "Show the fleet, the queue and jobs in a browser, live"),
@@ -60,21 +60,21 @@ COMMANDS = {
     "whoami": ("poise.cli.tokens", "Show the tenant and the role of your token"),
     "audit": ("poise.cli.tokens", "List changes and who made them"),
     "events": ("poise.cli.events", "Print the log of events and decisions"),
-    "report": ("poise.cli.report", "Report on past jobs: figures, or an HTML page with a timeline"),
+    "report": ("poise_lab.cli.report", "Report on past jobs: figures, or an HTML page with a timeline"),
     "hotspots": ("poise.cli.hotspots", "Show where the time of jobs goes, by class of work and step"),
     "decisions": ("poise.cli.decisions", "Show what each round decided, why, and the alternatives"),
     "timeline": ("poise.cli.timeline", "Show attempts over time by node and device, or export a trace"),
     "replay": ("poise.cli.replay", "Repeat the decisions of a log, and compare"),
-    "simulate": ("poise.cli.simulate", "Simulate a policy on a recorded trace"),
-    "compare": ("poise.cli.simulate", "Compare policies on one recorded trace"),
+    "simulate": ("poise_lab.cli.simulate", "Simulate a policy on a recorded trace"),
+    "compare": ("poise_lab.cli.simulate", "Compare policies on one recorded trace"),
     "rehearse": (
-        "poise.cli.rehearse",
+        "poise_lab.cli.rehearse",
         "Simulate a service on recorded requests: latencies, use and cost",
     ),
     "completion": ("poise.cli.completion", "Generate shell completions"),
     "schema": ("poise.cli.schema", "Print the JSON Schema of a kind of file"),
     "faults": ("poise.cli.faults", "Test the scheduler on a simulated fleet with random faults"),
-    "demo": ("poise.cli.demo", "Run a demo of one minute, live and simulated"),
+    "demo": ("poise_lab.cli.demo", "Run a demo of one minute, live and simulated"),
 }
 
 GROUPS = {
@@ -252,7 +252,7 @@ def _unexpected(error: Exception) -> "PoiseError":
 
     if os.environ.get("POISE_DEBUG"):
         traceback.print_exception(error)
-    if isinstance(error, ImportError) and (error.name or "").startswith("poise."):
+    if isinstance(error, ImportError) and (error.name or "").startswith(("poise.", "poise_")):
         from poise.control.start import SUPERVISOR
         from poise.errors import client_only
 

@@ -1,8 +1,8 @@
 """The chance that jobs meet their deadlines: one question at a time, answered by a process of its own.
 
-`python -m poise.twin.deadlines` reads the log and simulates futures. The control plane goes on meanwhile, and nothing
-of the answer reaches the log. A job with `if-late: refuse` is looked at before it is submitted. It is refused if its
-deadline is unlikely to be met, or if no chance can be given.
+`python -m poise.control.deadlines` reads the log and simulates futures. The control plane goes on meanwhile, and
+nothing of the answer reaches the log. A job with `if-late: refuse` is looked at before it is submitted. It is refused
+if its deadline is unlikely to be met, or if no chance can be given.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ class Chances:
         """Ask the process, on a thread that may wait. Raises `Busy` where there is no answer."""
         try:
             done = subprocess.run(  # noqa: S603 — our own program
-                [sys.executable, "-m", "poise.twin.deadlines", str(self._home.root)],
+                [sys.executable, "-m", "poise.control.deadlines", str(self._home.root)],
                 input=msgspec.msgpack.encode(question),
                 stdout=subprocess.PIPE,
                 timeout=WITHIN,

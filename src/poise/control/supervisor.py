@@ -100,7 +100,7 @@ class Child:
 
 class Gateway(Child):
     """A gateway that is on file. Its processes hold its lock from one to the next; it is given one that is taken here,
-    and the socket, so that nobody else comes between. (`poise.gateway.parent`)
+    and the socket, so that nobody else comes between. (`poise_serve.parent`)
     """
 
     def __init__(self, record: str) -> None:

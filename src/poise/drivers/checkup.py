@@ -16,7 +16,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import poise
@@ -28,6 +28,7 @@ from poise.drivers.probes import Answer
 from poise.drivers.security import read_token
 from poise.drivers.system import probe_cgroups
 from poise.drivers.vault import Vault
+from poise.drivers.wheel import PACKAGES
 from poise.errors import PoiseError
 from poise.errors import extra as install
 from poise.model.figures import sources_of
@@ -89,7 +90,7 @@ def examine(home: Home) -> Iterator[Check]:
 def software() -> Iterator[Check]:
     """Poise, Python, kernel, clock."""
     yield Check("poise", "ok", f"{__version__}, Python {platform.python_version()} ({sys.executable})")
-    yield byte_code(Path(poise.__path__[0]))
+    yield byte_code([Path(poise.__file__).parents[1] / name for name in PACKAGES])
     yield Check("kernel", "ok", f"{platform.system()} {platform.release()}, {platform.machine()}")
     buffer = ctypes.create_string_buffer(512)  # `struct timex` is smaller; zeros ask and set nothing
     unkept = ctypes.CDLL(None).adjtimex(buffer) == _TIME_ERROR
@@ -103,15 +104,15 @@ def software() -> Iterator[Check]:
         yield Check("clock", "ok", text)
 
 
-def byte_code(package: Path) -> Check:
+def byte_code(packages: Sequence[Path]) -> Check:
     """Whether Python finds its modules compiled, or can keep what it compiles: else each process compiles them anew."""
-    sources = [*package.rglob("*.py")]
+    sources = [source for package in packages for source in package.rglob("*.py")]
     compiled = sum(map(_is_compiled, sources))
     text = f"{compiled} of {len(sources)} modules are compiled"
-    if compiled == len(sources) or (not sys.dont_write_bytecode and os.access(package, os.W_OK)):
+    if compiled == len(sources) or (not sys.dont_write_bytecode and all(os.access(one, os.W_OK) for one in packages)):
         return Check("byte code", "ok", text)
     text += "; each process compiles those that it imports of the others, which doubles the time of most commands"
-    return Check("byte code", "warn", text, shlex.join([sys.executable, "-m", "compileall", "-q", str(package)]))
+    return Check("byte code", "warn", text, shlex.join([sys.executable, "-m", "compileall", "-q", *map(str, packages)]))
 
 
 def _is_compiled(source: Path) -> bool:

@@ -1,7 +1,7 @@
 """Ask the gateways of a home for the figures of their services.
 
 A program connects to a gateway's socket beside those of its replicas, sends the window in nanoseconds and a line feed,
-and gets the reports as one JSON value. The folder lets only its owner in. `poise.gateway.reporting` is the other side.
+and gets the reports as one JSON value. The folder lets only its owner in. `poise_serve.reporting` is the other side.
 """
 
 from collections.abc import Iterator

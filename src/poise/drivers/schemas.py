@@ -531,7 +531,7 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "key.models": "Models that the key may use; all by default.",
     "key.rate": "Maximum number of requests by `s`, `m`, `h` or `d`.",
     "key.tokens": "Maximum number of tokens of prompts and answers by `s`, `m`, `h` or `d`.",
-    "service.precision": "Precision that the model computes in; `poise.precision` reads it from `POISE_PRECISION`. "
+    "service.precision": "Precision that the model computes in; `poise_train.smaller` reads it from `POISE_PRECISION`. "
     "`auto`: the fastest that is accurate enough. By default the `precision` of `resources`, else the model decides.",
     "service.late": "Requests that would miss the objective are refused (`refuse`), or wait until the service is idle,"
     " for a limited time (`defer`).",

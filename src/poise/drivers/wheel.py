@@ -7,6 +7,9 @@ from pathlib import Path
 import poise
 from poise.errors import DISTRIBUTION, Fault
 
+PACKAGES = ("poise", "poise_ha", "poise_lab", "poise_ray", "poise_serve", "poise_train")
+"""All that are in it."""
+
 PYTHON = (3, 11)
 """The oldest version of Python that runs it."""
 
@@ -19,7 +22,7 @@ def pack(folder: Path) -> Path:
         hint = "`make setup` in the clone, or install the wheel"
         raise Fault(f"Poise is not installed as the package {DISTRIBUTION}", hint=hint) from None
     stem = f"{DISTRIBUTION.replace('-', '_')}-{poise.__version__}"
-    info, package = f"{stem}.dist-info", Path(poise.__file__).parent
+    info = f"{stem}.dist-info"
     about = [
         "Metadata-Version: 2.1",
         f"Name: {DISTRIBUTION}",
@@ -27,14 +30,17 @@ def pack(folder: Path) -> Path:
         f"Requires-Python: >={'.'.join(map(str, PYTHON))}",
         *(f"Requires-Dist: {one}" for one in requires if "extra ==" not in one),
     ]
+    source = Path(poise.__file__).parent.parent
     files = {
-        f"poise/{path.relative_to(package).as_posix()}": path.read_bytes()
-        for path in sorted(package.rglob("*"))
+        path.relative_to(source).as_posix(): path.read_bytes()
+        for package in PACKAGES
+        for path in sorted((source / package).rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
     files[f"{info}/METADATA"] = "\n".join([*about, ""]).encode()
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: poise\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    files[f"{info}/entry_points.txt"] = b"[console_scripts]\npoise = poise.cli.main:main\n"
+    points = metadata.distribution(DISTRIBUTION).read_text("entry_points.txt") or ""
+    files[f"{info}/entry_points.txt"] = points.encode()
     files[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"]).encode()
     wheel = folder / f"{stem}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as file:

@@ -1,1 +1,1 @@
-"""The inference gateway: one front for models that Poise runs and for servers that others run."""
+"""Former name of `poise_serve`."""

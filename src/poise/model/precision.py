@@ -1,7 +1,7 @@
 """What was measured of a model in one precision beside the model as it is, and what was made of that.
 
-Bytes, and nanoseconds by the number of inputs in a batch. How they are measured is in `poise.precision`; who is taken
-is decided in `policy.precision`.
+Bytes, and nanoseconds by the number of inputs in a batch. How they are measured is in `poise_train.smaller`; who is
+taken is decided in `policy.precision`.
 """
 
 from math import prod

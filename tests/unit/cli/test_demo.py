@@ -11,13 +11,13 @@ from needed import needs
 from rich.console import Console
 
 from poise.cli.main import main
-from poise.demo import compared, live
-from poise.demo.compared import Standing
-from poise.demo.drawing import live_parts, shown, strips, twin_parts
-from poise.demo.live import Live, Moment, Scene, Served, Trained, Urgent
-from poise.demo.promises import promises
 from poise.model.history import RunReport, Spread, Use
-from poise.twin.compare import Comparison
+from poise_lab.compare import Comparison
+from poise_lab.demo import compared, live
+from poise_lab.demo.compared import Standing
+from poise_lab.demo.drawing import live_parts, shown, strips, twin_parts
+from poise_lab.demo.live import Live, Moment, Scene, Served, Trained, Urgent
+from poise_lab.demo.promises import promises
 
 needs("sklearn", "demo")
 
@@ -114,7 +114,7 @@ def test_json_is_one_value_beside_the_page(
     monkeypatch.setattr(live, "run", lambda folder, show: show(SCENE) or told)
     monkeypatch.setattr(compared, "run", lambda: comparison)
     monkeypatch.setattr(compared, "standings", lambda told: STANDINGS)
-    monkeypatch.setattr("poise.demo.page.panels.draw", lambda page, told: None)
+    monkeypatch.setattr("poise_lab.demo.page.panels.draw", lambda page, told: None)
     page = tmp_path / "page.html"
     assert main(["demo", "--json", "--report", str(page)]) == (0 if kept else 2)
     captured = capsys.readouterr()

@@ -14,10 +14,10 @@ from poise.cli.slurm import of_slurm
 from poise.config import parse_place
 from poise.drivers.yamlfile import parse_yaml
 from poise.errors import ErrorRecord, InputError, SpecError
-from poise.gateway.openai import Refused, read_deadlines
 from poise.model.fleetfile import compile_fleet
 from poise.model.spec import compile_spec
 from poise.model.worldfile import compile_world
+from poise_serve.openai import Refused, read_deadlines
 
 TWELVE = "\uff11\uff12"
 

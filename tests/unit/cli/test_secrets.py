@@ -11,10 +11,10 @@ from poise.cli.asking import asked, merged, told_as_flags
 from poise.cli.directives import no_flags, read_script
 from poise.cli.main import main
 from poise.cli.secrets import with_values
-from poise.cli.serve import _declared
 from poise.cli.submit import asked_for, read_spec
 from poise.errors import SpecError
 from poise.model.servicefile import DeclaredService
+from poise_serve.cli.serve import _declared
 
 VALUE = "hf_correct-horse-battery"
 ENVIRON = {"HF_TOKEN": VALUE}

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from poise.cli.serve import _entrance
 from poise.config import Home
 from poise.errors import InputError, PoiseError, SpecError
-from poise.gateway.serve import Entrance
+from poise_serve.cli.serve import _entrance
+from poise_serve.serve import Entrance
 
 LOOPBACK, ALL = "127.0.0.1", "0.0.0.0"  # noqa: S104 — it is refused
 

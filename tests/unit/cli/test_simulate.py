@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from poise.cli.main import main
-from poise.twin.compare import Asked, Far, compare
-from poise.twin.traces.options import Options
+from poise_lab.compare import Asked, Far, compare
+from poise_lab.traces.options import Options
 
 ROOT = Path(__file__).resolve().parents[3]
 FLEET = ["--fleet", str(ROOT / "examples" / "cluster.yaml")]

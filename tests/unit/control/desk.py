@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from poise.config import Home
+from poise.control import deadlines
 from poise.control.api import make_app
 from poise.control.chances import Chances
 from poise.control.deciders import Deciders
@@ -29,7 +30,6 @@ from poise.model.tenants import Role
 from poise.model.times import Times
 from poise.policy.suites import policy_named
 from poise.testing import WALL, World
-from poise.twin import deadlines
 
 OWNER = "home"
 PATIENCE = 10.0

@@ -188,7 +188,10 @@ def test_what_is_told_of_each_forecast() -> None:
 
 def test_the_process_that_answers_ends_where_there_is_no_log(tmp_path: Any) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "poise.twin.deadlines", str(tmp_path)], input=b"\xc1", capture_output=True, check=False
+        [sys.executable, "-m", "poise.control.deadlines", str(tmp_path)],
+        input=b"\xc1",
+        capture_output=True,
+        check=False,
     )
     assert done.returncode != 0
     assert done.stdout == b""

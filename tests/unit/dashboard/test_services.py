@@ -11,8 +11,8 @@ from poise.client import Client
 from poise.config import Home
 from poise.dashboard.services import services_of
 from poise.errors import Conflict, NotFound
-from poise.gateway import reporting
 from poise.model.reports import ServiceReport, WhoReport
+from poise_serve import reporting
 from unit.gateway.test_reporting import report
 
 

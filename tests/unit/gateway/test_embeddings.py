@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poise.gateway.embeddings import Embeddings
-from poise.gateway.openai import MOST_INPUTS, Refused, read_inputs
-from poise.gateway.service import ANYBODY, Asker, Service
-from poise.gateway.wire import Answer
-from poise.kernel.batcher import Refuse
 from poise.units import SECOND
+from poise_serve.embeddings import Embeddings
+from poise_serve.kernel.batcher import Refuse
+from poise_serve.openai import MOST_INPUTS, Refused, read_inputs
+from poise_serve.service import ANYBODY, Asker, Service
+from poise_serve.wire import Answer
 
 
 def asked(**said: Any) -> bytes:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from poise.gateway.asgi import SHARE, SMALL, NoRoom, Room
-from poise.gateway.large import LARGE, Large
-from poise.gateway.service import Service
-from poise.gateway.wire import Answer, Answers, Forms, Hello, Work
-from poise.kernel.batcher import Refuse
+from poise_serve.asgi import SHARE, SMALL, NoRoom, Room
+from poise_serve.kernel.batcher import Refuse
+from poise_serve.large import LARGE, Large
+from poise_serve.service import Service
+from poise_serve.wire import Answer, Answers, Forms, Hello, Work
 from unit.gateway.test_service import Played, joined, served, until
 
 BODY = b"1" * LARGE

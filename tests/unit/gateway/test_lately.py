@@ -4,8 +4,8 @@ from math import exp, sin
 
 import pytest
 
-from poise.gateway.lately import LONGEST, Lately
 from poise.units import MILLISECOND, MINUTE, SECOND
+from poise_serve.lately import LONGEST, Lately
 
 
 def test_a_quantile_is_that_of_the_latencies() -> None:

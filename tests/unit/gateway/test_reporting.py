@@ -9,9 +9,9 @@ import pytest
 from poise.cli.main import main
 from poise.drivers import sockets
 from poise.drivers.gateways import service_reports
-from poise.gateway import reporting
 from poise.model.reports import ServiceReport
 from poise.units import MILLISECOND, MINUTE, SECOND
+from poise_serve import reporting
 
 
 def report(window: int, name: str = "digits", p99: int = 250 * MILLISECOND, **refused: int) -> ServiceReport:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from poise.gateway.room import Room, Taken
+from poise_serve.room import Room, Taken
 
 MIB = 1 << 20
 
@@ -87,7 +87,7 @@ def test_where_batches_take_nothing_that_shows_nothing_is_said() -> None:
 OF_A_PROCESS = f"""
 import os
 from poise.drivers.memory import resident
-from poise.gateway.room import Room
+from poise_serve.room import Room
 os.environ["POISE_MEMORY"] = str(resident() + 200 * {MIB})
 room = Room(iter(range(10)).__next__)
 for items in (1, 1, 2, 4):

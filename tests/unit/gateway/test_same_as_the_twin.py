@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from poise.engine.serving import FrontTwin, Open, Outcome, Request, SentTo, ServiceTwin
-from poise.gateway import service as live
-from poise.gateway.metrics import Metrics
-from poise.gateway.openai import Question
-from poise.gateway.pool import Place, Pool
-from poise.gateway.service_metrics import Registry, ServiceMetrics
-from poise.gateway.wire import Answer, Answers, Hello
-from poise.kernel.batcher import Batch, Refuse
 from poise.model.servers import Server, Serving, Speed
 from poise.model.serving import Limits
 from poise.model.serving_upstreams import compile_upstreams
 from poise.model.worldfile import Change
-from poise.policy.route import ROUTERS, router_named
 from poise.units import MILLISECOND, SECOND
+from poise_lab.engine.serving import FrontTwin, Open, Outcome, Request, SentTo, ServiceTwin
+from poise_serve import service as live
+from poise_serve.kernel.batcher import Batch, Refuse
+from poise_serve.metrics import Metrics
+from poise_serve.openai import Question
+from poise_serve.policy.route import ROUTERS, router_named
+from poise_serve.pool import Place, Pool
+from poise_serve.service_metrics import Registry, ServiceMetrics
+from poise_serve.wire import Answer, Answers, Hello
 
 SPEEDS = {
     "a": Speed(

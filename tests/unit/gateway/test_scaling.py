@@ -8,15 +8,15 @@ from unittest.mock import Mock
 import pytest
 from prometheus_client import CollectorRegistry
 
-from poise.gateway.service import Service
-from poise.gateway.service_metrics import Registry, ServiceMetrics
-from poise.gateway.wire import Answer
-from poise.kernel.batcher import Refuse
-from poise.kernel.scaler import Scaler
 from poise.model.scaling import Announced, ScaleRules
 from poise.model.serving import Limits
 from poise.policy.replicas import DEFAULT_SCALER, SCALERS
 from poise.units import MILLISECOND, MINUTE, SECOND
+from poise_serve.kernel.batcher import Refuse
+from poise_serve.kernel.scaler import Scaler
+from poise_serve.service import Service
+from poise_serve.service_metrics import Registry, ServiceMetrics
+from poise_serve.wire import Answer
 
 WINDOW = 10 * SECOND
 

@@ -1,7 +1,7 @@
 """The OpenAPI document of a gateway."""
 
-from poise.gateway.schema import document
-from poise.gateway.wire import ANYTHING, Forms
+from poise_serve.schema import document
+from poise_serve.wire import ANYTHING, Forms
 
 DIGITS = Forms(
     takes={"application/json": {"$ref": "#/components/schemas/digits.Picture"}},

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from poise.gateway.refusals import refusal
-from poise.gateway.service import Service
-from poise.gateway.service_metrics import Registry, ServiceMetrics
-from poise.gateway.shared import SHARED_FROM, make_buffer
-from poise.gateway.wire import LENGTH, Answer, Answers, FromReplica, Hello, Place, Work, decode_work, framed
-from poise.kernel.batcher import Refuse, Replace
-from poise.kernel.quarantine import digest
 from poise.model.serving import Limits
 from poise.units import MILLISECOND, MINUTE, SECOND
+from poise_serve.kernel.batcher import Refuse, Replace
+from poise_serve.kernel.quarantine import digest
+from poise_serve.refusals import refusal
+from poise_serve.service import Service
+from poise_serve.service_metrics import Registry, ServiceMetrics
+from poise_serve.shared import SHARED_FROM, make_buffer
+from poise_serve.wire import LENGTH, Answer, Answers, FromReplica, Hello, Place, Work, decode_work, framed
 
 
 class Played:
@@ -119,7 +119,7 @@ def test_no_replica_hangs_because_the_gateway_stood_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: bool
 ) -> None:
     paused, real = [0], time.monotonic_ns  # nanoseconds
-    monkeypatch.setattr("poise.gateway.service.time", SimpleNamespace(monotonic_ns=lambda: real() + paused[0]))
+    monkeypatch.setattr("poise_serve.service.time", SimpleNamespace(monotonic_ns=lambda: real() + paused[0]))
 
     async def use(service: Service) -> None:
         told, hung = list[Any](), list[str]()
@@ -374,7 +374,7 @@ def test_where_there_is_a_descriptor_for_one_buffer_only_it_is_not_kept(
         return make_buffer()
 
     async def use(service: Service) -> None:
-        monkeypatch.setattr("poise.gateway.service.make_buffer", scarce)
+        monkeypatch.setattr("poise_serve.service.make_buffer", scarce)
         before = descriptors()
         for _ in range(10):
             replica = Played(service.path)
@@ -395,7 +395,7 @@ def test_without_memory_for_its_bodies_a_request_is_refused_in_time(
 
     async def use(service: Service) -> None:
         told = list[Any]()
-        monkeypatch.setattr("poise.gateway.shared.os.ftruncate", full)
+        monkeypatch.setattr("poise_serve.shared.os.ftruncate", full)
         service.ask(b"x" * SHARED_FROM, told.append)
         for name in "ab":
             replica = Played(service.path)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poise.gateway import shared
-from poise.gateway.shared import SHARED_FROM, Reader, Writer, make_buffer
-from poise.gateway.wire import Place
+from poise_serve import shared
+from poise_serve.shared import SHARED_FROM, Reader, Writer, make_buffer
+from poise_serve.wire import Place
 
 MIB = 1 << 20
 

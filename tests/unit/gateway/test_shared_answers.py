@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from poise.drivers.redis import Away, Kept
 from poise.errors import SpecError
-from poise.gateway.cached import Cached
-from poise.gateway.service import Asker, Service
-from poise.gateway.service_metrics import CacheMetrics, Registry, ServiceMetrics
-from poise.gateway.shared_answers import SharedAnswers, opened, sealed, version_of
-from poise.gateway.wire import Answer
-from poise.kernel.batcher import Refuse
-from poise.kernel.cache import Cache
 from poise.model.servicefile import DeclaredService, compile_service
 from poise.units import MILLISECOND, MINUTE, SECOND
+from poise_serve.cached import Cached
+from poise_serve.kernel.batcher import Refuse
+from poise_serve.kernel.cache import Cache
+from poise_serve.redis import Away, Kept
+from poise_serve.service import Asker, Service
+from poise_serve.service_metrics import CacheMetrics, Registry, ServiceMetrics
+from poise_serve.shared_answers import SharedAnswers, opened, sealed, version_of
+from poise_serve.wire import Answer
 
 ANSWER = Answer(200, "application/json", b"[42]")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from poise.gateway.asgi import Receive, Scope, Send
-from poise.gateway.tracing import Batches, Tracing, current
 from poise.model.traces import Context, Span
+from poise_serve.asgi import Receive, Scope, Send
+from poise_serve.tracing import Batches, Tracing, current
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 UNSAMPLED = PARENT[:-1] + "0"

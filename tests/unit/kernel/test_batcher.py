@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from poise.kernel.batcher import Batch, Batcher, Effect, Refuse, Replace
 from poise.model.serving import Curve, Limits
 from poise.units import MILLISECOND, SECOND
+from poise_serve.kernel.batcher import Batch, Batcher, Effect, Refuse, Replace
 
 KNOWN = [(1, 4.0 * MILLISECOND), (8, 8.0 * MILLISECOND), (64, 32.0 * MILLISECOND)]
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.kernel.cache import OVERHEAD, Cache
+from poise_serve.kernel.cache import OVERHEAD, Cache
 
 
 def test_the_latest_used_stay() -> None:

@@ -1,7 +1,7 @@
 """A request that its servers die of is held for ever longer, and one that did no harm is cleared."""
 
-from poise.kernel.quarantine import FORGOTTEN, LONGEST, MOST, Quarantine, digest
 from poise.units import MINUTE, SECOND
+from poise_serve.kernel.quarantine import FORGOTTEN, LONGEST, MOST, Quarantine, digest
 
 POISON = digest(b"m", b"kill")
 

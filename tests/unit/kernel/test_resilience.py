@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.kernel.resilience import SPARE, WINDOW, Breaker, Concurrency, Health, RetryBudget, is_slow
 from poise.model.serving_upstreams import Ejection, Following, Probing, Retries
 from poise.units import MILLISECOND, SECOND
+from poise_serve.kernel.resilience import SPARE, WINDOW, Breaker, Concurrency, Health, RetryBudget, is_slow
 
 RULES = Ejection(failures=3, pause=30 * SECOND, longest=100 * SECOND, slower=10.0, least=SECOND)
 

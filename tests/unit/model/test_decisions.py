@@ -7,6 +7,7 @@ from poise.model.decisions import REASONS, Reason, Why
 from poise.model.scaling import BECAUSES
 
 CORE = Path(poise.__file__).parent
+SERVING = CORE.with_name("poise_serve")
 
 
 def test_a_reason_says_where_and_what() -> None:
@@ -26,7 +27,7 @@ def codes(files: set[Path]) -> set[str]:
 
 
 def test_every_reason_that_is_given_has_its_sentence_and_every_sentence_is_used() -> None:
-    files = {path for folder in ("policy", "kernel") for path in (CORE / folder).glob("*.py")}
+    files = {path for of in (CORE, SERVING) for folder in ("policy", "kernel") for path in (of / folder).glob("*.py")}
     scaling = CORE / "policy" / "replicas.py"  # whose lines have sentences of their own
     given = codes(files - {scaling})
     assert codes({scaling}) == set(BECAUSES)

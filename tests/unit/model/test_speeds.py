@@ -9,10 +9,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from poise.model.routing import Asked
-from poise.model.speeds import FADES, UNKNOWN, InFlight, Known, Reckoner, Sizes, Speed
-from poise.policy.route import router_named
 from poise.units import MILLISECOND, MINUTE, SECOND
+from poise_serve.model.routing import Asked
+from poise_serve.model.speeds import FADES, UNKNOWN, InFlight, Known, Reckoner, Sizes, Speed
+from poise_serve.policy.route import router_named
 
 
 def served(reckoner: Reckoner, replica: str, took: int, now: int = 0, size: float = 1.0) -> int:

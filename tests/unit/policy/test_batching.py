@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poise.model.serving import Curve
-from poise.policy.batching import Batching, QueueView, Send, Wait, foreseen
 from poise.units import MILLISECOND, SECOND
+from poise_serve.policy.batching import Batching, QueueView, Send, Wait, foreseen
 
 MEASURED = [(1, 3.5), (2, 7.5), (3, 10.9), (4, 6.8), (5, 7.8), (8, 8.1), (12, 9.8), (16, 11.1), (32, 17.3), (64, 29.2)]
 """Milliseconds by size of a perceptron of 19 million weights on one core: a kernel that is quicker from four on."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poise.model.canary import Judgement, Stage, Tally, TrialRules
-from poise.policy.canary import agrees, judge, quantile, wilson
+from poise_serve.policy.canary import agrees, judge, quantile, wilson
 
 RULES = TrialRules(stages=())
 SHARE, SHADOW = Stage("share", 0.5), Stage("shadow", 0.5)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poise.errors import InputError
-from poise.policy.checkpoints import (
+from poise.units import HOUR, MINUTE, SECOND
+from poise_train.policy.checkpoints import (
     LEAST,
     MOST,
     PRIOR,
@@ -18,7 +19,6 @@ from poise.policy.checkpoints import (
     steps_between,
     superfluous,
 )
-from poise.units import HOUR, MINUTE, SECOND
 
 
 def lost(every: float, cost: float, between: float) -> float:

@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
-from poise.policy.advise import Candidate, Seen, advise
-from poise.policy.communication import (
+from poise_train.policy.advise import Candidate, Seen, advise
+from poise_train.policy.communication import (
     Cost,
     Costs,
     Link,

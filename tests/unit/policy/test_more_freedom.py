@@ -27,8 +27,8 @@ from poise.model.workload import Arrival, Scaling, Seats, Steady, Truth, Workloa
 from poise.policy.recipe import compile_recipe
 from poise.policy.suites import ClusterPolicy, Suite, policy_named
 from poise.testing import World as Tiny
-from poise.twin.trial import simulate
 from poise.units import SECOND
+from poise_lab.trial import simulate
 
 POISE = policy_named("poise")
 NEVER_PREEMPTS = Suite(

@@ -21,8 +21,8 @@ from poise.policy import fragments as measure
 from poise.policy.fragments import Typical, fragments
 from poise.policy.recipe import RECIPES, Recipe
 from poise.policy.suites import Suite
-from poise.twin.traces.openb import read_nodes
 from poise.units import SECOND
+from poise_lab.traces.openb import read_nodes
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 from fidelity_fgd import shapes_of

@@ -8,9 +8,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poise.model.phases import Pace, PhaseMemory, PhaseRules, PhaseView, Step
 from poise.model.training import Phase
-from poise.policy.phases import POINTS, Phases, is_due, pace_of
+from poise_train.model.phases import Pace, PhaseMemory, PhaseRules, PhaseView, Step
+from poise_train.policy.phases import POINTS, Phases, is_due, pace_of
 
 TOTAL = 800
 ORDER: tuple[Phase, ...] = ("convergence", "fine-tuning")

@@ -7,8 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import assume, given
 
-from poise.policy.pid import Gains, Pid
 from poise.units import SECOND
+from poise_serve.policy.pid import Gains, Pid
 
 PLAIN = Gains(proportional=2.0, integral=0.5, derivative=0.1)
 

@@ -7,7 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from poise.policy.pipeline import (
+from poise.units import SECOND
+from poise_train.policy.pipeline import (
     NORMAL,
     Chosen,
     Device,
@@ -24,7 +25,6 @@ from poise.policy.pipeline import (
     moves,
     partition,
 )
-from poise.units import SECOND
 
 SLOW, PLAIN, QUICK = Device("slow", NORMAL // 2), Device("plain"), Device("quick", 2 * NORMAL)
 GIGABIT = Wire(0, 8 * SECOND)

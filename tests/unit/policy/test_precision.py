@@ -1,7 +1,7 @@
 """Which precision is taken, from what was measured."""
 
 from poise.model.precision import Measured
-from poise.policy.precision import choose
+from poise_train.policy.precision import choose
 
 FP32 = Measured(name="fp32", weights=80, takes={1: 300, 8: 1200})
 INT8 = Measured(name="int8", weights=20, takes={1: 100, 8: 900}, kept=0.97)

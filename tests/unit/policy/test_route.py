@@ -10,8 +10,9 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from poise.model.routing import Asked, ReplicaView, RouteView
-from poise.policy.route import (
+from poise.units import MILLISECOND, SECOND
+from poise_serve.model.routing import Asked, ReplicaView, RouteView
+from poise_serve.policy.route import (
     BOUND,
     DEFAULT_ROUTER,
     DEFERRED_TURN,
@@ -21,7 +22,6 @@ from poise.policy.route import (
     next_lane,
     router_named,
 )
-from poise.units import MILLISECOND, SECOND
 
 
 def view(*replicas: ReplicaView, key: str = "", due: int = 0, turn: int = 0, seed: int = 0, now: int = 0) -> RouteView:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poise.policy.tuning import (
+from poise_train.policy.tuning import (
     LEAST,
     MOST,
     Keep,

@@ -8,8 +8,8 @@ from poise.model.resources import Device, Node, Shape
 from poise.model.workload import Arrival, Steady, Truth, Workload
 from poise.model.worldfile import compile_world
 from poise.policy.suites import policy_named
-from poise.twin.trial import simulate
 from poise.units import SECOND
+from poise_lab.trial import simulate
 
 POLICIES = ("poise", "las")
 RATES = {"V100": 1.0, "K80": 0.25}

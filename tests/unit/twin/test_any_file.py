@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poise.errors import PoiseError
-from poise.twin.traces import chronus, elasticflow, gavel, helios, openb, pai, philly, requests, shockwave
-from poise.twin.traces.formats import FORMATS, PLAIN, read_trace
-from poise.twin.traces.options import Options
-from poise.twin.traces.synthetic import parse
+from poise_lab.traces import chronus, elasticflow, gavel, helios, openb, pai, philly, requests, shockwave
+from poise_lab.traces.formats import FORMATS, PLAIN, read_trace
+from poise_lab.traces.options import Options
+from poise_lab.traces.synthetic import parse
 from unit.twin.test_formats import RATES
 
 HEADERS = {

@@ -6,9 +6,9 @@ import pytest
 
 from poise.errors import SpecError
 from poise.model.workload import Seats
-from poise.twin.traces.formats import format_of, read_trace
-from poise.twin.traces.options import Options
 from poise.units import MINUTE
+from poise_lab.traces.formats import format_of, read_trace
+from poise_lab.traces.options import Options
 
 TRACE = Path(__file__).parent / "chronus" / "trace_job_Philly_MIX1.csv"
 ORACLE = Options(information="oracle")

@@ -5,6 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from poise.control.deadlines import answer
+from poise.control.forecast import Target, foresee
 from poise.engine.lookahead import Bounds
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import Ledger
@@ -12,8 +14,6 @@ from poise.model.chances import DeadlineForecast, DeadlineQuestion
 from poise.model.spec import compile_spec
 from poise.policy.suites import policy_named
 from poise.testing import WALL, World
-from poise.twin.deadlines import answer
-from poise.twin.forecast import Target, foresee
 from poise.units import MINUTE, SECOND
 
 POLICY = policy_named("poise")

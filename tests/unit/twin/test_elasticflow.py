@@ -15,11 +15,11 @@ from poise.model.jobs import Speedups
 from poise.model.resources import Device, Node
 from poise.model.workload import APART, ONE_NODE, Arrival, Seats, Workload
 from poise.policy.suites import policy_named
-from poise.twin.traces.curves import Curve, read_curves
-from poise.twin.traces.formats import format_of, read_trace
-from poise.twin.traces.options import Options
-from poise.twin.trial import simulate
 from poise.units import SECOND
+from poise_lab.traces.curves import Curve, read_curves
+from poise_lab.traces.formats import format_of, read_trace
+from poise_lab.traces.options import Options
+from poise_lab.trial import simulate
 
 EXCERPT = Path(__file__).parent / "elasticflow"
 TRACE = EXCERPT / "cluster03.csv"

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from poise.control.forecast import Etas, Target, check, foresee
 from poise.engine.lookahead import Bounds, Futures, Range, followed, range_of
 from poise.errors import InputError
 from poise.kernel.controller import Settings
 from poise.kernel.ledger import Ledger
 from poise.model.workload import Arrival
 from poise.policy.suites import policy_named
-from poise.twin.forecast import Etas, Target, check, foresee
 from poise.units import HOUR, SECOND
 from unit.engine.test_futures import stopped
 from unit.engine.test_twin import Run, arrival, node

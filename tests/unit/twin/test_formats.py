@@ -16,11 +16,11 @@ from poise.model.resources import Device, Node, Shape
 from poise.model.workload import APART, Arrival, Pace, Seats, Steady, Truth, Workload
 from poise.policy.suites import policy_named
 from poise.ports import StoredCheckpoint
-from poise.twin.traces.formats import FORMATS, format_of, read_trace
-from poise.twin.traces.options import Options
-from poise.twin.traces.shockwave import Phases, batches
-from poise.twin.trial import simulate
 from poise.units import SECOND
+from poise_lab.traces.formats import FORMATS, format_of, read_trace
+from poise_lab.traces.options import Options
+from poise_lab.traces.shockwave import Phases, batches
+from poise_lab.trial import simulate
 
 HELIOS = """\
 job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue

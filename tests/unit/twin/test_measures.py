@@ -12,9 +12,9 @@ from poise.model.resources import Device, Node
 from poise.model.workload import Arrival, Steady, Truth, Workload
 from poise.model.worldfile import World
 from poise.policy.suites import policy_named
-from poise.twin.measures import ratios
-from poise.twin.trial import Result, simulate
 from poise.units import HOUR, SECOND
+from poise_lab.measures import ratios
+from poise_lab.trial import Result, simulate
 from unit.engine.test_twin import arrival
 
 

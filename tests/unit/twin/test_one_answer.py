@@ -7,11 +7,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from poise.control.forecast import Eta, Target, foresee
 from poise.engine.lookahead import Range, view_settings
 from poise.errors import SpecError
 from poise.model.reports import Start
 from poise.testing import World
-from poise.twin.forecast import Eta, Target, foresee
 from poise.units import MINUTE
 from unit.asking import BOUNDS, expected, explained, planned, policy_of
 

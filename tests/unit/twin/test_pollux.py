@@ -12,10 +12,10 @@ from poise.kernel.controller import Settings
 from poise.model.resources import Device, Node
 from poise.model.workload import Seats
 from poise.policy.suites import policy_named
-from poise.twin.traces.formats import read_trace
-from poise.twin.traces.options import Options
-from poise.twin.trial import simulate
 from poise.units import SECOND
+from poise_lab.traces.formats import read_trace
+from poise_lab.traces.options import Options
+from poise_lab.trial import simulate
 
 PLACEMENTS = """\
 placement,local_bsz,step_time,sync_time

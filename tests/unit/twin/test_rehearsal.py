@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from poise.cli.main import main
-from poise.engine.serving import Request
 from poise.errors import SpecError
-from poise.twin.traces.loads import Wanted, asking
 from poise.units import SECOND
+from poise_lab.engine.serving import Request
+from poise_lab.traces.loads import Wanted, asking
 
 SERVICE = "kind: service\nname: s\nmodel: app.py:Model\nreplicas: 2\nobjective: {latency_p99: 200ms}\n"
 WORLD = """

@@ -13,13 +13,13 @@ import pytest
 
 from poise.errors import SpecError
 from poise.model.workload import Seats, Workload
-from poise.twin.traces.formats import read_trace
-from poise.twin.traces.options import Options
-from poise.twin.traces.synthetic import SPREAD, parse
+from poise_lab.traces.formats import read_trace
+from poise_lab.traces.options import Options
+from poise_lab.traces.synthetic import SPREAD, parse
 
 SHOW = """
 import hashlib
-from poise.twin.traces.formats import read_trace
+from poise_lab.traces.formats import read_trace
 print(hashlib.sha256(repr(read_trace("bursty:jobs=200,speeds=V100:1+K80:0.25")).encode()).hexdigest())
 """
 

@@ -12,13 +12,13 @@ import pytest
 from poise.errors import NotFound, PoiseError, SpecError
 from poise.model.jobs import Priority
 from poise.model.workload import Arrival, Seats
-from poise.twin.traces import rows
-from poise.twin.traces.formats import read_trace
-from poise.twin.traces.openb import read_nodes
-from poise.twin.traces.options import Options
-from poise.twin.traces.plain import parse_mapping
-from poise.twin.traces.rows import MAX_ROW
 from poise.units import DAY, SECOND
+from poise_lab.traces import rows
+from poise_lab.traces.formats import read_trace
+from poise_lab.traces.openb import read_nodes
+from poise_lab.traces.options import Options
+from poise_lab.traces.plain import parse_mapping
+from poise_lab.traces.rows import MAX_ROW
 
 PHILLY = """\
 timestamp,duration,num_gpus,gpu_time,cluster

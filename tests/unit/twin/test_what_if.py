@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from poise.control.forecast import Target
 from poise.drivers.logfile import write_log
 from poise.engine.futures import Change
 from poise.engine.lookahead import Bounds
@@ -12,11 +13,10 @@ from poise.kernel.controller import Settings
 from poise.model.events import encode_event
 from poise.model.jobs import Priority
 from poise.policy.suites import policy_named
-from poise.twin.compare import Asked, compare
-from poise.twin.forecast import Target
-from poise.twin.traces.options import Options
-from poise.twin.what_if import WhatIf, more_nodes, recorded, replay_changed, what_if
 from poise.units import SECOND
+from poise_lab.compare import Asked, compare
+from poise_lab.traces.options import Options
+from poise_lab.what_if import WhatIf, more_nodes, recorded, replay_changed, what_if
 from unit.engine.test_futures import stopped
 from unit.engine.test_twin import node
 

@@ -16,8 +16,8 @@ from poise.model.resources import Device, Node, Shape
 from poise.model.workload import Arrival, Steady, Truth, Workload
 from poise.model.worldfile import compile_world
 from poise.policy.suites import POLICIES, policy_named
-from poise.twin.trial import Result, simulate
 from poise.units import DAY, HOUR, SECOND
+from poise_lab.trial import Result, simulate
 
 RATES = {"V100": 1.0, "K80": 0.25}
 WORLDS: list[dict[str, Any]] = [

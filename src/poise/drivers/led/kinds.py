@@ -1,7 +1,13 @@
-"""What belongs to the URL of a store. Its driver is imported when it is asked for: its library may be an extra."""
+"""Finds the driver of a store by the scheme of its URL. Installed packages offer drivers as entry points:
+
+    poise.stores    a `Kind`, by a scheme
+
+A driver is imported when a URL names it: its library may be an extra.
+"""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from poise.drivers.grouped import KEEP, QUEUE_LIMIT
@@ -11,6 +17,7 @@ from poise.drivers.led.store import LedStore, LedWriter
 from poise.drivers.verified import Event, VerifiedLog, log
 from poise.errors import InputError, NotLeading
 
+GROUP = "poise.stores"
 NEED = "postgresql://…, etcd://HOST:PORT[,HOST:PORT…][/PREFIX], or `home`"
 
 
@@ -74,15 +81,17 @@ def _kind(url: str) -> Kind:
         raise InputError(
             "a password must be percent-encoded, as in a URL", field="--store", need=need, have=name_of(url)
         )
-    match parts.scheme:
-        case "postgresql" | "postgres":
-            from poise.drivers import postgres
-
-            return Kind(postgres.PostgresLog, postgres.PostgresWriter, postgres.PostgresLease)
-        case "etcd" | "etcds":
-            from poise.drivers import etcd
-
-            return Kind(etcd.EtcdLog, etcd.EtcdWriter, etcd.EtcdLease)
+    if (kind := _found(parts.scheme)) is not None:
+        return kind
     raise InputError(
         "this store does not exist", field="--store", need=NEED, have=name_of(url) if parts.netloc else url
     )
+
+
+@cache
+def _found(scheme: str) -> Kind | None:
+    from importlib import metadata  # dear
+
+    for point in metadata.entry_points(group=GROUP, name=scheme):
+        return cast(Kind, point.load())
+    return None

@@ -1,14 +1,13 @@
 """Finds drivers of substrates by name: `poise up --on NAME[:ARGUMENT]`.
 
-Each module of this package is one, by its name. Installed packages offer others as entry points:
+Installed packages offer them as entry points; Poise's own are in its `pyproject.toml`:
 
     poise.substrates   a module, or an object, that is a `ports.SubstrateDriver`
 
 The code of a driver is loaded only when its name is given.
 """
 
-import pkgutil
-from importlib import import_module, metadata
+from importlib import metadata
 from typing import Any, cast
 
 from poise.config import Home
@@ -24,17 +23,15 @@ _GUIDE = "`docs/how-to/write-a-substrate.md` shows one that works"
 
 def driver_of(name: str) -> SubstrateDriver:
     """The driver of this name. Raises `InputError` if there is none, or it cannot be loaded."""
-    if name in _shipped():
-        return cast(SubstrateDriver, import_module(f"{__name__}.{name}"))
     points = {point.name: point for point in metadata.entry_points(group=GROUP)}
-    known = sorted({*_shipped(), *points})
+    known = sorted(points)
     if name not in points:
         raise InputError(
             f"there is no substrate `{name}`",
             field="--on",
             have=name,
             need=", ".join(known),
-            hint=near(name, known) or f"`--on {known[0]}`, or install the package that brings `{name}`",
+            hint=near(name, known) or f"install the package that brings `{name}`",
         )
     point = points[name]
     source = f"{point.dist.name} {point.dist.version}" if point.dist is not None else "an unnamed package"
@@ -53,7 +50,3 @@ def _problem_of(name: str, driver: Any) -> str:
     if missing:
         return f"it has no {', '.join(missing)}"
     return "a home has a file of that name" if hasattr(Home, name) else ""
-
-
-def _shipped() -> list[str]:
-    return [module.name for module in pkgutil.iter_modules(__path__)]

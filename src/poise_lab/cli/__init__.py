@@ -1,0 +1,1 @@
+"""The commands that simulate, compare, rehearse and report."""

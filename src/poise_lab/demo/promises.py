@@ -1,0 +1,28 @@
+"""What `poise demo` promises of its live part, and what came of it, in words: for the terminal and for the page."""
+
+from poise.units import SECOND, format_duration
+from poise_lab.demo.live import Live
+
+
+def promises(live: Live) -> list[tuple[str, str, str]]:
+    """Each promise, what came of it, and whether it was kept: `yes`, `NO`, or nothing for what is only told."""
+    urgent, service, training = live.urgent, live.service, live.training
+    left = urgent.deadline - urgent.took
+    when = f"{left:.1f} s before its deadline" if urgent.met else "NOT before its deadline"
+    workers = " → ".join(map(str, training.workers))
+    same = "the same weights" if training.same else "OTHER weights"
+    again = f"restarted: {', '.join(live.restarted)}" if live.restarted else "no other process restarted"
+    rows = [
+        ("urgent job", f"waited {format_duration(round(urgent.waited * SECOND))}, done {when}", urgent.met),
+        (
+            "service",
+            f"{service.in_time} of {service.asked} answered within {1000 * service.objective:.0f} ms, "
+            f"P99 {1000 * service.p99:.0f} ms",
+            service.kept,
+        ),
+        ("training", f"{workers} workers, never stopped", training.fewest > 0),
+        ("kill -9", f"{', '.join(live.killed)}; {again}", not live.restarted),
+        ("results", f"{same} and labels as without Poise and without kills", training.same and urgent.same),
+    ]
+    told = [(name, text, "yes" if kept else "NO") for name, text, kept in rows]
+    return [*told, ("devices", f"{live.use:.0%} in use while training was there", "")]

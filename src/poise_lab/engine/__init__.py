@@ -1,0 +1,1 @@
+"""Simulated parts that only the lab needs: services, and happenings of a scenario."""

@@ -1,0 +1,756 @@
+"""Requests in virtual time: a service, or a front before upstreams, with the machines and policies that run live.
+
+`ServiceTwin` drives the batcher and the scaler that a gateway drives, `FrontTwin` the router, what it has learned, the
+breakers, probes and the budget of retries of a front. Only the doors differ: time is a heap of what happens next, and
+what a batch takes is read off a table instead of a clock. Nothing is drawn but from the seed.
+
+    trial = ServiceTwin(limits, serving, Open(requests), replicas=2)
+    stories = trial.run()
+
+An upstream reads one prompt after the other, in which time it writes nothing, and then does a step for all that it has
+begun, as servers with continuous batching do; requests above its `slots` wait there in the order in which they came.
+
+Open loop: requests come when they come. Closed loop (`Clients`): each of so many clients asks again when it has had its
+answer, or a refusal, and has thought. Instants and durations are in nanoseconds.
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
+from heapq import heapify, heappop, heappush
+from math import log, sqrt
+from random import Random
+from typing import Literal, NamedTuple, Protocol
+
+from poise.model.scaling import ScaleRules
+from poise.model.servers import Server, Serving, Speed
+from poise.model.serving import Limits
+from poise.model.serving_upstreams import Front, Upstream
+from poise.model.worldfile import Change, Losses
+from poise.policy.replicas import ReplicaPolicy
+from poise.units import SECOND
+from poise_serve.kernel.batcher import Batch, Batcher, Effect, Refuse, Replace
+from poise_serve.kernel.lanes import Line
+from poise_serve.kernel.quarantine import LOSSES
+from poise_serve.kernel.resilience import Breaker, Health, RetryBudget, is_slow
+from poise_serve.kernel.scaler import LOOK_EVERY, Scaler, Seen
+from poise_serve.model.routing import Asked, RouteView
+from poise_serve.model.speeds import Known, Reckoner
+from poise_serve.policy.batching import Batching
+from poise_serve.policy.route import RouterPolicy, lane_of
+
+ANSWERED = ""
+"""Why a request is over, if it was answered."""
+
+CANCELLED = "cancelled"
+
+
+class Request(NamedTuple):
+    """`size`: times of the usual that it takes, `prompt` and `tokens`: those read and those written. `guess`: its size
+    as far as a router knows it when it comes. Requests of one `key` had better meet the same server.
+    """
+
+    at: int
+    size: float = 1.0
+    prompt: int = 0
+    tokens: int = 0
+    guess: float = 1.0
+    key: str = ""
+
+
+class Story(NamedTuple):
+    """What became of a request: when it came, when it was over, and why if it was not answered."""
+
+    came: int
+    over: int
+    why: str = ANSWERED
+
+    @property
+    def took(self) -> int:
+        return self.over - self.came
+
+
+class Load(Protocol):
+    """Who asks."""
+
+    def begin(self) -> Iterator[Request]:
+        """Requests that come whatever happens, in order of time."""
+        ...
+
+    def after(self, now: int) -> Request | None:
+        """What comes because a request was over."""
+        ...
+
+
+class Open:
+    """An open loop: these requests, as they come."""
+
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self._requests = requests
+
+    def begin(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def after(self, now: int) -> Request | None:
+        return None
+
+
+class Clients:
+    """A closed loop: so many clients ask `many` times in all, and `think` between an answer and the next request."""
+
+    def __init__(self, clients: int, many: int, think: Callable[[], int], draw: Callable[[int], Request]) -> None:
+        """`draw` makes the request that comes at an instant."""
+        self._clients = clients
+        self._left = many
+        self._think = think
+        self._draw = draw
+
+    def begin(self) -> Iterator[Request]:
+        first = min(self._clients, self._left)
+        self._left -= first
+        return iter(sorted(self._draw(self._think()) for _ in range(first)))
+
+    def after(self, now: int) -> Request | None:
+        if not self._left:
+            return None
+        self._left -= 1
+        return self._draw(now + self._think())
+
+
+class Place:
+    """Where a replica runs, or could. `there`: it is not lost. Nanoseconds: `paid`, from when it was asked for, `ready`
+    to serve, and those in which it `worked`.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.there = True
+        self.paid = self.ready = self.worked = 0
+
+
+class Trial(ABC):
+    """What both twins have: time, who asks, what became of it, and replicas that are lost and come back."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        load: Load,
+        *,
+        seed: int = 0,
+        losses: Losses | None = None,
+        changes: Sequence[Change] = (),
+    ) -> None:
+        self.now = 0
+        self.stories: list[Story] = []
+        self.places = [Place(server) for server in serving.servers]
+        self._serving = serving
+        self._load = load
+        self._spread = Random(f"{seed} spread")
+        self._hang_up = Random(f"{seed} hang up")
+        self._chance = Random(f"{seed} losses")
+        self._losses = losses
+        self._changes = changes
+        self._next: list[tuple[int, int, Callable[[], None]]] = []
+        self._foreseen = 0
+        self._coming = load.begin()
+        self._due = self._asked = 0
+        self._open: dict[int, Request] = {}
+
+    def run(self) -> list[Story]:
+        """Until all that was asked is over; stories in the order in which they ended."""
+        by_name = {place.server.name: place for place in self.places}
+        for change in reversed(self._changes):
+            by_name[change.node].there = not change.there  # one whose first change is to join is not there before
+        for change in self._changes:
+            self._at(change.at, partial(self._comes if change.there else self._goes, by_name[change.node]))
+        if self._losses is not None:
+            for place in self.places:
+                self._lose_later(place, self._losses)
+        self._start()
+        self._ask_next()
+        while self._due or self._open:
+            self.now, _, happens = heappop(self._next)
+            happens()
+        self._end()
+        return self.stories
+
+    # --- what each of them does in its way ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def _start(self) -> None: ...
+
+    @abstractmethod
+    def _end(self) -> None: ...
+
+    @abstractmethod
+    def _ask(self, number: int, request: Request) -> None: ...
+
+    @abstractmethod
+    def _cancel(self, number: int) -> None: ...
+
+    @abstractmethod
+    def _goes(self, place: Place, noticed: int = 0) -> None:
+        """Whatever is there is lost, which is noticed so much later."""
+
+    @abstractmethod
+    def _comes(self, place: Place) -> None: ...
+
+    # --- what they share ---------------------------------------------------------------------------------------------
+
+    def _at(self, instant: int, happens: Callable[[], None]) -> None:
+        """What comes at one instant happens in the order in which it was foreseen."""
+        self._foreseen += 1
+        heappush(self._next, (max(self.now, instant), self._foreseen, happens))
+
+    def _ask_next(self) -> None:
+        request = next(self._coming, None)
+        if request is not None:
+            self._due += 1
+            self._at(request.at, partial(self._arrives, request, True))
+
+    def _arrives(self, request: Request, others: bool) -> None:
+        self._due -= 1
+        if others:
+            self._ask_next()
+        number = self._asked = self._asked + 1
+        self._open[number] = request
+        hang_up = self._serving.hang_up
+        if hang_up is not None and self._hang_up.random() < hang_up.share:
+            self._at(self.now + hang_up.after, partial(self._hangs_up, number))
+        self._ask(number, request)
+
+    def _hangs_up(self, number: int) -> None:
+        if number in self._open:
+            self._cancel(number)
+            self._over(number, CANCELLED)
+
+    def _over(self, number: int, why: str = ANSWERED) -> None:
+        request = self._open.pop(number, None)
+        if request is None:
+            return
+        self.stories.append(Story(request.at, self.now, why))
+        following = self._load.after(self.now)
+        if following is not None:
+            self._due += 1
+            self._at(following.at, partial(self._arrives, following, False))
+
+    def _varied(self, takes: float) -> int:
+        """What it takes this time; log-normal, of the same mean."""
+        if self._serving.spread:
+            square = log(1 + self._serving.spread**2)
+            takes *= self._spread.lognormvariate(-square / 2, sqrt(square))
+        return max(1, round(takes))
+
+    def _lose_later(self, place: Place, losses: Losses) -> None:
+        def lose() -> None:
+            self._goes(place, losses.detected)
+            self._at(self.now + round(self._chance.expovariate(1 / losses.mttr)), back)
+
+        def back() -> None:
+            self._comes(place)
+            self._lose_later(place, losses)
+
+        self._at(self.now + round(self._chance.expovariate(1 / losses.mtbf)), lose)
+
+
+# --- a service -------------------------------------------------------------------------------------------------------
+
+
+class _Job:
+    """A replica of a service. `ready` since and `sent` a batch at, 0 if it is not; `over`: it answers nothing more."""
+
+    def __init__(self, name: str, place: Place, now: int) -> None:
+        self.name = name
+        self.place = place
+        self.asked = now
+        self.ready = -1
+        self.sent = -1
+        self.leaving = self.over = False
+
+
+class ServiceTwin(Trial):
+    """One service: what `gateway.service` and `gateway.serve` do, in virtual time. As many `replicas` as are said, or
+    as the `scaler` says within the `rules`; those are ready that it begins with.
+    """
+
+    name = "service"
+
+    def __init__(
+        self,
+        limits: Limits,
+        serving: Serving,
+        load: Load,
+        *,
+        replicas: int = 1,
+        rules: ScaleRules | None = None,
+        window: int = 10 * SECOND,
+        scaler: ReplicaPolicy | None = None,
+        batching: Batching | None = None,
+        seed: int = 0,
+        losses: Losses | None = None,
+        changes: Sequence[Change] = (),
+    ) -> None:
+        super().__init__(serving, load, seed=seed, losses=losses, changes=changes)
+        self.batcher = Batcher(limits, batching)
+        self.said: list[tuple[int, str]] = []
+        """When and why there were more replicas, or fewer."""
+        self._replicas = replicas
+        self._scaler = None
+        if rules is not None and scaler is not None:
+            self._scaler = Scaler(self, rules, window, scaler, lambda line: self.said.append((self.now, line)), 0)
+        self.seen = Seen()
+        self._jobs: list[_Job] = []
+        self._by_name: dict[str, _Job] = {}  # those that the batcher knows
+        self._started = self._start_up = 0
+        self._timer = self._timer_at = 0
+
+    @property
+    def replicas(self) -> int:
+        return len(self._by_name)
+
+    def _start(self) -> None:
+        self._look()
+
+    def _end(self) -> None:
+        for job in list(self._jobs):
+            self._stop(job)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def _ask(self, number: int, request: Request) -> None:
+        self.seen.ask(len(self._open))
+        self._do(self.batcher.arrive(number, self.now))
+
+    def _cancel(self, number: int) -> None:
+        self.batcher.cancel(number)
+
+    def _do(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Batch):
+                self._send(effect)
+            elif isinstance(effect, Refuse):
+                came = self._open[effect.request].at
+                if came >= self.batcher.started(self.now):
+                    self.seen.refuse(effect.why, max(effect.foreseen, self.now - came))
+                self._over(effect.request, effect.why)
+            elif isinstance(effect, Replace):
+                self._lose(self._by_name[effect.replica])
+        self._arm()
+
+    def _send(self, batch: Batch) -> None:
+        job = self._by_name[batch.replica]
+        requests = [self._open[number] for number in batch.requests]
+        asked = [(request.size, request.prompt, request.tokens) for request in requests]
+        took = self._varied(job.place.server.speed.batch_takes(asked, batch.padded))
+        job.sent = self.now
+        self._at(self.now + took, partial(self._answered, job, batch, took))
+
+    def _answered(self, job: _Job, batch: Batch, took: int) -> None:
+        if job.over:
+            return
+        job.place.worked += took
+        job.sent = -1
+        told, effects = self.batcher.answered(job.name, batch.number, took, batch.padded, self.now)
+        self._do(effects)
+        self.seen.busy += took
+        for number in told:
+            if number in self._open:
+                came = self._open[number].at
+                if came >= self.batcher.started(self.now):
+                    self.seen.took.append(self.now - came)
+                self._over(number)
+        if job.leaving:
+            self._stop(job)
+
+    def _arm(self) -> None:
+        """The batcher is asked again at its next instant; a timer that would come earlier serves as well."""
+        due = self.batcher.wakeup()
+        if due is None or self.now < self._timer_at <= due:
+            return
+        self._timer_at = max(self.now, due)
+        self._timer += 1
+        self._at(self._timer_at, partial(self._ticks, self._timer))
+
+    def _ticks(self, timer: int) -> None:
+        if timer == self._timer:
+            self._timer_at = 0
+            self._do(self.batcher.tick(self.now))
+
+    # --- replicas ----------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """As many as there shall be now, if they can be had."""
+        wanted = self._replicas if self._scaler is None else self._scaler.look(self.now, self._start_up)
+        taken = {job.place for job in self._jobs}
+        free = [place for place in self.places if place.there and place not in taken]
+        for place in free[: max(0, wanted - len([job for job in self._jobs if not job.leaving]))]:
+            self._started += 1
+            job = _Job(f"{place.server.name}.{self._started}", place, self.now)
+            self._jobs.append(job)
+            self._at(self.now + (self._serving.start if self.now else 0), partial(self._is_ready, job))
+        for job in [job for job in self._jobs if not job.leaving][wanted:]:
+            job.leaving = True
+            self.batcher.drain(job.name)
+            if job.sent < 0:
+                self._stop(job)
+        self._at(self.now + LOOK_EVERY, self._look)
+
+    def _is_ready(self, job: _Job) -> None:
+        if job.over:
+            return
+        job.ready = self.now
+        self._start_up = self.now - job.asked
+        self._by_name[job.name] = job
+        self._do(self.batcher.up(job.name, self.now))
+
+    def _stop(self, job: _Job) -> None:
+        """It is not paid for any longer, and whoever it held is served elsewhere."""
+        if job not in self._jobs:
+            return
+        self._silence(job)
+        self._jobs.remove(job)
+        if self._by_name.pop(job.name, None) is not None:
+            self._do(self.batcher.down(job.name, self.now))
+
+    def _lose(self, job: _Job, noticed: int = 0) -> None:
+        self._silence(job)
+        self._at(self.now + noticed, partial(self._stop, job))
+
+    def _silence(self, job: _Job) -> None:
+        if job.over:
+            return
+        job.over = True
+        job.place.paid += self.now - job.asked
+        if job.ready >= 0:
+            job.place.ready += self.now - job.ready
+        if job.sent >= 0:
+            job.place.worked += self.now - job.sent
+
+    def _goes(self, place: Place, noticed: int = 0) -> None:
+        place.there = False
+        for job in [job for job in self._jobs if job.place is place and not job.over]:
+            self._lose(job, noticed)
+
+    def _comes(self, place: Place) -> None:
+        place.there = True
+
+
+# --- a front before upstreams ----------------------------------------------------------------------------------------
+
+
+class _Member:
+    """An upstream: what the front knows of it, and the server itself."""
+
+    def __init__(self, told: Upstream, place: Place, front: Front) -> None:
+        self.told = told
+        self.place = place
+        self.breaker = Breaker(front.ejection)
+        self.health = Health(front.health, 0)
+        self.health.on_probe(0, went_well=place.there)
+        self.running = 0
+        self.waiting: deque[int] = deque()
+        self.to_read: deque[int] = deque()
+        self.reading = -1  # until when
+        self.writing: list[tuple[float, int]] = []  # the step with which each is done
+        self.done = 0.0  # steps
+        self.since = 0
+        self.plan = 0
+
+    @property
+    def name(self) -> str:
+        return self.told.name
+
+    @property
+    def speed(self) -> Speed:
+        return self.place.server.speed
+
+    def is_open(self, now: int) -> bool:
+        return self.health.state == "healthy" and self.breaker.is_open_to(now)
+
+    def has_room(self, now: int) -> bool:
+        return self.running < self.told.limit and self.is_open(now)
+
+    @property
+    def begun(self) -> int:
+        return len(self.to_read) + len(self.writing)
+
+    def serve(self, now: int) -> None:
+        """Until now."""
+        if self.begun:
+            self.place.worked += now - self.since
+        if self.writing and self.reading < 0:
+            self.done += (now - self.since) / self.speed.steps_take(len(self.writing))
+        self.since = now
+
+    def forget(self, number: int) -> None:
+        if self.to_read and self.to_read[0] == number:
+            self.reading = -1
+        for line in (self.waiting, self.to_read):
+            if number in line:
+                line.remove(number)
+        self.writing = [one for one in self.writing if one[1] != number]
+        heapify(self.writing)
+
+
+class _Waiter(NamedTuple):
+    """A request that looks for a place."""
+
+    number: int
+    turn: int
+    asked: Asked
+
+
+class SentTo(NamedTuple):
+    """Where a request is, and since when."""
+
+    member: _Member
+    turn: int
+    at: int
+
+
+Outcome = Literal["answered", "failed", "neither"]
+
+
+class FrontTwin(Trial):
+    """Upstreams behind a front: what `gateway.pool` and `gateway.upstreams` do, in virtual time. What a server of the
+    same name in the world can do decides how fast it answers.
+    """
+
+    def __init__(
+        self,
+        front: Front,
+        serving: Serving,
+        load: Load,
+        router: RouterPolicy,
+        *,
+        seed: int = 0,
+        losses: Losses | None = None,
+        changes: Sequence[Change] = (),
+    ) -> None:
+        super().__init__(serving, load, seed=seed, losses=losses, changes=changes)
+        by_name = {place.server.name: place for place in self.places}
+        self.places = [by_name[told.name] for told in front.upstreams]
+        self._front = front
+        self._router = router
+        self._reckoner = Reckoner()
+        self._budget = RetryBudget(front.retries)
+        self._members: dict[str, _Member] = {}
+        self._turn = 0
+        self._line: Line[_Waiter] = Line()
+        self._sent: dict[int, SentTo] = {}
+        self._tried: dict[int, set[str]] = {}
+        self.keyed = 0
+        """Requests that came with a key."""
+        self._lost: dict[int, int] = {}  # servers that were lost with a request
+
+    def _start(self) -> None:
+        for told, place in zip(self._front.upstreams, self.places, strict=True):
+            self._members[told.name] = _Member(told, place, self._front)
+            self._reckoner.add(told.name, 0)
+        self._at(self._front.health.every, self._probe)
+
+    def _end(self) -> None:
+        for place in self.places:
+            place.paid = place.ready = self.now
+
+    def _probe(self) -> None:
+        for member in self._members.values():
+            member.health.on_probe(self.now, went_well=member.place.there)
+        self._wake()
+        self._at(self.now + self._front.health.every, self._probe)
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def _ask(self, number: int, request: Request) -> None:
+        self._budget.on_request(self.now)
+        self.keyed += bool(request.key)
+        self._tried[number] = set()
+        self._at(self.now + self._front.timeout, partial(self._expires, number))
+        self._admit(number)
+
+    def _admit(self, number: int) -> None:
+        """A place, or one in the line; a server that was tried is taken again only if no other is open."""
+        self._turn += 1
+        request, front = self._open[number], self._front
+        due = request.at + min(front.timeout, front.objective or front.timeout)
+        waiter = _Waiter(number, self._turn, Asked(size=request.guess, key=request.key, due=due))
+        if not self._line and self._take(waiter, self._tried[number]):
+            return
+        if len(self._line) >= front.queue:
+            self._over(number, "overloaded")
+        else:
+            self._line.lanes["first"].append(waiter)
+
+    def _take(self, waiter: _Waiter, tried: Collection[str] = ()) -> bool:
+        """Whether it need not wait: it is sent, or refused as none is open."""
+        number, now = waiter.number, self.now
+        members = [member for member in self._members.values() if member.is_open(now)]
+        if not members:
+            self._over(number, "unavailable")
+            return True
+        members = [member for member in members if member.name not in tried] or members
+        if not any(member.has_room(now) for member in members):
+            return False
+        chosen = self._router.decide(self._view(waiter, members)).replica
+        if not chosen:
+            return False
+        member = self._members[chosen]
+        member.running += 1
+        member.breaker.on_sent()
+        self._reckoner.sent(chosen, str(waiter.turn), waiter.asked.size, now)
+        self._sent[number] = SentTo(member, waiter.turn, now)
+        self._tried[number].add(chosen)
+        if member.place.there:
+            member.serve(now)
+            member.waiting.append(number)
+            self._go_on(member)
+        else:
+            self._at(now, partial(self._fails, number, was_sent=False))
+        return True
+
+    def _view(self, waiter: _Waiter, members: Iterable[_Member]) -> RouteView:
+        known = [Known(one.name, one.told.weight, one.running, one.has_room(self.now)) for one in members]
+        return self._reckoner.view(waiter.asked, known, waiter.turn, self.now)
+
+    def _wake(self) -> None:
+        while self._line:
+            lane = self._line.next()
+            waiter = self._line.lanes[lane][0]
+            if waiter.number in self._open:
+                if lane == "first" and self._is_late(waiter):
+                    self._line.defer()
+                    continue
+                if not self._take(waiter):
+                    return
+            self._line.went(lane)
+
+    def _is_late(self, waiter: _Waiter) -> bool:
+        """Whether no upstream that has room is foreseen to answer it in time."""
+        room = [member for member in self._members.values() if member.has_room(self.now)]
+        return bool(room) and lane_of(self._view(waiter, room)) == "deferred"
+
+    def _give_back(self, number: int, outcome: Outcome) -> SentTo:
+        sent = self._sent.pop(number)
+        member, now = sent.member, self.now
+        member.running -= 1
+        others = [
+            self._reckoner.lasting(other.name, self._open[number].guess, now)
+            for other in self._members.values()
+            if other is not member
+        ]
+        slow = is_slow(now - sent.at, [each for each in others if each], self._front.ejection)
+        if outcome == "answered":
+            self._reckoner.answered(member.name, str(sent.turn), now)
+        else:
+            self._reckoner.dropped(member.name, str(sent.turn), now)
+        if outcome == "failed" or slow:
+            others_open = any(other is not member and other.is_open(now) for other in self._members.values())
+            if member.breaker.on_failure(now, may_eject=others_open):
+                self._at(member.breaker.until, self._wake)
+        elif outcome == "neither":
+            member.breaker.on_neither()
+        else:
+            member.breaker.on_success(now)
+        return sent
+
+    def _fails(self, number: int, was_sent: bool) -> None:
+        """Its connection is lost; another is asked, if it may be: once more at most where it `was_sent`."""
+        if number not in self._sent:
+            return
+        self._lost[number] = self._lost.get(number, 0) + was_sent
+        may_again = len(self._tried[number]) <= self._front.retries.most and self._lost[number] < LOSSES
+        again = may_again and self._budget.take(self.now)
+        self._give_back(number, "failed")
+        self._wake()
+        if again:
+            self._admit(number)
+        else:
+            self._over(number, "connection")
+
+    def _expires(self, number: int) -> None:
+        if number in self._open:
+            self._drop(number, "failed")
+            self._over(number, "timeout")
+            self._wake()
+
+    def _cancel(self, number: int) -> None:
+        self._drop(number, "neither")
+
+    def _drop(self, number: int, outcome: Outcome) -> None:
+        if number in self._sent:
+            member = self._give_back(number, outcome).member
+            member.serve(self.now)
+            member.forget(number)
+            self._go_on(member)
+        else:
+            for waiter in [one for lane in self._line.lanes.values() for one in lane if one.number == number]:
+                self._line.remove(waiter)
+
+    # --- servers -----------------------------------------------------------------------------------------------------
+
+    def _go_on(self, member: _Member) -> None:
+        """Begins what there is a slot for, and foresees what is done next."""
+        slots = member.place.server.slots
+        while member.waiting and (not slots or member.begun < slots):
+            number = member.waiting.popleft()
+            if member.speed.reading_takes(self._open[number].prompt):
+                member.to_read.append(number)
+            else:
+                self._write(member, number)
+        member.plan += 1
+        if member.to_read:
+            if member.reading < 0:
+                takes = member.speed.reading_takes(self._open[member.to_read[0]].prompt)
+                member.reading = self.now + self._varied(takes)
+            self._at(member.reading, partial(self._has_read, member, member.plan))
+        elif member.writing:
+            left = max(0.0, member.writing[0][0] - member.done) * member.speed.steps_take(len(member.writing))
+            self._at(self.now + max(1, round(left)), partial(self._has_written, member, member.plan))
+
+    def _write(self, member: _Member, number: int) -> None:
+        request = self._open[number]
+        steps = member.speed.steps(request.size, request.tokens)
+        varied = self._varied(steps * SECOND) / SECOND if self._serving.spread else steps
+        heappush(member.writing, (member.done + varied, number))
+
+    def _has_read(self, member: _Member, plan: int) -> None:
+        if plan != member.plan:
+            return
+        member.serve(self.now)
+        member.reading = -1
+        self._write(member, member.to_read.popleft())
+        self._go_on(member)
+
+    def _has_written(self, member: _Member, plan: int) -> None:
+        if plan != member.plan:
+            return
+        member.serve(self.now)
+        member.done, number = heappop(member.writing)
+        self._go_on(member)
+        self._give_back(number, "answered")
+        self._over(number)
+        self._wake()
+
+    def _goes(self, place: Place, noticed: int = 0) -> None:
+        place.there = False
+        member = self._members[place.server.name]
+        member.serve(self.now)
+        held = [*member.waiting, *member.to_read, *(number for _, number in member.writing)]
+        for number in held:
+            member.forget(number)
+            self._at(self.now + noticed, partial(self._fails, number, was_sent=True))
+        member.plan += 1
+
+    def _comes(self, place: Place) -> None:
+        def is_there() -> None:
+            place.there = True
+            self._members[place.server.name].since = self.now
+
+        self._at(self.now + self._serving.start, is_there)
+
+
+__all__ = [
+    "ANSWERED", "CANCELLED", "Clients", "FrontTwin", "Load", "Open", "Place", "Request", "ServiceTwin", "Story",
+    "Trial",
+]  # fmt: skip

@@ -1,0 +1,60 @@
+"""SenseTime's Helios clusters, 2020: `cluster_log.csv` of one cluster.
+
+Columns `job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue`; a job that did
+not complete ends as failed when it did. What a job was for is not said: its class is its user's work of that size.
+
+Source: Hu et al., SC 2021; github.com/S-Lab-System-Group/HeliosData.
+"""
+
+from pathlib import Path
+
+from poise.model.jobs import Outcome
+from poise.model.workload import Workload
+from poise_lab.traces.making import Maker, Said, named
+from poise_lab.traces.options import Options
+from poise_lab.traces.rows import BadRow, Row, short, table
+
+COLUMNS = ("user", "vc", "gpu_num", "cpu_num", "node_num", "state", "submit_time", "duration")
+
+OUTCOMES: dict[str, Outcome] = {
+    "COMPLETED": "done",
+    "FAILED": "failed",
+    "CANCELLED": "failed",
+    "TIMEOUT": "failed",
+    "NODE_FAIL": "failed",
+}
+"""By state: what is not completed has ended all the same, and is not tried again."""
+
+
+def read(path: Path, options: Options) -> Workload:
+    """Raises `SpecError` for what is no such file."""
+    maker = Maker("helios", path, options)
+    for row in table(path, maker.tally, COLUMNS):
+        try:
+            devices = row.devices("gpu_num", least=0)
+            if not devices and not options.cpu_work:
+                maker.tally.leave_out("no device is asked for")
+                continue
+            maker.add(_said(row, devices, maker))
+        except BadRow as why:
+            maker.tally.bad(row.line, why)
+    return maker.workload()
+
+
+def _said(row: Row, devices: int, maker: Maker) -> Said:
+    state = row.text("state")
+    if state not in OUTCOMES:
+        raise BadRow("the state is not known", "state", ", ".join(OUTCOMES), short(state))
+    tasks, gpus = maker.gang(devices)
+    if not devices:
+        tasks = row.whole("node_num", least=1, most=10_000)
+    return Said(
+        at=row.instant("submit_time"),
+        seconds=row.seconds("duration"),
+        tasks=tasks,
+        gpus=gpus,
+        cpu=0 if devices else max(1, row.whole("cpu_num", most=10**7) * 1000 // tasks),
+        kind=f"{row.text('user')} x{devices}",
+        tenant=named(row.text("vc")),
+        outcome=OUTCOMES[state],
+    )

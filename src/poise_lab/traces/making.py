@@ -1,0 +1,191 @@
+"""Arrivals from what a trace says of its jobs: when, how long, how many devices, whose, and of which class.
+
+The rules that hold for every format are here. Jobs are put in the order in which they arrive, which is theirs in the
+file where they arrive together, and the first of them arrives at 0. A job of n devices is one task of n where a node
+has so many, else as many tasks as it needs of a whole node each.
+"""
+
+import math
+import random
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from poise.errors import SpecError
+from poise.model.jobs import Outcome, Priority, Task, Unit
+from poise.model.resources import ANY_GPU, WHOLE, Shape, Wants
+from poise.model.tenants import DEFAULT, class_of_tenant
+from poise.model.workload import Arrival, Pace, Steady, Telling, Truth, Workload
+from poise.units import SECOND
+from poise_lab.traces.options import SIGMA, Options
+from poise_lab.traces.rows import MAX_SECONDS, BadRow, Tally, fault
+
+UNIT = "main"
+COMMAND = ("replayed",)
+"""What a task of a trace runs: nothing, in the twin."""
+
+MAX_OFFSET = 4e9
+"""Seconds from the first arrival to the last: a hundred years, and room for as much again in 64 bits."""
+
+Job = TypeVar("Job")
+
+_UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a trace says of a job. Times in seconds, `at` since any beginning; `seconds` are the run time on the device
+    that suits it best, `tasks` of `gpus` devices each (a `share` of each, in thousandths). `cpu` in milli-CPU and
+    `memory` in bytes are those of a task. `rates` are by model of device, over the best; without a `pace` the work
+    gets on steadily. `guess` is what its user expected (0: nothing was said), `deadline` is after its arrival. With a
+    `least` it is elastic: it starts with as many tasks or more, `seconds` are the run time with these, and its
+    `telling` says how it scales.
+    """
+
+    at: float
+    seconds: float
+    tasks: int = 1
+    least: int = 0
+    gpus: int = 1
+    share: int = WHOLE
+    cpu: int = 0
+    memory: int = 0
+    wants: Wants = ANY_GPU
+    kind: str = ""
+    tenant: str = DEFAULT
+    rates: Mapping[str, float] = {}
+    pace: Pace | None = None
+    telling: Telling | None = None
+    guess: float = 0.0
+    deadline: float = 0.0
+    priority: Priority = Priority.MEDIUM
+    weight: int = 1000
+    outcome: Outcome = "done"
+
+
+class Maker:
+    """Gathers what a trace says of its jobs, and makes a workload of it."""
+
+    def __init__(self, name: str, path: Path, options: Options) -> None:
+        options.check()
+        self.tally = Tally(path, strict=options.strict)
+        self.throughputs: dict[str, float] = {}
+        self.notes: list[str] = []
+        self._name = name
+        self._path = path
+        self._options = options
+        self._said: list[Said] = []
+
+    def add(self, said: Said) -> None:
+        """One job more. Raises `BadRow` for one that would last for ever."""
+        if not said.seconds <= MAX_SECONDS:
+            raise BadRow("the run time is absurd", need=f"at most {MAX_SECONDS:.0f} s", have=f"{said.seconds:.3g} s")
+        self._said.append(said)
+
+    def gang(self, devices: int) -> tuple[int, int]:
+        """The tasks of a job of so many devices, and how many devices each has."""
+        width = self._options.devices_per_node
+        return (1, devices) if devices <= width else (math.ceil(devices / width), width)
+
+    def workload(self) -> Workload:
+        """All of it. Raises `SpecError` if nothing is left."""
+        options = self._options
+        draw = random.Random(options.seed)  # noqa: S311 what a seed decides is no secret
+        placed = self.in_order(self._said, lambda said: said.at)
+        self._said = []
+        return self.of(_arrival(said, options, at, draw.lognormvariate(0.0, SIGMA)) for at, said in placed)
+
+    def in_order(self, jobs: Sequence[Job], submitted: Callable[[Job], float]) -> list[tuple[int, Job]]:
+        """The first jobs to be submitted, as many as are wanted, with the nanosecond at which each arrives. Raises
+        `SpecError` if there are none.
+        """
+        options = self._options
+        if not jobs:
+            left = ", ".join(f"{count} of: {reason}" for reason, count in sorted(self.tally.counts.items()))
+            raise fault(
+                "nothing of the trace can be used", self._path, need="one job or more", have=left or "no jobs",
+                hint=f"`zcat -f {self._path} | head -3`",
+            )  # fmt: skip
+        chosen = sorted(jobs, key=submitted)[: options.jobs or len(jobs)]
+        first, last = submitted(chosen[0]), submitted(chosen[-1])
+        if (last - first) / options.load > MAX_OFFSET:
+            have = f"{(last - first) / options.load / 86400:.6g} days"
+            raise SpecError(
+                "the trace lasts too long", code="E103", field="load", need=f"at most {MAX_OFFSET / 86400:.0f} days",
+                have=have, hint="`--load 1`, or the right unit of its times",
+            )  # fmt: skip
+        return [(round((submitted(one) - first) / options.load * SECOND), one) for one in chosen]
+
+    def of(self, arrivals: Iterable[Arrival]) -> Workload:
+        """A workload of these arrivals."""
+        return Workload(
+            name=self._name,
+            arrivals=tuple(arrivals),
+            throughputs=self.throughputs,
+            skipped=dict(self.tally.counts),
+            notes=tuple(self.notes),
+        )
+
+
+def _arrival(said: Said, options: Options, at: int, noise: float) -> Arrival:
+    # What takes no device and says nothing of CPUs takes one, as a job does that says nothing at all.
+    cpu = said.cpu or (0 if said.gpus else 1000)
+    unit = Unit(
+        name=UNIT,
+        tasks=_tasks(said.tasks),
+        shape=_shape(cpu, said.memory, said.gpus, said.share, said.wants),
+        priority=said.priority,
+        deadline=round(min(said.deadline, MAX_OFFSET) * SECOND),
+        expect=_expected(said, options, noise),
+        kind=class_of_tenant(said.kind, said.tenant),
+        least=said.least,
+        checkpoint=options.checkpoint,
+        restore=options.restore,
+        weight=said.weight,
+    )
+    truth = Truth(
+        pace=said.pace or Steady(said.seconds, said.tasks, said.rates),
+        checkpoint=options.checkpoint,
+        saves=options.saves,
+        save=options.save,
+        restore=options.restore,
+        outcome=said.outcome,
+        reports=options.information != "none",  # who knows how far it has come knows how long it takes
+        telling=said.telling,
+        tells=0,  # a table does not change
+    )
+    return Arrival(at=at, units=(unit,), truths={UNIT: truth}, tenant=said.tenant)
+
+
+def _expected(said: Said, options: Options, noise: float) -> int:
+    """Nanoseconds that its user declares, by the kind of information; what is declared is never nothing."""
+    if options.information == "none":
+        return 0
+    truth = said.seconds
+    seconds = truth if options.information == "oracle" else said.guess or truth * noise
+    return max(1, round(min(seconds, MAX_OFFSET) * SECOND))
+
+
+@cache
+def _tasks(count: int) -> tuple[Task, ...]:
+    if count == 1:
+        return (Task(name=UNIT, argv=COMMAND),)
+    return tuple(Task(name=f"{UNIT}[{rank}]", argv=COMMAND, rank=rank, world=count) for rank in range(count))
+
+
+@cache
+def _shape(cpu: int, memory: int, gpus: int, share: int, wants: Wants) -> Shape:
+    return Shape(cpu=cpu, memory=memory, gpus=gpus, share=share if gpus else WHOLE, wants=wants)
+
+
+@cache
+def named(text: str) -> str:
+    """A name that a tenant or a class may have, from what somebody else wrote; `default` for none.
+
+    >>> named("vc 7/b?")
+    'vc-7-b'
+    """
+    return _UNFIT.sub("-", text).strip("-._")[:63] or DEFAULT

@@ -1,0 +1,39 @@
+"""Microsoft's Philly cluster, 2017, as one flat CSV: `timestamp,duration,num_gpus,gpu_time,cluster`.
+
+The table that adaptdl and others made of the trace of Jeon et al. (USENIX ATC 2019; CC BY 4.0,
+github.com/msr-fiddle/philly-traces). Local times are taken as they are written. What a job was for is not said: its
+tenant is its virtual cluster, and its class there is its size.
+"""
+
+from pathlib import Path
+
+from poise.model.workload import Workload
+from poise_lab.traces.making import Maker, Said, named
+from poise_lab.traces.options import Options
+from poise_lab.traces.rows import BadRow, table
+
+COLUMNS = ("timestamp", "duration", "num_gpus")
+RECOGNISED = (*COLUMNS, "gpu_time", "cluster")
+
+
+def read(path: Path, options: Options) -> Workload:
+    """Raises `SpecError` for what is no such file."""
+    maker = Maker("philly", path, options)
+    for row in table(path, maker.tally, COLUMNS):
+        try:
+            devices = row.devices("num_gpus")
+            tasks, gpus = maker.gang(devices)
+            tenant = named(row.text("cluster"))
+            maker.add(
+                Said(
+                    at=row.instant("timestamp"),
+                    seconds=row.seconds("duration"),
+                    tasks=tasks,
+                    gpus=gpus,
+                    kind=f"job x{devices}",
+                    tenant=tenant,
+                )
+            )
+        except BadRow as why:
+            maker.tally.bad(row.line, why)
+    return maker.workload()

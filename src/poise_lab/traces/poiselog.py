@@ -1,0 +1,177 @@
+"""Poise's own log as a trace: a home, its log.db, or what `poise replay --export` wrote.
+
+What was submitted arrives again as it was, whole jobs with their units and what their users said; how long each unit
+ran is how long its last attempt did. Where a class has run on several models of device, their medians tell how fast it
+is on each. A job that came after others arrives when these had ended. Left out, and counted: what had not ended when
+the log did, what was cancelled before, what was submitted before the log begins, and workers that serve calls.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import msgspec
+
+from poise.drivers.logfile import open_log
+from poise.model.events import (
+    Event,
+    Finished,
+    JobCancelled,
+    JobsCancelled,
+    JobSubmitted,
+    NodeJoined,
+    Placed,
+    decode_event,
+)
+from poise.model.fleet import model_under
+from poise.model.jobs import Job, Outcome
+from poise.model.resources import Node
+from poise.model.workload import Arrival, Steady, Truth, Workload
+from poise.units import SECOND
+from poise_lab.traces.making import Maker
+from poise_lab.traces.options import Options
+
+LOG = "log.db"
+LASTING: tuple[Outcome, ...] = ("done", "failed", "oom", "signal", "hung", "timeout", "unstartable")
+"""How an attempt ends that says how long its unit takes: not one that was stopped, handed back or lost."""
+
+
+class _Run(NamedTuple):
+    """How long a unit ran, on which model of device, in how many tasks, and how it ended."""
+
+    seconds: float
+    model: str
+    tasks: int
+    outcome: Outcome
+    ended: int
+
+
+class _Reader:
+    """Goes through the events of a log."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, JobSubmitted] = {}
+        self.runs: dict[str, _Run] = {}
+        self.cancelled: set[str] = set()
+        self._nodes: dict[str, Node] = {}
+        self._placed: dict[str, Placed] = {}
+        self._unit_of: dict[str, str] = {}
+
+    def take(self, event: Event) -> None:
+        match event:
+            case NodeJoined():
+                self._nodes[event.node.name] = event.node
+            case JobSubmitted():
+                self.jobs[event.job.id] = event
+                for unit in event.job.units:
+                    for task in unit.tasks:
+                        self._unit_of[f"{event.job.id}.{task.name}"] = f"{event.job.id}.{unit.name}"
+            case JobCancelled():
+                self.cancelled.add(event.job)
+            case JobsCancelled():
+                self.cancelled.update(event.jobs)
+            case Placed():
+                self._placed[event.unit] = event
+            case Finished() if event.ending.outcome in LASTING:
+                self._ended(event)
+
+    def end_of(self, job_id: str) -> int:
+        """The instant at which the last unit of a job ended, as far as the log tells."""
+        job = self.jobs.get(job_id)
+        units = job.job.units if job is not None else ()
+        return max((self.runs[key].ended for unit in units if (key := f"{job_id}.{unit.name}") in self.runs), default=0)
+
+    def _ended(self, event: Finished) -> None:
+        unit = self._unit_of.get(event.task)
+        placed = self._placed.get(unit or "")
+        if unit is None or placed is None or placed.epoch != event.epoch:
+            return
+        spot = placed.spots[0]
+        node = self._nodes.get(spot.node)
+        model = model_under(node, spot.devices) if node is not None else ""
+        run = _Run(event.ending.run / SECOND, model, len(placed.spots), event.ending.outcome, event.at)
+        known = self.runs.get(unit)
+        if known is not None and known.outcome != "done" and run.outcome == "done" and known.ended < run.ended:
+            known = None  # it was tried again, and then it was done
+        # A gang has taken as long as the last of its tasks.
+        self.runs[unit] = run if known is None or run.seconds >= known.seconds else known
+
+
+def recognises(path: Path, content: bytes) -> bool:
+    """Whether this is a home, or a log of one."""
+    return (path / LOG).is_file() if path.is_dir() else content.startswith((b"poise log ", b"SQLite format 3\0"))
+
+
+def is_log(path: Path) -> bool:
+    """The same, of a file that was not read yet."""
+    if path.is_dir():
+        return recognises(path, b"")
+    try:
+        with path.open("rb") as file:
+            return recognises(path, file.read(32))
+    except OSError:  # whoever reads it as something else says so
+        return False
+
+
+def read(path: Path, options: Options) -> Workload:
+    """Raises `SpecError` and `StoreDamaged` for what is no such log, or one that cannot be read."""
+    maker = Maker("poise", path, options)
+    reader = _Reader()
+    with open_log(path / LOG if path.is_dir() else path, decode_event) as recording:
+        for event in recording.events:
+            reader.take(event)
+        if recording.start is not None:
+            maker.tally.leave_out("what was submitted before the log begins")
+    whole: list[tuple[float, Job]] = []
+    for event in reader.jobs.values():
+        if reason := _unfit(event.job, reader):
+            maker.tally.leave_out(reason)
+        else:
+            ends = [reader.end_of(job_id) for job_id in event.job.after]
+            whole.append((max([event.at, *ends]) / SECOND, event.job))
+    rates = _rates(reader)
+    placed = maker.in_order(whole, lambda one: one[0])
+    return maker.of(_arrival(job, at, reader, rates, options) for at, (_, job) in placed)
+
+
+def _unfit(job: Job, reader: _Reader) -> str:
+    """Why a job is left out; empty if it is not."""
+    if job.calls:
+        return "it is of workers that serve calls"
+    if all(f"{job.id}.{unit.name}" in reader.runs for unit in job.units):
+        return ""
+    return "it was cancelled" if job.id in reader.cancelled else "it had not ended"
+
+
+def _arrival(job: Job, at: int, reader: _Reader, rates: Mapping[str, Mapping[str, float]], options: Options) -> Arrival:
+    units, truths = [], {}
+    for unit in job.units:
+        run, known = reader.runs[f"{job.id}.{unit.name}"], rates.get(unit.kind, {})
+        seconds = run.seconds * known.get(run.model, 1.0)
+        expect = {"none": 0, "oracle": max(1, round(seconds * SECOND)), "estimated": unit.expect}[options.information]
+        units.append(msgspec.structs.replace(unit, expect=expect))
+        truths[unit.name] = Truth(
+            pace=Steady(seconds, run.tasks, known),
+            checkpoint=unit.checkpoint,
+            saves=unit.checkpoint > 0,
+            restore=unit.restore,
+            outcome="done" if run.outcome == "done" else "failed",
+        )
+    return Arrival(at=at, units=tuple(units), truths=truths, tenant=job.tenant)
+
+
+def _rates(reader: _Reader) -> dict[str, dict[str, float]]:
+    """By class and model of device: its rate there over that where it is best, where it has run on several."""
+    taken: dict[str, dict[str, list[float]]] = {}
+    for event in reader.jobs.values():
+        for unit in event.job.units:
+            run = reader.runs.get(f"{event.job.id}.{unit.name}")
+            if run is not None and unit.kind and run.outcome == "done" and run.seconds > 0:
+                taken.setdefault(unit.kind, {}).setdefault(run.model, []).append(run.seconds)
+    rates = {}
+    for kind, by_model in taken.items():
+        medians = {model: median(seconds) for model, seconds in by_model.items()}
+        if len(medians) > 1:
+            rates[kind] = {model: min(medians.values()) / seconds for model, seconds in medians.items()}
+    return rates

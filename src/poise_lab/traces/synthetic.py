@@ -1,0 +1,252 @@
+"""Workloads drawn from a seed: how jobs arrive, how long they run, how many devices they have.
+
+    poisson:jobs=1000,rate=60            60 jobs an hour, at random
+    bursty:rate=60,burst=10              a Poisson process whose rate changes between calm and ten times as much
+    diurnal:rate=60,swing=0.8            a rate that goes up and down with the hours of a day
+    poisson:times=pareto,speeds=V100:1+K80:0.25
+
+Run times have heavy tails: lognormal, with the median and the P99 of Philly's jobs unless told otherwise, or Pareto. A
+class of work has its own typical run time, so that something can be learned of it, and where there are several models
+of device, its own speed on each. The same seed gives the same workload, always.
+
+`bursty` is a Markov-modulated Poisson process of two states (Fischer and Meier-Hellstern, 1993); `diurnal` is drawn by
+thinning (Lewis and Shedler, 1979).
+"""
+
+import math
+import random
+from bisect import bisect
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from poise.decoding import convert
+from poise.errors import SpecError
+from poise.model.workload import Workload
+from poise_lab.traces.making import Maker, Said
+from poise_lab.traces.options import Options
+from poise_lab.traces.rows import MAX_SECONDS, short
+
+Arriving = Literal["poisson", "bursty", "diurnal"]
+Times = Literal["lognormal", "pareto"]
+
+HOUR = 3600.0
+DAY = 86_400.0
+
+MEDIAN = 1144.0
+"""Seconds: the median run time of Philly's 82,247 jobs."""
+
+SPREAD = 2.324
+"""Of the logarithm of run times: ln(254,758 / 1,144) / 2.3263, by the P99 and the median of the same jobs."""
+
+WITHIN = 0.8
+"""Of this spread, what is left within a class; the rest is between classes (their squares add up)."""
+
+SPEED_SPREAD = 0.3
+"""Of the logarithm of a class's speed on a model of device, around what is typical of that model."""
+
+DEVICES = {1: 76627, 2: 1818, 4: 1870, 8: 1643, 12: 7, 16: 199, 24: 7, 32: 67, 64: 6, 128: 3}
+"""Philly's jobs, by their devices."""
+
+PARETO_LEAST = 60.0
+"""Seconds of the shortest run of `pareto`."""
+
+NEEDED = {
+    "arriving": ", ".join(get_args(Arriving)),
+    "times": ", ".join(get_args(Times)),
+    "speeds": "MODEL:SPEED+MODEL:SPEED",
+}
+"""What is needed where it is no number."""
+
+MAX_JOBS = 10_000_000
+
+
+class Synthetic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is drawn. `rate` in jobs an hour, on average; `median` in seconds, `spread` and `alpha` shape the run times,
+    of which none is over `longest`. Of `bursty`, the rate is `burst` times as high for a `share` of the time, `lasting`
+    seconds each time; of `diurnal`, it is higher and lower by a part of `swing`. `most` bounds the devices of a job. A
+    part of `deadlines` of the jobs has one, `slack` times their run time after their arrival. `speeds` are typical
+    rates by model of device.
+    """
+
+    arriving: Arriving = "poisson"
+    jobs: int = 1000
+    rate: float = 60.0
+    times: Times = "lognormal"
+    median: float = MEDIAN
+    spread: float = SPREAD
+    alpha: float = 1.1
+    longest: float = 30 * DAY
+    burst: float = 10.0
+    share: float = 0.1
+    lasting: float = 1800.0
+    swing: float = 0.8
+    most: int = 128
+    deadlines: float = 0.0
+    slack: float = 3.0
+    classes: int = 20
+    tenants: int = 4
+    speeds: dict[str, float] = {}
+
+    def check(self) -> None:
+        """Raise `SpecError` for what makes no sense."""
+        bounds: dict[str, tuple[float, float]] = {
+            "jobs": (1, MAX_JOBS), "rate": (1e-6, 1e9), "median": (1e-3, MAX_SECONDS), "spread": (0, 10),
+            "alpha": (0.1, 100), "longest": (PARETO_LEAST, MAX_SECONDS), "burst": (1, 1e6), "share": (1e-6, 1 - 1e-6),
+            "lasting": (1e-3, 1e9), "swing": (0, 1), "deadlines": (0, 1), "slack": (1, 1e6),
+            "most": (1, 128), "classes": (1, 100_000), "tenants": (1, 10_000),
+        }  # fmt: skip
+        for field, (least, most) in bounds.items():
+            if not least <= (value := getattr(self, field)) <= most:
+                raise _unfit(field, f"{least:g} to {most:g}", f"{value:g}")
+        for model, speed in self.speeds.items():
+            if not model or not 1e-6 <= speed <= 1e6:
+                raise _unfit("speeds", "MODEL:SPEED+MODEL:SPEED", f"{model}:{speed:g}")
+
+
+def is_synthetic(text: str) -> bool:
+    """Whether a text names a workload to be drawn, and not a file."""
+    return text.partition(":")[0] in get_args(Arriving)
+
+
+def parse(text: str) -> Synthetic:
+    """From `poisson:jobs=1000,rate=60`. Raises `SpecError`.
+
+    >>> parse("bursty:jobs=10,speeds=V100:1+K80:0.25").speeds
+    {'V100': 1.0, 'K80': 0.25}
+    """
+    arriving, _, rest = text.partition(":")
+    fields: dict[str, Any] = {"arriving": arriving}
+    for part in filter(None, rest.split(",")):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or name in fields or name not in Synthetic.__struct_fields__:
+            known = ", ".join(name for name in Synthetic.__struct_fields__ if name != "arriving")
+            raise _unfit(short(name) or "arriving", f"FIELD=VALUE of {known}", short(part))
+        fields[name] = _speeds(value) if name == "speeds" else value
+    try:
+        made = convert(fields, Synthetic, strict=False)
+    except msgspec.ValidationError as error:
+        field = str(error).partition(" - at `$.")[2].partition("[")[0].rstrip("`.") or "arriving"
+        like = NEEDED.get(field, f"a number such as {getattr(Synthetic(), field, 1)}")
+        raise _unfit(field, like, short(str(fields.get(field, text)))) from None
+    made.check()
+    return made
+
+
+def _speeds(text: str) -> dict[str, str]:
+    return {model: speed for model, _, speed in (part.partition(":") for part in text.split("+"))}
+
+
+def _unfit(field: str, need: str, have: str) -> SpecError:
+    hint = "poisson:jobs=1000,rate=60"
+    return SpecError(
+        "the workload cannot be generated from this", code="E103", field=field, need=need, have=have, hint=hint
+    )
+
+
+def generate(drawn: Synthetic, options: Options) -> Workload:
+    """A workload drawn with the seed of the options. Raises `SpecError`."""
+    drawn.check()
+    maker = Maker(drawn.arriving, Path(drawn.arriving), options)
+    draw = random.Random(f"{options.seed}")  # noqa: S311 what a seed decides is no secret
+    classes = _classes(drawn, draw)
+    for kind, said in classes:
+        maker.throughputs |= {f"{kind}@{model}": rate for model, rate in said.items()}
+    seconds = _seconds(drawn, draw)
+    counts = [count for count in DEVICES if count <= drawn.most]
+    upto = list(accumulate(DEVICES[count] for count in counts))
+    typical = _typical(drawn, draw)
+    instants = ARRIVING[drawn.arriving](drawn, draw)
+    uniform, number = draw.random, len(classes)
+    for _ in range(drawn.jobs):
+        at, of = next(instants), int(uniform() * number)
+        devices = counts[bisect(upto, uniform() * upto[-1], hi=len(upto) - 1)]
+        tasks, gpus = maker.gang(devices)
+        kind, rates = classes[of]
+        lasting = seconds(typical[of])
+        maker.add(
+            Said(
+                at=at,
+                seconds=lasting,
+                tasks=tasks,
+                gpus=gpus,
+                kind=kind,
+                tenant=f"tenant-{of % drawn.tenants}" if drawn.tenants > 1 else "default",
+                rates=rates,
+                deadline=lasting * drawn.slack if uniform() < drawn.deadlines else 0.0,
+            )
+        )
+    return maker.workload()
+
+
+def _classes(drawn: Synthetic, draw: random.Random) -> list[tuple[str, dict[str, float]]]:
+    """Names of classes, and their rates by model of device over the best."""
+    made = []
+    for number in range(drawn.classes):
+        rates = {model: speed * draw.lognormvariate(0.0, SPEED_SPREAD) for model, speed in drawn.speeds.items()}
+        best = max(rates.values(), default=1.0)
+        made.append((f"class-{number}", {model: rate / best for model, rate in rates.items()}))
+    return made
+
+
+def _typical(drawn: Synthetic, draw: random.Random) -> list[float]:
+    """By class: the logarithm of what is typical of it over the median of all; normal, and the same set each time."""
+    between = math.sqrt(max(0.0, drawn.spread**2 - WITHIN**2))
+    quantile = NormalDist().inv_cdf
+    values = [between * quantile((number + 0.5) / drawn.classes) for number in range(drawn.classes)]
+    draw.shuffle(values)
+    return values
+
+
+def _seconds(drawn: Synthetic, draw: random.Random) -> Callable[[float], float]:
+    """Draws a run time of a class, given the logarithm of what is typical of it over the median of all."""
+    longest = drawn.longest
+    if drawn.times == "lognormal":
+        middle, within = math.log(drawn.median), min(WITHIN, drawn.spread)
+        return lambda typical: min(longest, math.exp(draw.gauss(middle + typical, within)))
+    # Its tail is the law's own: classes do not differ, or it would be another's.
+    return lambda typical: min(longest, PARETO_LEAST * draw.paretovariate(drawn.alpha))
+
+
+def _poisson(drawn: Synthetic, draw: random.Random) -> Iterator[float]:
+    at, rate = 0.0, drawn.rate / HOUR
+    while True:
+        at += draw.expovariate(rate)
+        yield at
+
+
+def _bursty(drawn: Synthetic, draw: random.Random) -> Iterator[float]:
+    """Two rates whose mean over time is the one that was asked for; states last as long as exponential laws say."""
+    calm = drawn.rate / HOUR / (drawn.share * drawn.burst + 1 - drawn.share)
+    rates = (calm, calm * drawn.burst)
+    stays = (drawn.lasting * (1 - drawn.share) / drawn.share, drawn.lasting)
+    at, state = 0.0, 0
+    until = draw.expovariate(1 / stays[state])
+    while True:
+        after = at + draw.expovariate(rates[state])
+        if after < until:
+            at = after
+            yield at
+        else:  # what is left of a wait begins anew in the other state: it has no memory
+            at, state = until, 1 - state
+            until += draw.expovariate(1 / stays[state])
+
+
+def _diurnal(drawn: Synthetic, draw: random.Random) -> Iterator[float]:
+    """Arrivals of the highest rate, of which each is kept with the chance that its hour has; lowest at 0:00."""
+    mean, at = drawn.rate / HOUR, 0.0
+    while True:
+        at += draw.expovariate(mean * (1 + drawn.swing))
+        if draw.random() * (1 + drawn.swing) <= 1 - drawn.swing * math.cos(2 * math.pi * at / DAY):
+            yield at
+
+
+ARRIVING: dict[str, Callable[[Synthetic, random.Random], Iterator[float]]] = {
+    "poisson": _poisson,
+    "bursty": _bursty,
+    "diurnal": _diurnal,
+}

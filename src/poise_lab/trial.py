@@ -1,0 +1,201 @@
+"""One trial: a workload, on a fleet, under a policy; what became of every job, and every figure of it."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from poise.engine.scenario import Nemesis
+from poise.engine.twin import FOREVER, Observe, Twin
+from poise.errors import PoiseError
+from poise.kernel.controller import Settings
+from poise.kernel.explain import reasons
+from poise.kernel.ledger import JobState, Ledger
+from poise.model.events import Event
+from poise.model.fleet import model_of, processor_of
+from poise.model.history import Span
+from poise.model.jobs import Unit
+from poise.model.power import POWER, PowerModel
+from poise.model.resources import Node, Shape, Wants
+from poise.model.workload import Arrival, Seats, Truth, Workload
+from poise.model.worldfile import PLAIN, World
+from poise.policy.feasible import can_do
+from poise.policy.suites import ClusterPolicy
+from poise.units import SECOND
+from poise_lab.engine.happenings import AWAY, Happenings, in_world, interference
+from poise_lab.measures import Alone, Curves, JobResult, Measures, Recorder
+
+Told = Callable[[int, int], None]
+"""How far it is: jobs that are over, and nanoseconds since the beginning."""
+
+LEAST = 1e-9
+"""Seconds: nothing is faster."""
+
+TELL_EVERY = 1024
+"""Steps between two tellings."""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """A trial that is over. `spans` are attempts, the longest of them, and `forgotten` counts the others; of nothing
+    where they were not asked for. `refused` counts submissions that were refused, by reason, of which the first is told
+    in full; `later` are jobs that had not arrived yet when it ended. `stuck` says of the first
+    job that waits what for, where the trial was ended since nothing began or ended any more.
+    """
+
+    policy: str
+    jobs: tuple[JobResult, ...]
+    rounds: int
+    measures: Measures
+    curves: Curves
+    spans: tuple[Span, ...] = ()
+    forgotten: int = 0
+    refused: dict[str, int] = {}
+    later: int = 0
+    stuck: str = ""
+
+    @property
+    def completions(self) -> list[float]:
+        """Seconds from submission to end, of the jobs that ended."""
+        return [job.completion / SECOND for job in self.jobs if job.ended >= 0]
+
+
+def simulate(
+    workload: Workload,
+    nodes: Sequence[Node],
+    policy: ClusterPolicy,
+    settings: Settings | None = None,
+    *,
+    until: int = 0,
+    world: World = PLAIN,
+    nemeses: Sequence[Nemesis] = (),
+    spans: int = 0,
+    tell: Told | None = None,
+    observe: Observe = lambda event: None,
+) -> Result:
+    """Run it to its end, or `until` nanoseconds from the beginning, in a `world` where faults of some `nemeses` happen.
+    It ends as well where nothing has begun or ended for a week, nothing runs, and nothing will arrive or be back: what
+    waits then would wait for ever, and the figures are of the time before. So many of the longest attempts are
+    remembered as `spans`. `tell` hears now and then how far it is, `observe` is handed every event.
+    """
+    settings = settings or Settings()
+    settings = msgspec.structs.replace(settings, throughputs=settings.throughputs | workload.throughputs)
+    alone = _ByItself(nodes)
+    recorder = Recorder(alone=lambda job: alone.times(job, twin.truth), power=_power_in(world), spans=spans)
+
+    def take(event: Event) -> None:
+        recorder.take(event)
+        observe(event)
+
+    twin = Twin(policy, settings, observe=take, waste=recorder.waste, interference=interference(world.sharing))
+    recorder.begin(twin.ledger, twin.began)
+    jobs = len(workload.arrivals)
+    last = max((arrival.at for arrival in workload.arrivals), default=0)
+    stuck = False
+
+    def over(patience: int) -> bool:
+        return twin.now >= last and recorder.still_for(twin.began + twin.now) > patience + settings.every
+
+    happenings = Happenings(twin, nodes, world, nemeses, settings.seed, over=over)
+    workload = in_world(workload, world)
+    twin.add_nodes(happenings.present())
+    for arrival in workload.arrivals:
+        twin.arrive(arrival)
+    steps = 0
+
+    def watch() -> bool:
+        nonlocal steps, stuck
+        recorder.look()
+        steps += 1
+        if tell is not None and steps % TELL_EVERY == 0:
+            tell(recorder.over, twin.now)
+        if over(AWAY) and not happenings.awaited and twin.now - happenings.returned > AWAY + settings.every:
+            stuck = bool(twin.ledger.queues.first(1))
+        return recorder.over + len(twin.refused) < jobs and not stuck
+
+    twin.run(until or None, watch=watch)
+    at = twin.began + twin.now
+    recorder.finish(at - recorder.still_for(at) if stuck else at)
+    return Result(
+        policy=policy.name,
+        jobs=tuple(recorder.jobs.values()),
+        rounds=twin.rounds,
+        measures=recorder.measures(rounds=twin.rounds, refused=len(twin.refused)),
+        curves=recorder.curves(),
+        spans=recorder.spans(),
+        forgotten=recorder.forgotten() if spans else 0,
+        refused=_refused(twin.refused),
+        later=jobs - len(recorder.jobs) - len(twin.refused),
+        stuck=_waits(twin.ledger) if stuck else "",
+    )
+
+
+def _refused(refused: Sequence[tuple[Arrival, PoiseError]]) -> dict[str, int]:
+    """How many, by why; with what the first of them needed and found."""
+    counts = Counter(error.record.message for _, error in refused)
+    first = {error.record.message: error.record for _, error in reversed(refused)}
+    return {
+        f"{why} (the first: {first[why].need}; {first[why].have})" if first[why].need else why: counts[why]
+        for why in sorted(counts)
+    }
+
+
+def _waits(ledger: Ledger) -> str:
+    """What the first unit waits for."""
+    unit = ledger.queues.first(1)[0]
+    why = "; ".join(reason.sentence() for reason in reasons(ledger, ledger.jobs[unit.job], unit, ledger.now))
+    return f"{unit.id} waits: {why or 'the policy gives no reason'}"
+
+
+def _power_in(world: World) -> PowerModel:
+    said = {name: value for name in PowerModel.__struct_fields__ if (value := getattr(world, name)) is not None}
+    return msgspec.structs.replace(POWER, **said)
+
+
+class _ByItself:
+    """How long jobs take by themselves on devices of a fleet, all tasks of a unit next to each other."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._processors = {model.called: model for model in map(processor_of, nodes)}
+        self._devices = {model.called: model for node in nodes for model in map(model_of, node.devices)}
+        called = [model.called for node in nodes for model in (processor_of(node), *map(model_of, node.devices))]
+        self._count = Counter(called)
+        self._models: dict[tuple[Wants, int, bool], list[str]] = {}
+
+    def times(self, job: JobState, truth: Callable[[str], Truth]) -> Alone:
+        """Along the longest chain of needs; 0 where some of it cannot run here at all."""
+        ends: dict[str, tuple[float, float]] = {}
+        for unit in job.units:
+            spec = unit.spec
+            needs = [ends[name] for name in spec.needs if name in ends]
+            fastest, even = self._seconds(spec, truth(unit.id))
+            begins = (max((need[which] for need in needs), default=0.0) for which in (0, 1))
+            ends[spec.name] = next(begins) + fastest, next(begins) + even
+        longest = [max(end[which] for end in ends.values()) for which in (0, 1)]
+        return Alone(*(round(seconds * SECOND) if seconds < FOREVER else 0 for seconds in longest))
+
+    def _seconds(self, spec: Unit, truth: Truth) -> tuple[float, float]:
+        """On the fastest devices, and at the mean speed of all that could do it, of the shape that is best there."""
+        fastest = even = float(FOREVER)
+        for shape in (spec.shape, *(variant.shape for variant in spec.variants)):
+            times: dict[str, float] = {}
+            for model in self._able(shape):
+                seats = Seats((model,) * len(spec.tasks))
+                left = truth.pace.left(0.0, seats)
+                times[model] = left - truth.pace.left(truth.until, seats) if truth.until < 1.0 else left
+            if times:
+                fastest = min(fastest, *times.values())
+                speed = sum(self._count[model] / max(time, LEAST) for model, time in times.items())
+                even = min(even, sum(self._count[model] for model in times) / speed if speed else FOREVER)
+        return fastest, even
+
+    def _able(self, shape: Shape) -> list[str]:
+        """The models of device that work of this shape could run on."""
+        key = shape.wants, shape.gpu_memory, bool(shape.gpus)
+        if key not in self._models:
+            known = self._devices if shape.gpus else self._processors
+            self._models[key] = [
+                name
+                for name, model in known.items()
+                if not shape.gpus or (can_do(model, shape.wants) and model.memory >= shape.gpu_memory)
+            ]
+        return self._models[key]

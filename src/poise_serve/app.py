@@ -1,0 +1,260 @@
+"""The routes of the gateway, over HTTP.
+
+    POST /predict           the only service, or
+    POST /predict/NAME      the one of that name
+    GET  /healthz           200: the gateway lives
+    GET  /readyz            200 once every service has a replica, else 503 and which have none
+    GET  /metrics           Prometheus
+    GET  /canaries          how versions on trial do
+    GET  /openapi.json      all of this, and what each model takes and gives
+    DELETE /cache/NAME      forget what is kept of this service's answers, on all gateways
+    /v1/...                 OpenAI's API: what upstreams answer, and services that say so, if there are any
+
+A request may say `X-Request-Timeout-Seconds: N`, after which nobody waits for its answer any more, and `X-Poise-Lane:
+deferred` where it may wait until there is nothing else to do. Of a service with a cache it may say `Cache-Control:
+no-cache` (a new answer) or `no-store` (one that is not kept either), and `X-Poise-Tenant: NAME`: it is told nothing
+that others were told. With keys the gateway sets the tenant to that of the key (`poise_serve.door`); without, it
+believes any name.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from poise.drivers.exposition import CONTENT_TYPE, text_of
+from poise.errors import SpecError
+from poise.model.servicefile import MAX_BODY
+from poise.units import SECOND
+from poise_serve.asgi import (
+    ASK,
+    READ,
+    Gone,
+    NoRoom,
+    Receive,
+    Room,
+    Scope,
+    Send,
+    TooLarge,
+    answer,
+    client_of,
+    may_ask,
+    tell_methods,
+    until_gone,
+    whole_body,
+)
+from poise_serve.cached import Cached, Noted
+from poise_serve.canary import Trial
+from poise_serve.kernel.batcher import Refuse
+from poise_serve.openai import MOST_SECONDS
+from poise_serve.refusals import Refused, no_room, refusal, too_large
+from poise_serve.schema import document
+from poise_serve.service import ANYBODY, Asked, Asker, Service
+from poise_serve.upstreams import Upstreams
+from poise_serve.wire import MOST_BODIES, Answer, error_body
+
+JSON = "application/json"
+CACHE = "/cache/"
+FORGET = ("DELETE",)
+
+
+class Gateway:
+    """The ASGI application: what is asked by name in `fronts`, the `services` behind, the `trials` of versions, what is
+    `kept` of answers by the name that is asked, and `rest` under /v1/ if there is any.
+    """
+
+    def __init__(
+        self,
+        fronts: Mapping[str, Asked],
+        services: Mapping[str, Service],
+        trials: Mapping[str, Trial],
+        kept: Mapping[str, Collection[Cached]],
+        registry: CollectorRegistry,
+        rest: Upstreams | None = None,
+    ) -> None:
+        self._fronts = fronts
+        self._services = services
+        self._trials = trials
+        self._kept = kept
+        self._registry = registry
+        self._rest = rest
+        self._measuring: asyncio.Task[bytes] | None = None
+        self.draining = False
+        self.room = Room(MOST_BODIES)  # so that any batch of them fits into a frame
+
+    def admit(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> tuple[Asked, int, bool, Asker]:
+        """The service that is asked, for how long whoever asks waits (nanoseconds, 0: as long as the service says),
+        whether the answer may be deferred, and who asks. Raises `Refused`.
+        """
+        if self.draining:
+            raise Refused(503, "the gateway is ending", headers={"retry-after": "1"})
+        service = self._fronts[self._name(path)]
+        timeout, deferred, asker = 0, False, ANYBODY
+        for name, value in headers:
+            if name == b"x-request-timeout-seconds":
+                timeout = _seconds(value)
+            elif name == b"x-poise-lane":
+                deferred = _is_deferred(value)
+            elif name in (b"x-poise-tenant", b"cache-control"):
+                asker = _saying(asker, name, value)
+        return service, timeout, deferred, asker
+
+    def _name(self, path: str) -> str:
+        """Of the service that is asked. Raises `Refused`."""
+        name = path[len("/predict") :].lstrip("/")
+        if not name and len(self._fronts) == 1:
+            name = next(iter(self._fronts))
+        if name in self._fronts:
+            return name
+        raise Refused(404, f"there is no service `{name[:100]}`; known: {', '.join(self._fronts)}")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if self._rest is not None and path.startswith("/v1/"):
+            await self._rest(scope, receive, send)
+            return
+        more: list[tuple[bytes, bytes]] = []
+        try:
+            allowed = self._methods(path)
+            if method == "OPTIONS":
+                await tell_methods(send, allowed)
+                return
+            if method not in allowed:
+                message = f"{method} is not for this; ask with {allowed[0]}"
+                raise Refused(405, message, headers={"allow": ", ".join(allowed)})
+            if allowed is ASK:
+                status, body, kind, more = await self._ask(scope, receive)
+            elif allowed is FORGET:
+                status, body, kind = await self._forget(path.removeprefix(CACHE))
+            else:
+                status, body, kind = await self._told(path)
+        except Refused as error:
+            status, body, kind = error.status, error_body(error.status, error.message), JSON
+            more = [(name.encode(), value.encode()) for name, value in error.headers.items()]
+        except Gone:
+            return
+        await answer(send, status, body, [(b"content-type", kind.encode()), *more] if status != 204 else more)
+
+    async def _ask(self, scope: Scope, receive: Receive) -> tuple[int, bytes, str, list[tuple[bytes, bytes]]]:
+        """Status, body, media type and further headers of the answer to a question. Raises `Refused`, and `Gone` where
+        nobody waits for it any more: then it is taken back.
+        """
+        service, timeout, deferred, asker = self.admit(scope["path"], scope["headers"])
+        if not may_ask(scope, name := self._name(scope["path"])):
+            raise Refused(403, f"this key may not ask `{name}`")
+        most = self._services[name].batcher.limits.body if name in self._services else MAX_BODY
+        try:
+            body = await whole_body(scope, receive, most, self.room)
+        except TooLarge:
+            raise too_large(most) from None
+        except NoRoom:
+            raise no_room() from None
+        told: asyncio.Future[Answer | Refuse] = asyncio.get_running_loop().create_future()
+
+        def tell(one: Answer | Refuse) -> None:
+            if not told.done():
+                told.set_result(one)
+
+        try:
+            number = service.ask(body, tell, timeout, deferred, asker)
+            try:
+                made = told.result() if told.done() else await until_gone(scope, told)
+            except BaseException:
+                service.cancel(number)
+                raise
+        finally:
+            self.room.give_back(len(body), client_of(scope))
+        if isinstance(made, Refuse):
+            raise refusal(made)
+        return made.status, made.body, made.kind, _notes(made)
+
+    def _methods(self, path: str) -> tuple[str, ...]:
+        if path == "/predict" or path.startswith("/predict/"):
+            self._name(path)
+            return ASK
+        if path in ("/healthz", "/readyz", "/metrics", "/canaries", "/openapi.json"):
+            return READ
+        if path.startswith(CACHE):
+            return FORGET
+        known = [f"/predict/{name}" for name in self._fronts] + ["/v1/models"] * (self._rest is not None)
+        raise Refused(404, f"there is nothing at {path[:100]}; there is {', '.join(known)}, /openapi.json")
+
+    async def _forget(self, name: str) -> tuple[int, bytes, str]:
+        """Status, body and media type of what is told to who wants it forgotten what is kept of a service."""
+        kept = self._kept.get(name)
+        if not kept:
+            raise Refused(404, f"nothing is kept of `{name[:100]}`; of {', '.join(self._kept) or 'no service'} it is")
+        if all([await one.forget() for one in tuple(kept)]):
+            return 204, b"", JSON
+        told = {"message": "forgotten here; the Redis is away, and other gateways are told once it is back"}
+        return 202, msgspec.json.encode(told), JSON
+
+    async def _told(self, path: str) -> tuple[int, bytes, str]:
+        """What there is to read at a path: status, body and media type."""
+        if path == "/metrics":
+            if self._measuring is None:
+                self._measuring = asyncio.create_task(self._measure())
+                self._measuring.add_done_callback(self._measured)
+            return 200, await asyncio.shield(self._measuring), CONTENT_TYPE
+        status = 200
+        told: dict[str, Any] = {"status": "ok"}
+        if path == "/readyz":
+            without = [name for name in self._fronts if not self._services[name].replicas]
+            status = 503 if without or self.draining else 200
+            told = {"ready": status == 200, "without_replica": without}
+        elif path == "/canaries":
+            told = {name: trial.report() for name, trial in self._trials.items()}
+        elif path == "/openapi.json":
+            forms = {name: self._services[name].forms for name in self._fronts}
+            told = document(forms, self._kept, None if self._rest is None else self._rest.models)
+        return status, msgspec.json.encode(told), JSON
+
+    async def _measure(self) -> bytes:
+        """The metrics as text, for all who ask meanwhile; written by another thread, since that takes milliseconds for
+        each thousand of series.
+        """
+        for service in self._services.values():
+            service.measure()
+        for kept in self._kept.values():
+            for one in kept:
+                one.measure()
+        return await asyncio.to_thread(text_of, self._registry)
+
+    def _measured(self, measured: "asyncio.Task[bytes]") -> None:
+        self._measuring = None
+        if not measured.cancelled():
+            measured.exception()  # whoever asked for it may have gone
+
+
+def _notes(made: Answer) -> list[tuple[bytes, bytes]]:
+    """The headers that say where an answer came from."""
+    lines = made.note.encode().split(b"\r\n") if isinstance(made, Noted) else []
+    return [(name, value) for name, _, value in (line.partition(b": ") for line in lines)]
+
+
+def _is_deferred(lane: bytes) -> bool:
+    if lane != b"deferred":
+        raise Refused(400, "X-Poise-Lane is `deferred`, or is not there")
+    return True
+
+
+def _saying(asker: Asker, name: bytes, value: bytes) -> Asker:
+    try:
+        return asker.saying(name, value)
+    except SpecError as error:
+        raise Refused(400, f"{error.record.field}: {error.record.message}") from None
+
+
+def _seconds(text: bytes) -> int:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < MOST_SECONDS or b"_" in text:  # which Python's `float` takes
+        raise Refused(400, f"X-Request-Timeout-Seconds is a number above 0 and below {MOST_SECONDS}")
+    return max(1, int(seconds * SECOND))
+
+
+__all__ = ["Gateway"]

@@ -1,0 +1,1 @@
+"""The commands `poise serve` and `poise services`."""

@@ -1,0 +1,252 @@
+"""The gate before every route of a gateway.
+
+A page in a browser reaches a gateway on the loopback, or in the network of its reader, in two ways: by a name of its
+own that resolves there (then the Host is that name), or from its own site (then the browser says which in Origin). Both
+are refused, unless the gateway was told to let the site in (CORS). Programs send no Origin, and the Host they call.
+
+Where a gateway has keys, each request but probes carries one, which says what it may do, whose it is (`X-Poise-Tenant`
+is set to that) and how much of its allowances is left. Without keys, only programs on this machine may make the gateway
+forget cached answers.
+"""
+
+import ipaddress
+import re
+import time
+from collections.abc import Collection, MutableMapping
+from typing import Any
+
+from poise_serve.asgi import ASKER, App, Receive, Scope, Send, answer
+from poise_serve.keys import Holder, Keys, Usage
+from poise_serve.openai import LETTERS_PER_TOKEN
+from poise_serve.refusals import Refused, problem
+
+ANY = "*"
+"""The setting that lets pages of all sites in."""
+
+REMEMBERED = 600
+"""Seconds for which a browser need not ask again whether it may ask."""
+
+SHOWN = b"retry-after, x-poise-upstream, cache-status, age"
+"""Headers of answers that pages of other sites may read."""
+
+_LOOKED_AT = frozenset(
+    {b"host", b"origin", b"authorization", b"access-control-request-method", b"access-control-request-headers"}
+)
+_HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
+
+
+PUBLIC = frozenset({"/healthz", "/readyz"})
+"""For probes, which carry no key."""
+
+
+class Door:
+    """ASGI application that checks, then passes on."""
+
+    def __init__(
+        self,
+        app: App,
+        names: Collection[str] = (),
+        origins: Collection[str] = (),
+        keys: Keys | None = None,
+        usage: Usage | None = None,
+    ) -> None:
+        """`names` are those of this machine besides `localhost` and its addresses; `origins` are the sites whose pages
+        may ask; `usage` is counted where there are `keys`.
+        """
+        self._app = app
+        self._keys, self._usage = keys, usage
+        self._names = {"localhost", *(name.lower() for name in names)}
+        self._origins = {origin.lower() for origin in origins}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"] if name in _LOOKED_AT}
+        host, origin = headers.get(b"host", "").lower(), headers.get(b"origin", "").lower()
+        try:
+            self._check_host(host)
+            if origin and origin.split("//", 1)[-1] != host:
+                self._check_origin(origin)
+                shared = _shared(headers[b"origin"])
+                if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+                    await answer(send, 204, b"", [*shared, *_preflight(headers)])
+                    return
+                send = _with(send, shared)
+            await self._enter(scope, receive, send, headers.get(b"authorization", ""))
+        except Refused as error:
+            more = [(name.encode(), value.encode()) for name, value in error.headers.items()]
+            body = problem(scope["path"], error.status, error.message)
+            await answer(send, error.status, body, [(b"content-type", b"application/json"), *more])
+
+    async def _enter(self, scope: Scope, receive: Receive, send: Send, said: str) -> None:
+        needed = _needed(scope["method"], scope["path"])
+        if self._keys is None or self._usage is None or needed is None:
+            if needed == "forget" and not _is_here(scope):
+                raise Refused(403, "only programs on this machine may forget answers; `poise serve --keys` lets others")
+            await self._app(scope, receive, send)
+            return
+        scheme, _, secret = said.partition(" ")
+        holder = await self._keys.holder(secret.strip() if scheme.lower() == "bearer" else "")
+        try:
+            if needed and needed not in holder.scopes:
+                raise Refused(403, f"the key `{holder.name}` has not the scope `{needed}`")
+            if needed == "ask":
+                holder.take(time.monotonic_ns())
+        except Refused as error:
+            self._usage.refused.labels(holder.name, holder.tenant, str(error.status)).inc()
+            raise
+        metered = Metered(holder, scope, receive, send)
+        try:
+            await self._app(metered.scope, metered.receive, metered.send)
+        finally:
+            metered.count(self._usage)
+
+    def _check_host(self, host: str) -> None:
+        """A browser always sends one; HTTP/1.0 knows none."""
+        if not host or _is_address(name := _name(host)) or name in self._names:
+            return
+        message = (
+            f"the Host `{host[:80]}` is not this machine; `poise serve --host-name {name[:80] or 'NAME'}` adds a name"
+        )
+        raise Refused(403, message)
+
+    def _check_origin(self, origin: str) -> None:
+        if ANY not in self._origins and origin not in self._origins:
+            message = f"pages of `{origin[:80]}` may not ask here; `poise serve --cors ORIGIN` lets those of a site in"
+            raise Refused(403, message)
+
+
+class Metered:
+    """A request with a key, and what it took."""
+
+    def __init__(self, holder: Holder, scope: Scope, receive: Receive, send: Send) -> None:
+        hidden = {b"x-poise-tenant", *((b"accept-encoding",) if holder.is_metered else ())}  # usage is read in answers
+        headers = [(name, value) for name, value in scope["headers"] if name not in hidden]
+        headers.append((b"x-poise-tenant", holder.tenant.encode()))
+        self.scope = {**scope, "headers": headers, "extensions": {**scope["extensions"], ASKER: self}}
+        self._counts = scope["path"].startswith("/v1/")
+        self._holder = holder
+        self._receive, self._send = receive, send
+        self._model = ""
+        self._status = 0
+        self._asked = self._answered = self._events = 0
+        self._end = b""
+
+    @property
+    def name(self) -> str:
+        return self._holder.name
+
+    def may_ask(self, model: str) -> bool:
+        if self._holder.may_ask(model):
+            self._model = model
+            return True
+        return False
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        message = await self._receive()
+        self._asked += len(message.get("body", b""))
+        return message
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+        elif self._counts:
+            body = message.get("body", b"")
+            self._answered += len(body)
+            self._events += body.count(b"data: ")
+            self._end = (self._end + body)[-USAGE_WITHIN:]
+        await self._send(message)
+
+    def count(self, usage: Usage) -> None:
+        """Once it is over, however that was."""
+        if not self._model:
+            return
+        holder, model = self._holder, self._model
+        usage.requests.labels(holder.name, holder.tenant, model, str(self._status)).inc()
+        if not self._counts or self._status != 200:
+            return
+        took = {"prompt": self._told(_PROMPT), "completion": self._told(_COMPLETION)}
+        if took["prompt"] is None:  # a stream without usage, or one that was cut
+            took = {
+                "prompt": self._asked // LETTERS_PER_TOKEN,
+                "completion": self._events or self._answered // LETTERS_PER_TOKEN,
+            }
+        for kind, tokens in took.items():
+            usage.tokens.labels(holder.name, holder.tenant, model, kind).inc(tokens or 0)
+        holder.spend(sum(tokens or 0 for tokens in took.values()), time.monotonic_ns())
+
+    def _told(self, of: "re.Pattern[bytes]") -> int | None:
+        found = of.findall(self._end)
+        return int(found[-1]) if found else None
+
+
+USAGE_WITHIN = 4096
+"""Bytes at the end of an answer in which its usage is looked for."""
+
+_PROMPT, _COMPLETION = (re.compile(rb'"%b_tokens"\s*:\s*([0-9]{1,12})' % kind) for kind in (b"prompt", b"completion"))
+
+
+def _needed(method: str, path: str) -> str | None:
+    """The scope that a request needs; an empty one: any key; None: no key."""
+    if path in PUBLIC:
+        return None
+    if path.startswith("/cache/"):
+        return "forget"
+    if path in ("/metrics", "/canaries"):
+        return "read"
+    return "ask" if method == "POST" else ""
+
+
+def _is_here(scope: Scope) -> bool:
+    """Whether a program of this machine asks, and for itself: a proxy says for whom it asks."""
+    client = scope["client"]
+    if client is None or any(name in (b"forwarded", b"x-forwarded-for") for name, _ in scope["headers"]):
+        return False
+    address = ipaddress.ip_address(client[0])
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def _name(host: str) -> str:
+    """The name, or the address, that a Host has before its port; empty for what is no Host."""
+    match = _HOST.fullmatch(host)
+    return match[1].strip("[]") if match is not None and int(match[2] or 0) < 2**16 else ""
+
+
+def _is_address(name: str) -> bool:
+    """No name resolves to where it is not: a page cannot be served under an address that is not its server's."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _shared(origin: str) -> list[tuple[bytes, bytes]]:
+    """The headers that let a page of that site read an answer."""
+    return [
+        (b"access-control-allow-origin", origin.encode("latin-1")),
+        (b"access-control-expose-headers", SHOWN),
+        (b"vary", b"Origin"),
+    ]
+
+
+def _preflight(headers: MutableMapping[bytes, str]) -> list[tuple[bytes, bytes]]:
+    """What a page may ask, and with which headers: what it wants to; keys are checked when it asks."""
+    wanted = headers.get(b"access-control-request-headers", "")
+    return [
+        (b"access-control-allow-methods", headers[b"access-control-request-method"].encode("latin-1")),
+        *([(b"access-control-allow-headers", wanted.encode("latin-1"))] if wanted else []),
+        (b"access-control-max-age", str(REMEMBERED).encode()),
+    ]
+
+
+def _with(send: Send, more: list[tuple[bytes, bytes]]) -> Send:
+    """Answers that have more headers."""
+
+    async def send_more(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], *more]}
+        await send(message)
+
+    return send_more
+
+
+__all__ = ["ANY", "Door", "Metered"]

@@ -1,0 +1,433 @@
+"""The HTTP server: aiohttp's, before an ASGI application, with bounds on what clients may take up.
+
+Parsing, keep-alive, pipelining, chunks and compressed bodies are aiohttp's. Three things are added here, since servers
+rarely have them:
+
+* A client that hardly sends the rest of its request, or hardly takes its answer, is dropped. So neither half-open
+  clients nor those that send a byte at a time hold more than a socket, or for long.
+* A client that closes only its sending side (`nc -N`, `shutdown(SHUT_WR)`) gets its answer. A client that has gone
+  sends the same FIN. The server tells them apart by an interim answer (100 Continue), which HTTP/1.1 clients ignore:
+  the system of a client that has gone answers it with a reset.
+* A request with a transfer coding besides `chunked` is refused: aiohttp would pass its body on undecoded.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable, MutableMapping
+from typing import Any, cast
+
+from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from poise_serve.asgi import ABORT, GONE, App, Scope, answer
+from poise_serve.refusals import problem
+
+LOOK_EVERY = 5.0
+"""Seconds between two looks at a connection …"""
+
+MOVED = 4096
+"""… within which this many bytes of a request on its way, or of an answer, must have moved."""
+
+LOOK_AT_END = 0.02
+"""Seconds between two looks at whether all clients have their answers, when the gateway ends."""
+
+IDLE = 75.0
+"""Seconds after which a connection without a request is closed."""
+
+LINGER = 10.0
+"""Seconds for which the rest of a refused request is read and dropped, until its sender hangs up; if it is compressed,
+it is not read at all."""
+
+HANDSHAKE = 10.0
+"""Seconds within which a client that dials has agreed on TLS …"""
+
+FAREWELL = 1.0
+"""… and says that it ends it: a connection that takes longer is closed without."""
+
+MAX_CONNECTIONS = 10_000
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 16 * 1024
+"""Of one header, and of the path of a request."""
+
+FIRST_PROBE = 0.05
+"""Seconds after which a client that has ended its side is looked at first; each pause is twice the one before."""
+
+DECODED = ("", "identity", "gzip", "deflate")
+"""Content codings of bodies that are read. Others need packages that may be missing."""
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Connection(web.RequestHandler):
+    """One connection, looked at now and then (`look`): a timer for each request would cost more than the request."""
+
+    def __init__(self, server: "Server") -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            access_log=logging.getLogger("poise_serve.access"),  # off, as long as nobody turns it on
+            keepalive_timeout=IDLE,
+            lingering_time=LINGER,
+            max_headers=MAX_HEADERS,
+            max_field_size=MAX_HEADER_BYTES,
+            max_line_size=MAX_HEADER_BYTES,
+        )
+        self._server = server
+        self.gone = asyncio.Event()
+        self.is_reading = False
+        """Whether more of a request's body is waited for."""
+        self.is_begun = False
+        """Whether a part of the present answer is sent."""
+        self._answering: web.BaseRequest | None = None
+        self._then: Callable[[], object] = _nothing
+        self.has_ended = False
+        """Whether its client sends nothing more."""
+        self._got = 0
+        self._at_rest = -1  # bytes that had come when it was last idle; -1: nothing was asked yet
+        self._had = -1  # bytes at the last look since more is expected; -1: it was not looked at since
+        self._unsent = self._taken = 0  # at the last look
+        self._written = 0  # bytes of answers that are complete
+
+    # --- what comes --------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._server.open += 1
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._got += len(data)
+        super().data_received(data)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # aiohttp closes, whoever waits
+        """Whether the connection stays open, since what was asked before the end may be whole and is to be answered."""
+        if self.has_ended:
+            return True
+        transport, request = self.transport, self._answering
+        if transport is None or transport.get_extra_info("ssl_object") is not None:
+            return None  # TLS cannot end one side
+        if self.is_begun or (request is None and self._got == self._at_rest):
+            return None  # a client that has seen a part of its answer wants no more of it; or nobody waits
+        if request is not None and not request.content.is_eof():
+            return None  # the rest of it will never come
+        self.has_ended = True
+        if request is not None:
+            self._ask_for_life(request)
+        else:
+            asyncio.get_running_loop().call_later(FIRST_PROBE, self._close_if_idle)
+        return True
+
+    def _ask_for_life(self, request: web.BaseRequest) -> None:
+        if request.version >= (1, 1):
+            self.write(CONTINUE)
+            self._probe(FIRST_PROBE)
+
+    def _probe(self, pause: float) -> None:
+        """Look whether the system of a client that has ended its side says that nobody is there."""
+        transport = self.transport
+        if transport is None:
+            return
+        if transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            transport.abort()
+        else:
+            asyncio.get_running_loop().call_later(pause, self._probe, 2 * pause)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._server.open -= 1
+        self.gone.set()
+        self._then()
+        super().connection_lost(exc)
+
+    def when_gone(self, then: Callable[[], object]) -> None:
+        """Call it, once, if the client goes before its request is answered."""
+        self._then = then
+        if self.gone.is_set():
+            then()
+
+    # --- what is answered --------------------------------------------------------------------------------------------
+
+    def begin(self, request: web.BaseRequest) -> None:
+        """It is answered from now on …"""
+        self._answering, self._had = request, -1
+        # what nobody reads is not decoded either: aiohttp would do that without a pause, and it can be very much
+        self._lingering_time = 0.0 if hdrs.CONTENT_ENCODING in request.headers else LINGER
+        if self.has_ended:
+            self._ask_for_life(request)
+
+    def rest(self) -> None:
+        """… until now."""
+        if self._answering is not None:
+            self._written += self._answering.writer.output_size
+        self._answering, self.is_begun = None, False
+        self._then, self._at_rest, self._had = _nothing, self._got, -1
+        if self.has_ended:  # a moment later, since others may have come before the end
+            asyncio.get_running_loop().call_later(FIRST_PROBE, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        if self._answering is None and self.transport is not None:
+            self.transport.close()
+
+    @property
+    def is_ending(self) -> bool:
+        return self._server.is_ending
+
+    def write(self, data: bytes) -> None:
+        """Beside the answer."""
+        if self.transport is not None:
+            self.transport.write(data)
+
+    def abort(self) -> None:
+        """End the connection at once, and forget what was not sent."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def refuse_rest(self, request: web.BaseRequest) -> None:
+        """Say after an answer that comes before the whole body that nothing more will come; unless it is compressed, it
+        is read for a while, since a client that still sends would not see its answer otherwise.
+        """
+        if not request.content.is_eof() and self.transport is not None and self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """The answer to what cannot be read, or breaks the gateway, in the form of all errors."""
+        if status == 500 and not isinstance(exc, ConnectionError):
+            self.log_exception("%s %s", request.method, request.path[:200], exc_info=exc)
+        if request.writer.output_size:
+            raise ConnectionError("a part of the answer is sent already")
+        if isinstance(exc, LineTooLong) or str(message).startswith("Too many headers"):
+            status = 431
+            message = f"A request has at most {MAX_HEADERS} headers, each of {MAX_HEADER_BYTES} bytes at most"
+        told = message.partition(":\n")[0].strip() if message else "the gateway failed at this request"
+        answer = web.Response(status=status, body=problem(request.path, status, told), headers=_JSON)
+        answer.force_close()
+        return answer
+
+    # --- clients that do not get on ----------------------------------------------------------------------------------
+
+    @property
+    def owes(self) -> bool:
+        """Whether an answer is still to come, or to be taken by its client."""
+        return self._answering is not None or (self.transport is not None and self._waits_to_be_sent() > 0)
+
+    def _waits_to_be_sent(self) -> int:
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+
+    def look(self) -> None:
+        """Drop the client if hardly anything came of a request on its way, or left of an answer, since the last."""
+        if self.transport is None:
+            return
+        is_slow = self._expects() and self._had >= 0 and self._got - self._had < MOVED
+        self._had = self._got if self._expects() else -1
+        unsent = self._waits_to_be_sent()
+        taken = self._written + (self._answering.writer.output_size if self._answering is not None else 0) - unsent
+        is_stuck = unsent > 0 and taken - self._taken < min(MOVED, self._unsent)
+        self._unsent, self._taken = unsent, taken
+        if is_slow or is_stuck:
+            self.transport.abort()
+
+    def _expects(self) -> bool:
+        """Whether more of a request is to come: of its body, or of one that has begun or is the first."""
+        return self.is_reading if self._answering is not None else self._got != self._at_rest
+
+
+class Exchange:
+    """One request as ASGI has it: what is asked (`scope`, `receive`), and how it is answered (`send`)."""
+
+    def __init__(self, request: web.BaseRequest, connection: Connection) -> None:
+        self._request = request
+        self._connection = connection
+        self._is_whole = False
+        self._status = 200
+        self._headers: CIMultiDict[str] = CIMultiDict()
+        self.answer: web.StreamResponse | None = None
+
+    def scope(self) -> Scope:
+        request, connection = self._request, self._connection
+        headers = [(name.lower(), value) for name, value in request.raw_headers]
+        if hdrs.CONTENT_ENCODING in request.headers:  # aiohttp decodes the body
+            headers = [(name, value) for name, value in headers if name not in _OF_CODED]
+        return {
+            "type": "http",
+            "method": request.method,
+            "path": request.path,
+            "query_string": request.rel_url.raw_query_string.encode(),
+            "headers": headers,
+            "client": request.transport.get_extra_info("peername") if request.transport is not None else None,
+            "extensions": {ABORT: {"now": connection.abort}, GONE: {"then": connection.when_gone}},
+        }
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        connection, content = self._connection, self._request.content
+        if self._is_whole:
+            await connection.gone.wait()
+            return {"type": "http.disconnect"}
+        if not content.is_eof():
+            if connection.has_ended:
+                return {"type": "http.disconnect"}
+            if not content.total_bytes and _waits(self._request):
+                connection.write(CONTINUE)
+        connection.is_reading = True
+        try:
+            chunk = await content.readany()
+        except ConnectionError:
+            return {"type": "http.disconnect"}
+        finally:
+            connection.is_reading = False
+        self._is_whole = content.at_eof()
+        if hdrs.CONTENT_ENCODING in self._request.headers:
+            await asyncio.sleep(0)  # the next part may be there, to be decoded: `readany` lets nobody else have a turn
+        return {"type": "http.request", "body": chunk, "more_body": not self._is_whole}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """Does nothing where the client has gone: `receive` says so."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            for name, value in message["headers"]:
+                self._headers.add(name.decode("latin-1"), value.decode("latin-1"))
+            return
+        body, is_last = message.get("body", b""), not message.get("more_body", False)
+        try:
+            if self.answer is None:
+                self.answer = made = self._made(body if is_last else None)
+                await made.prepare(self._request)
+            if body and not isinstance(self.answer, web.Response):
+                await self.answer.write(body)
+            if is_last:
+                await self.answer.write_eof()
+                self._connection.refuse_rest(self._request)
+        except ConnectionError:
+            return
+
+    def _made(self, whole: bytes | None) -> web.StreamResponse:
+        """The answer, with its body where that is there already."""
+        headers, connection = self._headers, self._connection
+        headers.setdefault(hdrs.SERVER, "poise")
+        if whole is None:
+            made = web.StreamResponse(status=self._status, headers=headers)
+            if self._request.version < (1, 1) and hdrs.CONTENT_LENGTH not in headers:
+                made.force_close()  # nothing else says where it ends
+        else:
+            headers.popall(hdrs.CONTENT_LENGTH, None)
+            made = web.Response(status=self._status, headers=headers, body=whole)
+        if connection.is_ending or not self._request.content.is_eof():
+            made.force_close()
+        connection.is_begun = True
+        return made
+
+
+class Server(web.Server):
+    """Serves an application on one socket."""
+
+    def __init__(self, app: App, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(self._answer)
+        self._app = app
+        self._tls = tls
+        self._listening: asyncio.Server | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self.open = 0
+        """Connections: `connections` makes a list of them."""
+        self.is_ending = False
+        """Whether each connection is closed with its next answer."""
+
+    def __call__(self) -> Connection:
+        return Connection(self)
+
+    @property
+    def clients(self) -> list[Connection]:
+        return cast(list[Connection], self.connections)
+
+    async def start(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        tls = self._tls
+        self._listening = await loop.create_server(
+            self,
+            sock=listening,
+            ssl=tls,
+            ssl_handshake_timeout=HANDSHAKE if tls is not None else None,
+            ssl_shutdown_timeout=FAREWELL if tls is not None else None,
+        )
+        self._looking = loop.create_task(self._look())
+
+    async def stop(self) -> None:
+        """Listen no more, and hang up on everybody within a second."""
+        if self._listening is not None:
+            self._listening.close()
+        if self._looking is not None:
+            self._looking.cancel()
+        self.pre_shutdown()
+        await self.shutdown(1.0)
+
+    async def taken(self) -> None:
+        """Wait until every client has its answers, as far as that can be known here."""
+        while any(one.owes for one in self.clients):  # noqa: ASYNC110 — nobody tells
+            await asyncio.sleep(LOOK_AT_END)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            for one in self.clients:
+                one.look()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        connection = cast(Connection, request.protocol)
+        exchange = Exchange(request, connection)
+        connection.begin(request)
+        try:
+            if (refused := self._refused(request)) is not None:
+                await _refuse(exchange, request, *refused)
+            else:
+                await self._app(exchange.scope(), exchange.receive, exchange.send)
+        except (web.RequestPayloadError, HttpProcessingError) as error:
+            if exchange.answer is not None:
+                raise ConnectionError("the body cannot be read, and its answer has begun") from error
+            await _refuse(exchange, request, 400, f"the body cannot be read: {error}")
+        finally:
+            connection.rest()
+        if exchange.answer is None:
+            connection.abort()
+            raise ConnectionError("nobody waits for an answer")
+        return exchange.answer
+
+    def _refused(self, request: web.BaseRequest) -> tuple[int, str] | None:
+        """Status and reason where a request gets no further than here."""
+        if self.open > MAX_CONNECTIONS:
+            return 503, f"there are {MAX_CONNECTIONS} connections already"
+        headers = request.headers
+        if hdrs.TRANSFER_ENCODING not in headers and hdrs.CONTENT_ENCODING not in headers:
+            return None
+        coded = _said(headers, hdrs.TRANSFER_ENCODING)
+        if coded not in ("", "chunked"):
+            return 501, f"Transfer-Encoding is `chunked` or is not there, not `{coded[:80]}`; use Content-Encoding"
+        coded = _said(headers, hdrs.CONTENT_ENCODING)
+        if coded not in DECODED:
+            return 415, f"Content-Encoding is `gzip`, `deflate` or is not there, not `{coded[:80]}`"
+        return None
+
+
+async def _refuse(exchange: Exchange, request: web.BaseRequest, status: int, message: str) -> None:
+    await answer(
+        exchange.send, status, problem(request.path, status, message), [(b"content-type", b"application/json")]
+    )
+
+
+def _said(headers: CIMultiDictProxy[str], name: str) -> str:
+    return ",".join(headers.getall(name, ())).strip().lower()
+
+
+def _waits(request: web.BaseRequest) -> bool:
+    """Whether the client sends the body once it is asked to."""
+    return request.version >= (1, 1) and request.headers.get(hdrs.EXPECT, "").lower() == "100-continue"
+
+
+def _nothing() -> None:
+    """What is done for somebody who has gone and waited for nothing."""
+
+
+_OF_CODED = (b"content-encoding", b"content-length")
+_JSON = {hdrs.CONTENT_TYPE: "application/json"}
+
+__all__ = ["Connection", "Server"]

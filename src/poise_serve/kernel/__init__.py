@@ -1,0 +1,1 @@
+"""Pure state machines of serving: batches, scaling, breakers, caches, budgets."""

@@ -1,0 +1,234 @@
+"""Whose key a request carries, what it may do, and what of its allowances is left.
+
+Keys are those of a file, which is read again when it changes; or tokens of the control plane, which is asked and whose
+answer holds for `HOLDS` seconds: a token that is revoked lets nobody in after that. A token that is used goes on being
+asked about in the background from half of that on, so that no request of it waits. While the control plane is away, the
+tokens that are known from before stay good, as services go on as well.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter
+
+from poise.client import Client
+from poise.config import Home
+from poise.drivers.security import digest
+from poise.drivers.yamlfile import load_kind
+from poise.errors import Denied, PoiseError
+from poise.model.keys import SCOPES_OF, Key, compile_keys
+from poise.model.reports import WhoReport
+from poise.model.tenants import Role
+from poise.units import SECOND
+from poise_serve.kernel.spending import Bucket
+from poise_serve.refusals import Refused
+
+HOLDS = 30.0
+"""Seconds for which an answer of the control plane holds."""
+
+KNOWN = 4096
+"""Good secrets, and as many bad ones, of which it is known what the control plane says."""
+
+WITHIN = 2.0
+"""Seconds after which a control plane that does not answer is taken to be away."""
+
+AT_ONCE, MOST_ASKED = 4, 64
+"""Questions to the control plane at one time, about tokens that are known and as many about others; and how many others
+are asked about or wait for their turn."""
+
+LOOKED = 1.0
+"""Seconds between two looks at whether a file has changed."""
+
+
+class Holder:
+    """A key, and how much of its allowances is left."""
+
+    def __init__(self, key: Key, tenant: str, scopes: frozenset[str], now: int) -> None:
+        self.name = key.name
+        self.tenant = tenant
+        self.scopes = scopes
+        self._models = key.models
+        self._rate = Bucket(key.rate, now) if key.rate is not None else None
+        self._tokens = Bucket(key.tokens, now) if key.tokens is not None else None
+        self.key = key
+
+    @property
+    def is_metered(self) -> bool:
+        return self._tokens is not None
+
+    def may_ask(self, model: str) -> bool:
+        return not self._models or model in self._models
+
+    def take(self, now: int) -> None:
+        """One request. Raises `Refused` where nothing is left."""
+        if self._tokens is not None and (wait := self._tokens.wait(now)):
+            raise _exhausted(f"the key `{self.name}` has used its tokens", wait)
+        if self._rate is not None:
+            if wait := self._rate.wait(now):
+                raise _exhausted(f"the key `{self.name}` has sent as many requests as it may", wait)
+            self._rate.spend(1, now)
+
+    def spend(self, tokens: int, now: int) -> None:
+        if self._tokens is not None:
+            self._tokens.spend(tokens, now)
+
+
+class Usage:
+    """What keys have asked and used, for Prometheus."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, about: str, *labels: str) -> Counter:
+            return Counter(name, about, ("key", "tenant", *labels), registry=registry)
+
+        self.requests = counter("poise_key_requests", "Answered requests of a key", "model", "status")
+        self.tokens = counter("poise_key_tokens", "Tokens that a key's requests took", "model", "kind")
+        self.refused = counter("poise_key_refusals", "Requests of a key that it may not make", "reason")
+
+
+class Keys:
+    """All keys of a gateway. `file` is read again when it changes; with a `home`, its tokens are keys."""
+
+    def __init__(self, file: Path | None, home: Home | None, now: Callable[[], int] = time.monotonic_ns) -> None:
+        self._file, self._home, self._now = file, home, now
+        self._stamp: tuple[int, int] | None = None
+        self._looked = 0
+        self._by_digest: dict[str, Holder] = {}
+        self._by_token: dict[str, Key] = {}
+        self._known: OrderedDict[str, tuple[Holder, int]] = OrderedDict()
+        self._wrong: OrderedDict[str, int] = OrderedDict()  # apart, so that they drive out no good ones
+        self._holders: dict[str, Holder] = {}
+        self._asking: dict[str, asyncio.Task[Holder | None]] = {}
+        self._strangers: set[str] = set()  # those of them that are not known
+        self._turn, self._turn_of_strangers = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)
+        if file is not None:
+            self._read(file)
+        if home is None and self._by_token:
+            raise AssertionError("whoever has keys of the control plane names its home")
+
+    async def holder(self, secret: str) -> Holder:
+        """Whose secret it is. Raises `Refused`."""
+        self._look()
+        found = digest(secret)
+        if (known := self._by_digest.get(found)) is not None:
+            return known
+        held = await self._of_home(secret, found) if self._home is not None and secret else None
+        if held is None:
+            raise Refused(401, _UNKNOWN, headers={"www-authenticate": "Bearer"})
+        return held
+
+    # --- of a file ---------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        now = self._now()
+        if self._file is None or now - self._looked < LOOKED * SECOND:
+            return
+        self._looked = now
+        try:
+            self._read(self._file)
+        except PoiseError:
+            return  # half written, or wrong: the keys that were there stay
+
+    def _read(self, file: Path) -> None:
+        try:
+            found = file.stat()
+        except OSError:
+            found = None
+        stamp = (found.st_mtime_ns, found.st_size) if found is not None else None
+        if stamp is not None and stamp == self._stamp:
+            return
+        keys = compile_keys(load_kind(file, "keys"))
+        self._stamp = stamp
+        now, before = self._now(), {holder.key: holder for holder in self._by_digest.values()}
+        self._by_digest = {
+            key.digest: before.get(key) or Holder(key, key.tenant, key.scopes or frozenset(), now)
+            for key in keys
+            if key.digest
+        }
+        self._by_token = {key.token: key for key in keys if key.token}
+        self._known.clear()
+        self._wrong.clear()
+
+    # --- of the control plane ----------------------------------------------------------------------------------------
+
+    async def _of_home(self, secret: str, found: str) -> Holder | None:
+        now = self._now()
+        held, since = self._known.get(found, (None, self._wrong.get(found, 0)))
+        age = now - since if since else HOLDS * SECOND
+        if age < HOLDS * SECOND:
+            if held is not None and 2 * age >= HOLDS * SECOND:
+                self._asks(secret, found, held)
+            return held
+        return await asyncio.shield(self._asks(secret, found, held))
+
+    def _asks(self, secret: str, found: str, held: Holder | None) -> "asyncio.Task[Holder | None]":
+        """The question to the control plane about this token, one at a time. Raises `Refused` where too many wait."""
+        if (asking := self._asking.get(found)) is not None:
+            return asking
+        if held is None:
+            if len(self._strangers) >= MOST_ASKED:
+                raise Refused(503, "too many unknown keys at once", headers={"retry-after": "1"})
+            self._strangers.add(found)
+        asking = self._asking[found] = asyncio.create_task(self._ask(secret, found, held))
+        asking.add_done_callback(lambda asked: self._asked(found, asked))
+        return asking
+
+    def _asked(self, found: str, asked: "asyncio.Task[Holder | None]") -> None:
+        del self._asking[found]
+        self._strangers.discard(found)
+        if not asked.cancelled():
+            asked.exception()  # whoever waited for it may have gone
+
+    async def _ask(self, secret: str, found: str, before: Holder | None) -> Holder | None:
+        try:
+            async with self._turn if before is not None else self._turn_of_strangers:
+                who = await asyncio.to_thread(self._whoami, secret)
+        except Denied:
+            held = None
+        except (PoiseError, OSError) as error:
+            if before is None:
+                raise Refused(
+                    503, "the control plane that knows the keys is away", headers={"retry-after": "5"}
+                ) from error
+            held = before
+        else:
+            held = self._held(who)
+        self._known.pop(found, None)
+        self._wrong.pop(found, None)
+        if held is not None:
+            self._known[found] = held, self._now()
+        else:
+            self._wrong[found] = self._now()
+        for kept in (self._known, self._wrong):
+            if len(kept) > KNOWN:
+                kept.popitem(last=False)
+        return held
+
+    def _whoami(self, secret: str) -> WhoReport:
+        with Client(self._home, patience=0.0, token=secret) as client:
+            return client.whoami(WITHIN)
+
+    def _held(self, who: WhoReport) -> Holder | None:
+        """The holder of a token; none where a file names tokens, and not this one."""
+        if self._by_token and who.token not in self._by_token:
+            return None
+        name = who.name or who.token or "home"
+        key = self._by_token.get(who.token) or Key(name=name, token=who.token)
+        scopes = SCOPES_OF[Role[who.role.upper()]]
+        scopes = scopes if key.scopes is None else scopes & key.scopes
+        tenant = key.tenant or who.tenant
+        held = self._holders.get(who.token)
+        if held is None or (held.key, held.tenant, held.scopes) != (key, tenant, scopes):
+            held = self._holders[who.token] = Holder(key, tenant, scopes, self._now())
+        return held
+
+
+def _exhausted(message: str, wait: int) -> Refused:
+    return Refused(429, message, headers={"retry-after": str(-(-wait // SECOND))})
+
+
+_UNKNOWN = "this gateway needs a key, as `Authorization: Bearer KEY`, and knows no such key"
+
+__all__ = ["Holder", "Keys", "Usage"]

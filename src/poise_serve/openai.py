@@ -1,0 +1,286 @@
+"""OpenAI's API as far as a front has to know it: what a request asks for, how errors and streams look.
+
+Bodies are passed on as they came; only what routing needs is read out of them. The **size** of a request, in tokens, is
+the letters of its prompt divided by four plus the tokens that it may be answered with (`max_tokens` times `n`;
+`USUAL_TOKENS` where it does not say, none for embeddings). It is an estimate: what counts is that it grows with the
+work.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from poise.decoding import json_decoder
+from poise.units import MILLISECOND, SECOND, is_plain
+from poise_serve.kernel.quarantine import digest
+
+CHAT, COMPLETIONS, EMBEDDINGS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models"
+
+NOT_AGAIN = ("x-should-retry", "false")
+"""OpenAI's clients retry by themselves what fails, unless the answer says this."""
+ASKED = (CHAT, COMPLETIONS, EMBEDDINGS)
+
+LETTERS_PER_TOKEN = 4
+"""Of English text in the tokenisers of today."""
+
+USUAL_TOKENS = 256
+"""Of an answer whose request does not limit it: the order of the mean answer in public traces of conversations."""
+
+LONGEST_KEY = 256
+
+MOST_INPUTS = 2048
+"""Texts, or lists of tokens, of one request for embeddings: as many as OpenAI takes."""
+
+DEADLINES = {
+    "x-request-timeout-seconds": SECOND,  # Ray Serve
+    "x-envoy-upstream-rq-timeout-ms": MILLISECOND,  # Envoy
+}
+"""Headers that say how long the whole answer may take."""
+
+MOST_SECONDS = 2**31
+"""What any of them says is below that."""
+
+PATIENCE = "x-stainless-read-timeout"
+"""Sent by OpenAI's own client: after so many seconds without a byte it hangs up. It bounds the wait for the first."""
+
+PASSED_ON = {"x-request-timeout-seconds": SECOND, "x-envoy-expected-rq-timeout-ms": MILLISECOND}
+"""What a server is told of the time that is left."""
+
+END_OF_EVENT = (b"\n\n", b"\r\n\r\n")
+
+
+class Body(msgspec.Struct):
+    """What is read of a request. Fields that only serve an estimate take anything: the server judges them."""
+
+    model: str
+    stream: bool | None = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    n: Any = None
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+    input: msgspec.Raw = msgspec.Raw(b"")
+    prompt_cache_key: Any = None
+    user: Any = None
+
+
+class EmbeddingBody(msgspec.Struct):
+    """What is read of a request for embeddings by a model that is here."""
+
+    input: str | list[str | int | list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+
+
+class Inputs(NamedTuple):
+    """What embeddings are wanted of, each as JSON, and how they are to be written."""
+
+    questions: list[bytes]
+    in_base64: bool
+
+
+class Question(NamedTuple):
+    """A request: the model, whether the answer is a stream, how much work, and whose (requests of one key had better
+    meet the same server).
+    """
+
+    model: str
+    stream: bool
+    size: float
+    key: str
+
+
+class Refused(Exception):
+    """A request is answered with an error in OpenAI's shape. `reason` is what metrics call it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        reason: str = "invalid",
+        param: str | None = None,
+        retry_after: int = 0,
+        allow: str = "",
+        final: bool = False,
+    ) -> None:
+        """`final`: a client had better not retry it by itself."""
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.reason = reason
+        self.param = param
+        self.retry_after = retry_after
+        self.allow = allow
+        self.final = final
+
+    def body(self) -> bytes:
+        return error_body(self.status, str(self), self.code, self.param)
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        made = [(b"content-type", b"application/json")]
+        if self.retry_after:
+            made.append((b"retry-after", str(self.retry_after).encode()))
+        if self.allow:
+            made.append((b"allow", self.allow.encode()))
+        if self.final:
+            made.append((NOT_AGAIN[0].encode(), NOT_AGAIN[1].encode()))
+        return made
+
+
+_TYPES = {429: "rate_limit_error", 404: "invalid_request_error"}
+_decode = json_decoder(Body).decode
+_decode_inputs = json_decoder(EmbeddingBody).decode
+
+
+def read_question(path: str, body: bytes) -> Question:
+    """Raises `Refused` for what no server could read either."""
+    asked = _read(_decode, path, body)
+    if not asked.model:
+        raise Refused(400, "`model` is empty; GET /v1/models lists what there is", code="invalid_body", param="model")
+    return Question(asked.model, bool(asked.stream), _size(path, asked), _key(asked))
+
+
+def read_inputs(body: bytes) -> Inputs:
+    """What a request for embeddings asks; raises `Refused`."""
+    asked = _read(_decode_inputs, EMBEDDINGS, body)
+    if asked.dimensions is not None:
+        message = "Embeddings are as long as this model makes them; leave `dimensions` out"
+        raise Refused(400, message, code="invalid_body", param="dimensions")
+    given = asked.input
+    one_of_tokens = isinstance(given, list) and bool(given) and all(isinstance(one, int) for one in given)
+    inputs = [given] if isinstance(given, str) or one_of_tokens else given
+    if not 1 <= len(inputs) <= MOST_INPUTS:
+        message = f"A request has 1 to {MOST_INPUTS} inputs, and this one has {len(inputs)}"
+        raise Refused(400, message, code="invalid_body", param="input")
+    if any(isinstance(one, int) for one in inputs) or len({isinstance(one, str) for one in inputs}) > 1:
+        message = "Inputs are a text, or tokens; or a list of texts, or a list of lists of tokens"
+        raise Refused(400, message, code="invalid_body", param="input")
+    if not all(inputs):
+        raise Refused(400, "An input is empty", code="invalid_body", param="input")
+    return Inputs([msgspec.json.encode(one) for one in inputs], asked.encoding_format == "base64")
+
+
+def prompt_key(path: str, body: bytes) -> bytes:
+    """A hash of the model and the prompt that a request asks, whatever else it says. The body is one that was read."""
+    asked = _read(_decode, path, body)
+    return digest(asked.model.encode(), bytes(asked.messages), bytes(asked.prompt), bytes(asked.input))
+
+
+T = TypeVar("T")
+
+
+def _read(decode: Callable[[bytes], T], path: str, body: bytes) -> T:
+    try:
+        return decode(body)
+    except msgspec.ValidationError as error:
+        field = str(error).partition(" - at `$.")[2].rstrip("`")
+        message = f"The body is not a request: {error}. A request is an object such as {_EXAMPLES[path]}"
+        raise Refused(400, message, code="invalid_body", param=field or None) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        message = f"The body is not JSON: {error}. A request is an object such as {_EXAMPLES[path]}"
+        raise Refused(400, message, code="invalid_json") from None
+    except RecursionError:
+        raise Refused(400, "The body is JSON that is nested too deep", code="invalid_json") from None
+
+
+_EXAMPLES = {
+    CHAT: '{"model": "NAME", "messages": [{"role": "user", "content": "Hello"}]}',
+    COMPLETIONS: '{"model": "NAME", "prompt": "Hello"}',
+    EMBEDDINGS: '{"model": "NAME", "input": "Hello"}',
+}
+
+
+def _size(path: str, asked: Body) -> float:
+    letters = len(bytes(asked.messages)) + len(bytes(asked.prompt)) + len(bytes(asked.input))
+    if path == EMBEDDINGS:
+        return max(1.0, letters / LETTERS_PER_TOKEN)
+    said = next((most for most in (asked.max_completion_tokens, asked.max_tokens) if _is_count(most)), USUAL_TOKENS)
+    answers = asked.n if _is_count(asked.n) else 1
+    return float(letters / LETTERS_PER_TOKEN + said * answers)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+
+
+def _key(asked: Body) -> str:
+    for said in (asked.prompt_cache_key, asked.user):
+        if isinstance(said, str) and said:
+            return said[:LONGEST_KEY]
+    return ""
+
+
+LANE = "x-poise-lane"
+
+
+def read_deadlines(headers: Mapping[str, str]) -> tuple[int, int]:
+    """How long the whole answer may take, and its first byte; nanoseconds, 0 where nothing is said."""
+    whole = [_time(name, headers[name], scale) for name, scale in DEADLINES.items() if name in headers]
+    first = _time(PATIENCE, headers[PATIENCE], SECOND) if PATIENCE in headers else 0
+    return min(whole, default=0), first
+
+
+def read_lane(headers: Mapping[str, str]) -> bool:
+    """Whether it is in no haste."""
+    lane = headers.get(LANE)
+    if lane not in (None, "deferred"):
+        message = f"The header {LANE} is `deferred`, or is not there: `{lane[:40]}`"
+        raise Refused(400, message, code="invalid_header", param=LANE)
+    return lane is not None
+
+
+def _time(name: str, said: str, scale: int) -> int:
+    try:
+        value = float(said)
+    except ValueError:
+        value = -1.0
+    if not (0 < value < MOST_SECONDS and is_plain(said)):
+        unit = "seconds" if scale == SECOND else "milliseconds"
+        message = f"The header {name} is not a number of {unit} above 0: `{said[:40]}`"
+        raise Refused(400, message, code="invalid_header", param=name)
+    return max(1, round(value * scale))
+
+
+def left(nanoseconds: int) -> list[tuple[str, str]]:
+    """The headers that tell a server how long its answer may still take."""
+    return [(name, f"{nanoseconds / scale:.3f}".rstrip("0").rstrip(".")) for name, scale in PASSED_ON.items()]
+
+
+class FrontProblem(msgspec.Struct, frozen=True):
+    """An error as OpenAI tells it. `param`: the field that is wrong, if it is one."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class FrontErrorBody(msgspec.Struct, frozen=True):
+    """The body of every error below /v1/ that is the front's own."""
+
+    error: FrontProblem
+
+
+def error_body(status: int, message: str, code: str, param: str | None = None) -> bytes:
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return msgspec.json.encode(FrontErrorBody(FrontProblem(message, kind, param, code)))
+
+
+def error_event(message: str, code: str) -> bytes:
+    """What a stream that was cut ends with; OpenAI's client raises it. Without `[DONE]`: it is not done."""
+    return b"data: " + error_body(502, message, code) + b"\n\n"
+
+
+def only_embeddings(model: str) -> Refused:
+    message = f"The model `{model}` makes embeddings, and nothing else: ask {EMBEDDINGS}"
+    return Refused(404, message, code="model_not_found", reason="unknown_model", param="model")
+
+
+def unknown_model(model: str, known: list[str]) -> Refused:
+    shown = ", ".join(f"`{name}`" for name in known[:20]) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
+    what = f"There are {shown}" if known else "No upstream has told its models yet"
+    message = f"The model `{model[:80]}` does not exist here. {what}"
+    return Refused(404, message, code="model_not_found", reason="unknown_model", param="model")

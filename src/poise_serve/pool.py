@@ -1,0 +1,360 @@
+"""The upstreams as the front knows them: which model is where, who has room, who waits.
+
+A request takes a place at an upstream and gives it back with what came of it. While all that are open have as many
+requests as they may, it waits for its model in one of two lanes: who can still be answered in time goes first, in the
+order of arrival; who cannot, or said that there is no haste, is deferred, and does not starve. A queue that is full
+refuses at once. What is ejected or unhealthy is no reason to wait: if nobody is open, that is told at once, and when to
+come back.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Collection
+from itertools import chain
+from typing import Any, Literal, NamedTuple
+
+from poise.model.serving_upstreams import Front, Upstream
+from poise.units import MILLISECOND, SECOND, format_duration
+from poise_serve.kernel.lanes import Line
+from poise_serve.kernel.resilience import Breaker, Concurrency, Health, is_slow
+from poise_serve.metrics import Metrics
+from poise_serve.model.routing import Asked, RouteView
+from poise_serve.model.speeds import Known, Reckoner
+from poise_serve.openai import Question, Refused, unknown_model
+from poise_serve.policy.route import Lane, lane_of
+
+Choose = Callable[[RouteView], str]
+"""A router: the name of the replica that a request goes to, one of those that are open; empty to let it wait."""
+
+Outcome = Literal["answered", "refused", "failed", "neither"]
+"""What came of a request: an answer in full; a refusal that was the request's own fault, or polite; a failure of the
+upstream; or nothing that could be told, since nobody waited for it.
+"""
+
+LONGEST_AWAY = 60
+"""Seconds that a client is asked to stay away at most: what is foreseen is seldom right for longer."""
+
+
+class Member:
+    """One upstream and all that is known of it."""
+
+    def __init__(self, told: Upstream, front: Front, metrics: Metrics, now: int) -> None:
+        self.told = told
+        self._gauge, self._ejected = metrics.running.labels(told.name), metrics.ejected.labels(told.name)
+        self.breaker = Breaker(front.ejection)
+        self.health = Health(front.health, now)
+        self.concurrency = None if told.concurrency is None else Concurrency(told.concurrency, told.limit, now)
+        self._limit, self._p99 = metrics.limit.labels(told.name), metrics.p99.labels(told.name)
+        self._limit.set(self.limit)
+        self.running = 0
+        self.resting = 0
+        self.models: dict[str, Any] = {name: model_of(name, told.name) for name in told.models}
+
+    @property
+    def name(self) -> str:
+        return self.told.name
+
+    @property
+    def limit(self) -> int:
+        """How many requests it may have now."""
+        return self.told.limit if self.concurrency is None else self.concurrency.limit
+
+    def is_open(self, now: int) -> bool:
+        """Whether it is sent requests, if it has room."""
+        return self.health.state == "healthy" and now >= self.resting and self.breaker.is_open_to(now)
+
+    def has_room(self, now: int) -> bool:
+        return self.running < self.limit and self.is_open(now)
+
+    def add(self, requests: int) -> None:
+        self.running += requests
+        self._gauge.set(self.running)
+        if self.concurrency is not None:
+            self.concurrency.on_sent(self.running)
+
+    def follow(self, took: int, now: int, *, answered: bool) -> None:
+        """How many it may have follows what its requests take, where that is asked for."""
+        if self.concurrency is not None:
+            self.concurrency.on_over(took, now, answered=answered)
+            self._limit.set(self.limit)
+            self._p99.set(self.concurrency.p99 / SECOND)
+
+    def tell(self) -> None:
+        """In metrics, whether it is ejected."""
+        self._ejected.set(self.breaker.is_ejected)
+
+    def why_so_few(self) -> str:
+        """Why it may not have as many as its file says; empty where it may."""
+        if self.concurrency is None or self.told.concurrency is None or self.limit == self.told.limit:
+            return ""
+        seen, aimed_at = format_duration(self.concurrency.p99), format_duration(self.told.concurrency.target)
+        return f"`{self.name}` may have {self.limit}, since its P99 was {seen} and {aimed_at} is aimed at"
+
+    def why_not(self, now: int) -> str:
+        if self.health.state != "healthy":
+            return self.health.state
+        return "asked us to wait" if now < self.resting else "ejected after it failed"
+
+
+class Place(NamedTuple):
+    """A request at an upstream."""
+
+    member: Member
+    question: Question
+    turn: int
+    sent: int
+
+
+class _Waiter(NamedTuple):
+    turn: int
+    asked: Asked
+    question: Question
+    place: "asyncio.Future[Place]"
+
+
+class Pool:
+    """All upstreams of a front."""
+
+    def __init__(
+        self, front: Front, choose: Choose, metrics: Metrics, now: Callable[[], int], own: Collection[str] = ()
+    ) -> None:
+        """`own`: models that no upstream is needed for."""
+        self._own = own
+        self._front = front
+        self._choose = choose
+        self._metrics = metrics
+        self._now = now
+        self._turn = 0
+        self._waiting: dict[str, Line[_Waiter]] = {}
+        self._timers: set[asyncio.TimerHandle] = set()
+        self.members = [Member(told, front, metrics, now()) for told in front.upstreams]
+        self._reckoner = Reckoner()
+        for member in self.members:
+            self._reckoner.add(member.name, now())
+        self._by_name = {member.name: member for member in self.members}
+        for member in self.members:
+            metrics.healthy.labels(member.name).set(0)
+
+    def models(self) -> dict[str, Any]:
+        """What `/v1/models` tells: of each model what the first upstream says that has it."""
+        made: dict[str, Any] = {}
+        for member in self.members:
+            for name, model in member.models.items():
+                made.setdefault(name, model)
+        return made
+
+    def serving(self, model: str) -> list[Member]:
+        """The upstreams that have a model. Raises `Refused` for a model that none has."""
+        found = [member for member in self.members if model in member.models]
+        if not found:
+            silent = [member for member in self.members if not member.models]
+            if silent and (len(silent) == len(self.members) or any(one.health.state == "starting" for one in silent)):
+                raise self._nobody(silent)  # it may be one of theirs
+            raise unknown_model(model, [*self._own, *self.models()])
+        return found
+
+    async def admit(
+        self, question: Question, due: int, tried: Collection[str] = (), *, deferred: bool = False
+    ) -> Place:
+        """A place for this request, once there is one; raises `Refused` if there is none and none is waited for. An
+        upstream that was tried is taken again only if no other is open. `deferred`: it is in no haste.
+        """
+        began = self._now()
+        self._turn += 1
+        asked = Asked(size=question.size, key=question.key, due=due)
+        line = self._waiting.get(question.model)
+        place = None if line else self._take(asked, question, self._turn, tried)
+        if place is None:
+            place = await self._wait(asked, question, "deferred" if deferred else "first")
+        self._metrics.routing.observe((self._now() - began) / MILLISECOND)
+        return place
+
+    def give_back(self, place: Place, outcome: Outcome, held: int) -> None:
+        """The request is over at this upstream, which its client has `held` up for so long by not reading. What has
+        taken far too long has failed, whether it was waited for or not: an upstream that hangs is found by clients of
+        any patience.
+        """
+        now, member = self._now(), place.member
+        member.add(-1)
+        was_ejected = member.breaker.is_ejected
+        took = now - place.sent - held
+        slow = self._was_slow(place, took, now)
+        member.follow(took, now, answered=outcome == "answered")
+        if outcome == "answered":
+            self._reckoner.answered(member.name, str(place.turn), now, held)
+        else:
+            self._reckoner.dropped(member.name, str(place.turn), now)
+        if outcome == "failed" or slow:
+            self._failed(member, now)
+        elif outcome == "neither":
+            member.breaker.on_neither()
+        else:
+            member.breaker.on_success(now)
+        if was_ejected != member.breaker.is_ejected:
+            member.tell()
+        if self._waiting:
+            self.wake()
+
+    def failed(self, member: Member) -> None:
+        """What came of a request that it gave back is known by now: a failure."""
+        was_ejected = member.breaker.is_ejected
+        self._failed(member, self._now())
+        if was_ejected != member.breaker.is_ejected:
+            member.tell()
+        if self._waiting:
+            self.wake()
+
+    def rest(self, member: Member, seconds: float) -> None:
+        """It said when to come back, if not at once."""
+        if not seconds:
+            return
+        pause = min(round(seconds * SECOND), self._front.ejection.longest)
+        member.resting = max(member.resting, self._now() + pause)
+        self._wake_in(pause)
+
+    def wake(self) -> None:
+        """Those who wait are looked at again, the longest waiting first: there is room, or there will be none."""
+        while True:
+            heads = sorted((line.oldest(), model) for model, line in self._waiting.items())
+            if not any(self._serve_next(model) for _, model in heads):
+                return
+
+    def close(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        for line in self._waiting.values():
+            for waiter in chain(*line.lanes.values()):
+                waiter.place.cancel()
+
+    def _serve_next(self, model: str) -> bool:
+        """Whether the one whose turn it is need not wait any longer, or not in this lane."""
+        line = self._waiting[model]
+        lane = line.next()
+        waiter = line.lanes[lane][0]
+        if not waiter.place.done():
+            try:
+                if lane == "first" and self._is_late(waiter):
+                    line.defer()
+                    self._metrics.deferred.labels(model).inc()
+                    return True
+                place = self._take(waiter.asked, waiter.question, waiter.turn, ())
+            except Refused as refused:
+                waiter.place.set_exception(refused)
+            else:
+                if place is None:
+                    return False
+                waiter.place.set_result(place)
+        line.went(lane)
+        if not line:
+            del self._waiting[model]
+        return bool(line)
+
+    def _is_late(self, waiter: _Waiter) -> bool:
+        """Whether no upstream that has room is foreseen to answer it in time."""
+        now = self._now()
+        room = [member for member in self.serving(waiter.question.model) if member.has_room(now)]
+        if not room:
+            return False
+        view = self._view(waiter.asked, waiter.question.model, room, waiter.turn, now)
+        return lane_of(view) == "deferred"
+
+    def _take(self, asked: Asked, question: Question, turn: int, tried: Collection[str]) -> Place | None:
+        """A place now; None while those that are open have no room. Raises `Refused` if none is open."""
+        now = self._now()
+        serving = self.serving(question.model)
+        untried = [member for member in serving if member.name not in tried and member.is_open(now)]
+        open_ones = untried or [member for member in serving if member.is_open(now)]
+        if not open_ones:
+            raise self._nobody(serving)
+        if not any(member.has_room(now) for member in open_ones):
+            return None
+        chosen = self._choose(self._view(asked, question.model, open_ones, turn, now))
+        if not chosen:
+            return None
+        member = self._by_name[chosen]
+        member.add(1)
+        member.breaker.on_sent()
+        self._reckoner.sent(member.name, str(turn), question.size, now, question.model)
+        return Place(member, question, turn, now)
+
+    def _view(self, asked: Asked, model: str, members: list[Member], turn: int, now: int) -> RouteView:
+        known = [Known(member.name, member.told.weight, member.running, member.has_room(now)) for member in members]
+        return self._reckoner.view(asked, known, turn, now, model)
+
+    async def _wait(self, asked: Asked, question: Question, lane: Lane) -> Place:
+        if sum(map(len, self._waiting.values())) >= self._front.queue:
+            few = [why for member in self.serving(question.model) if (why := member.why_so_few())]
+            message = "; ".join(["All upstreams have as many requests as they may, and as many wait", *few[:10]])
+            away = self._seconds_away(question)
+            raise Refused(429, message, code="overloaded", reason="overloaded", retry_after=away)
+        place: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(self._turn, asked, question, place)
+        line = self._waiting.setdefault(question.model, Line[_Waiter]())
+        line.lanes[lane].append(waiter)
+        waiting = self._metrics.waiting.labels(question.model)
+        waiting.inc()
+        try:
+            return await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled() and place.exception() is None:
+                self.give_back(place.result(), "neither", 0)
+            else:
+                line.remove(waiter)
+                if not line and self._waiting.get(question.model) is line:
+                    del self._waiting[question.model]
+            raise
+        finally:
+            waiting.dec()
+
+    def _was_slow(self, place: Place, took: int, now: int) -> bool:
+        others = [
+            self._reckoner.lasting(member.name, place.question.size, now, place.question.model)
+            for member in self.serving(place.question.model)
+            if member is not place.member
+        ]
+        return is_slow(took, [each for each in others if each], self._front.ejection)
+
+    def _failed(self, member: Member, now: int) -> None:
+        others = [
+            any(other is not member and other.is_open(now) for other in self.serving(model)) for model in member.models
+        ]
+        if member.breaker.on_failure(now, may_eject=all(others)):
+            self._metrics.ejections.labels(member.name).inc()
+            self._wake_in(member.breaker.until - now)
+
+    def _wake_in(self, nanoseconds: int) -> None:
+        def woken() -> None:
+            self._timers.discard(timer)
+            self.wake()
+
+        timer = asyncio.get_running_loop().call_later(nanoseconds / SECOND, woken)
+        self._timers.add(timer)
+
+    def _nobody(self, members: list[Member]) -> Refused:
+        now = self._now()
+        said = ", ".join(f"`{member.name}` is {member.why_not(now)}" for member in members[:10])
+        back = [
+            max(member.breaker.until, member.resting) - now for member in members if member.health.state == "healthy"
+        ]
+        away = min((pause for pause in back if pause > 0), default=self._front.health.every)
+        return Refused(
+            503,
+            f"No upstream can answer now: {said}",
+            code="unavailable",
+            reason="unavailable",
+            retry_after=_seconds(away),
+        )
+
+    def _seconds_away(self, question: Question) -> int:
+        """When the first that has its model could have answered it, as far as that can be foreseen."""
+        serving, now = self.serving(question.model), self._now()
+        away = [sum(self._reckoner.known(member.name, question.size, now, question.model)[1:]) for member in serving]
+        return _seconds(min(away))
+
+
+def _seconds(nanoseconds: int) -> int:
+    return max(1, min(LONGEST_AWAY, math.ceil(nanoseconds / SECOND)))
+
+
+def model_of(name: str, owner: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": owner}

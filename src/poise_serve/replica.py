@@ -1,0 +1,591 @@
+"""`python -m poise_serve.replica app.py:Model`: one process that answers batches with a model of the user's.
+
+The model is a class with
+
+* `load(self)` (optional): once, before anything is asked;
+* `predict(self, batch)`: a list of inputs, to a list of as many results in the same order;
+* `decode(self, body)` (optional): an input from the bytes of a request, instead of JSON; raises ValueError if they are
+  none. With `body: memoryview` a large one is read where the gateway put it, and is good until the batch is answered;
+* `encode(self, result)` (optional): bytes or a view of them, text, or anything that JSON can say, instead of the result
+  as it is. JSON has no NaN and no infinity: a result with one of them is an error for the request that it answers;
+* `example(self)` (optional): an input to try sizes of batches with when it starts, so that the first requests find it
+  warm and its speed known.
+
+Annotate `batch` (`batch: list[Digits]`, of anything that msgspec reads: records, lists of numbers, texts) and inputs
+that are something else are refused with 422 and the place where they are wrong, before the model sees them.
+
+It dials the gateway's socket (`POISE_SERVICE_SOCKET`), or its address where that is on another machine
+(`POISE_SERVICE_ADDRESS`), loads the model, and works on one batch at a time. When the gateway hangs up it dials
+again: where one was killed, another takes over. It ends where none does, whatever it is at then, or on SIGTERM, once
+the batch that it works on is answered.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import types
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from poise.config import Address
+from poise.decoding import json_decoder
+from poise.drivers import sockets
+from poise.drivers.reach import trusting
+from poise.errors import InputError, PoiseError
+from poise.model.traces import TRACEPARENT
+from poise_serve.room import Room
+from poise_serve.shared import Body, Reader, Writer
+from poise_serve.wire import (
+    LENGTH,
+    MOST_BODIES,
+    Answer,
+    Answers,
+    Broken,
+    Enter,
+    Forms,
+    FromReplica,
+    Hello,
+    Work,
+    decode_work,
+    error_body,
+    framed,
+)
+
+TRIED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Sizes that are tried with an example when a replica starts …"""
+
+TRY_SECONDS = 3.0
+"""… until that has taken so long."""
+
+TRY_TIMES = 3
+
+TAKEN_OVER_WITHIN = 5.0
+"""Seconds after which nobody is expected any more to take over from a gateway that hung up …"""
+
+DIAL_EVERY = 0.05
+"""… and between two tries to reach one."""
+
+JSON = "application/json"
+BYTES = "application/octet-stream"
+TEXT = "text/plain; charset=utf-8"
+
+
+_whole = json_decoder(msgspec.Raw).decode
+
+
+class Result(NamedTuple):
+    """An answer that is not on its way yet."""
+
+    status: int
+    kind: str
+    body: Body
+
+
+class Model:
+    """The user's class, made and asked safely: what it is given and gives back is checked here."""
+
+    def __init__(self, made: Any) -> None:
+        self.made = made
+        predict = getattr(made, "predict", None)
+        if not callable(predict):
+            raise InputError(
+                "the model has no method `predict`",
+                field=type(made).__name__,
+                hint="def predict(self, batch: list) -> list: ...",
+            )
+        for name in ("load", "example", "decode", "encode", "predict"):
+            _check_plain(name, getattr(made, name, None))
+        self._predict: Callable[[list[Any]], Sequence[Any]] = predict
+        decode: Callable[..., Any] | None = getattr(made, "decode", None)
+        self._takes = _inner(_first(predict)) if decode is None else None
+        self._decode: Callable[[Body], Any] = json_decoder(self._takes).decode if decode is None else _reading(decode)
+        self._encode: Callable[[Any], Any] | None = getattr(made, "encode", None)
+        self.room = Room()
+
+    def load(self) -> None:
+        """What the class says that is to be done once, before anything is asked."""
+        if callable(load := getattr(self.made, "load", None)):
+            load()
+            self.room = Room()
+
+    def inputs(self, bodies: Sequence[Body]) -> tuple[list[Any], dict[int, Result]]:
+        """What is asked, and the answers to those whose question could not be read, by their position."""
+        items: list[Any] = []
+        refused: dict[int, Result] = {}
+        for position, body in enumerate(bodies):
+            try:
+                items.append(self._decode(body))
+            except msgspec.ValidationError as error:
+                refused[position] = _mistaken(body, error)
+            except (ValueError, RecursionError, msgspec.DecodeError) as error:
+                refused[position] = failure(400, str(error), "the body cannot be read")
+            except Exception as error:
+                refused[position] = failure(500, _told(error), "decode raised")
+        return items, refused
+
+    def predict(self, items: list[Any]) -> Sequence[Any]:
+        """As many results as items; raises whatever the model raises."""
+        with self.room.taken_by(len(items)):
+            results = self._predict(items)
+        if isinstance(results, str | bytes | dict | set) or not hasattr(results, "__len__"):
+            raise TypeError(f"predict gave {type(results).__name__}, not a list of {len(items)} results")
+        if len(results) != len(items):
+            raise ValueError(f"predict gave {len(results)} results for {len(items)} inputs")
+        return results
+
+    def forms(self, service: str) -> Forms:
+        """What it takes and gives, by its annotations; without them, anything. The names of its types begin with that
+        of the service.
+        """
+        encoded = self._encode is not None
+        given = _told_type(self._encode or self._predict)
+        given = given if encoded else _inner(given)
+        kinds: Sequence[str] = (JSON,)
+        if given in (bytes, bytearray, memoryview):
+            kinds = (BYTES,)
+        elif given is str and encoded:
+            kinds = (TEXT,)
+        elif given is Any:
+            kinds = (JSON, BYTES, TEXT) if encoded else (JSON, BYTES)
+        (taken, gives), parts = msgspec.json.schema_components(
+            [Any if self._takes is None else self._takes, given],
+            schema_hook=lambda kind: {"title": kind.__name__},
+            ref_template=f"#/components/schemas/{service}.{{name}}",
+        )
+        return Forms(
+            takes={BYTES if self._takes is None else JSON: taken},
+            gives={kind: gives if kind == JSON else {} for kind in kinds},
+            parts={f"{service}.{name}": schema for name, schema in parts.items()},
+        )
+
+    def answer(self, result: Any) -> Result:
+        if isinstance(result, Exception):
+            return failure(500, str(result), type(result).__name__)
+        try:
+            told = self._encode(result) if self._encode is not None else result
+            if isinstance(told, bytes | bytearray | memoryview):
+                view = memoryview(told)
+                flat = view.cast("B") if view.c_contiguous and view.nbytes else view.tobytes()
+                return Result(200, BYTES, flat)
+            if isinstance(told, str) and self._encode is not None:
+                return Result(200, TEXT, told.encode())
+            body = msgspec.json.encode(told, enc_hook=_plain)
+            if b"null" in body and (place := _not_finite(msgspec.to_builtins(told, enc_hook=_plain))):
+                raise ValueError(f"{place}, and JSON has no such number")
+            return Result(200, JSON, body)
+        except Exception as error:
+            return failure(500, str(error), "the result cannot be told")
+
+
+def _check_plain(name: str, method: Any) -> None:
+    """Raises `InputError` for a method that would give something to be awaited, or to be drawn from."""
+    call = method if inspect.isroutine(method) else getattr(method, "__call__", None)  # noqa: B004 of an object
+    kind = next((kind for kind, is_one in _NOT_PLAIN.items() if is_one(call)), "")
+    if kind:
+        raise InputError(
+            f"`{name}` is {kind}, and its result is needed when it returns",
+            field=name,
+            need="a plain method",
+            hint=f"def {name}(self, ...): ..., with `asyncio.run` inside for what must be awaited",
+        )
+
+
+_NOT_PLAIN: dict[str, Callable[[Any], bool]] = {
+    "a coroutine function": inspect.iscoroutinefunction,
+    "an async generator": inspect.isasyncgenfunction,
+    "a generator": inspect.isgeneratorfunction,
+}
+
+
+def failure(status: int, message: str, what: str) -> Result:
+    """An answer in the one form of all errors."""
+    message = _sayable(f"{what}: {message}")
+    return Result(status, JSON, error_body(status, message))
+
+
+def _mistaken(body: Body, error: msgspec.ValidationError) -> Result:
+    """Whether it is JSON at all is seen now: msgspec reads no further than to the first value that does not fit."""
+    try:
+        _whole(body)
+    except (ValueError, RecursionError, msgspec.DecodeError) as broken:
+        return failure(400, str(broken), "the body cannot be read")
+    return failure(422, str(error), "the input is not what the model takes")
+
+
+def _told(error: BaseException) -> str:
+    return _sayable(f"{type(error).__name__}: {error}")
+
+
+def _sayable(text: str) -> str:
+    """Without the halves of characters that names of files may have, which no encoding takes."""
+    return text.encode(errors="replace").decode()
+
+
+def load_model(target: str) -> Model:
+    """The model of `app.py:Model` or `package.module:Model`. Raises InputError that says what was not found."""
+    place, _, name = target.partition(":")
+    if not name:
+        raise InputError("the name of the class is missing", field=target, hint=f"{target}:Model")
+    try:
+        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except FileNotFoundError as error:
+        raise InputError("no such file", field=place) from error
+    except ModuleNotFoundError as error:
+        raise InputError(f"it cannot be imported: {error}", field=place) from error
+    made = getattr(module, name, None)
+    if made is None:
+        known = [key for key, of in vars(module).items() if isinstance(of, type) and of.__module__ == module.__name__]
+        raise InputError(f"it has no `{name}`", field=place, have=", ".join(known) or "no class")
+    model = Model(made() if isinstance(made, type) else made)
+    model.load()
+    return model
+
+
+def _from_file(path: Path) -> types.ModuleType:
+    path = path.resolve(strict=True)
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InputError("it is not a Python file", field=str(path))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _reading(decode: Callable[..., Any]) -> Callable[[Body], Any]:
+    """A model's `decode`, given bytes; or a view of them, where it says that it takes a `memoryview`: a large body is
+    then read where it is.
+    """
+    hints = typing.get_type_hints(decode)
+    hints.pop("return", None)
+    if memoryview in hints.values():
+        return lambda body: decode(memoryview(body))
+    return lambda body: decode(bytes(body))
+
+
+def _first(predict: Callable[..., Any]) -> Any:
+    """The type of the first that it takes, if it says so."""
+    hints = typing.get_type_hints(predict, include_extras=True)
+    hints.pop("return", None)
+    return next(iter(hints.values()), Any)
+
+
+def _told_type(of: Callable[..., Any]) -> Any:
+    """The type of what it gives, if it says so in a way that can be understood: nothing depends on it."""
+    try:
+        given = typing.get_type_hints(of, include_extras=True).get("return", Any)
+        msgspec.json.schema(given, schema_hook=lambda kind: {"title": kind.__name__})
+    except Exception:
+        return Any
+    return given
+
+
+def _inner(batch: Any) -> Any:
+    """Of what it is a list, if that is said."""
+    if typing.get_origin(batch) is typing.Annotated:
+        batch = typing.get_args(batch)[0]
+    match typing.get_args(batch):
+        case (item,) | (item, types.EllipsisType()):
+            return item
+    return Any
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and numbers of numpy, torch and the like."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise NotImplementedError(f"{type(value).__name__} is nothing that JSON can say")
+
+
+def _not_finite(value: Any, place: str = "$") -> str:
+    """The first number that JSON writes as `null`, and where it is; empty where there is none."""
+    if isinstance(value, float):
+        return "" if isfinite(value) else f"`{place}` is {value}"
+    if isinstance(value, dict):
+        inner = ((each, f"{place}.{key}") for key, each in value.items())
+    elif isinstance(value, list | tuple):
+        inner = ((each, f"{place}[{at}]") for at, each in enumerate(value))
+    else:
+        return ""
+    return next(filter(None, (_not_finite(each, where) for each, where in inner)), "")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of the machine, or of a device (torch and others have classes of their own for that)."""
+    return isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__
+
+
+class Stopping(BaseException):
+    """SIGTERM came while nothing was being worked on."""
+
+
+class Line:
+    """A connection to the gateway, and the buffers that it gave."""
+
+    def __init__(self, channel: socket.socket, reader: Reader, writer: Writer) -> None:
+        self.channel, self.reader, self.writer = channel, reader, writer
+        os.register_at_fork(after_in_child=channel.close)  # or what the model forks would keep it open
+
+    def until_hung_up(self) -> None:
+        """Wait until the gateway hangs up."""
+        watch = select.poll()
+        watch.register(self.channel, select.POLLRDHUP)
+        watch.poll()
+
+    def close(self) -> None:
+        self.channel.close()
+        self.reader.close()
+        self.writer.close()
+
+
+class Worker:
+    """Answers batches over one line after the other: where a gateway was killed, another takes over."""
+
+    model: Model
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self._anew = threading.Event()
+        self._busy = False
+        self._stop = False
+
+    def go_on_with(self, line: Line) -> None:
+        """From now on it is asked there. Told by another thread."""
+        self.line = line
+        self._anew.set()
+
+    def run(self, model: Model, hello: Hello) -> None:
+        """Until SIGTERM."""
+        self.model = model
+        signal.signal(signal.SIGTERM, self._on_term)
+        os.register_at_fork(after_in_child=_end_on_term)
+        with contextlib.suppress(Stopping):
+            while not self._stop:
+                line = self.line
+                with contextlib.suppress(OSError):  # whoever asked has gone
+                    line.channel.sendall(framed(hello))
+                    self.answer(line)
+                self._busy = False
+                while self.line is line and not self._stop:
+                    self._anew.wait()
+                    self._anew.clear()
+                line.close()
+
+    def answer(self, line: Line) -> None:
+        """What is asked there, until it ends."""
+        while not self._stop and (work := self._next(line.channel)) is not None:
+            line.channel.sendall(framed(self._work(work, line)))
+            self._busy = False
+
+    def _on_term(self, *_: object) -> None:
+        self._stop = True
+        if not self._busy:
+            raise Stopping
+
+    def _next(self, channel: socket.socket) -> Work | None:
+        head = self._read(channel, LENGTH.size)
+        if head is None:
+            return None
+        data = self._read(channel, LENGTH.unpack(head)[0])
+        return None if data is None else decode_work.decode(data)
+
+    def _read(self, channel: socket.socket, count: int) -> bytearray | None:
+        data = bytearray(count)
+        view, got = memoryview(data), 0
+        while got < count:
+            more = channel.recv_into(view[got:])
+            if not more:
+                return None
+            got += more
+            self._busy = True
+        return data
+
+    def _work(self, work: Work, line: Line) -> FromReplica:
+        began = time.perf_counter_ns()
+        bodies: list[Body] = list(work.bodies)
+        for place in work.places:
+            bodies[place.number] = line.reader.at(place)
+        items, refused = self.model.inputs(bodies)
+        given = len(items) + max(0, work.padded - len(work.bodies)) if items else 0
+        try:
+            with _in_trace(work.traceparent):
+                results = self.model.predict(items + items[-1:] * (given - len(items))) if items else []
+        except BaseException as error:  # `sys.exit()` somewhere below, or a panic of a library in Rust, as well
+            why: typing.Literal["raised", "memory"] = "memory" if is_out_of_memory(error) else "raised"
+            return Broken(work.number, why, _told(error))
+        answered = iter(results)
+        answers = [
+            refused[position] if position in refused else self.model.answer(next(answered))
+            for position in range(len(work.bodies))
+        ]
+        took = time.perf_counter_ns() - began
+        if sum(len(one.body) for one in answers) > MOST_BODIES:
+            if len(answers) > 1:  # fewer at a time
+                return Broken(work.number, "memory", f"the results have more than {MOST_BODIES} bytes together")
+            what = f"it has {len(answers[0].body)} bytes, and {MOST_BODIES} are the most"
+            answers = [failure(500, what, "the result cannot be told")]
+        try:
+            sent, places = line.writer.place([one.body for one in answers])
+        except OSError as error:
+            return Broken(work.number, "memory", f"no memory for the results: {error.strerror}")
+        told = [Answer(one.status, one.kind, body) for one, body in zip(answers, sent, strict=True)]
+        return Answers(work.number, took, given, told, places, self.model.room.items)
+
+
+@contextlib.contextmanager
+def _in_trace(traceparent: str) -> Iterator[None]:
+    """While a batch is answered that is told of, the environment carries the context of its span."""
+    before = os.environ.get(TRACEPARENT)
+    if not traceparent:
+        yield
+        return
+    os.environ[TRACEPARENT] = traceparent
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[TRACEPARENT]
+        else:
+            os.environ[TRACEPARENT] = before
+
+
+def _end_on_term() -> None:
+    """What a model forks has no batch to answer first, and whoever ends it waits for that."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def tried(model: Model, largest: int) -> list[tuple[int, float]]:
+    """What batches of each size up to the largest for which there is memory take with the model's own example: the
+    least of a few, in nanoseconds.
+    """
+    example = getattr(model.made, "example", None)
+    if not callable(example):
+        return []
+    item = example()
+    known: list[tuple[int, float]] = []
+    model.predict([item])  # the first is dearer than any other
+    began = time.perf_counter()
+    for size in TRIED:
+        if size > min(largest, model.room.items or largest):
+            break
+        best = 0
+        for _ in range(TRY_TIMES):
+            start = time.perf_counter_ns()
+            try:
+                model.predict([item] * size)
+            except Exception as error:
+                if size > 1 and is_out_of_memory(error):
+                    return known
+                raise
+            took = time.perf_counter_ns() - start
+            best = min(best or took, took)
+        known.append((size, float(best)))
+        if time.perf_counter() - began > TRY_SECONDS:
+            break
+    return known
+
+
+class Gateway(NamedTuple):
+    """Where the gateway is, and what it is shown where that is another machine."""
+
+    path: Path
+    address: str
+    enter: Enter
+
+
+def dial(gateway: Gateway) -> Line:
+    """A line to the gateway. It has been there since before its replicas: where it is not, it has gone."""
+    if gateway.address and not gateway.path.exists():
+        return _dial_beyond(gateway)
+    path = gateway.path
+    try:
+        channel = sockets.connect(path, None)
+        _, buffers, _, _ = socket.recv_fds(channel, 1, 2)
+    except OSError as error:
+        raise InputError(f"the gateway has gone: {error.strerror}", field=str(path)) from None
+    if len(buffers) < 2:
+        channel.close()
+        raise InputError("the gateway has disconnected", field=str(path))
+    return Line(channel, Reader(buffers[0]), Writer(buffers[1]))
+
+
+def _dial_beyond(gateway: Gateway) -> Line:
+    """By TLS. Nothing but what is sent passes between two machines: there are no buffers."""
+    address = Address.parse(gateway.address, "POISE_SERVICE_ADDRESS")
+    try:
+        plain = socket.create_connection((address.host, address.port), TAKEN_OVER_WITHIN)
+        sockets.notice_loss(plain, taken=True)
+        channel = trusting(address).wrap_socket(plain, server_hostname=address.host)
+        channel.settimeout(None)
+        channel.sendall(framed(gateway.enter))
+    except OSError as error:
+        raise InputError(f"the gateway has gone: {error.strerror}", field=str(address)) from None
+    return Line(channel, Reader(None), Writer(None))
+
+
+def dial_in_time(gateway: Gateway) -> Line:
+    """A line to the gateway, or to the one that takes over from it: it may have been killed just before. Raises
+    `InputError` where nobody takes over.
+    """
+    until = time.monotonic() + TAKEN_OVER_WITHIN
+    while True:
+        try:
+            return dial(gateway)
+        except InputError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(DIAL_EVERY)
+
+
+def _watch(gateway: Gateway, worker: Worker) -> None:
+    """Dial again whenever the gateway hangs up, whatever this process is at then; end where nobody takes over: nobody
+    waits for what it loads or works on.
+    """
+    while True:
+        worker.line.until_hung_up()
+        time.sleep(DIAL_EVERY)
+        try:
+            line = dial_in_time(gateway)
+        except InputError:
+            os._exit(0)
+        worker.go_on_with(line)
+
+
+def main() -> int:
+    """The replica's whole life; 0 when it was asked to end, 1 when the model cannot be loaded."""
+    if len(sys.argv) != 2:
+        sys.stderr.write("usage: python -m poise_serve.replica app.py:Model\n")
+        return 1
+    path, task = os.environ["POISE_SERVICE_SOCKET"], os.environ.get("POISE_TASK", str(os.getpid()))
+    epoch, key = int(os.environ.get("POISE_EPOCH", 0)), os.environ.pop("POISE_WORKER_KEY", "")
+    gateway = Gateway(Path(path), os.environ.get("POISE_SERVICE_ADDRESS", ""), Enter(path, task, epoch, key))
+    try:
+        worker = Worker(dial_in_time(gateway))
+        threading.Thread(target=_watch, args=(gateway, worker), daemon=True).start()
+        model = load_model(sys.argv[1])
+    except PoiseError as error:
+        told = error.record
+        have, hint = f"; there is {told.have}" if told.have else "", f"\nhint: {told.hint}" if told.hint else ""
+        sys.stderr.write(f"poise: {told.field}: {told.message}{have}{hint}\n")
+        return 1
+    known = tried(model, int(os.environ["POISE_SERVICE_BATCH"]))
+    worker.run(model, Hello(gateway.enter.name, known, model.forms(os.environ["POISE_SERVICE_NAME"]), model.room.items))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,304 @@
+"""The jobs that are the replicas of a service, at the control plane."""
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from poise.client import Client
+from poise.errors import Fault, InputError, NotFound, PoiseError, Unreachable
+from poise.model.precision import VARIABLE
+from poise.model.reports import JobReport, LogPiece
+from poise.model.scaling import Announced
+from poise.model.servicefile import DeclaredService
+from poise.policy.replicas import DEFAULT_SCALER, scaler_named
+from poise.units import SECOND
+from poise_serve.kernel.scaler import LOOK_EVERY, Scaler
+from poise_serve.notes import Notes
+from poise_serve.service import Service
+
+T = TypeVar("T")
+
+START_AGAIN = (1.0, 60.0)
+"""Seconds until a replica that ended is started again: at first, and at most."""
+
+ATTEMPTS = 3
+"""To start a replica, as one job, where it is killed by a signal, or with its node …"""
+
+ASKED = 3
+"""… and to ask a control plane that is about to leave, or is just being started again."""
+
+NAME_TAKEN = "E107"
+"""What a control plane says of a job whose name an unfinished one has; `have` is that one."""
+
+SAY_WHY_AFTER = 2.0
+"""Seconds that a replica waits to be placed before it is told why."""
+
+TAIL = 2000
+"""Bytes of what a replica wrote that are told if it cannot start."""
+
+_OVER = ("done", "failed", "cancelled", "skipped")
+
+
+class Replicas:
+    """The jobs of one service's replicas. Each is a job of its own, started again for as long as the service lives."""
+
+    def __init__(
+        self,
+        declared: DeclaredService,
+        service: Service,
+        connect: Callable[[], Client],
+        base: dict[str, Any],
+        user: str,
+        say: Callable[[str], None],
+        notes: Notes,
+        address: str = "",
+    ) -> None:
+        """`connect` gives a client of the control plane. `base`: fields that every job of this user has, such as its
+        folder and environment. `notes`: what a gateway that was killed has left; its replicas are taken over. `address`
+        is where replicas on other machines dial.
+        """
+        self._declared = declared
+        self._service = service
+        self._connect = connect
+        self._base = base
+        self._user = user
+        self._say = say
+        self.notes = notes
+        self._address = address
+        self._since: dict[str, int] = {}
+        self._start_up = 0
+        self._submitting: asyncio.Future[None] | None = None
+        self._told: dict[str, str] = {}
+        service.ever_ready = notes.noted.ready
+        service.watchers.append(self._note_ready)
+        self._epochs: dict[str, int] = {}
+        service.may_join = lambda job, epoch: job in self._jobs and epoch >= self._epochs.get(job, 0)
+        self._scaler = self._made_scaler()
+        self._pause = START_AGAIN[0]
+        self._not_before = 0.0
+
+    @property
+    def _jobs(self) -> list[str]:
+        return self.notes.noted.jobs
+
+    def become(self, declared: DeclaredService) -> None:
+        """Be as many from now on as `declared` says."""
+        self._declared = msgspec.structs.replace(
+            self._declared, replicas=declared.replicas, rules=declared.rules, window=declared.window
+        )
+        self._scaler = self._scaler or self._made_scaler()
+
+    def _made_scaler(self) -> Scaler | None:
+        declared = self._declared
+        if declared.rules is None:
+            return None
+        policy = scaler_named(declared.scaler or DEFAULT_SCALER)
+        now = time.monotonic_ns()
+        since_1970 = time.time_ns() - now
+        return Scaler(
+            self._service,
+            declared.rules,
+            declared.window,
+            policy,
+            self._say,
+            now,
+            len(self._jobs),
+            [Announced(one.at - since_1970, one.rate, one.until - since_1970) for one in declared.announced],
+        )
+
+    def spec(self) -> dict[str, Any]:
+        """The job that a replica is."""
+        declared, base = self._declared, self._base
+        where = {
+            "POISE_SERVICE_NAME": declared.name,
+            "POISE_SERVICE_SOCKET": str(self._service.path),
+            **({"POISE_SERVICE_ADDRESS": self._address} if self._address else {}),
+            "POISE_SERVICE_BATCH": str(declared.limits.batch),
+            **({VARIABLE: declared.precision} if declared.precision else {}),
+        }
+        name = f"{declared.name}-{self.notes.noted.asked}"
+        why = self._scaler.why if self._scaler is not None else ""
+        return {
+            **base,
+            **({"folder": declared.folder} if declared.folder else {}),
+            **declared.job,
+            "name": name,
+            "serves": f"{name} serves {declared.name}{': ' if why else ''}{why}",
+            "class": f"{declared.name}-replica",
+            "run": [declared.python or sys.executable, "-m", "poise_serve.replica", declared.model],
+            "env": base["env"] | declared.job.get("env", {}) | where,
+            "retry": {"limit": ATTEMPTS - 1, "when": ["lost", "killed", "signal", "oom"]},
+        }
+
+    async def keep(self) -> None:
+        """Until it is cancelled; raises `InputError` with what it wrote if the first replicas cannot start. Once it
+        serves, it goes on serving without a control plane, until there is one again.
+        """
+        name, cut_off = self._declared.name, False
+        while True:
+            try:
+                await self._look()
+                if cut_off:
+                    self._say(f"{name}: there is a control plane again")
+                cut_off = False
+            except Fault as error:
+                if not self._service.ever_ready:
+                    raise
+                if not cut_off:
+                    told = error.record
+                    self._say(f"{name}: goes on, but no replica can be started: {told.message}; {told.hint}")
+                cut_off = True
+                await asyncio.sleep(START_AGAIN[0])
+
+    async def _look(self) -> None:
+        """As many as there shall be now, and what has become of those that there are."""
+        wanted = self._declared.replicas
+        if self._scaler is not None:
+            wanted = self._scaler.look(time.monotonic_ns(), self._start_up)
+        while len(self._jobs) < wanted and time.monotonic() >= self._not_before:
+            self._submitting = asyncio.ensure_future(self._submit())
+            await asyncio.shield(self._submitting)
+        for job in self._jobs[wanted:]:
+            self._service.drain(job)
+            await self.replace(job)
+        self._learn_start_up()
+        await asyncio.sleep(LOOK_EVERY / SECOND)
+        ended = [job for job in self._jobs if await self._ask(partial(self._is_over, job))]
+        self._epochs = {job: self._epochs.get(job, 0) for job in self._jobs}
+        for job, epoch in self._epochs.items():
+            self._service.leave_behind(job, epoch)
+        if ended:
+            self.notes.noted.jobs = [job for job in self._jobs if job not in ended]
+            self.notes.write()
+            self._back_off([job for job in ended if self._since.pop(job, 0)])
+
+    def _back_off(self, never_ready: list[str]) -> None:
+        """How long nothing is started after replicas have ended: longer each time that some had never been ready."""
+        if never_ready:
+            self._say(
+                f"{self._declared.name}: {', '.join(never_ready)} ended without having been ready; "
+                f"another is started in {self._pause:g} s"
+            )
+        self._not_before = time.monotonic() + (self._pause if never_ready else START_AGAIN[0])
+        self._pause = min(2 * self._pause, START_AGAIN[1]) if never_ready else START_AGAIN[0]
+
+    async def _submit(self) -> None:
+        """Under one key until it is known to have been accepted, so that it is one job whatever happens meanwhile."""
+        noted = self.notes.noted
+        if not noted.key:
+            noted.asked += 1
+            noted.key = secrets.token_hex(8)
+            self.notes.write()
+        spec = self.spec()
+        try:
+            job = await self._ask(partial(Client.submit, spec=spec, key=noted.key, user=self._user))
+            noted.jobs.append(job)
+            self._since[job] = time.monotonic_ns()
+        except InputError as error:
+            taken = error.record.code == NAME_TAKEN and error.record.have != spec["name"]  # else it is no name at all
+            if not taken:  # by a gateway that serves the same, or was killed while it did
+                raise
+        noted.key = ""
+        self.notes.write()
+
+    def _note_ready(self) -> None:
+        """A gateway that takes over knows then that its replicas can start."""
+        if self._service.ever_ready and not self.notes.noted.ready:
+            self.notes.noted.ready = True
+            self.notes.write()
+
+    def _learn_start_up(self) -> None:
+        """From when a replica was asked for to when it was seen to be ready: of the latest."""
+        for job in [job for job in self._since if self._service.has(job)]:
+            self._start_up = time.monotonic_ns() - self._since.pop(job)
+
+    async def _ask(self, question: Callable[[Client], T]) -> T:
+        """In a thread. A control plane that was about to leave, since nothing ran any more, is started again."""
+
+        def ask() -> T:
+            for left in range(ASKED, 0, -1):
+                try:
+                    with self._connect() as client:
+                        return question(client)
+                except Unreachable:
+                    if left == 1:
+                        raise
+            raise AssertionError("unreachable")
+
+        return await asyncio.to_thread(ask)
+
+    def _is_over(self, job: str, client: Client) -> bool:
+        try:
+            report = client.job(job)
+        except NotFound:
+            return True
+        if report.status in ("done", "failed") and not self._service.ever_ready:
+            wrote = b"".join(piece.data for piece in client.logs(job) if isinstance(piece, LogPiece))
+            told = wrote[-TAIL:].decode(errors="replace").strip()
+            by_itself = all(task.outcome in ("done", "failed") for task in report.tasks)
+            raise InputError(
+                f"a replica of {self._declared.name} cannot start",
+                field=self._declared.model,
+                have=told if told and by_itself else f"{told}\n{_ending(report)}".strip(),
+                hint=f"poise logs {job}",
+            )
+        self._tell(report)
+        self._epochs[job] = max((task.epoch for task in report.tasks), default=0)
+        return report.status in _OVER
+
+    def _tell(self, report: JobReport) -> None:
+        """What became of a replica that has ended, or has been started again; and why one waits. Once each."""
+        what, news = "", ""
+        task = next(iter(report.tasks), None)
+        if report.status in ("done", "failed"):
+            what = "ended"
+            news = f"{report.id} has ended ({_ending(report)}), and another is started; `poise logs {report.id}`"
+        elif report.status in ("pending", "waiting") and time.time() - report.submitted > SAY_WHY_AFTER:
+            reasons = dict.fromkeys(reason for task in report.tasks for reason in task.reasons)
+            what, news = "waits", f"{report.id} waits: {'; '.join(reasons)}"
+        elif task is not None and task.epoch > 1:
+            what = f"attempt {task.epoch}"
+            news = f"{report.id} is retried ({what}); `poise explain {report.id}` says why"
+        if what and self._told.get(report.id) != what:
+            self._told[report.id] = what
+            self._say(f"{self._declared.name}: {news}")
+
+    async def replace(self, name: str) -> None:
+        """End a replica that hangs, or is one too many; another job takes its place if there are too few."""
+        job = name.partition(".")[0]
+        if job in self._jobs:
+            self._jobs.remove(job)
+            self.notes.write()
+            self._since.pop(job, None)
+            await self._cancel(job)
+
+    async def end(self) -> None:
+        if self._submitting is not None:
+            await asyncio.gather(self._submitting, return_exceptions=True)
+        await asyncio.gather(*(self._cancel(job) for job in self._jobs))
+        self.notes.forget()
+
+    async def _cancel(self, job: str) -> None:
+        with contextlib.suppress(PoiseError):
+            await self._ask(lambda client: client.cancel(job))
+
+
+def _ending(report: JobReport) -> str:
+    why = [task.note for task in report.tasks if task.note]
+    if why:
+        return why[0]
+    code = report.exit_code or 0
+    if any(task.outcome in ("signal", "killed") for task in report.tasks) and code - 128 in set(signal.Signals):
+        return f"ended by {signal.Signals(code - 128).name}"
+    return f"exit code {report.exit_code}"
+
+
+__all__ = ["Replicas"]

@@ -1,0 +1,195 @@
+"""The OpenAPI document of a gateway: what it serves at this moment, and every status that it may answer with.
+
+What a service takes and gives is what its latest replica says of its model; before the first it may be anything. What
+is behind `/v1/` is passed on as it came, so there the document says only what the gateway itself looks at.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from poise import __version__
+from poise.model.fields import NAME
+from poise_serve.openai import DEADLINES, LANE, MODELS, MOST_SECONDS, PATIENCE, FrontErrorBody
+from poise_serve.wire import ErrorBody, Forms, Schema
+
+ABOUT = (
+    "Every error has the form `ErrorBody`, those below /v1/ that of OpenAI; 404, 405 and 431 as well, wherever asked."
+)
+
+REFUSALS = {
+    "400": "The body cannot be read, or a header says what it may not",
+    "401": "The gateway has keys, and the request carries none of them",
+    "403": "The key may not do this, or a page of another site asks",
+    "404": "There is no such model",
+    "408": "The body was not there in time",
+    "413": "The body is too large",
+    "415": "The body has a Content-Encoding other than gzip or deflate",
+    "422": "The body can be read, and is not what the model takes, or servers died of it: the message says",
+    "429": "As many as may wait already, their bodies are as large together as they may, or the key is over its limits",
+    "431": "The headers are too many, or too large",
+    "500": "The model failed at this request, or what it gave cannot be told",
+    "501": "The body has a Transfer-Encoding other than chunked",
+    "502": "The server that was to answer died, and so did another that was asked after it",
+    "503": "It would be late, too much waits, or the gateway is ending: try again",
+    "504": "The time that the request, or the service, has was over",
+}
+"""Every status that an error may have; which of them a route may answer, is said with it."""
+
+EVERYWHERE = ("400", "401", "403", "413", "415", "429", "431", "501", "502", "503", "504")
+PREDICT = (*EVERYWHERE, "422", "500")
+FRONT = (*EVERYWHERE, "404", "408", "422")
+
+AGAIN = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}}
+"""The header that says when to try again."""
+
+SECONDS = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": MOST_SECONDS}
+
+LANES = {"enum": ["deferred"]}
+DEFERRED = "It may wait until there is nothing else to do"
+
+EVENT = {"type": "object", "properties": {"data": {"type": "string"}}}
+"""One of a stream, whose data is JSON; that of the last is `[DONE]`."""
+
+READINESS = {
+    "type": "object",
+    "properties": {"ready": {"type": "boolean"}, "without_replica": {"type": "array", "items": {"type": "string"}}},
+    "required": ["ready", "without_replica"],
+}
+
+
+def document(
+    services: Mapping[str, Forms], cached: Collection[str], models: Mapping[str, Collection[str]] | None
+) -> dict[str, Any]:
+    """`cached`: the services of which answers are kept. `models`: those that are known, by the route of OpenAI's API
+    that asks them; None where there is none.
+    """
+    _, schemas = msgspec.json.schema_components([ErrorBody, FrontErrorBody], ref_template=_AT)
+    paths: dict[str, Any] = {}
+    for name, forms in services.items():
+        paths[f"/predict/{name}"] = {"post": _predict(f"predict_{name}", f"Ask {name}", forms)}
+        schemas |= forms.parts
+    if len(services) == 1:
+        name, forms = next(iter(services.items()))
+        paths["/predict"] = {"post": _predict("predict", f"Ask {name}, the only service", forms)}
+    ready = "Whether every service has a replica, and which have none"
+    paths |= {
+        "/healthz": _read("health", "Whether the gateway lives", _json({"type": "object"})),
+        "/readyz": _read(
+            "readiness", ready, _json(READINESS), {"503": {"description": ready, "content": _json(READINESS)}}
+        ),
+        "/metrics": _read("metrics", "What is counted, for Prometheus", {"text/plain": {"schema": {"type": "string"}}}),
+        "/canaries": _read("canaries", "How versions on trial do, by service", _json({"type": "object"})),
+        "/openapi.json": _read("document", "This document", _json({"type": "object"})),
+    }
+    paths |= {f"/cache/{name}": {"delete": _forget(name)} for name in cached}
+    if models is not None:
+        paths |= _front(models)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "A gateway of Poise", "version": __version__, "description": ABOUT},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+def _header(name: str, about: str, schema: Schema) -> dict[str, Any]:
+    return {"name": name, "in": "header", "description": about, "required": False, "schema": schema}
+
+
+ASKERS = (
+    _header(LANE, DEFERRED, LANES),
+    _header("X-Poise-Tenant", "Whose answers may be told, where they are kept", {"pattern": f"^{NAME}$"}),
+    _header("Cache-Control", "`no-cache`: a new answer, `no-store`: and one that is not kept", {"type": "string"}),
+)
+"""What a request may say of who asks."""
+
+_AT = "#/components/schemas/{name}"
+
+
+def _predict(operation: str, summary: str, forms: Forms) -> dict[str, Any]:
+    return {
+        "operationId": operation,
+        "summary": summary,
+        "parameters": [
+            _header("X-Request-Timeout-Seconds", "After so long nobody waits for the answer any more", SECONDS),
+            *ASKERS,
+        ],
+        "requestBody": {"required": True, "content": _content(forms.takes)},
+        "responses": {
+            "200": {"description": "The result", "content": _content(forms.gives)},
+            **_refusals(PREDICT, "ErrorBody"),
+        },
+    }
+
+
+def _forget(name: str) -> dict[str, Any]:
+    later = "Forgotten here; other gateways are told once the Redis that they share is back"
+    return {
+        "operationId": f"forget_{name}",
+        "summary": f"Forget what is kept of the answers of {name}, on all gateways",
+        "responses": {
+            "204": {"description": "Forgotten"},
+            "202": {"description": later, "content": _json({"type": "object"})},
+        },
+    }
+
+
+def _front(models: Mapping[str, Collection[str]]) -> dict[str, Any]:
+    """OpenAI's routes, as far as a front looks into them."""
+    whole = "Whatever the upstream answers, its errors as well; `x-poise-upstream` says which it was"
+    answered = {"description": whole, "content": {**_json({}), "text/event-stream": {"schema": EVENT}}}
+    refused = _refusals(FRONT, "FrontErrorBody")
+    headers = [_header(name, "How long the whole answer may take", SECONDS) for name in DEADLINES]
+    headers += [_header(PATIENCE, "How many seconds its first byte may take", SECONDS), *ASKERS]
+    paths: dict[str, Any] = {
+        path: {
+            "post": {
+                "operationId": path[len("/v1/") :].replace("/", "_"),
+                "summary": "Ask the upstream that is foreseen to answer first",
+                "parameters": headers,
+                "requestBody": {"required": True, "content": _json(_asked(models[path]))},
+                "responses": {"200": answered, **refused, "default": answered},
+            }
+        }
+        for path in models
+    }
+    paths[MODELS] = _read("models", "All models that are known", _json({"type": "object"}))
+    paths[f"{MODELS}/{{model}}"] = _read(
+        "model", "One of them", _json({"type": "object"}), _refusals(("404",), "FrontErrorBody")
+    )
+    paths[f"{MODELS}/{{model}}"]["get"]["parameters"] = [
+        {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    ]
+    return paths
+
+
+def _asked(models: Collection[str]) -> Schema:
+    model = {"type": "string", "minLength": 1} | ({"enum": sorted(models)} if models else {})
+    stream = {"type": ["boolean", "null"], "description": "Whether the answer comes in server-sent events"}
+    return {"type": "object", "properties": {"model": model, "stream": stream}, "required": ["model"]}
+
+
+def _read(operation: str, summary: str, content: dict[str, Any], other: dict[str, Any] | None = None) -> dict[str, Any]:
+    answered = {"200": {"description": summary, "content": content}}
+    return {"get": {"operationId": operation, "summary": summary, "responses": answered | (other or {})}}
+
+
+def _refusals(statuses: Collection[str], form: str) -> dict[str, Any]:
+    content = _json({"$ref": _AT.format(name=form)})
+    return {
+        status: {"description": REFUSALS[status], "content": content, **({"headers": AGAIN} if status == "503" else {})}
+        for status in statuses
+    }
+
+
+def _content(forms: Mapping[str, Schema]) -> dict[str, Any]:
+    return {kind: {"schema": schema} for kind, schema in forms.items()}
+
+
+def _json(schema: Schema) -> dict[str, Any]:
+    return _content({"application/json": schema})
+
+
+__all__ = ["document"]

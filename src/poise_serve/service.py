@@ -1,0 +1,572 @@
+"""One service: its replicas behind a Unix socket, and the machine that says which of them is asked what, and when."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import NamedTuple, Protocol, cast
+
+import msgspec
+
+from poise.drivers import sockets
+from poise.model.serving import Limits
+from poise.model.spec import check_name
+from poise.units import SECOND, format_duration
+from poise_serve.kernel.batcher import Batch, Batcher, Effect, Refuse, Replace
+from poise_serve.kernel.quarantine import LOSSES, Quarantine, digest
+from poise_serve.kernel.scaler import Seen
+from poise_serve.lately import Recent
+from poise_serve.service_metrics import ServiceMetrics
+from poise_serve.shared import Reader, Writer, make_buffer
+from poise_serve.tracing import Batches, Traced, Tracing, current
+from poise_serve.wire import (
+    ANYTHING,
+    LENGTH,
+    MAX_FRAME,
+    Answer,
+    Answers,
+    Broken,
+    FromReplica,
+    Hello,
+    Work,
+    decode_from_replica,
+    framed,
+)
+
+STOOD_STILL = 1 * SECOND
+"""Nanoseconds by which a timer is late where this machine has stood still: what replicas say was not heard either."""
+
+DIALLED_AGAIN = 1.0
+"""Seconds until it is listened again where there was no room for one more."""
+
+
+Tell = Callable[["Answer | Refuse"], None]
+
+
+class Asker(NamedTuple):
+    """Who asks, and what of a cache may serve for it: to be told what is kept, to have the answer kept."""
+
+    tenant: str = ""
+    use: bool = True
+    keep: bool = True
+
+    def saying(self, name: bytes, value: bytes) -> "Asker":
+        """With what a header says, if it says anything of this. Raises `SpecError` for a tenant that can be none."""
+        if name == b"x-poise-tenant":
+            tenant = value.decode("latin-1")
+            check_name(tenant, "X-Poise-Tenant")
+            return self._replace(tenant=tenant)
+        if name == b"cache-control":
+            said = [one.strip().lower() for one in value.split(b",")]
+            keep = self.keep and b"no-store" not in said
+            return self._replace(keep=keep, use=keep and self.use and b"no-cache" not in said)
+        return self
+
+
+ANYBODY = Asker()
+
+
+class Asked(Protocol):
+    """What requests are asked of: a service, or what stands before one."""
+
+    def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
+        """Ask; `tell` is told the answer, once, unless `cancel` says with the number that nobody waits any more."""
+
+    def cancel(self, number: int) -> None:
+        """Nobody waits for this answer any more."""
+
+
+Listener = Callable[[bytes, "Answer | Refuse", int], None]
+"""Told of each request that was answered or refused: its body, what was told, and nanoseconds since it had come."""
+
+
+class Pending(NamedTuple):
+    """A request whose answer somebody waits for; what is `patient` may miss the objective."""
+
+    body: bytes
+    tell: Tell
+    came: int
+    patient: bool = False
+    traced: Traced | None = None
+
+
+class Service:
+    """Accepts replicas, keeps what was asked until it is answered, and carries out what the batcher says."""
+
+    def __init__(
+        self, name: str, limits: Limits, path: Path, metrics: ServiceMetrics, tracing: Tracing | None = None
+    ) -> None:
+        """`path` is where replicas dial."""
+        self.name = name
+        self.batcher = Batcher(limits)
+        self.quarantine = Quarantine()
+        self.path = path
+        self.on_hang: Callable[[str], None] = lambda name: None
+        """Told the name of a replica that hangs and is to be ended."""
+        self.may_join: Callable[[str, int], bool] = lambda job, epoch: False
+        """Whether this is the job of one of its replicas, in no earlier attempt than the latest: who dials from another
+        machine is asked.
+        """
+        self.watchers: list[Callable[[], None]] = []
+        """Told when a replica has become ready, or has gone."""
+        self.listeners: list[Listener] = []
+        self.ever_ready = False
+        self.forms = ANYTHING
+        """What the model takes and gives, as its latest replica says."""
+        self._metrics = metrics
+        self._batches = Batches(name, tracing)
+        self._pending: dict[int, Pending] = {}
+        self._channels: dict[str, _Channel] = {}
+        self._sent: dict[str, dict[int, bytes]] = {}  # what each replica serves, whether anybody still waits or not
+        self._asked = 0
+        self.seen = Seen()
+        self._listening: socket.socket | None = None
+        self._connecting: set[asyncio.Task[object]] = set()
+        self._dialled: set[_Channel] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        self._listening = sockets.listen(self.path)
+        self._listening.setblocking(False)
+        self._listen()
+
+    async def stop(self) -> None:
+        """Hang up on the replicas: what they were asked is refused."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._listening is not None:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
+        for connecting in self._connecting:
+            connecting.cancel()
+        for channel in list(self._dialled):  # those that load their model as well
+            channel.close()
+        for number in list(self._pending):
+            self._refuse(Refuse(number, "ending", "the gateway is ending"))
+        self.path.unlink(missing_ok=True)
+
+    async def drained(self) -> None:
+        """Until all that was accepted is answered."""
+        while self._pending:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def ready(self) -> None:
+        """Until it has a replica."""
+        while not self._channels:
+            self._changed.clear()
+            await self._changed.wait()
+
+    @property
+    def replicas(self) -> int:
+        return len(self._channels)
+
+    def has(self, job: str) -> bool:
+        """Whether a replica of this job is ready."""
+        return any(name.partition(".")[0] == job for name in self._channels)
+
+    def drain(self, job: str) -> None:
+        """The replicas of this job are sent nothing more."""
+        for name in self._channels:
+            if name.partition(".")[0] == job:
+                self.batcher.drain(name)
+
+    def leave_behind(self, job: str, epoch: int) -> None:
+        """Attempts of this job before the one of `epoch` are over, also those whose machine nobody can tell: they are
+        hung up on, and what they were asked is asked of others.
+        """
+        for name, channel in list(self._channels.items()):
+            if name.partition(".")[0] == job and _epoch_of(name) < epoch:
+                del self._channels[name]
+                channel.abort()
+                self._is_down(name, time.monotonic_ns())
+                self._has_changed()
+
+    def measure(self) -> None:
+        """Set what is only told when somebody asks."""
+        rooms = [replica.curve.room for replica in self.batcher.replicas.values() if replica.curve.room]
+        self._metrics.now(self.batcher.waiting, self.batcher.serving, len(self._channels), min(rooms, default=0))
+
+    def recent(self, window: int) -> Recent:
+        """Its figures for the last `window` nanoseconds."""
+        return self._metrics.lately.recent(window, time.monotonic_ns())
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def ask(self, body: bytes, tell: Tell, timeout: int = 0, deferred: bool = False, asker: Asker = ANYBODY) -> int:
+        """As `Asked.ask`. `timeout`: nanoseconds, 0: as long as the service says; it is the same to every `asker`."""
+        now = time.monotonic_ns()
+        self._asked += 1
+        self._pending[self._asked] = Pending(body, tell, now, deferred, current.get())
+        self.seen.ask(len(self._pending))
+        suspect = False
+        if self.quarantine:
+            key = digest(body)
+            if held := self.quarantine.held(key, now):
+                self._refuse(_held(self._asked, held))
+                return self._asked
+            suspect = self.quarantine.suspects(key, now)
+        arrived = self.batcher.arrive(self._asked, now, timeout=timeout, deferred=deferred, suspect=suspect)
+        self._do(arrived, now)
+        return self._asked
+
+    def suspect(self, body: bytes) -> None:
+        """Another version's replica was lost while it served this, perhaps several times at once. That makes a suspect
+        of it, and no more: only a loss of this version's own holds it.
+        """
+        key, now = digest(body), time.monotonic_ns()
+        if not self.quarantine.suspects(key, now):
+            self.quarantine.lost(key, now)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What is asked within it is batched as what has come at once; what is cancelled within it was never sent."""
+        self.batcher.gather()
+        try:
+            yield
+        finally:
+            now = time.monotonic_ns()
+            self._do(self.batcher.gathered(now), now)
+
+    def cancel(self, number: int) -> None:
+        if self._pending.pop(number, None) is not None:
+            self.batcher.cancel(number)
+            self._metrics.refused("cancelled", time.monotonic_ns())
+            self._changed.set()
+
+    # --- replicas ----------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        """A replica dials: it is given the buffers, before anything else is said."""
+        listening, loop = self._listening, asyncio.get_running_loop()
+        if listening is None:
+            return
+        try:
+            dialled, _ = listening.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is free: it is dialled again
+            loop.remove_reader(listening)
+            loop.call_later(DIALLED_AGAIN, self._listen)
+            return
+        dialled.setblocking(False)
+        buffers: list[int] = []
+        try:
+            buffers.extend(make_buffer() for _ in range(2))  # one by one, so that none is forgotten
+            socket.send_fds(dialled, [b"\0"], buffers)
+        except OSError:
+            for buffer in buffers:
+                os.close(buffer)
+            dialled.close()
+            return
+        channel = _Channel(self, Writer(buffers[0]), Reader(buffers[1]))
+        connecting = loop.create_task(loop.connect_accepted_socket(lambda: channel, dialled))
+        self._dialled.add(channel)
+        self._connecting.add(connecting)
+        connecting.add_done_callback(partial(self._connected, channel, dialled))
+
+    def _connected(self, channel: "_Channel", dialled: socket.socket, connecting: "asyncio.Task[object]") -> None:
+        self._connecting.discard(connecting)
+        if connecting.cancelled() or connecting.exception() is not None:
+            channel.release()
+            dialled.close()
+
+    def _listen(self) -> None:
+        if self._listening is not None:
+            asyncio.get_running_loop().add_reader(self._listening, self._accept)
+
+    def guest(self, name: str) -> "_Channel":
+        """The channel of a replica on another machine, which has shown that it is the one of this name."""
+        channel = _Channel(self, Writer(None), Reader(None), name)
+        self._dialled.add(channel)
+        return channel
+
+    def joined(self, channel: "_Channel", hello: Hello) -> None:
+        now = time.monotonic_ns()
+        if (before := self._channels.pop(hello.name, None)) is not None:
+            before.close()
+            self._is_down(hello.name, now)
+        self._channels[hello.name] = channel
+        self.forms = hello.forms
+        self._do(self.batcher.up(hello.name, now, hello.known, hello.room), now)
+        self.ever_ready = True
+        self._has_changed()
+
+    def _has_changed(self) -> None:
+        self._changed.set()
+        for watcher in self.watchers:
+            watcher()
+
+    def left(self, channel: "_Channel", name: str) -> None:
+        """It has hung up; it had a `name` if it had said so."""
+        self._dialled.discard(channel)
+        if self._channels.get(name) is channel:
+            del self._channels[name]
+            self._is_down(name, time.monotonic_ns())
+            self._has_changed()
+
+    def _is_down(self, name: str, now: int, how: str = "died") -> None:
+        """What the replica held is sent once more, alone. What was lost twice is refused wherever it waits."""
+        sent, replica = self._sent.pop(name, {}), self.batcher.replicas.get(name)
+        self._batches.end(name, 0, f"the replica {how}")
+        requests = [] if replica is None else replica.requests
+        lost = {one.number: sent[one.number] for one in requests if one.number in sent and not one.answered}
+        held = {body: self.quarantine.lost(digest(body), now) for body in set(lost.values())}
+        if any(held.values()):
+            for number, body in [(number, one.body) for number, one in self._pending.items()]:
+                if number not in lost and held.get(body):
+                    self.batcher.cancel(number)
+                    self._refuse(_held(number, held[body]))
+        effects = self.batcher.down(name, now, how)
+        for place, effect in enumerate(effects):
+            if isinstance(effect, Refuse) and (pause := held.get(lost.get(effect.request, b""), 0)):
+                effects[place] = msgspec.structs.replace(effect, message=f"{effect.message}; {_for_how_long(pause)}")
+        self._do(effects, now)
+
+    def fits(self, name: str, message: Answers) -> bool:
+        """Whether it is an answer to what the replica was asked, if it was: anything else would leave somebody waiting
+        for ever.
+        """
+        replica = self.batcher.replicas.get(name)
+        if replica is None or replica.batch != message.number:
+            return True
+        in_bounds = message.took >= 0 and 0 <= message.items <= self.batcher.limits.batch
+        return in_bounds and len(message.answers) == len(replica.requests)
+
+    def heard(self, name: str, message: Answers | Broken) -> None:
+        now = time.monotonic_ns()
+        self._sent.pop(name, None)
+        if isinstance(message, Broken):
+            self._metrics.broken(message.why)
+            self._batches.end(name, 0, message.message)
+            broke = self.batcher.no_memory if message.why == "memory" else self.batcher.broke
+            self._do(broke(name, message.number, message.message, now), now)
+            return
+        asked = self._requests_of(name)
+        told, effects = self.batcher.answered(name, message.number, message.took, message.items, now, message.room)
+        self._do(effects, now)  # first what the replica is to do next: it is what everybody waits for
+        by_number = dict(zip(asked, message.answers, strict=False))
+        self._metrics.batch(len(asked), message.took, now)
+        self._batches.end(name, len(asked))
+        self.seen.busy += message.took
+        for number in told:
+            self._tell(number, by_number[number], now)
+
+    def _requests_of(self, name: str) -> list[int]:
+        replica = self.batcher.replicas.get(name)
+        return [request.number for request in replica.requests] if replica is not None else []
+
+    # --- what the machine says ---------------------------------------------------------------------------------------
+
+    def _do(self, effects: Sequence[Effect], now: int) -> None:
+        for effect in effects:  # first what is sent: whoever is told of something may cancel it
+            if isinstance(effect, Batch):
+                self._send(effect, now)
+        for effect in effects:
+            if isinstance(effect, Refuse):
+                self._refuse(effect)
+            elif isinstance(effect, Replace):
+                self._replace(effect.replica, now)
+        self._arm(now)
+
+    def _replace(self, name: str, now: int) -> None:
+        """The replica is asked nothing more from now on: what it held need not wait until its process has ended."""
+        if (channel := self._channels.pop(name, None)) is not None:
+            channel.abort()
+            self._is_down(name, now, "hung")
+            self._has_changed()
+        self.on_hang(name)
+
+    def _send(self, batch: Batch, now: int) -> None:
+        pending = self._pending
+        bodies = {}
+        for number in batch.requests:
+            one = pending[number]
+            bodies[number] = one.body
+            self._metrics.waited(now - one.came)
+        self._sent[batch.replica] = bodies
+        traceparent = self._batches.begin(batch.replica, [pending[number].traced for number in batch.requests])
+        self._channels[batch.replica].send(batch.number, batch.padded, list(bodies.values()), traceparent)
+
+    def _refuse(self, refuse: Refuse) -> None:
+        pending = self._pending.pop(refuse.request, None)
+        if pending is not None:
+            now = time.monotonic_ns()
+            self._metrics.refused(refuse.why, now)
+            if self._counts(pending, now):
+                self.seen.refuse(refuse.why, max(refuse.foreseen, now - pending.came))
+            pending.tell(refuse)
+            if self.listeners:
+                self._heard(pending, refuse, now)
+            self._changed.set()
+
+    def _tell(self, number: int, answer: Answer, now: int) -> None:
+        pending = self._pending.pop(number, None)
+        if pending is not None:
+            self._metrics.answered(answer.status, now - pending.came, now, patient=pending.patient)
+            if self.quarantine:
+                self.quarantine.answered(digest(pending.body))
+            if self._counts(pending, now):
+                self.seen.took.append(now - pending.came)
+            pending.tell(answer)
+            if self.listeners:
+                self._heard(pending, answer, now)
+            if not self._pending:
+                self._changed.set()
+
+    def _counts(self, pending: Pending, now: int) -> bool:
+        """Whether the objective holds for it: it is in a hurry, and did not wait for a start."""
+        return not pending.patient and pending.came >= self.batcher.started(now)
+
+    def _heard(self, pending: Pending, told: Answer | Refuse, now: int) -> None:
+        for listener in tuple(self.listeners):
+            listener(pending.body, told, now - pending.came)
+
+    def _arm(self, now: int) -> None:
+        """The machine is asked again at its next instant; a timer that would come earlier serves as well."""
+        due = self.batcher.wakeup()
+        if due is None:
+            return
+        if self._timer is not None:
+            if now < self._timer_at <= due:
+                return
+            self._notice_pause(now)
+            self._timer.cancel()
+        self._timer_at = max(now, due)
+        self._timer = asyncio.get_running_loop().call_later(max(0, due - now) / SECOND, self._on_timer)
+
+    def _notice_pause(self, now: int) -> None:
+        """Tell the machine where its timer is far too late: a container was paused, or a laptop slept."""
+        if (late := now - self._timer_at) > STOOD_STILL:
+            self.batcher.stood_still(late, now)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = time.monotonic_ns()
+        self._notice_pause(now)
+        self._do(self.batcher.tick(now), now)
+
+
+class _Channel(asyncio.Protocol):
+    """One replica's connection; `known_as` is its name, where it has shown that."""
+
+    def __init__(self, service: Service, writer: Writer, reader: Reader, known_as: str = "") -> None:
+        self._service = service
+        self._known_as = known_as
+        self._writer, self._reader = writer, reader
+        self._name = ""
+        self._buffer = bytearray()
+        self._released = False
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        while len(buffer) >= LENGTH.size:
+            length = LENGTH.unpack_from(buffer)[0]
+            if length > MAX_FRAME:
+                self.close()
+                return
+            end = LENGTH.size + length
+            if len(buffer) < end:
+                return
+            frame = bytes(memoryview(buffer)[LENGTH.size : end])
+            del buffer[:end]
+            try:
+                message = decode_from_replica.decode(frame)
+            except msgspec.DecodeError:
+                self.close()
+                return
+            if not self._take(message):
+                self.close()
+                return
+
+    def _take(self, message: FromReplica) -> bool:
+        """Whether it may say that."""
+        if isinstance(message, Hello):
+            if self._name or not all(size > 0 and 0 <= took < inf for size, took in message.known):
+                return False
+            if self._known_as and message.name != self._known_as:
+                return False
+            self._name = message.name
+            self._service.joined(self, message)
+        elif self._name:
+            if isinstance(message, Answers):
+                try:
+                    message = self._with_bodies(message)
+                except (ValueError, IndexError):
+                    return False
+                if not self._service.fits(self._name, message):
+                    return False
+            self._service.heard(self._name, message)
+        return True
+
+    def _with_bodies(self, message: Answers) -> Answers:
+        """Its large answers are taken out of the buffer, which the next batch writes to."""
+        for place in message.places:
+            if place.number < 0:
+                raise ValueError("a place of no answer")
+            found = message.answers[place.number]
+            message.answers[place.number] = Answer(found.status, found.kind, bytes(self._reader.at(place)))
+        return message
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Nothing more is said or heard."""
+        if self._released:
+            return
+        self._released = True
+        self._writer.close()
+        self._reader.close()
+        self._service.left(self, self._name)
+
+    def send(self, number: int, padded: int, bodies: Sequence[bytes], traceparent: str) -> None:
+        """A batch. A replica for whose bodies there is no memory is hung up on: it is asked again as one that died."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        try:
+            small, places = self._writer.place(bodies)
+        except OSError:
+            self.close()
+        else:
+            self._transport.write(framed(Work(number, padded, small, places, traceparent)))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """At once: nothing that is still to be sent will be taken."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def _held(number: int, held: int) -> Refuse:
+    message = f"{LOSSES} replicas died, or were lost, while they served the same request; {_for_how_long(held)}"
+    return Refuse(number, "quarantined", message, held)
+
+
+def _for_how_long(held: int) -> str:
+    return f"it is refused for {format_duration(held)}"
+
+
+def _epoch_of(name: str) -> int:
+    """The epoch that the name of a replica ends with."""
+    epoch = name.rpartition(".")[2]
+    return int(epoch) if epoch.isdecimal() and len(epoch) < 20 else 0
+
+
+__all__ = ["ANYBODY", "Asked", "Asker", "Listener", "Service", "Tell"]

@@ -1,0 +1,198 @@
+"""What is measured of a service. Names are those of Ray Serve, of a cache Triton's, by tier Micrometer's, of a version
+on trial Flagger's: dashboards know them. What none has is called `poise_...`.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Literal, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from poise.units import MILLISECOND
+from poise_serve.lately import Lately
+
+LATENCIES_MS = (1, 2, 5, 10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 5000, 10_000, 30_000)
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class Registry:
+    """The metrics of all services of a gateway."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        of = ("deployment",)
+        self.requests = Counter(
+            "serve_deployment_request_counter", "Answered requests", (*of, "status"), registry=registry
+        )
+        self.errors = Counter(
+            "serve_deployment_error_counter", "Refused requests, by reason", (*of, "reason"), registry=registry
+        )
+        self.latency = Histogram(
+            "serve_deployment_processing_latency_ms",
+            "Time from the arrival of a request to its answer",
+            of,
+            buckets=LATENCIES_MS,
+            registry=registry,
+        )
+        self.wait = Histogram(
+            "serve_batch_wait_time_ms",
+            "Time that a request waited for its batch",
+            of,
+            buckets=LATENCIES_MS,
+            registry=registry,
+        )
+        self.execution = Histogram(
+            "serve_batch_execution_time_ms",
+            "Duration of a batch on its replica",
+            of,
+            buckets=LATENCIES_MS,
+            registry=registry,
+        )
+        self.size = Histogram("serve_actual_batch_size", "Requests in a batch", of, buckets=SIZES, registry=registry)
+        self.broken = Counter(
+            "poise_batches_broken", "Batches that a model could not answer", (*of, "reason"), registry=registry
+        )
+        self.hits = Counter(
+            "nv_cache_num_hits_per_model", "Requests that were answered from the cache", of, registry=registry
+        )
+        self.misses = Counter(
+            "nv_cache_num_misses_per_model", "Requests without an answer in the cache", of, registry=registry
+        )
+        self.gets = Counter("cache_gets", "Cache lookups", (*of, "tier", "result"), registry=registry)
+        self.puts = Counter("cache_puts", "Answers written to the cache", (*of, "tier"), registry=registry)
+        self.evictions = Counter(
+            "cache_evictions", "Answers evicted to make room for others", (*of, "tier"), registry=registry
+        )
+        self.cached = Gauge("cache_size", "Answers in the cache", (*of, "tier"), registry=registry)
+        self.cached_bytes = Gauge(
+            "cache_size_bytes", "Bytes of the answers in the cache", (*of, "tier"), registry=registry
+        )
+        self.cache_failures = Counter(
+            "cache_failures",
+            "Requests that continued without a tier, by reason",
+            (*of, "tier", "reason"),
+            registry=registry,
+        )
+        self.collapsed = Counter(
+            "cache_collapsed",
+            "Requests that waited for the answer to an identical one",
+            (*of, "tier"),
+            registry=registry,
+        )
+        self.queued = Gauge("serve_deployment_queued_queries", "Requests that wait", of, registry=registry)
+        self.processing = Gauge(
+            "serve_replica_processing_queries", "Requests that replicas are processing", of, registry=registry
+        )
+        self._canary_weight = Gauge(
+            "flagger_canary_weight",
+            "Percentage of requests that the version on trial answers",
+            ("name",),
+            registry=registry,
+        )
+        self._canary_status = Gauge(
+            "flagger_canary_status", "0: on trial, 1: promoted, 2: rolled back", ("name",), registry=registry
+        )
+        self.replicas = Gauge("serve_deployment_replica_healthy", "Replicas that are ready", of, registry=registry)
+        self.room = Gauge(
+            "poise_batch_room",
+            "Largest batch for which the replica with the least memory has room; 0 if unknown",
+            of,
+            registry=registry,
+        )
+
+    def canary(self, name: str) -> Callable[[float, int], None]:
+        """Told the part of a service's requests that its canary answers, and how its trial stands."""
+
+        def told(part: float, status: int) -> None:
+            self._canary_weight.labels(name).set(100 * part)
+            self._canary_status.labels(name).set(status)
+
+        return told
+
+
+class ServiceMetrics:
+    """Those of one service. `now` is the monotonic time in nanoseconds."""
+
+    def __init__(self, registry: Registry, name: str) -> None:
+        self.registry, self.name = registry, name
+        self.lately = Lately(time.monotonic_ns())
+        self._latency = registry.latency.labels(name)
+        self._wait = registry.wait.labels(name)
+        self._execution = registry.execution.labels(name)
+        self._size = registry.size.labels(name)
+        self._answered = {200: registry.requests.labels(name, "200")}
+
+    def answered(self, status: int, took: int, now: int, *, patient: bool) -> None:
+        """`patient`: the objective does not hold for it."""
+        counter = self._answered.get(status)
+        if counter is None:
+            counter = self._answered[status] = self.registry.requests.labels(self.name, str(status))
+        counter.inc()
+        self._latency.observe(took / MILLISECOND)
+        self.lately.answered(status, took, now, patient=patient)
+
+    def waited(self, nanoseconds: int) -> None:
+        self._wait.observe(nanoseconds / MILLISECOND)
+
+    def batch(self, size: int, took: int, now: int) -> None:
+        self._size.observe(size)
+        self._execution.observe(took / MILLISECOND)
+        self.lately.batch(size, now)
+
+    def refused(self, why: str, now: int) -> None:
+        self.registry.errors.labels(self.name, why).inc()
+        self.lately.refused(why, now)
+
+    def broken(self, why: str) -> None:
+        self.registry.broken.labels(self.name, why).inc()
+
+    def now(self, queued: int, processing: int, replicas: int, room: int) -> None:
+        """What is told when somebody asks for the metrics."""
+        self.registry.queued.labels(self.name).set(queued)
+        self.registry.processing.labels(self.name).set(processing)
+        self.registry.replicas.labels(self.name).set(replicas)
+        self.registry.room.labels(self.name).set(room)
+
+
+Tier = Literal["process", "redis"]
+
+
+class CacheMetrics:
+    """Those of one service's cache."""
+
+    def __init__(self, registry: Registry, name: str) -> None:
+        self._registry, self._name = registry, name
+        self._answered = {True: registry.hits.labels(name), False: registry.misses.labels(name)}
+        self._gets = {
+            (tier, hit): registry.gets.labels(name, tier, "hit" if hit else "miss")
+            for tier in get_args(Tier)
+            for hit in (True, False)
+        }
+        self._puts = {tier: registry.puts.labels(name, tier) for tier in get_args(Tier)}
+        self._evicted = 0
+
+    def answered(self, *, hit: bool) -> None:
+        """Whether it was answered from what is kept, in whichever tier."""
+        self._answered[hit].inc()
+
+    def looked_up(self, tier: Tier, *, hit: bool) -> None:
+        self._gets[tier, hit].inc()
+
+    def kept(self, tier: Tier) -> None:
+        self._puts[tier].inc()
+
+    def collapsed(self, tier: Tier) -> None:
+        """One waited for the answer to the same question: of this gateway, or by way of the Redis of another."""
+        self._registry.collapsed.labels(self._name, tier).inc()
+
+    def failed(self, tier: Tier, why: str) -> None:
+        self._registry.cache_failures.labels(self._name, tier, why).inc()
+
+    def now(self, entries: int, size: int, evicted: int) -> None:
+        """What is told when somebody asks for the metrics, of this process; `evicted`: since it started."""
+        self._registry.cached.labels(self._name, "process").set(entries)
+        self._registry.cached_bytes.labels(self._name, "process").set(size)
+        self._registry.evictions.labels(self._name, "process").inc(evicted - self._evicted)
+        self._evicted = evicted
+
+
+__all__ = ["CacheMetrics", "Registry", "ServiceMetrics", "Tier"]

@@ -1,0 +1,175 @@
+"""Spans of requests and of batches, for the exporter of the home.
+
+A request that comes in a sampled trace is told of; one in an unsampled trace is not; of those without a trace a share
+is. The request gets a span of its own, and passes it on as `traceparent`. A batch has many requests and so no parent:
+its span links to them, and they to it. Spans go to the exporter in datagrams, now and then; nobody waits for it.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable, MutableMapping, Sequence
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+from poise.model.traces import INTERNAL, MOST_LINKS, SERVER, Context, Link, Span, Value
+from poise_serve.asgi import App, Receive, Scope, Send
+
+TOGETHER, EVERY = 32, 0.5
+"""Spans in one datagram, and seconds after which fewer are sent."""
+
+MOST_TEXT = 200
+"""Characters of a path or a name that a span holds."""
+
+TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
+
+Tell = Callable[[Sequence[Span]], None]
+
+
+class Traced:
+    """A request that is told of: its span, and the spans of the batches in which it was asked."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.links: list[Link] = []
+
+
+current: ContextVar[Traced | None] = ContextVar("poise_traced", default=None)
+"""The request that the running task answers, if that is told of."""
+
+
+class Tracing:
+    """Makes the spans of a gateway. `share` is the share of requests to tell of, of those without a trace."""
+
+    def __init__(self, share: float, tell: Tell) -> None:
+        self._share = share
+        self._tell = tell
+        self._made: list[Span] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._chance = random.Random(os.urandom(16))  # noqa: S311 — which requests are told of is no secret
+
+    def around(self, app: App) -> App:
+        """The same ASGI application, with a span for each request."""
+        return partial(self._serve, app)
+
+    async def _serve(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
+        context = self._context(scope["headers"]) if scope["method"] == "POST" else None
+        if context is None:
+            await app(scope, receive, send)
+            return
+        headers = [(name, value) for name, value in scope["headers"] if name != TRACEPARENT]
+        scope["headers"] = [*headers, (TRACEPARENT, context.text.encode())]
+        if not context.sampled:
+            await app(scope, receive, send)
+            return
+        traced, began, status = Traced(context), time.time_ns(), 0
+
+        async def noting(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        mark = current.set(traced)
+        try:
+            await app(scope, receive, noting)
+        finally:
+            current.reset(mark)
+            path = scope["path"][:MOST_TEXT]
+            attributes: dict[str, Value] = {"http.request.method": scope["method"], "url.path": path}
+            if status:
+                attributes["http.response.status_code"] = status
+            self.tell(
+                Span(
+                    context=context,
+                    name=f"{scope['method']} {path}",
+                    start=began,
+                    end=max(began, time.time_ns()),
+                    kind=SERVER,
+                    attributes=attributes,
+                    links=tuple(traced.links),
+                    error="" if 0 < status < 500 else f"status {status}" if status else "the client has gone",
+                )
+            )
+
+    def _context(self, headers: Sequence[tuple[bytes, bytes]]) -> Context | None:
+        """The span of a request; None for one without a trace that is not told of."""
+        given = {name: value for name, value in headers if name in (TRACEPARENT, TRACESTATE)}
+        parent = None
+        if TRACEPARENT in given:
+            state = given.get(TRACESTATE, b"").decode("latin-1")
+            parent = Context.parse(given[TRACEPARENT].decode("latin-1"), state if state.isprintable() else "")
+        if parent is not None:
+            return parent.below(self._chance.randbytes(8))
+        if self._chance.random() >= self._share:
+            return None
+        return Context(self._chance.randbytes(16), self._chance.randbytes(8))
+
+    def batch(self, requests: Sequence[Traced]) -> Context:
+        """The span of a batch that is about to be asked, linked with these requests."""
+        context = Context(self._chance.randbytes(16), self._chance.randbytes(8))
+        for request in requests:
+            if len(request.links) < MOST_LINKS:
+                request.links.append(Link(context, {"poise.link": "batch"}))
+        return context
+
+    def tell(self, span: Span) -> None:
+        self._made.append(span)
+        if len(self._made) >= TOGETHER:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(EVERY, self.flush)
+
+    def flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        made, self._made = self._made, []
+        if made:
+            self._tell(made)
+
+
+class Batches:
+    """The spans of one service's batches, by the replica that is asked."""
+
+    def __init__(self, service: str, tracing: Tracing | None) -> None:
+        self._service = service
+        self._tracing = tracing
+        self._asked: dict[str, tuple[Context, int, tuple[Link, ...]]] = {}
+
+    def begin(self, replica: str, requests: Sequence[Traced | None]) -> str:
+        """A batch is sent: the `traceparent` for its replica, empty where none of its requests is told of."""
+        self._asked.pop(replica, None)
+        told = [request for request in requests if request is not None]
+        if not told or self._tracing is None:
+            return ""
+        context = self._tracing.batch(told)
+        links = tuple(Link(request.context, {"poise.link": "request"}) for request in told[:MOST_LINKS])
+        self._asked[replica] = context, time.time_ns(), links
+        return context.text
+
+    def end(self, replica: str, size: int, error: str = "") -> None:
+        """It is answered, or came to nothing."""
+        if self._tracing is None or (asked := self._asked.pop(replica, None)) is None:
+            return
+        context, began, links = asked
+        attributes: dict[str, Value] = {"poise.service": self._service, "poise.replica": replica}
+        if size:
+            attributes["poise.batch.size"] = size
+        self._tracing.tell(
+            Span(
+                context=context,
+                name=f"batch {self._service}",
+                start=began,
+                end=max(began, time.time_ns()),
+                kind=INTERNAL,
+                attributes=attributes,
+                links=links,
+                error=error[:MOST_TEXT],
+            )
+        )
+
+
+__all__ = ["Batches", "Traced", "Tracing", "current"]

@@ -1,0 +1,532 @@
+"""A front before model servers that speak OpenAI's API: one address for all, which routes, limits, retries and watches.
+The models that are services here (`own`) are behind the same address, and go before those of the same name elsewhere.
+
+    front = Upstreams(compile_upstreams(document), choose, Metrics(CollectorRegistry()), keys)
+    await front.start()
+    ...                     # an ASGI application for /v1/chat/completions, completions, embeddings and models
+    await front.drained()
+    await front.stop()
+
+What it keeps to:
+
+* Bodies and answers are passed on byte by byte, and as they come. At most 128 KiB of an answer wait for its client; one
+  that takes nothing for `stalled` is dropped. When a client hangs up, its request to the upstream is closed at once.
+* A request is tried again elsewhere as long as nothing of an answer was sent on: after a failed connection, or 502, 503
+  or 429; within the budget for all and `retries.most` for one. Where a connection was lost after the request was sent,
+  or a proxy says so (502), it is tried once more at most: an upstream may have died of it. Prompts with which two were
+  lost are refused for a while (`poise_serve.kernel.quarantine`). After 401, 403 or 404 it is tried again, too, where
+  another upstream has the model: the front's key or file may be wrong for this one. That costs nothing of the budget,
+  and is a failure once another has answered the request well: else the request is at fault. An answer that was begun is
+  never begun again: a stream that is cut ends with an error event, everything else with its connection.
+* The time-out, or what the client says of its patience (`x-request-timeout-seconds`, `x-envoy-upstream-rq-timeout-ms`,
+  `x-stainless-read-timeout`), bounds waiting, all tries and the answer; upstreams are told what is left of it.
+* What cannot be taken is refused at once, with 429 or 503 and when to come back.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from poise.errors import SpecError
+from poise.model.serving_upstreams import Front
+from poise.units import SECOND, format_bytes, format_duration
+from poise_serve.asgi import (
+    ASK,
+    READ,
+    Gone,
+    NoRoom,
+    Receive,
+    Room,
+    Scope,
+    Send,
+    TooLarge,
+    abort,
+    answer,
+    client_of,
+    may_ask,
+    tell_methods,
+    whole_body,
+)
+from poise_serve.client import FAILURES, NOT_SENT, Client, answered_on, asked_on, told_to_wait
+from poise_serve.embeddings import Embeddings
+from poise_serve.health import Prober
+from poise_serve.kernel.quarantine import LOSSES, Quarantine
+from poise_serve.kernel.resilience import RetryBudget
+from poise_serve.metrics import Metrics
+from poise_serve.openai import (
+    ASKED,
+    EMBEDDINGS,
+    END_OF_EVENT,
+    MODELS,
+    NOT_AGAIN,
+    Question,
+    Refused,
+    error_event,
+    left,
+    only_embeddings,
+    prompt_key,
+    read_deadlines,
+    read_lane,
+    read_question,
+    unknown_model,
+)
+from poise_serve.pool import Choose, Member, Outcome, Place, Pool, model_of
+from poise_serve.service import ANYBODY, Asker
+
+AGAIN = frozenset({429, 502, 503})
+"""Answers of an upstream that another one may better."""
+
+RESTS = frozenset({429, 503})
+"""Answers whose Retry-After is kept to."""
+
+REFUSES_US = frozenset({401, 403, 404})
+"""Answers of an upstream that does not take the front's key, or has not the model that others have. It is instant, and
+so an upstream that looks idle; it has failed once another answers the request well, else the request was at fault."""
+
+LOST_BEHIND = 502
+"""What a proxy answers whose own server was lost, perhaps with the request."""
+
+FAULTY = frozenset({500, 502, 503, 504})
+"""Answers that count as failures of an upstream. 429 does not: it is busy, and says so."""
+
+HUNG_UP = 499
+"""What metrics call the status of a request whose client hung up, as nginx does."""
+
+
+class Stalled(Exception):
+    """The client has taken nothing for too long."""
+
+
+class Upstreams:
+    """The ASGI application."""
+
+    def __init__(
+        self,
+        front: Front,
+        choose: Choose,
+        metrics: Metrics,
+        keys: Mapping[str, str],
+        own: Mapping[str, Embeddings] | None = None,
+    ) -> None:
+        """`choose` is the router. `keys`: the values of the variables that `key_from` names."""
+        self._front = front
+        self._metrics = metrics
+        self._own = own or {}
+        self._pool = Pool(front, choose, metrics, _now, self._own)
+        self._keys = _keys(front, keys)
+        self._budget = RetryBudget(front.retries)
+        self._quarantine = Quarantine()
+        self._room = Room(front.bodies)
+        self._running: set[asyncio.Task[Any]] = set()
+        self._stopping = False
+        self._client: Client
+        self._prober: Prober
+
+    async def start(self) -> None:
+        """Returns when every upstream has been probed once, well or not."""
+        self._client = Client(self._keys, self._front.health.timeout)
+        self._prober = Prober(self._pool, self._client, self._front.health, self._metrics, _now)
+        await self._prober.start()
+
+    async def drained(self) -> None:
+        """Takes nothing new; returns when those have finished that run, after `drain` at the latest."""
+        self._stopping = True
+        if self._running:
+            await asyncio.wait(list(self._running), timeout=self._front.drain / SECOND)
+
+    async def stop(self) -> None:
+        """Refuses those that still run, and closes everything."""
+        self._stopping = True
+        if left_over := list(self._running):
+            for task in left_over:
+                task.cancel()
+            await asyncio.wait(left_over)
+        self._pool.close()
+        await self._prober.stop()
+        await self._client.close()
+
+    @property
+    def models(self) -> dict[str, list[str]]:
+        """Those that are known now, by route."""
+        known = list(self._pool.models())
+        return {path: known + list(self._own) * (path == EMBEDDINGS) for path in ASKED}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        try:
+            allowed = _methods(path)
+            if method == "OPTIONS":
+                await tell_methods(send, allowed)
+            elif method not in allowed:
+                message = f"{path[:80]} takes {allowed[0]}"
+                raise Refused(405, message, code="method_not_allowed", allow=", ".join(allowed))
+            elif allowed is ASK:
+                await self._serve(scope, receive, send)
+            else:
+                await self._list(path.removeprefix(MODELS).removeprefix("/"), send)
+        except Refused as refused:
+            self._metrics.errors.labels("", "", refused.reason).inc()
+            await answer(send, refused.status, refused.body(), refused.headers())
+
+    async def _list(self, name: str, send: Send) -> None:
+        models = self._pool.models() | {own: model_of(own, "poise") for own in self._own}
+        if name and name not in models:
+            raise unknown_model(name, list(models))
+        found = models[name] if name else {"object": "list", "data": list(models.values())}
+        await answer(send, 200, _encode(found), [(b"content-type", b"application/json")])
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = _Request(scope, send, self._front.stalled / SECOND)
+        try:
+            await self._read(request, receive)
+            if self._stopping:
+                raise Refused(503, "This front is being stopped", code="unavailable", reason="stopping", retry_after=1)
+            await self._watched(request, receive)
+        except Gone:
+            return
+        finally:
+            self._room.give_back(len(request.body), client_of(scope))
+
+    async def _watched(self, request: "_Request", receive: Receive) -> None:
+        """Answers for as long as the client is there."""
+        task = asyncio.current_task()
+        if task is None:
+            raise AssertionError("an application runs in a task")
+        self._running.add(task)
+        watcher = asyncio.create_task(_until_gone(receive))
+        watcher.add_done_callback(lambda _: None if request.is_over else task.cancel())
+        try:
+            await self._bounded(request)
+        except asyncio.CancelledError:
+            if not watcher.done() and not self._stopping:
+                raise
+            task.uncancel()
+            if watcher.done():
+                request.status = request.status or HUNG_UP
+                self._count(request, "gone")
+            else:
+                self._count(request, "stopping")
+                await self._fail(request, 503, "This front is being stopped", "unavailable")
+        except Stalled:
+            self._count(request, "stalled")
+            await abort(request.scope)
+        finally:
+            request.is_over = True
+            watcher.cancel()
+            self._running.discard(task)
+            self._told(request)
+
+    async def _read(self, request: "_Request", receive: Receive) -> None:
+        """The body and what it asks for, checked."""
+        scope, front = request.scope, self._front
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        whole, first = read_deadlines(headers)
+        request.end_within(front.timeout, whole, first)
+        request.is_deferred = read_lane(headers)
+        request.asker = _asker(scope)
+        try:
+            async with asyncio.timeout_at(_loop_time(request.due)):
+                request.body = await whole_body(scope, receive, front.body, self._room)
+        except TooLarge:
+            message = f"The body is larger than {format_bytes(front.body)}, which is the most that is taken here"
+            raise Refused(413, message, code="body_too_large") from None
+        except NoRoom:
+            message = "The requests that are being answered are as large together as they may"
+            raise Refused(429, message, code="overloaded", reason="overloaded", retry_after=1) from None
+        except TimeoutError:
+            raise Refused(408, "The body was not here in time", code="timeout", reason="timeout") from None
+        request.question = read_question(scope["path"], request.body)
+        request.own = self._own.get(request.question.model)
+        if request.own is None:
+            self._pool.serving(request.question.model)
+            self._check_quarantine(request)
+        elif scope["path"] != EMBEDDINGS:
+            raise only_embeddings(request.own.name)
+        else:
+            request.end_within(request.own.timeout, whole, first)
+        if not may_ask(scope, request.question.model):
+            message = f"This key may not ask the model `{request.question.model}`"
+            raise Refused(403, message, code="model_not_allowed", param="model")
+        request.headers = asked_on(scope["headers"])
+        query = scope["query_string"].decode("latin-1")
+        request.target = f"{scope['path']}?{query}" if query else scope["path"]
+        self._metrics.requests.labels(request.question.model).inc()
+        self._budget.on_request(request.began)
+
+    def _check_quarantine(self, request: "_Request") -> None:
+        """Raises `Refused` for a prompt with which upstreams were lost."""
+        if not self._quarantine:
+            return
+        key, now = prompt_key(request.scope["path"], request.body), _now()
+        if held := self._quarantine.held(key, now):
+            message = f"{LOSSES} upstreams were lost while they answered this prompt; {_for_how_long(held)}"
+            away = math.ceil(held / SECOND)
+            raise Refused(
+                422, message, code="quarantined", reason="quarantined", param="model", retry_after=away, final=True
+            )
+        request.lost = int(self._quarantine.suspects(key, now))
+
+    async def _bounded(self, request: "_Request") -> None:
+        """Answers, or says that the time was over."""
+        try:
+            async with asyncio.timeout_at(_loop_time(request.first_by)) as timer:
+                request.timer = timer
+                await (self._try(request) if request.own is None else self._embed(request, request.own))
+        except TimeoutError:
+            taken = format_duration(_now() - request.began)
+            self._count(request, "timeout")
+            await self._fail(request, 504, f"No answer was complete after {taken}, the time there was", "timeout")
+        except Refused as refused:
+            self._count(request, refused.reason)
+            request.status = refused.status
+            request.is_over = True
+            await answer(request.send, refused.status, refused.body(), refused.headers())
+
+    async def _embed(self, request: "_Request", own: Embeddings) -> None:
+        """The answer of a model that is here."""
+        request.server = own.name
+        patience = 0 if request.is_ours else max(1, request.first_by - _now())
+        body = await own.embed(request.body, patience, request.is_deferred, request.asker)
+        length = str(len(body)).encode()
+        await self._begin(request, 200, [(b"content-type", b"application/json"), (b"content-length", length)])
+        request.is_over = True
+        await request.pass_on(body, more=False)
+
+    async def _try(self, request: "_Request") -> None:
+        """Asks one upstream after the other, until one answers."""
+        due = request.due
+        if self._front.objective:
+            due = min(due, request.began + self._front.objective)
+        tried: set[str] = set()
+        while True:
+            place = await self._pool.admit(request.question, due, tried, deferred=request.is_deferred)
+            request.server = name = place.member.name
+            outcome: Outcome = "neither"
+            may_again = len(tried) < self._front.retries.most
+            tried.add(name)
+            try:
+                outcome, reason = await self._ask(request, place, may_again, tried)
+            except FAILURES as error:
+                outcome, reason = "failed", "connection"
+                held = 0 if isinstance(error, NOT_SENT) else self._lost(request, name)
+                if request.is_begun:
+                    self._count(request, "cut")
+                    message = f"The upstream `{name}` was lost in the middle of its answer{_as_another(held)}"
+                    await self._fail(request, 502, message, "cut")
+                    return
+                is_final = request.lost >= LOSSES
+                if is_final or not may_again or not self._budget.take(_now()):
+                    message = f"The upstream `{name}` failed: {type(error).__name__}{_as_another(held)}"
+                    raise Refused(502, message, code="upstream_failed", reason=reason, final=is_final) from None
+            except asyncio.CancelledError:
+                if request.is_ours and request.timer.expired():  # a client may have less patience than any could meet
+                    outcome = "failed"
+                raise
+            finally:
+                self._pool.give_back(place, outcome, request.held)
+            if not reason:
+                return
+            self._metrics.retries.labels(name, reason).inc()
+
+    async def _ask(self, request: "_Request", place: Place, may_again: bool, tried: set[str]) -> tuple[Outcome, str]:
+        """What came of asking this upstream, and why to ask another; empty where its answer was passed on."""
+        headers = [*request.headers, *left(max(1, request.due - _now()))]
+        response = await self._client.ask(place.member, request.target, request.body, headers)
+        try:
+            status = response.status
+            if status == LOST_BEHIND:
+                request.lost += 1
+            may_again = may_again and request.lost < LOSSES and not _is_final(response)
+            if status in RESTS:
+                self._pool.rest(place.member, told_to_wait(response))
+            refuses_us = status in REFUSES_US and len(self._pool.serving(request.question.model)) > 1
+            outcome: Outcome = "failed" if status in FAULTY else "neither" if refuses_us else "refused"
+            if refuses_us:
+                request.refused_by.append(place.member)
+            elif status < 300:
+                for member in request.refused_by:
+                    self._pool.failed(member)
+            may_again = may_again and self._is_another_open(request, tried)
+            if may_again and (refuses_us or (status in AGAIN and self._budget.take(_now()))):
+                return outcome, str(status)
+            await self._pass_on(request, place, response)
+            if status >= 400:
+                self._count(request, str(status))
+                return outcome, ""
+            if self._quarantine:
+                self._quarantine.answered(prompt_key(request.scope["path"], request.body))
+            return "answered", ""
+        finally:
+            response.close()  # what was read to its end has given its connection back before
+
+    def _lost(self, request: "_Request", server: str) -> int:
+        """An upstream was lost that may have died of the request: for how long its prompt is refused now."""
+        request.lost += 1
+        return self._quarantine.lost(prompt_key(request.scope["path"], request.body), _now(), server)
+
+    def _is_another_open(self, request: "_Request", tried: set[str]) -> bool:
+        """Whether another upstream could take the request."""
+        now = _now()
+        others = [member for member in self._pool.serving(request.question.model) if member.name not in tried]
+        return any(member.is_open(now) for member in others)
+
+    async def _pass_on(self, request: "_Request", place: Place, response: aiohttp.ClientResponse) -> None:
+        """The answer, as it comes. Nothing is sent on before its first byte is here: until then another may answer."""
+        chunk = await response.content.readany()
+        request.is_stream = response.content_type == "text/event-stream"
+        await self._begin(request, response.status, answered_on(response, place.member))
+        while chunk and not response.content.at_eof():
+            await request.pass_on(chunk)
+            chunk = await response.content.readany()
+        request.is_over = True
+        await request.pass_on(chunk, more=False)
+
+    async def _begin(self, request: "_Request", status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        request.timer.reschedule(_loop_time(request.due))
+        self._metrics.first_byte.labels(request.question.model).observe((_now() - request.began) / SECOND)
+        request.status = status
+        await request.send({"type": "http.response.start", "status": status, "headers": headers})
+        request.is_begun = True
+
+    async def _fail(self, request: "_Request", status: int, message: str, code: str) -> None:
+        """An error as late as it is: an answer of its own, the last event of a stream, or the end of the connection."""
+        request.is_over = True
+        if not request.is_begun:
+            request.status = status
+            refused = Refused(status, message, code=code)
+            await answer(request.send, status, refused.body(), refused.headers())
+        elif request.is_stream and request.is_between_events:
+            await request.pass_on(error_event(message, code), more=False)
+        else:
+            await abort(request.scope)
+
+    def _count(self, request: "_Request", reason: str) -> None:
+        self._metrics.errors.labels(request.server, request.question.model, reason).inc()
+
+    def _told(self, request: "_Request") -> None:
+        """The request in the metrics, once it is over."""
+        took = _now() - request.began
+        model = request.question.model
+        self._metrics.latency.labels(request.server, model, str(request.status)).observe(took / SECOND)
+        if self._front.objective and took > self._front.objective:
+            self._metrics.late.labels(model).inc()
+
+
+class _Request:
+    """What is known of one request while it is answered."""
+
+    def __init__(self, scope: Scope, send: Send, stalled: float) -> None:
+        self.scope = scope
+        self.send = send
+        self.began = _now()
+        self.question: Question
+        self.own: Embeddings | None = None
+        self.asker = ANYBODY
+        self.body = b""
+        self.headers: list[tuple[str, str]] = []
+        self.target = ""
+        self.due = self.first_by = 0
+        self.is_ours = True  # the time-out is the front's, not the client's
+        self.timer: asyncio.Timeout
+        self.server = ""
+        self.status = 0
+        self.is_begun = self.is_over = self.is_stream = self.is_deferred = False
+        self.held = 0  # nanoseconds that its client did not read
+        self.refused_by: list[Member] = []  # which may have failed, or not
+        self.lost = 0  # upstreams that were lost with it
+        self._stalled = stalled
+        self._last = b""
+
+    def end_within(self, usual: int, whole: int, first: int) -> None:
+        """It ends within what is usual here, or what its client says of the whole answer and its first byte, if less;
+        in nanoseconds, 0 where it says nothing.
+        """
+        timeout = min(usual, whole or usual)
+        self.first_by = self.began + min(timeout, first or timeout)
+        self.due = self.began + timeout
+        self.is_ours = timeout == usual and self.first_by == self.due
+
+    @property
+    def is_between_events(self) -> bool:
+        return not self._last or self._last.endswith(END_OF_EVENT)
+
+    async def pass_on(self, chunk: bytes, more: bool = True) -> None:
+        """Raises `Stalled` if the client does not take what is already written for it."""
+        self._last = chunk if len(chunk) >= len(END_OF_EVENT[-1]) else self._last[-4:] + chunk
+        began = _now()
+        try:
+            async with asyncio.timeout(self._stalled):
+                await self.send({"type": "http.response.body", "body": chunk, "more_body": more})
+        except TimeoutError:
+            raise Stalled from None
+        finally:
+            self.held += _now() - began
+
+
+def _keys(front: Front, given: Mapping[str, str]) -> dict[str, str]:
+    """By upstream. Raises `SpecError` for a variable that is not set."""
+    made = {}
+    for place, told in enumerate(front.upstreams):
+        if not told.key_from:
+            continue
+        if not given.get(told.key_from):
+            at, hint = f"upstreams[{place}].key_from", f"export {told.key_from}=..."
+            raise SpecError("the variable with the key is not set", field=at, need=told.key_from, hint=hint)
+        made[told.name] = given[told.key_from]
+    return made
+
+
+def _is_final(response: aiohttp.ClientResponse) -> bool:
+    """Whether it says that it had better not be asked of others."""
+    return response.headers.get(NOT_AGAIN[0]) == NOT_AGAIN[1]
+
+
+def _as_another(held: int) -> str:
+    return f", as another was before with this prompt; {_for_how_long(held)}" if held else ""
+
+
+def _for_how_long(held: int) -> str:
+    return f"it is refused for {format_duration(held)}"
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _asker(scope: Scope) -> Asker:
+    """Who asks a model that is here, and what may be kept of that."""
+    asker = ANYBODY
+    try:
+        for name, value in scope["headers"]:
+            asker = asker.saying(name, value)
+    except SpecError as error:
+        what = f"The header {error.record.field}: {error.record.message}"
+        raise Refused(400, what, code="invalid_header", param=error.record.field.lower()) from None
+    return asker
+
+
+def _methods(path: str) -> tuple[str, ...]:
+    if path in ASKED:
+        return ASK
+    if path == MODELS or path.startswith(f"{MODELS}/"):
+        return READ
+    known = ", ".join((*ASKED, MODELS))
+    raise Refused(404, f"There is no {path[:80]} here. There are {known}", code="not_found")
+
+
+def _now() -> int:
+    return time.monotonic_ns()
+
+
+def _loop_time(instant: int) -> float:
+    """An instant of ours on the loop's clock."""
+    return asyncio.get_running_loop().time() + (instant - _now()) / SECOND
+
+
+_encode = msgspec.json.encode

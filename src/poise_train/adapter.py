@@ -1,0 +1,122 @@
+"""What callbacks of other training frameworks have in common: such a framework has its own loop, data and checkpoints,
+and Poise is told how it gets on, and asks it to save and end.
+"""
+
+import signal
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from poise.drivers.heartbeat import step as beat
+from poise.model.training import ENDED_AS_ASKED, Saved, Training
+from poise_train.session import RECENT_STEPS
+from poise_train.telling import Teller
+
+MILLION = 1_000_000
+
+
+class Follower:
+    """Follows somebody else's loop. `begin` before the first step, `step` after each, `end` after the last."""
+
+    def __init__(self) -> None:
+        self.stopping = False
+        self.checkpoint: Saved | None = None
+        self.loss = 0.0
+        self._teller = Teller()
+        self._training: Callable[[], Training] | None = None
+        self._restored = ""
+        self._times: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._moment = self._began = 0.0
+        self._first = 0
+        self._handler: Any = None
+
+    def begin(self, step: int) -> None:
+        """Training begins, or goes on after so many steps."""
+        if step:
+            self.checkpoint, self._restored = Saved(step=step), f"what the trainer saved at step {step}"
+        self._first, self._began, self._moment = step, time.time(), time.perf_counter()
+        if threading.current_thread() is threading.main_thread():
+            self._handler = signal.signal(signal.SIGTERM, self._asked_to_end)
+
+    def step(self, step: int, *, steps: int, batch: int, accumulation: int = 1, precision: str = "fp32") -> bool:
+        """So many steps of `steps` are made (0: nobody knows); whether training is to be saved and ended here, which
+        all workers are told at the same step.
+        """
+        moment = time.perf_counter()
+        self._times.append(moment - self._moment)
+        self._moment = moment
+        beat()
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        effective = batch * accumulation * world
+
+        def training() -> Training:
+            median = statistics.median(self._times)
+            elapsed = time.time() - self._began
+            return Training(
+                step=step,
+                samples=step * effective,
+                progress=min(MILLION, MILLION * step // steps) if steps > 0 else -1,
+                safe=MILLION * self.checkpoint.step // steps if steps > 0 and self.checkpoint else -1,
+                world=world,
+                batch=batch,
+                accumulation=accumulation,
+                effective=effective,
+                loss=self.loss,
+                precision=precision,
+                step_time=int(median * 1e9),
+                throughput=int(1000 * effective / median) if median else 0,
+                goodput=int(1000 * (step - self._first) * effective / elapsed) if elapsed > 0 else 0,
+                checkpoint=self.checkpoint,
+                restored=self._restored,
+            )
+
+        self._training = training
+        self._teller.tell(training, now=step == steps)
+        return self._agreed()
+
+    def rests(self) -> None:
+        """No steps come for a while, and none is missed: the framework saves, for example."""
+        beat()
+        self._teller.rests()
+
+    def evaluates(self) -> None:
+        """The framework evaluates until the next step; called before that, and for each batch of it."""
+        beat()
+        self._teller.evaluates()
+
+    def saved(self, step: int) -> None:
+        """The framework has made a checkpoint of this step."""
+        self.checkpoint = Saved(step=step, at=time.time())
+
+    def end(self) -> None:
+        """Training is over. A process that was asked to end ends here, with exit code 143."""
+        if self._handler is not None:
+            signal.signal(signal.SIGTERM, self._handler)
+            self._handler = None
+        if self._training is not None:  # the last word is of the last step, and of what was saved after it
+            self._teller.tell(self._training, now=True)
+            self._teller.rests()
+        if self.stopping:
+            raise SystemExit(ENDED_AS_ASKED)
+
+    def _agreed(self) -> bool:
+        """Whether any worker was asked to end: the signal does not reach all of them in the same step."""
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+            asked = torch.tensor([float(self.stopping)], device=device)
+            dist.all_reduce(asked)
+            self.stopping = bool(asked.item())
+        return self.stopping
+
+    def _asked_to_end(self, number: int, frame: FrameType | None) -> None:
+        self.stopping = True
+
+
+__all__ = ["Follower"]

@@ -1,0 +1,283 @@
+"""When a session saves, what of that it tells, and where it goes on: checkpoints as training uses them.
+
+Worker 0 says when the next one is due: after so many steps or so much time as is asked for, else by
+`poise_train/policy/checkpoints` from what one costs here and from how often this training has failed, in all its
+attempts. All save at the same step. Before the first one that is due, some are made early: after 10 s, and whenever
+that has doubled, so that a failure loses half of the work at most. A gang that was formed anew saves after its first
+step: what was being written then is given up.
+"""
+
+import contextlib
+import errno
+import os
+import statistics
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from time import monotonic_ns, perf_counter_ns
+from typing import Any
+
+import msgspec
+
+from poise.errors import Fault, Misused, NotFound
+from poise.model.training import CHECKPOINTS, Saved
+from poise.units import SECOND, parse_duration
+from poise_train.checkpoints import Checkpoints
+from poise_train.policy.checkpoints import LEAST, Keep, between_failures, interval
+from poise_train.restoring import Restored, listed, load, newest, part_of, reason
+
+LAST_PATIENCE = 8 * SECOND
+"""For which the last checkpoint of a worker is waited for: who is asked to end has ten seconds."""
+
+ANOTHER = 'poise.Session(..., checkpoint="another folder")'
+"""A hint."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+LOOK_SECONDS = 0.1
+"""Between two looks for a checkpoint that another worker publishes."""
+
+
+class Keeping:
+    """The checkpoints of a session in `folder`; none where neither it nor POISE_CHECKPOINTS names one. That is a folder
+    for all sessions of a script: those after the first have folders of their own in it.
+
+    `every`: a number of steps, or a time such as `5m`; without it, as it pays. Raises Misused.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None, keep: Keep, every: int | str) -> None:
+        given = folder or os.environ.get(CHECKPOINTS, "")
+        self.folder = self._given = Path(given) if given else None
+        self._for_all = not folder
+        self.restored = ""
+        self.safe = -1
+        self._keep = keep
+        self._steps, self._time = _every(every)
+        self._checkpoints: Checkpoints | None = None
+        self._world = 1
+        self._leads = True
+        self._since = perf_counter_ns()
+        self._worked = self._failures = 0
+        self._progress: dict[int, int] = {}
+        self._due = False
+        self._last: Saved | None = None
+        self._stall = 0
+        self._slowed = 0  # nanoseconds, by the one that is being written
+        self._was_busy = False
+        self._wanted = -1  # the step of the last one that was begun
+        self._early = LEAST  # work after which one is made before the first that is due; 0: never
+        self._began = perf_counter_ns()
+
+    def of_session(self, number: int) -> None:
+        """Which one of its script it is, from 1; told before it is opened."""
+        if self._for_all and self._given is not None and number > 1:
+            self.folder = self._given / f"session-{number}"
+
+    def open(self, rank: int, world: int, epoch: int, training: int) -> None:
+        """This worker's place in its gang, the gang's epoch and the number of the training, from now on; before it
+        exchanges anything.
+        """
+        self._count_work()
+        self._due = self._checkpoints is not None
+        self.close(0)
+        self._world, self._leads = world, rank == 0
+        if self.folder is None:
+            return
+        try:
+            self._checkpoints = Checkpoints(
+                self.folder, rank=rank, world=world, epoch=epoch, training=training, keep=self._keep
+            )
+        except OSError as error:
+            raise Misused(
+                f"checkpoints cannot be kept there: {_why(error)}",
+                field=CHECKPOINTS if self._for_all else "checkpoint",
+                need="a writable folder that exists or can be created",
+                have=str(self.folder),
+                hint=f"df -h {_there(self.folder)}" if error.errno in FULL else ANOTHER,
+            ) from None
+
+    def restore(self) -> tuple[Mapping[str, Any], tuple[Any, ...]] | None:
+        """The state that was saved last and what each worker had for itself, if there is one; worker 0 gives it to the
+        others.
+        """
+        if self._checkpoints is None:
+            return None
+        if (found := self._checkpoints.restore()) is not None:
+            self._early = 0
+            return self._taken(found)
+        self.restored = self._checkpoints.note
+        return None
+
+    def outcome(self, step: int) -> tuple[Mapping[str, Any], tuple[Any, ...]] | None:
+        """The same of a training that has ended with this step, for who comes too late for it; None if none is kept. It
+        may be on its way.
+        """
+        until = monotonic_ns() + LAST_PATIENCE
+        while self.folder is not None:
+            with contextlib.suppress(NotFound):
+                return self._taken(load(self.folder, step))
+            if monotonic_ns() > until:
+                break
+            time.sleep(LOOK_SECONDS)
+        return None
+
+    def _taken(self, found: Restored) -> tuple[Mapping[str, Any], tuple[Any, ...]]:
+        past = found.state.get("past") if isinstance(found.state, dict) else None
+        if past is None:
+            raise Misused(
+                "this folder has checkpoints of other training",
+                field="checkpoint",
+                have=str(self.folder),
+                hint=ANOTHER,
+            )
+        self.restored = found.note
+        self._worked, self._failures = past["worked"], past["failures"] + (not past["parted"])
+        return {name: one for name, one in found.state.items() if name != "past"}, found.own
+
+    def known(self) -> dict[str, Any]:
+        """What a worker that joins is told, as it may be the first one day."""
+        self._count_work()
+        return {"restored": self.restored, "worked": self._worked, "failures": self._failures}
+
+    def learn(self, known: Mapping[str, Any]) -> None:
+        """It joins."""
+        self.restored, self._worked, self._failures = known["restored"], known["worked"], known["failures"]
+
+    def go_on_from(self, step: int) -> None:
+        """The gang is at this step: what was restored, or what others have. Who is worker 0 now looks what was made
+        before: another may have been it, and has not told it all.
+        """
+        if self._checkpoints is None:
+            return
+        if not self._due:
+            self._checkpoints.go_on_from(step)
+        found = newest(self._checkpoints.folder, step) if self._leads else None
+        past = part_of(found, "past") if found is not None else None
+        if found is not None and past is not None:
+            kept = len(listed(self._checkpoints.folder))
+            self._last = Saved(
+                step=found.step, at=found.at, took=found.took, stall=found.stall, bytes=found.size, kept=kept
+            )
+            self.safe = past["progress"]
+
+    def lost(self) -> None:
+        """The gang has lost a worker."""
+        self._failures += 1
+
+    def due(self, step: int) -> bool:
+        """Of worker 0: whether all should save at the end of this step."""
+        if self._checkpoints is None:
+            return False
+        now = perf_counter_ns()
+        is_due = step % self._steps == 0 if self._steps else now - self._since >= self.every
+        if is_due:
+            self._early = 0
+        elif self._early and now - self._began >= self._early:
+            self._early, is_due = 2 * (now - self._began), True
+        return self._due or is_due
+
+    def save(
+        self, state: Callable[[], Mapping[str, Any]], *, step: int, progress: int, parting: bool, **options: Any
+    ) -> None:
+        """All workers at the same step. `parting`: they end after it, which is no failure."""
+        if self._checkpoints is None:
+            return
+        self._count_work()
+        past = {"worked": self._worked, "failures": self._failures, "parted": parting, "progress": progress}
+        self._wanted = step
+        self._slowed, self._was_busy = 0, True
+        self._stall = self._checkpoints.save({**state(), "past": past}, step=step, **options)
+        self._progress = {one: done for one, done in self._progress.items() if one >= self._newest()} | {step: progress}
+        self._due = False
+
+    @property
+    def every(self) -> int:
+        """Nanoseconds between two, unless they are counted by steps."""
+        last = self.saved
+        between = between_failures(self._failures, self._worked, self._world)
+        cost, took = (max(last.stall, last.slowed), last.took) if last is not None else (self._stall, 0)
+        return self._time or interval(cost, between, took)
+
+    @property
+    def saved(self) -> Saved | None:
+        """The newest that this process has seen published."""
+        if self._checkpoints is not None:
+            self._look(self._checkpoints)
+        return self._last
+
+    def said(self) -> Saved | None:
+        """The same for those who look at the training."""
+        found = self.saved
+        return msgspec.structs.replace(found, every=0 if self._steps else self.every) if found is not None else None
+
+    def close(self, patience: int = LAST_PATIENCE) -> None:
+        """What is being written is finished; parts of others are waited for so long, in nanoseconds."""
+        if self._checkpoints is not None:
+            closing, self._checkpoints = self._checkpoints, None
+            try:
+                closing.close(patience)
+            finally:
+                self._look(closing)
+
+    def stepped(self, seconds: float, before: Collection[float]) -> None:
+        """A step took so many seconds, and these are the times of steps before it."""
+        is_busy = self._checkpoints is not None and self._checkpoints.is_busy
+        if before and (is_busy or self._was_busy):
+            self._slowed += max(0, int((seconds - statistics.median(before)) * SECOND))
+        self._was_busy = is_busy
+
+    def check_last(self) -> None:
+        """Raises Fault if the script has named the folder and the last checkpoint that was begun is not in it."""
+        if self._leads and not self._for_all and self._newest() < self._wanted:
+            kept = f"step {self._newest()}" if self._newest() >= 0 else "none"
+            raise Fault(
+                "training is done, but its last checkpoint could not be written",
+                code="E219",
+                field=str(self.folder),
+                need=f"the checkpoint of step {self._wanted}",
+                have=f"the newest one is {kept}",
+                hint=f"df -h {_there(self.folder)}" if self.folder is not None else "",
+            )
+
+    def _look(self, checkpoints: Checkpoints) -> None:
+        found = checkpoints.published()
+        if found is not None:
+            if found.step == self._wanted:
+                found = msgspec.structs.replace(found, slowed=self._slowed)
+            self._last = found
+            self.safe = self._progress.get(found.step, self.safe)
+
+    def _count_work(self) -> None:
+        now = perf_counter_ns()
+        self._worked += (now - self._since) * self._world
+        self._since = now
+
+    def _newest(self) -> int:
+        return self._last.step if self._last is not None else -1
+
+
+def _why(error: OSError) -> str:
+    """Of a path where something else than a folder is, the system says only that it is there."""
+    return "it is no folder" if isinstance(error, FileExistsError | NotADirectoryError) else reason(error)
+
+
+def _there(folder: Path) -> Path:
+    """What of it there is."""
+    return next(one for one in (folder, *folder.parents) if one.is_dir())
+
+
+def _every(every: int | str) -> tuple[int, int]:
+    """Steps and nanoseconds, one of them 0, or both."""
+    try:
+        if isinstance(every, str):
+            return 0, parse_duration(every) if every else 0
+        if every >= 0:
+            return every, 0
+    except ValueError:
+        pass
+    raise Misused(
+        "this is not an interval", field="every", need="steps, or a time", have=repr(every), hint='every="5m"'
+    )
+
+
+__all__ = ["Keeping"]

@@ -1,0 +1,1 @@
+"""Records of training: checkpoints and phases."""

@@ -1,0 +1,1 @@
+"""Pure decisions of training: checkpoints, phases, precision, pipelines, communication."""

@@ -1,0 +1,300 @@
+"""In which phase a training run is: initial, convergence or fine-tuning, from its loss and its gradients.
+
+What a person does who looks at the curve of the loss, but while it is being drawn. The curve is kept as at most 64
+means of equally many steps, which are joined in pairs when there are more: so it covers the run whatever its length,
+and one reads off it as off paper, in parts of its height and its age.
+
+*Initial* ends behind the knee: the point furthest below the straight line from the first loss to the newest, once the
+loss falls behind it at a small part of the speed before it (Satopaa and others, "Finding a Kneedle in a Haystack",
+2011, take the same point). *Convergence* ends when little of the fall is still to come. The loss of late is fitted as
+c + b/spent over the younger half of the present slope, where a step spends its learning rate; what comes up to the end
+of the run follows from b, and from how the rate has fallen of late. If the end is not known, the run is taken for half
+done: whoever comes by at some time finds it so in the median (Gott, "Implications of the Copernican Principle", 1993).
+A rate that drops begins a new slope. A loss that leaps up and stays there begins a new run: *initial* again.
+
+The variance of the norms of the last ten gradients is a second witness. Absolute thresholds of 0.1 (above: initial) and
+0.01 (below: fine-tuning) mean something else for every loss and every model. So they are parts of the highest variance
+that the run itself has shown: above the first, less of the fall may be left for fine-tuning, below the second more.
+
+Nothing changes back and forth: phases follow each other, and only a leap of the loss leads back.
+"""
+
+from collections.abc import Sequence
+from math import exp, log, pi, sqrt
+from statistics import median
+
+import msgspec
+
+from poise.model.training import Phase
+from poise.policy.protocol import Policy
+from poise_train.model.phases import Pace, PhaseMemory, PhaseRules, PhaseVerdict, PhaseView, Point, Slope, Step
+
+PhasePolicy = Policy[PhaseView, PhaseVerdict]
+
+POINTS = 64
+"""At most so many means are kept of a curve."""
+
+FIRST = 3
+"""The median of so many losses is where a run starts: one that is far off does not count."""
+
+LOOK = 5
+"""Judged at every so many steps."""
+
+CLEAR = 4.0
+"""A fall is clear if it is so many times as large as the loss jitters."""
+
+JITTER = 0.05
+"""Weight of the newest change in what the loss jitters by."""
+
+SHORTEST = 0.25
+"""What is to come is looked at as if it were at least so much of what was, or the end would always look level."""
+
+EVEN = 0.01
+"""Below so much in all, the rate is taken not to fall."""
+
+HUGE = 1e100
+"""A loss or a norm from here on is as good as infinite, and is left out."""
+
+SPIKE = 5.0
+"""How far from the median of the recent ones a loss counts, in what the loss usually changes by."""
+
+SURE = 0.7
+"""Of 1: so much must of late have spoken for the next phase."""
+
+FAR = 4.0
+"""A change counts for at most so many times the usual one."""
+
+
+class Phases:
+    name = "phases"
+
+    def decide(self, view: PhaseView, /) -> PhaseVerdict:
+        memory = view.memory
+        changes: list[tuple[int, Phase]] = []
+        for step in view.steps:
+            if step.step <= memory.seen or not abs(step.loss) < HUGE:
+                continue  # done again after a restart, or no loss to speak of
+            before = memory.phase
+            memory = _judged(_seen(memory, step, view.rules), view)
+            if memory.phase != before:
+                changes.append((step.step, memory.phase))
+        pace = pace_of(memory.phase, view.rules)
+        return PhaseVerdict(phase=memory.phase, pace=pace, memory=memory, changes=tuple(changes))
+
+
+def pace_of(phase: Phase, rules: PhaseRules) -> Pace:
+    """What the phase asks for."""
+    return {"convergence": rules.convergence, "fine-tuning": rules.tuning}.get(phase, rules.initial)
+
+
+def is_due(step: int, memory: PhaseMemory, rules: PhaseRules) -> bool:
+    """Whether this step is to be looked at."""
+    return step % pace_of(memory.phase, rules).look == 0
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def _seen(memory: PhaseMemory, step: Step, rules: PhaseRules) -> PhaseMemory:
+    if not memory.start:
+        memory = msgspec.structs.replace(memory, born=step.step, slope=Slope(step.step), changed=step.step)
+    norms, loudest = memory.norms, memory.loudest
+    if 0 <= step.norm < HUGE:
+        norms = (*norms, step.norm)[-rules.window :]
+        loudest = max(loudest, _variance(norms)) if len(norms) == rules.window else loudest
+    dropped, warms_up = step.rate < rules.dropped * memory.rate, _warms_up(memory, step)
+    spent = memory.spent + _rate(step.rate) * (step.step - memory.seen if memory.start else 1)
+    recent = (*memory.recent, step.loss)[-LOOK:]
+    width, curve = _drawn(memory, step, spent, _clipped(step.loss, recent, memory))
+    return msgspec.structs.replace(
+        memory,
+        seen=step.step,
+        count=memory.count + 1,
+        width=width,
+        curve=curve,
+        start=memory.start if len(memory.start) == FIRST else (*memory.start, step.loss),
+        recent=recent,
+        norms=norms,
+        loudest=loudest,
+        jitter=_jitter(memory, step.loss),
+        rate=step.rate,
+        peak=max(memory.peak, step.rate),
+        spent=spent,
+        judged=step.step if warms_up else memory.judged,
+        evidence=0.0 if warms_up else memory.evidence,
+        slope=Slope(step.step, memory.spent) if dropped else memory.slope,
+    )
+
+
+def _warms_up(memory: PhaseMemory, step: Step) -> bool:
+    """The learning rate is higher than it has ever been: however level the loss is now, the run has not got going."""
+    return memory.phase == "initial" and step.rate > memory.peak >= 0
+
+
+def _jitter(memory: PhaseMemory, loss: float) -> float:
+    """A change that is far from usual counts as a large one, and no more: it may be a spike, or a leap."""
+    if not memory.recent:
+        return 0.0
+    change, usual = abs(loss - memory.recent[-1]), memory.jitter
+    return usual + JITTER * (min(change, FAR * usual) - usual) if len(memory.start) == FIRST else max(usual, change)
+
+
+def _clipped(loss: float, recent: Sequence[float], memory: PhaseMemory) -> float:
+    """A spike is drawn no higher than noise may reach; what stays up is, once most of the recent ones are there."""
+    if len(memory.start) < FIRST:
+        return loss
+    level, reach = median(recent), SPIKE * memory.jitter
+    return min(level + reach, max(level - reach, loss))
+
+
+def _drawn(memory: PhaseMemory, step: Step, spent: float, loss: float) -> tuple[int, tuple[Point, ...]]:
+    at, width, curve = step.step - memory.born + 0.5, memory.width, memory.curve
+    if curve and curve[-1].at // width == at // width:
+        return width, (*curve[:-1], _joined(curve[-1], Point(at, loss, spent, 1)))
+    curve = (*curve, Point(at, loss, spent, 1))
+    while len(curve) > POINTS:
+        width *= 2
+        joined: list[Point] = []
+        for point in curve:
+            if joined and joined[-1].at // width == point.at // width:
+                joined[-1] = _joined(joined[-1], point)
+            else:
+                joined.append(point)
+        curve = tuple(joined)
+    return width, curve
+
+
+def _joined(one: Point, other: Point) -> Point:
+    count = one.count + other.count
+    share = other.count / count
+    return Point(
+        one.at + share * (other.at - one.at),
+        one.loss + share * (other.loss - one.loss),
+        one.spent + share * (other.spent - one.spent),
+        count,
+    )
+
+
+# --- judgement -------------------------------------------------------------------------------------------------------
+
+
+def _judged(memory: PhaseMemory, view: PhaseView) -> PhaseMemory:
+    age = memory.seen - memory.born + 1
+    if memory.count % LOOK or age < 2 * view.rules.least:
+        return memory
+    if _leapt(memory, view.rules):
+        return _begun_again(memory)
+    speaks = {"initial": _behind_knee, "convergence": _little_left}.get(memory.phase)
+    if speaks is None:
+        return memory
+    passed = memory.seen - memory.judged if memory.judged >= memory.born else 0
+    weight = min(1.0, passed / max(view.rules.least, view.rules.hold * age))
+    evidence = memory.evidence + weight * (speaks(memory, view) - memory.evidence)
+    if evidence < SURE:
+        return msgspec.structs.replace(memory, evidence=evidence, judged=memory.seen)
+    phase: Phase = "convergence" if memory.phase == "initial" else "fine-tuning"
+    return msgspec.structs.replace(memory, phase=phase, changed=memory.seen, judged=memory.seen, evidence=0.0)
+
+
+def _begun_again(memory: PhaseMemory) -> PhaseMemory:
+    """The losses that were seen since the leap are the first of the new run."""
+    since = memory.seen + 1 - len(memory.recent)
+    return PhaseMemory(
+        born=since,
+        seen=memory.seen,
+        changed=memory.seen,
+        start=memory.recent[:FIRST],
+        recent=memory.recent,
+        rate=memory.rate,
+        peak=memory.rate,
+        slope=Slope(since),
+        spent=len(memory.recent) * _rate(memory.rate),
+    )
+
+
+def _leapt(memory: PhaseMemory, rules: PhaseRules) -> bool:
+    if memory.phase == "initial":
+        return False
+    start, lowest = median(memory.start), _lowest(memory)
+    return median(memory.recent) > lowest + max(rules.lost * (start - lowest), CLEAR * _noise(memory))
+
+
+def _behind_knee(memory: PhaseMemory, view: PhaseView) -> bool:
+    start, end = median(memory.start), memory.curve[-2]
+    if start - end.loss < CLEAR * _noise(memory):
+        return False
+    chord = (start - end.loss) / end.at
+    knee = max(memory.curve[:-2], key=lambda point: start - chord * point.at - point.loss)
+    if start - knee.loss <= 0 or end.at - knee.at < view.rules.least:
+        return False
+    return (knee.loss - end.loss) / (end.at - knee.at) < view.rules.flatter * (start - knee.loss) / knee.at
+
+
+def _little_left(memory: PhaseMemory, view: PhaseView) -> bool:
+    """Fits c + b/spent, by least squares, where what is spent is the learning rate times steps; b with its error."""
+    rules, slope = view.rules, memory.slope
+    if memory.seen - memory.changed < rules.rest * (memory.changed - memory.born):
+        return False
+    spent = memory.spent - slope.spent
+    late = [point for point in memory.curve if point.spent - slope.spent >= spent / 2]
+    if len(late) < 4 or late[0].spent <= slope.spent or memory.seen + 1 - slope.step < 2 * rules.least:
+        return False
+    inverse = [1 / (point.spent - slope.spent) for point in late]
+    mean, level = _mean(inverse, late), _mean([point.loss for point in late], late)
+    square = sum(point.count * (x - mean) ** 2 for x, point in zip(inverse, late, strict=True))
+    if square <= 0:  # the rate is nought
+        return False
+    product = sum(point.count * (x - mean) * (point.loss - level) for x, point in zip(inverse, late, strict=True))
+    steep = product / square + rules.doubt * _noise(memory) / sqrt(square)
+    left = steep * (1 / spent - 1 / (spent + _to_spend(memory, view, late)))
+    return left < rules.left * _lean(memory, rules) * (median(memory.start) - level)
+
+
+def _to_spend(memory: PhaseMemory, view: PhaseView, late: Sequence[Point]) -> float:
+    """Learning rate times the steps that are left, if the rate goes on falling by so much a step as it did of late."""
+    age = memory.seen + 1 - memory.slope.step
+    steps = max(view.total - memory.seen - 1, SHORTEST * age) if view.total else float(age)
+    first, middle = late[0], late[len(late) // 2]
+    early, now = (middle.spent - first.spent) / (middle.at - first.at), _rate(memory.rate)
+    falls = (
+        log(early / now) / (memory.seen - memory.born - (first.at + middle.at) / 2) if early > 0 and now > 0 else 0.0
+    )
+    return now * (1 - exp(-falls * steps)) / falls if falls * steps > EVEN else now * steps
+
+
+def _lean(memory: PhaseMemory, rules: PhaseRules) -> float:
+    """How much more of the fall may be left than the rules say, by what the gradients tell."""
+    if len(memory.norms) < rules.window or memory.loudest <= 0:
+        return 1.0
+    variance = _variance(memory.norms)
+    if variance > rules.loud * memory.loudest:
+        return 1 / rules.lean
+    return rules.lean if variance < rules.quiet * memory.loudest else 1.0
+
+
+def _mean(values: Sequence[float], points: Sequence[Point]) -> float:
+    return sum(value * point.count for value, point in zip(values, points, strict=True)) / sum(
+        point.count for point in points
+    )
+
+
+def _lowest(memory: PhaseMemory) -> float:
+    return min(point.loss for point in memory.curve[:-1])
+
+
+def _noise(memory: PhaseMemory) -> float:
+    """Standard deviation of a loss about its level: two that are drawn from a bell differ by 2/√π of it in the mean."""
+    return memory.jitter * sqrt(pi) / 2
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values) / len(values)
+
+
+def _rate(rate: float) -> float:
+    """Where it is not known, all steps spend alike."""
+    return rate if rate >= 0 else 1.0
+
+
+__all__ = ["PhasePolicy", "Phases", "is_due", "pace_of"]

@@ -1,0 +1,147 @@
+"""Smaller, quicker models, each measured beside the model as it is before it is used.
+
+    class Digits:
+        def load(self) -> None:
+            model, images, labels = ...
+            self.model = smaller(model, images, by=accuracy(labels)).model
+
+`smaller` takes a PyTorch module in fp32, or the path of an ONNX file, and inputs that are like those to come. It makes
+the model in other precisions (int8, bf16, fp16, mixed; without a part of its weights, see `pruned`) and measures them
+all, in turn, on this machine: bytes of weights, the peak of memory, time by size of batch, and how far answers differ.
+The quickest that keeps 95 % is taken (`kept`), or the one that is asked for by name, if it keeps that; else the model
+stays as it is. Why, is said on stderr, so in `poise logs` of a replica, and is in the report, a record that
+`msgspec.json.encode` takes.
+
+What is asked for is `asked`, or else POISE_PRECISION, which the `precision` of a service sets, or else `auto`.
+
+It needs `poise-scheduler[torch]` for PyTorch and `poise-scheduler[onnx]` for ONNX files; importing this module imports
+neither.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+from poise.errors import InputError, extra
+from poise.model.precision import AS_IT_IS, AUTO, VARIABLE, Measured, PrecisionName, Report
+from poise_train.policy.precision import choose
+from poise_train.smaller.agreement import Agreement, accuracy, neighbours, top1
+from poise_train.smaller.measure import Family, Way, measure
+from poise_train.smaller.telling import lines
+
+BATCHES = (1, 8, 64)
+"""Sizes of batches that are timed, up to the largest that the service may send."""
+
+SECONDS = 3.0
+"""For which all candidates together are timed, if they can be timed three times in that."""
+
+
+class Smaller(NamedTuple):
+    """The model to use, called as the one that was given is (of a file: an `onnxruntime.InferenceSession`), and what
+    was measured.
+    """
+
+    model: Any
+    report: Report
+
+
+def smaller(
+    model: Any,
+    inputs: Any,
+    *,
+    candidates: Sequence[str | Way] = (),
+    asked: str = "",
+    kept: float = 0.95,
+    by: Agreement = top1,
+    batches: Sequence[int] = (),
+    seconds: float = SECONDS,
+) -> Smaller:
+    """The model in the precision that is quickest here, of those that keep enough.
+
+    `inputs`: one tensor (or array) whose first dimension counts inputs; a tuple or a mapping of such for models that
+    take several. Some hundreds that are like those to come say enough. `candidates`: precisions and other ways that
+    `auto` may take, by default all that there are for such a model. `by`: what share of what it is good for a candidate
+    keeps: `top1`, `accuracy(labels)`, `neighbours`, or a function of the outputs of both. The model itself is set
+    to `eval()`, and else not changed. While it is measured, all candidates are in memory.
+    """
+    family = _family(model)
+    asked = asked or os.environ.get(VARIABLE, "") or AUTO
+    ways = _ways(family, candidates, asked)
+    if not 0 < kept <= 1:
+        raise InputError("the share must be above 0 and at most 1", field="kept", have=str(kept))
+    largest = int(os.environ.get("POISE_SERVICE_BATCH", max(BATCHES)))
+    sizes = sorted(set(batches) or {min(size, largest) for size in BATCHES})
+    if sizes[0] < 1:
+        raise InputError("batch sizes must be at least 1", field="batches", have=str(sizes[0]))
+    measured, made = measure(family, ways, inputs, by, sizes, seconds)
+    taken = choose(measured, asked, kept)
+    name = getattr(by, "__name__", type(by).__name__)
+    report = Report(asked=asked, kept=kept, by=name, measured=measured, taken=taken.name, why=taken.why)
+    sys.stderr.write("".join(f"poise: {line}\n" for line in lines(report)))
+    return Smaller(made[taken.name], report)
+
+
+def pruned(share: float, *, rows: bool = False) -> Way:
+    """A candidate without that share of the weights of a PyTorch module: those nearest to zero, of all layers together.
+
+    They stay where they are, as zeros: that alone saves neither time nor memory. With `rows`, whole units of hidden
+    layers go, those with the least weights, and are taken out for good where layers follow one another in a
+    `Sequential`. Either way the model is usually to be trained on for a while before it is saved: this says what of it
+    is left, and what it saves.
+    """
+    if not 0 < share < 1:
+        raise InputError("the share must be between 0 and 1", field="share", have=str(share))
+    from poise_train.smaller import modules
+
+    return Way(f"pruned{'-rows' if rows else ''}-{share:.0%}", modules.pruning(share, rows=rows))
+
+
+def _family(model: Any) -> Family:
+    """Who knows such models; what that needs is imported now."""
+    if isinstance(model, str | Path):
+        with _extra("onnx"):
+            from poise_train.smaller import sessions
+        return sessions.Files(Path(model))
+    if not hasattr(model, "state_dict"):
+        raise InputError(
+            "this is neither a PyTorch module nor an ONNX file",
+            field="model",
+            have=type(model).__name__,
+            hint="smaller(module, inputs), or smaller('model.onnx', inputs)",
+        )
+    from poise_train.smaller import modules
+
+    return modules.Modules(model)
+
+
+@contextlib.contextmanager
+def _extra(name: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InputError(f"{error.name} is not installed", field="model", hint=extra(name)) from None
+
+
+def _ways(family: Family, candidates: Sequence[str | Way], asked: str) -> list[Way]:
+    """Those that are tried: all, or the one that is asked for."""
+    known = {way.name: way for way in family.ways}
+    for one in candidates:
+        if isinstance(one, str) and one not in known:
+            raise InputError("no such precision", field="candidates", have=one, need=", ".join(known))
+    given = [known[one] if isinstance(one, str) else one for one in candidates] or list(known.values())
+    known |= {way.name: way for way in given}
+    if asked == AUTO:
+        return given
+    if asked not in (AS_IT_IS, *known, *get_args(PrecisionName)):
+        raise InputError("no such precision", field="asked", have=asked, need=", ".join((AUTO, AS_IT_IS, *known)))
+    return [] if asked == AS_IT_IS else [known.get(asked) or Way(asked, _not_there)]
+
+
+def _not_there(*_: Any) -> Any:
+    raise ValueError("there is none for such models")
+
+
+__all__ = ["Measured", "Report", "Smaller", "Way", "accuracy", "neighbours", "pruned", "smaller", "top1"]

@@ -1,0 +1,85 @@
+"""Where a worker says how training gets on: the file that POISE_REPORT names, which the agent of its node reads."""
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from poise.drivers.whole import write_whole
+from poise.model.training import REPORT, Training
+from poise_train.capturing import Capturing
+
+EVERY_SECONDS = 1.0
+
+
+class Teller:
+    """Writes what it is given, whole or not at all, at most once a second or `every` so many; nothing where nobody
+    reads it, or where another worker writes to the same file (`silent`).
+    """
+
+    def __init__(self) -> None:
+        path = os.environ.get(REPORT, "")
+        self._path = Path(path) if path else None
+        self._told = -math.inf
+        self._writing = threading.Lock()
+        self.silent = False
+        self.said: Training | None = None
+        self._pausing = False
+        self._capturing = Capturing(self._path) if self._path else None
+
+    def tell(self, training: Callable[[], Training], *, now: bool = False, every: float = EVERY_SECONDS) -> None:
+        """Say it if so many seconds have passed since the last time, or `now`."""
+        moment = time.monotonic()
+        if self._path is None or self.silent:
+            return
+        if self._capturing is not None:
+            self._capturing.step()
+        if moment < self._told + every and not now:
+            return
+        self._told, self._pausing = moment, False
+        said = training()
+        finite = math.isfinite(said.loss)  # JSON has no other numbers
+        self.said = said if finite else msgspec.structs.replace(said, loss=0.0)
+        self._write(self._path, self.said)
+
+    def rests(self) -> None:
+        """Report that no steps come now and none is missed, until the next one, which is reported at once. Another
+        thread may call it.
+        """
+        self._pause(evaluating=False)
+
+    def evaluates(self) -> None:
+        """Report that an evaluation runs, until the next step; nothing while a pause is reported already."""
+        if not self._pausing:
+            self._pause(evaluating=True)
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, an evaluation is reported. After it, what was reported before it holds again."""
+        was_pausing = self._pausing
+        self._pause(evaluating=True)
+        try:
+            yield
+        finally:
+            if was_pausing:
+                self.rests()
+            elif self._path is not None and not self.silent and self.said is not None:
+                self._pausing = False
+                self._write(self._path, self.said)
+
+    def _pause(self, *, evaluating: bool) -> None:
+        if self._path is not None and not self.silent and self.said is not None:
+            self._told, self._pausing = -math.inf, True
+            self._write(self._path, msgspec.structs.replace(self.said, step_time=0, evaluating=evaluating))
+
+    def _write(self, path: Path, said: Training) -> None:
+        with self._writing, contextlib.suppress(OSError):  # it is no reason to fail
+            write_whole(path, msgspec.json.encode(said))
+
+
+__all__ = ["Teller"]

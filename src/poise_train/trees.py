@@ -1,0 +1,148 @@
+"""A state, such as `{"model": model.state_dict(), "epoch": 3}`, taken apart into a tree for JSON and its tensors.
+
+Nothing but mappings, lists, tuples, texts, numbers, None, bytes and dense tensors: anything else is refused when it is
+saved, not when it is wanted back. Nothing is run to read it: there is no pickle anywhere.
+
+    state                  tree
+    None, True, 3, 0.5     themselves; numbers that JSON does not have: {"float": "nan"}, {"int": "2 to the 100, say"}
+    "text", [1, 2]         themselves
+    (1, 2)                 {"tuple": [1, 2]}
+    {"a": 1, 0: 2}         {"map": [["a", 1], [0, 2]]}
+    b"bytes"               {"bytes": "in base64"}
+    a tensor               {"tensor": its number}; a tensor that is at two places is one tensor
+"""
+
+import base64
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from poise.errors import SpecError
+from poise_train.model.checkpoints import Kind
+
+DEEPEST = 64
+_PLAIN = 2**53
+"""Integers up to this are in JSON as they are: every reader of JSON has them whole."""
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "C64": torch.complex64,
+}
+"""As safetensors calls them."""
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Taken:
+    """What was taken apart: the `tensors`, and what they are (`kinds`, no two of one name)."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.kinds: list[Kind] = []
+        self._names: set[str] = set()
+        self._known: dict[tuple[Any, ...], int] = {}
+
+    def tree(self, state: Any, name: str = "") -> Any:
+        """The tree of one more state, whose tensors are called by their places in it, behind `name`. Raises
+        `SpecError` that names the place of what cannot be saved.
+        """
+        return self._tree(state, (name,) if name else ())
+
+    def _tree(self, value: Any, place: tuple[str, ...]) -> Any:
+        if len(place) > DEEPEST:
+            raise _refused(place[:3], f"a state is {DEEPEST} levels deep at most", "it holds itself, or is deeper")
+        match value:
+            case None | bool():
+                return value
+            case str():
+                return str(value)
+            case int():
+                return int(value) if abs(value) <= _PLAIN else {"int": str(int(value))}
+            case float():
+                return float(value) if math.isfinite(value) else {"float": repr(float(value))}
+            case bytes() | bytearray():
+                return {"bytes": base64.b64encode(value).decode()}
+            case torch.Tensor():
+                return {"tensor": self._number(value, place)}
+            case list():
+                return [self._tree(one, (*place, str(at))) for at, one in enumerate(value)]
+            case tuple():
+                return {"tuple": [self._tree(one, (*place, str(at))) for at, one in enumerate(value)]}
+            case Mapping():
+                return {
+                    "map": [[self._key(key, place), self._tree(one, (*place, str(key)))] for key, one in value.items()]
+                }
+        hint = "torch.from_numpy(ARRAY), NUMBER.item(), or the `state_dict()` of an object"
+        raise _refused(
+            place, "tensors, numbers, texts, bytes, None, lists, tuples and mappings", type(value).__name__, hint
+        )
+
+    def _key(self, key: Any, place: tuple[str, ...]) -> Any:
+        if isinstance(key, torch.Tensor) or not isinstance(key, str | int | float | bytes | tuple | None):
+            raise _refused(place, "keys that are texts, numbers, bytes or tuples", type(key).__name__)
+        return self._tree(key, place)
+
+    def _number(self, tensor: torch.Tensor, place: tuple[str, ...]) -> int:
+        is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+        if not is_plain or tensor.is_quantized or tensor.is_meta:
+            kind = f"{type(tensor).__name__}, {tensor.layout}, {tensor.dtype} on {tensor.device}"
+            hint = "TENSOR.full_tensor(), TENSOR.to_dense()"
+            raise _refused(place, "dense tensors that each worker has whole", kind, hint)
+        if tensor.dtype not in _NAMES:
+            hint = "torch.view_as_real(TENSOR)" if tensor.is_complex() else "TENSOR.to(...) another type"
+            raise _refused(place, f"tensors of {', '.join(_NAMES.values())}", str(tensor.dtype), hint)
+        shape = tuple(tensor.shape)
+        flags = tensor.is_conj(), tensor.is_neg()
+        lies = (tensor.device, tensor.data_ptr(), tensor.dtype, shape, tensor.stride(), flags)
+        if lies in self._known and tensor.numel():
+            return self._known[lies]
+        name = ".".join(place) or "tensor"
+        while name in self._names:
+            name += "'"
+        self._names.add(name)
+        self._known[lies] = len(self.tensors)
+        self.tensors.append(tensor)
+        self.kinds.append(Kind(name, _NAMES[tensor.dtype], shape))
+        return len(self.tensors) - 1
+
+
+def put_together(tree: Any, tensors: list[torch.Tensor]) -> Any:
+    """The state of such a tree. Raises `ValueError` for any other."""
+    match tree:
+        case None | bool() | int() | float() | str():
+            return tree
+        case list():
+            return [put_together(one, tensors) for one in tree]
+        case {"tuple": list(ones)}:
+            return tuple(put_together(one, tensors) for one in ones)
+        case {"map": list(pairs)}:
+            return {put_together(key, tensors): put_together(one, tensors) for key, one in pairs}
+        case {"bytes": str(text)}:
+            return base64.b64decode(text, validate=True)
+        case {"int": str(text)}:
+            return int(text)
+        case {"float": str(text)}:
+            return float(text)
+        case {"tensor": int(number)} if 0 <= number < len(tensors):
+            return tensors[number]
+    raise ValueError(f"a tree of a state does not hold such: {str(tree)[:80]}")
+
+
+def _refused(place: tuple[str, ...], need: str, have: str, hint: str = "") -> SpecError:
+    where = "state" + "".join(f"[{part}]" for part in place)
+    return SpecError(f"{where} cannot be kept", field=where, need=need, have=have, hint=hint)
