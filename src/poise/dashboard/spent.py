@@ -11,6 +11,7 @@ from poise.client import Client
 from poise.config import Home
 from poise.dashboard.commands import printed_by
 from poise.dashboard.data import Asked, DataFunction, bearer_of, number
+from poise.decoding import convert
 from poise.errors import Busy, Conflict, SpecError
 from poise.model.history import Bill, JobLine, NodeBill, TenantUse, Waste
 from poise.units import SECOND, parse_duration
@@ -59,7 +60,7 @@ def spent_of(home: Home) -> DataFunction:
             told = printed_by(home, ["report", *flags, "--json", *([job] if job else [])])
         finally:
             making.release()
-        found = msgspec.convert(told, Spent)
+        found = convert(told, Spent)
         jobs = sorted(found.jobs, key=lambda one: (-one.energy, -one.price, -one.submitted))[:MAX_JOBS]
         return msgspec.structs.replace(found, jobs=tuple(jobs), flags=" ".join(flags))
 
