@@ -162,7 +162,7 @@ class Monitored:
 
     def _configure(self, gateway: str) -> None:
         """The shipped files, with other addresses and less patience."""
-        done = self.living.poise("token", "add", "--tenant", "ops", "--role", "operator", "--name", "prometheus")
+        done = self.living.poise("token", "add", "--tenant", "ops", "--role", "observer", "--name", "prometheus")
         assert done.code == 0, done.err
         (self.folder / "poise.token").write_bytes(done.out)
         config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
