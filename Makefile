@@ -60,12 +60,13 @@ servers: setup   ## Debian's packages of the servers and the browser that tests 
 	  || echo "$$package could not be fetched: the tests that need it are skipped" >&2; \
 	done
 
-# types and the tests in memory need nothing but processor time, and take what the real processes beside them leave
+# types and the tests in memory need nothing but processor time, and take what the real processes beside them leave;
+# these wait for most of their time, so three of them share a core
 test: setup style servers  ## style, layers, types; all tests: in memory beside real processes; then those that time something
 	@mkdir -p build; \
 	setsid nice sh -c '$(BIN)/mypy; types=$$?; $(BIN)/python -m pytest -p no:cacheprovider $(SIMULATED) && exit $$types' > build/in-memory.txt 2>&1 & memory=$$!; \
 	trap "kill -- -$$memory" INT TERM; \
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder -m "not timed and not slow" $(REAL) || $(AGAIN); real=$$?; \
+	$(BIN)/python -m pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder -m "not timed and not slow" $(REAL) || $(AGAIN); real=$$?; \
 	wait $$memory; memory=$$?; cat build/in-memory.txt; test $$real = 0 && exit $$memory
 	$(BIN)/python -m pytest -m timed --numprocesses 4 --dist load $(CHAOS)
 	$(BIN)/python -m pytest -m timed $(filter-out $(CHAOS),$(TIMED))
