@@ -10,7 +10,8 @@ says.
 * *busy*: each node runs a command, and beats each second. CPU of the control plane, in pieces of five seconds.
 * *herd*: the control plane is killed while each node runs a command; at the same time many jobs are submitted, as fast
   as they are taken. *back*: from the kill until every node has been heard and answered. *placed*: until all that was
-  submitted has started. No node may be lost, and nothing may be started twice.
+  submitted has started. No node may be lost, and nothing may be started twice. *CPU per node*: the same without
+  submissions, by the time of the processor that the control plane takes from its first answer until all are back.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import harness
 import msgspec
@@ -54,6 +56,7 @@ from poise.units import SECOND
 
 TARGET_CPU_PERCENT = 20.0
 TARGET_BACK_SECONDS = 15.0
+TARGET_CPU_PER_NODE = 0.2  # milliseconds
 PIECE_SECONDS = 5.0
 SETTLE_SECONDS = 40.0
 """Idle nodes beat at their slowest after this."""
@@ -69,7 +72,9 @@ _encode = msgspec.msgpack.Encoder().encode
 class PlayedNode:
     """The node's side as its agent has it, but for what it runs."""
 
-    def __init__(self, name: str, address: Address, token: str, clock: SystemClock) -> None:
+    def __init__(self, number: int, address: Address, token: str, clock: SystemClock) -> None:
+        name, high, low = f"n{number}", *divmod(number, 250)
+        self._from = f"127.{1 + high // 250}.{high % 250}.{low + 1}"  # machines have addresses of their own
         self._address, self._token, self._clock = address, token, clock
         self._machine = NodeMachine(Node(name=name, incarnation="played", cpu=CPU, memory=MEMORY), [])
         self._unsent: list[FromAgent] = []
@@ -94,6 +99,7 @@ class PlayedNode:
                     open_timeout=BUSY_SECONDS[1],
                     max_size=None,
                     ping_interval=None,
+                    local_addr=(self._from, 0),
                 ) as channel:
                     pause = RECONNECT_SECONDS[0]
                     frames, self._hang = Frames(), False
@@ -172,7 +178,7 @@ class Swarm:
     def __init__(self, home: Home, count: int) -> None:
         clock, token = SystemClock.of_the_boot(), read_token(home)
         address = Address.parse(msgspec.json.decode(home.endpoint.read_bytes(), type=Endpoint).address)
-        self.nodes = [PlayedNode(f"n{number}", address, token, clock) for number in range(count)]
+        self.nodes = [PlayedNode(number, address, token, clock) for number in range(count)]
         self._loop = uvloop.new_event_loop()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),), daemon=True)
@@ -237,8 +243,19 @@ def hold(client: Client, nodes: int, seconds: float) -> str:
     return client.submit({"run": ["sleep", str(seconds)], "parts": nodes, "resources": {"cpu": CPU / 1000 / 2}})
 
 
-def herd(home: Home, client: Client, swarm: Swarm, submissions: int) -> tuple[float, float, float]:
-    """Seconds from a kill until all are back, until all is acknowledged, and until all has started."""
+class Back(NamedTuple):
+    """Seconds from a kill until all are back, until all is acknowledged, and until all has started; and seconds of CPU
+    of the control plane, from its first answer until all was done.
+    """
+
+    back: float
+    taken: float
+    placed: float
+    cpu: float
+
+
+def herd(home: Home, client: Client, swarm: Swarm, submissions: int) -> Back:
+    """Kill the control plane, submit so much, and wait until all is as before."""
     count = len(swarm.nodes)
     swarm.leave()
     began = swarm.started()
@@ -247,6 +264,8 @@ def herd(home: Home, client: Client, swarm: Swarm, submissions: int) -> tuple[fl
     acknowledged = 0
     with Client(home, patience=PATIENCE) as submitter:
         submitter.status()
+        process = psutil.Process(holder(home.lock))
+        cpu = sum(process.cpu_times()[:2])
         work = ({"run": ["sleep", "0.5"], "resources": {"cpu": 0.1}} for _ in range(submissions))
         for receipt in submitter.submit_stream(work):
             acknowledged += receipt.error is None
@@ -256,13 +275,14 @@ def herd(home: Home, client: Client, swarm: Swarm, submissions: int) -> tuple[fl
     until(lambda: swarm.started() - began >= submissions, "all has started")
     placed = time.monotonic()
     until(swarm.back, "all are back")
+    cpu = sum(process.cpu_times()[:2]) - cpu
     lost = [event for event in client.events(after=0, follow=False) if b'"type":"lost"' in event]
     if lost:
         raise RuntimeError(f"{len(lost)} of {count} nodes were taken for lost")
     until(lambda: client.status().unfinished == 1, "only what is held is left")
     if swarm.started() - began != submissions:
         raise RuntimeError("something was started twice")
-    return swarm.back() - killed, taken - killed, placed - killed
+    return Back(swarm.back() - killed, taken - killed, placed - killed, cpu)
 
 
 def measure(nodes: int = 1000, seconds: float = 20.0, herds: int = 3, submissions: int = 10_000) -> list[Figure]:
@@ -276,6 +296,9 @@ def measure(nodes: int = 1000, seconds: float = 20.0, herds: int = 3, submission
         until(lambda: swarm.started() >= nodes, "a command on each")
         time.sleep(PIECE_SECONDS)
         busy = cpu_share(home, seconds)
+        say("herd: without submissions")
+        alone = herd(home, client, swarm, 0)
+        time.sleep(PIECE_SECONDS)
         found = []
         for turn in range(herds):
             say(f"herd: turn {turn + 1} of {herds}")
@@ -284,13 +307,24 @@ def measure(nodes: int = 1000, seconds: float = 20.0, herds: int = 3, submission
         client.cancel(job)
         client.wait(job)
     of = f"{nodes} nodes"
-    back, taken, placed = ([one[place] for one in found] for place in range(3))
+    per_node = [1000 * alone.cpu / nodes]
     return [
         Figure(name=f"heartbeats of {of}, idle: CPU of a core", unit="%", values=idle, limit=TARGET_CPU_PERCENT),
         Figure(name=f"heartbeats of {of}, busy: CPU of a core", unit="%", values=busy, limit=TARGET_CPU_PERCENT),
-        Figure(name=f"herd of {of}: killed until all are back", unit="s", values=back, limit=TARGET_BACK_SECONDS),
-        Figure(name=f"  until {submissions:,} submissions are acknowledged", unit="s", values=taken),
-        Figure(name="  until all of them have started", unit="s", values=placed),
+        Figure(name=f"herd of {of}, nothing else: until all are back", unit="s", values=[alone.back]),
+        Figure(name="  CPU of the control plane per node", unit="ms", values=per_node, limit=TARGET_CPU_PER_NODE),
+        Figure(
+            name=f"herd of {of}: killed until all are back",
+            unit="s",
+            values=[one.back for one in found],
+            limit=TARGET_BACK_SECONDS,
+        ),
+        Figure(
+            name=f"  until {submissions:,} submissions are acknowledged",
+            unit="s",
+            values=[one.taken for one in found],
+        ),
+        Figure(name="  until all of them have started", unit="s", values=[one.placed for one in found]),
     ]
 
 
