@@ -286,7 +286,7 @@ def test_preempted_work_keeps_its_place_and_its_service() -> None:
     world = World("fifo").nodes(1, cpu=8, gpus=2).job("first", gpu=2).job("second", gpu=2).round().start("first")
     asked_to_yield(world, "j1.main", to="j2.main")
     unit = world.unit("first")  # a scripted node stops at once, and says that it ran for no time
-    assert (unit.status, unit.preempted, unit.tries, unit.stopping) == ("pending", 1, 0, "")
+    assert (unit.status, unit.preempted, unit.tries, unit.lost, unit.stopping) == ("pending", 1, 0, 0, "")
     assert [of.unit for of in world.ledger.snapshot(world.now).candidates] == ["j1.main", "j2.main"]
     assert isinstance(world.log[-1], Finished)
 

@@ -8,6 +8,7 @@ from poise.kernel.controller import Decided
 from poise.kernel.verify import verify_place, verify_preempt
 from poise.model.decisions import Hold, Place, Plan, Preempt, Reason, Rejection, Spot, Why
 from poise.model.events import Placed, PolicyFailed, Preempted
+from poise.model.messages import DeviceFault
 from poise.model.resources import Device
 from poise.testing import World, node
 
@@ -81,6 +82,19 @@ def test_devices_are_checked_one_by_one() -> None:
     for devices, codes in verdicts:
         assert against(world, "j2.main", Spot("n1", devices)) == codes, devices
     assert against(world, "j3.main", Spot("n1", (2, 2))) == ["DEVICE_TAKEN"]
+
+
+def test_a_device_that_has_failed_meanwhile_is_refused() -> None:
+    world = World().nodes(1, gpus=2).job("a", gpu=1).fault("n1", DeviceFault(index=0, code="XID 79"))
+    assert against(world, "j1.main", Spot("n1", (0,))) == ["DEVICE_TAKEN"]
+    assert against(world, "j1.main", Spot("n1", (1,))) == []
+
+
+def test_more_than_the_quota_leaves_by_now_is_refused() -> None:
+    world = World().nodes(2, cpu=4).job("a", tenant="ann", cpu=2).job("b", tenant="ann", cpu=2).quota("ann", cpu=3)
+    assert against(world, "j2.main", Spot("n2")) == []
+    world.say(Decided(Plan(base=0, policy="test", decisions=(Place(unit="j1.main", spots=(Spot("n1"),), why=WHY),))))
+    assert against(world, "j2.main", Spot("n2")) == ["QUOTA"]
 
 
 def test_a_back_off_is_kept() -> None:
