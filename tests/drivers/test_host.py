@@ -31,7 +31,7 @@ from poise.model.resources import Node
 from poise.model.spec import compile_spec
 from poise.model.tenants import Role
 from poise.model.views import Snapshot
-from poise.units import MILLISECOND
+from poise.units import MILLISECOND, SECOND, Instant
 
 POLICY = build(choose("poise"))
 
@@ -182,6 +182,74 @@ def test_a_node_that_talks_while_a_round_takes_seconds_is_not_silent(tmp_path: P
     loop(live())
     assert [event for event in said if isinstance(event, NodeSuspected | NodeLost)] == []
     assert [type(event) for event in said].count(JobSubmitted) == 3
+
+
+class ByHand:
+    """Timers and a clock that go on when the test says so: what is to be called soon, and after a while."""
+
+    def __init__(self) -> None:
+        self.at = SECOND
+        self._soon: list[Callable[[], object]] = []
+        self._later: list[tuple[int, ByHand.Due]] = []
+
+    class Due:
+        def __init__(self, call: Callable[[], object]) -> None:
+            self.call: Callable[[], object] | None = call
+
+        def cancel(self) -> None:
+            self.call = None
+
+    def now(self) -> Instant:
+        return Instant(self.at)
+
+    def wall(self) -> float:
+        return self.at / SECOND
+
+    def call_soon(self, call: Callable[..., object], /, *arguments: Any) -> None:
+        self._soon.append(lambda: call(*arguments))
+
+    def call_later(self, delay: float, call: Callable[..., object], /, *arguments: Any) -> "ByHand.Due":
+        due = self.Due(lambda: call(*arguments))
+        self._later.append((self.at + int(delay * SECOND), due))
+        return due
+
+    def pass_by(self, duration: int) -> None:
+        """All that is due by then, and what follows from that at once."""
+        self.at += duration
+        due = [of for at, of in self._later if at <= self.at]
+        self._later = [(at, of) for at, of in self._later if at > self.at]
+        for of in due:
+            if of.call is not None:
+                of.call()
+        while self._soon:
+            self._soon.pop(0)()
+
+
+@pytest.mark.parametrize(("stopped", "speaks", "suspected"), [(9, True, False), (9, False, True), (0, False, False)])
+def test_a_machine_that_was_stopped_hears_its_nodes_before_it_takes_one_for_dead(
+    tmp_path: Path, stopped: int, speaks: bool, suspected: bool
+) -> None:
+    """They were stopped with it, and need a moment too."""
+    hand, channel = ByHand(), Heeded()
+    store: SqliteStore[Event] = SqliteStore(tmp_path / "log.db", encode_event, decode_event)
+    controller = Controller(load_ledger(store), Settings(policy="poise", poll=0))
+    host = Host(controller, store, hand, InlineDecider(POLICY), hand, tell=print)
+    host.begin(boot="boot", boottime=0)
+    node = Node(name="n1", incarnation="1", cpu=1000, memory=2**30)
+    host.connect(node, host.accepted(), channel)
+    host.hear("n1", channel, Hello(node=node))
+    for _ in range(10):
+        hand.pass_by(SECOND // 10)
+    host.hear("n1", channel, Beat(number=1))
+    hand.pass_by(SECOND // 10)
+    hand.pass_by(stopped * SECOND)
+    if speaks:
+        host.hear("n1", channel, Beat(number=2))
+    for _ in range(5):
+        hand.pass_by(SECOND // 10)
+    host.end()
+    with contextlib.closing(SqliteStore.open_read_only(tmp_path / "log.db", decode_event)) as log:
+        assert any(isinstance(event, NodeSuspected | NodeLost) for _, event in log.read()) is suspected
 
 
 def talk(sock: socket.socket, over: threading.Event) -> None:
