@@ -4,6 +4,7 @@ more says so, and a lease that can be renewed again is kept.
 
 import contextlib
 import queue
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from poise.drivers.grouped import GroupedStore
 from poise.drivers.led import lease as lease_module
 from poise.drivers.led.lease import Lease, Led
-from poise.errors import Conflict, NotLeading
+from poise.errors import Conflict, NotLeading, StoreFull
 from poise.ports import StoredCheckpoint
 from poise.units import SECOND
 
@@ -73,6 +74,39 @@ def test_a_log_that_is_not_written_any_more_says_so(where: str) -> None:
         store.append([b"x"], expected=store.durable())
     assert not store.recover()
     store.close()
+
+
+def test_a_checkpoint_of_what_the_disk_refused_is_not_written_when_others_have_taken_its_place() -> None:
+    """It holds the state of events that never were; a start from it would know nothing of those that are in the log."""
+    asked, may_go_on, saved = threading.Event(), threading.Event(), list[StoredCheckpoint]()
+
+    class Full(Surprised):
+        full = True
+
+        def append(self, rows: list[tuple[int, bytes]]) -> None:
+            asked.set()
+            may_go_on.wait(10)
+            if self.full:
+                raise StoreFull("no room")
+
+        def add_checkpoint(self, checkpoint: StoredCheckpoint) -> None:
+            saved.append(checkpoint)
+
+    told, failed = queue.Queue[Callable[[], None]](), queue.Queue[Exception]()
+    writer = Full("")
+    store = Store(writer, told.put)
+    store.on_failed = failed.put
+    store.append([b"x"], expected=0)
+    asked.wait(10)  # it is on its way, and its state is to be saved behind it
+    store.checkpoint(1, b"what never was")
+    may_go_on.set()
+    while failed.empty():
+        told.get(timeout=10)()
+    writer.full = False
+    assert store.recover()
+    store.append([b"y"], expected=0)
+    store.close()
+    assert (store.durable(), saved) == (1, [])
 
 
 def test_a_lease_that_can_be_renewed_again_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
