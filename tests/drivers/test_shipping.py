@@ -4,8 +4,8 @@ from pathlib import Path
 
 from poise.drivers.logs import Moments
 from poise.drivers.places import log_paths
-from poise.drivers.shipping import keep
-from poise.model.messages import Attempt, Output
+from poise.drivers.shipping import Shipping, keep
+from poise.model.messages import Attempt, Kept, Output
 
 MANY, PART = 64, 64 << 10
 MOST = 1 << 20
@@ -23,6 +23,40 @@ def test_a_command_that_writes_on_and_on_elsewhere_does_not_fill_the_disk_here(t
         for number in range(MANY - MOST // 2 // PART, MANY):
             file.seek(number * PART)
             assert file.read(PART) == bytes([number + 1]) * PART
+
+
+def test_what_is_known_to_be_kept_is_not_sent_again_and_another_control_plane_gets_all_of_it(tmp_path: Path) -> None:
+    attempt = Attempt("j1.main", 1)
+    path = log_paths(tmp_path, attempt)[0]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"one\n")
+    shipping = Shipping(tmp_path)
+    shipping.began(attempt)
+
+    def sent() -> list[tuple[int, bytes]]:
+        return [(part.start, part.data) for part in shipping.parts()]
+
+    assert sent() == [], "to nobody"
+    shipping.connected("here")
+    assert sent() == [(0, b"one\n")]
+    assert sent() == []
+    shipping.connected("here")
+    assert sent() == [(0, b"one\n")], "it may not have come"
+    shipping.kept(Kept(attempt=attempt, err=False, until=4))
+    with path.open("ab") as file:
+        file.write(b"two\n")
+    shipping.kept(Kept(attempt=attempt, err=False, until=2))  # of what was sent before, and comes late
+    shipping.connected("here")
+    assert sent() == [(4, b"two\n")]
+    shipping.kept(Kept(attempt=attempt, err=False, until=8))
+    shipping.connected("there")
+    assert sent() == [(0, b"one\ntwo\n")], "which has kept none of it"
+    shipping.ended(attempt)
+    assert sent() == []
+    assert shipping.follows, "until all of it is kept"
+    shipping.kept(Kept(attempt=attempt, err=False, until=8))
+    assert sent() == []
+    assert not shipping.follows
 
 
 def test_when_it_was_written_there_is_known_here(tmp_path: Path) -> None:
