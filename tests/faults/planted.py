@@ -28,6 +28,7 @@ from poise.kernel.ledger.lifecycle import Lifecycle
 from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.quotas import Quotas
 from poise.kernel.ledger.seats import Seats
+from poise.kernel.ledger.units import UnitState
 from poise.kernel.node import NodeMachine
 from poise.model.decisions import Hold, Plan
 from poise.model.events import Started
@@ -352,6 +353,62 @@ def shrinking_loses_work() -> Any:
     return patch.object(Controller, "_without_room", without_room)
 
 
+def quota_not_verified() -> Any:
+    """A plan is believed, though what the quota left may be taken by now."""
+    return patch.object(Quotas, "refusals", lambda *_: [])
+
+
+def loss_is_no_try() -> Any:
+    """What is lost with its node is tried again for ever."""
+    real = UnitState.count_try
+
+    def count_try(self: Any, outcome: Any) -> None:
+        if outcome != "lost":
+            real(self, outcome)
+
+    return patch.object(UnitState, "count_try", count_try)
+
+
+def full_disk_takes_nothing_back() -> Any:
+    """What waited for a commit that failed is said when the next one is durable."""
+    real = Controller._append_failed
+
+    def failed(self: Any, message: Any, now: int) -> Any:
+        waiting = list(self._outbox)
+        effects = real(self, message, now)
+        self._outbox.extend(waiting)
+        return [effect for effect in effects if not isinstance(effect, Reply)]
+
+    return patch.object(Controller, "_append_failed", failed)
+
+
+def end_not_said_again() -> Any:
+    """A node that comes back says nothing of what has ended meanwhile."""
+    real = NodeMachine._hello
+
+    def hello(self: Any, address: str, now: int) -> Any:
+        with patch.object(self, "_ended", {}):
+            return real(self, address, now)
+
+    return patch.object(NodeMachine, "_hello", hello)
+
+
+def lease_of_lost_node_not_kept() -> Any:
+    """Exclusive work of a node that is given up is placed elsewhere at once."""
+    return patch.object(Controller, "_lease_end", lambda *_: 0)
+
+
+def next_beside_last() -> Any:
+    """A node starts the next attempt of a task beside the last one."""
+    real = NodeMachine._must_wait
+
+    def must_wait(self: Any, launch: Any, now: int) -> bool:
+        with patch.object(self, "_tasks", {}):
+            return bool(real(self, launch, now))
+
+    return patch.object(NodeMachine, "_must_wait", must_wait)
+
+
 BUGS: dict[str, Plant] = {
     "no-fence": no_fence,
     "effect-before-append": effect_before_append,
@@ -381,6 +438,12 @@ BUGS: dict[str, Plant] = {
     "need-not-waited-for": need_not_waited_for,
     "drained-node-given-work": drained_node_given_work,
     "shrinking-loses-work": shrinking_loses_work,
+    "quota-not-verified": quota_not_verified,
+    "loss-is-no-try": loss_is_no_try,
+    "full-disk-takes-nothing-back": full_disk_takes_nothing_back,
+    "end-not-said-again": end_not_said_again,
+    "lease-of-lost-node-not-kept": lease_of_lost_node_not_kept,
+    "next-beside-last": next_beside_last,
 }
 
 
@@ -413,6 +476,12 @@ PROMISES = {
     "need-not-waited-for": {"rules"},
     "drained-node-given-work": {"rules"},
     "shrinking-loses-work": {"S4"},
+    "quota-not-verified": {"S6"},
+    "loss-is-no-try": {"rules"},
+    "full-disk-takes-nothing-back": {"S3"},
+    "end-not-said-again": {"L4"},
+    "lease-of-lost-node-not-kept": {"S5"},
+    "next-beside-last": {"S5"},
 }
 """Those that a bug breaks; another one that is broken proves nothing of it. (`ledger`: an invariant of the ledger that
 the log makes, such as that time does not step back.)"""
