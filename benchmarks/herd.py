@@ -100,6 +100,7 @@ class PlayedNode:
                     max_size=None,
                     ping_interval=None,
                     local_addr=(self._from, 0),
+                    proxy=None,
                 ) as channel:
                     pause = RECONNECT_SECONDS[0]
                     frames, self._hang = Frames(), False
