@@ -198,6 +198,16 @@ QUEUE = Board(
                 "About 95 % if forecasts are right; of the last day",
             ),
             Panel("Error of run time forecasts", quantiles("poise_run_forecast_error_ratio"), RATIO),
+            Panel(
+                "Starts inside their interval",
+                {
+                    "part": f'sum(increase(poise_start_forecasts_total{{job=~"$job", result="inside"}}[1d])) / '
+                    f"sum(increase(poise_start_forecasts_total{OF_JOB}[1d]))"
+                },
+                RATIO,
+                "About 80 % if forecasts are right; of the last day, and of jobs that somebody asked about",
+            ),
+            Panel("Error of start forecasts", quantiles("poise_start_forecast_error_seconds"), SECONDS),
         ],
     },
 )

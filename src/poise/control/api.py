@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from functools import cache, partial
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
@@ -110,6 +110,7 @@ from poise.model.reports import (
     RefusalsReport,
     ScheduleReport,
     ShadowReport,
+    Start,
     StatusReport,
     TokenReport,
     UnblockReport,
@@ -610,7 +611,13 @@ def make_app(
         async def ask() -> Callable[[ClusterPolicy], Explanation]:
             view, asked = await asked_about(bearer, name, all_)
             ahead = LookAhead(plane.ledger, view.now, Effort())
-            return lambda policy: whatif.explain(policy, view, asked, partial(ahead.starts, policy), everything=all_)
+
+            def starts(policy: ClusterPolicy, groups: Sequence[Collection[str]]) -> list[Start]:
+                told = ahead.starts(policy, groups)
+                plane.tally.foretold(view.now, groups, told)
+                return told
+
+            return lambda policy: whatif.explain(policy, view, asked, partial(starts, policy), everything=all_)
 
         return Sight(plane.ledger, bearer).only(await thought_about(bearer, ask))
 

@@ -145,6 +145,18 @@ FORECAST_ERROR = _histogram(
     "poise_run_forecast_error_ratio", ERROR_RATIOS, "Absolute error of the run time forecast, divided by the run time"
 )
 
+START_FORECASTS = _counter(
+    "poise_start_forecasts_total",
+    "Starts compared with the first forecast that a user asked for while the job waited: the start was `inside` the "
+    "interval of about 80 % (P10 to P90), or `earlier` or `later`",
+    "result",
+)
+START_FORECAST_ERROR = _histogram(
+    "poise_start_forecast_error_seconds",
+    WAIT_SECONDS,
+    "Absolute difference between such a start and the P50 of its forecast",
+)
+
 TENANT_UNITS = _gauge(
     "poise_tenant_unfinished_units",
     f"Unfinished units of the {SHOWN_TENANTS} tenants with the most units; the rest is `other`",

@@ -4,7 +4,7 @@ A scrape copies the counts. It does not read the history, so its cost does not g
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, get_args
 
 from poise.control import metrics
@@ -28,11 +28,12 @@ from poise.model.jobs import Outcome, Priority
 from poise.model.metrics import Bins, Families, Labels, Metric
 from poise.model.observed import CommitTook, Happened, Observed, RoundTook
 from poise.model.profiles import CERTAIN, Estimate, estimate_run
+from poise.model.reports import Start
 from poise.model.usage import MINUTE, SIGNALS, Window
 from poise.units import SECOND
 
 REMEMBERED = 10_000
-"""Forecasts that are remembered until their task ends; then the oldest is dropped."""
+"""Forecasts that are remembered until their task ends, and of starts until there is one; then the oldest is dropped."""
 
 CPU, DEVICE, POWER, DEVICE_POWER = (SIGNALS.index(name) for name in ("cpu", "device", "power", "device_power"))
 MILLIWATTS = 1000
@@ -50,6 +51,7 @@ _ZERO: dict[Metric, tuple[Labels, ...]] = {
     metrics.RESIZED: tuple((cause,) for cause in get_args(Cause)),
     metrics.ENDED: tuple((outcome,) for outcome in get_args(Outcome)),
     metrics.FORECASTS: tuple((result,) for result in ("inside", "shorter", "longer")),
+    metrics.START_FORECASTS: tuple((result,) for result in ("inside", "earlier", "later")),
     metrics.FORECAST_ERROR: ((),),
 }
 """Labels that are known from the start: a rate needs the zero before the first."""
@@ -85,6 +87,15 @@ class Counts:
         return made
 
 
+class _Foretold(NamedTuple):
+    """When the first of some units starts, as it was told: instants that a tenth, half and nine tenths come before."""
+
+    units: frozenset[str]
+    earliest: int
+    likely: int
+    latest: int
+
+
 class Tally:
     """Counts events, rounds and commits, on the thread of its observer. `told` may be called on any thread.
 
@@ -97,6 +108,7 @@ class Tally:
         self._lock = threading.Lock()
         self._counts = Counts()
         self._forecasts: dict[tuple[str, int], Estimate] = {}
+        self._starts: dict[str, _Foretold] = {}
         for metric in metrics.METRICS:
             for labels in _ZERO.get(metric, () if metric.labels or metric.kind != "counter" else ((),)):
                 self._counts.begin(metric, labels)
@@ -104,6 +116,23 @@ class Tally:
     def told(self) -> Families:
         with self._lock:
             return self._counts.copy()
+
+    def foretold(self, now: int, groups: Sequence[Collection[str]], starts: Sequence[Start]) -> None:
+        """Somebody was told when the first unit of each group of a job starts, as of `now`. The first forecast of a job
+        counts: later ones have less to foresee. May be called on any thread.
+        """
+        jobs = self._ledger().jobs
+        for units, start in zip(groups, starts, strict=True):
+            if start.guesses or start.earliest is None or start.likely is None or start.latest is None:
+                continue
+            known = [jobs.unit(name) for name in units]
+            if any(unit is None or unit.status != "pending" for unit in known):  # one has started meanwhile
+                continue
+            made = _Foretold(frozenset(units), now + start.earliest, now + start.likely, now + start.latest)
+            with self._lock:
+                self._starts.setdefault(min(made.units).partition(".")[0], made)
+                if len(self._starts) > REMEMBERED:
+                    del self._starts[next(iter(self._starts))]
 
     def observe(self, observed: Observed, /) -> None:
         with self._lock:
@@ -157,6 +186,12 @@ class Tally:
         self._counts.count(metrics.PLACED, priority, by=len(event.spots))
         wait = max(0, event.at - max(unit.ready, unit.not_before))
         self._counts.measure(metrics.WAIT, wait / SECOND, priority)
+        told = self._starts.get(unit.job)
+        if told is not None and unit.id in told.units:
+            del self._starts[unit.job]
+            result = "earlier" if event.at < told.earliest else "later" if event.at > told.latest else "inside"
+            self._counts.count(metrics.START_FORECASTS, result)
+            self._counts.measure(metrics.START_FORECAST_ERROR, abs(event.at - told.likely) / SECOND)
         forecast = estimate_run(ledger.profiles.get(spec.kind), spec.expect)
         if event.epoch == 1 and len(event.spots) == 1 and not spec.serves and forecast.source != UNKNOWN:
             self._forecasts[f"{unit.job}.{spec.tasks[0].name}", event.epoch] = forecast

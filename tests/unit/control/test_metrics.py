@@ -1,6 +1,7 @@
 """The metrics of the control plane: what they say of a world, to whom, and how many series they may be."""
 
 import asyncio
+import json
 import re
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ from poise.model.spec import compile_spec
 from poise.model.tenants import HOME, Role
 from poise.model.usage import SIGNALS, UNKNOWN, Window
 from poise.testing import World, node
-from poise.units import MILLISECOND, SECOND
+from poise.units import MILLISECOND, SECOND, parse_duration
 from unit.control.desk import Desk
 from unit.control.open_door import PATIENCE, open_door
 
@@ -127,6 +128,29 @@ def test_run_times_are_compared_with_what_was_forecast_when_work_was_placed(run:
     assert told[:3] == [{}, {}, {"inside": 1}], "nothing is known of the first"
     assert told[5] == {"inside": 4}
     assert told[6] == ({"inside": 5} if result == "inside" else {"inside": 4, result: 1})
+
+
+@pytest.mark.parametrize(("run", "result"), [("100s", "inside"), ("20s", "earlier"), ("900s", "later")])
+def test_starts_are_compared_with_what_was_forecast_when_somebody_asked_first(run: str, result: str) -> None:
+    world = World().nodes(1, cpu=1)
+    desk = Desk(world)
+    for number, took in enumerate(["100s", "90s", "110s", "100s", "95s", "105s"]):
+        world.job(f"run-{number}", cpu=1, **{"class": "same"}).round().start(f"run-{number}")
+        world.after(took).finish(f"run-{number}", run=took)
+    world.job("runs", cpu=1, **{"class": "same"}).round().start("runs").job("waits", cpu=1, **{"class": "same"}).round()
+    answer = desk.call("GET", "/v1/jobs/waits/explanation")
+    told = json.loads(answer.body)["waiting"][0]["start"]
+    world.after(run)
+    assert desk.call("GET", "/v1/jobs/waits/explanation").status == 200, "a later forecast does not count"
+    assert scrape(desk).counts("poise_start_forecasts_total", "result") == {}
+    world.finish("runs", run=run).round()
+    after = scrape(desk)
+    assert after.counts("poise_start_forecasts_total", "result") == {result: 1}
+    off = abs(parse_duration(run) - told["likely"]) / SECOND
+    assert after.value("poise_start_forecast_error_seconds_sum") == pytest.approx(off, abs=0.01)
+    world.start("waits").after("95s").finish("waits", run="95s")
+    world.job("again", cpu=1).round()
+    assert scrape(desk).counts("poise_start_forecasts_total", "result") == {result: 1}, "of this one nobody was told"
 
 
 def test_a_decision_that_the_ledger_rejects_is_counted_by_its_reason() -> None:
