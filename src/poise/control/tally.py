@@ -52,6 +52,7 @@ _ZERO: dict[Metric, tuple[Labels, ...]] = {
     metrics.ENDED: tuple((outcome,) for outcome in get_args(Outcome)),
     metrics.FORECASTS: tuple((result,) for result in ("inside", "shorter", "longer")),
     metrics.START_FORECASTS: tuple((result,) for result in ("inside", "earlier", "later")),
+    metrics.START_FORECAST_ERROR: ((),),
     metrics.FORECAST_ERROR: ((),),
 }
 """Labels that are known from the start: a rate needs the zero before the first."""
