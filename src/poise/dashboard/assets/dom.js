@@ -64,6 +64,19 @@ export function figures(entries) {
 
 // --- tables: rows stay where they are, and only cells that say something new are drawn ---
 
+// Nodes in the order of their names, n2 before n10. The order is remembered as long as there are the same nodes: to sort
+// 10,000 of them takes a tenth of a second.
+const names = new Intl.Collator("en", { numeric: true });
+let places = new Map();
+export function inOrder(nodes) {
+  if (nodes.length !== places.size || nodes.some((node) => !places.has(node.name))) {
+    places = new Map(nodes.map((node) => node.name).sort(names.compare).map((name, at) => [name, at]));
+  }
+  const sorted = new Array(nodes.length);
+  for (const node of nodes) sorted[places.get(node.name)] = node;
+  return sorted;
+}
+
 // Columns are {title, text(item), node(item)?, number?}; `text` also says whether the cell has changed.
 export class Table {
   constructor({ caption, columns, key, empty = "Nothing", page = 200 }) {

@@ -1,6 +1,6 @@
 // Nodes: how much of each is used, how busy it is, and why it is not used; and one node with its devices and its load history.
 
-import { Table, badge, bytes, by, clock, cpus, duration, el, figures, filter, jobOf, jobPath, link, nodePath, percent } from "../dom.js";
+import { Table, badge, bytes, by, clock, cpus, duration, el, figures, filter, inOrder, jobOf, jobPath, link, nodePath, percent } from "../dom.js";
 import { termsOf } from "./decisions.js";
 import { stateOf } from "./now.js";
 
@@ -54,7 +54,7 @@ function showAll(element, state) {
   element.append(el("h1", {}, "Nodes"), el("div", { class: "controls" }, chosen.element), table.element, by("poise nodes", "poise profile"));
 
   function draw() {
-    const nodes = Object.values(state.nodes).toSorted((one, other) => one.name.localeCompare(other.name, "en", { numeric: true }));
+    const nodes = inOrder(Object.values(state.nodes));
     table.draw(nodes.filter((node) => chosen.matches(node.name, node.status, node.rack ?? "", node.zone ?? "", node.model ?? "", ...(node.devices ?? []).map((device) => device[1]))));
   }
   draw();

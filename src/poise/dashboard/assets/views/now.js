@@ -1,6 +1,6 @@
 // Now: every node with its devices, coloured by job or by state. A large fleet is folded by rack.
 
-import { Table, badge, bytes, by, cpus, el, figures, jobOf, jobPath, link, nodePath, percent } from "../dom.js";
+import { Table, badge, bytes, by, cpus, el, figures, inOrder, jobOf, jobPath, link, nodePath, percent } from "../dom.js";
 
 export const title = "Now";
 export const path = "/now";
@@ -33,7 +33,7 @@ export function colourOf(job) {
 
 // Racks of nodes, or blocks of nodes in order where no rack or zone is known.
 export function groups(nodes) {
-  const sorted = nodes.toSorted((one, other) => one.name.localeCompare(other.name, "en", { numeric: true }));
+  const sorted = inOrder(nodes);
   const named = new Map();
   sorted.forEach((node, at) => {
     const place = [node.zone, node.rack].filter(Boolean).join("/");
@@ -236,11 +236,8 @@ export function show(element, state, api) {
   }
 
   let tasksOn = new Map();
-  function draw() {
-    tasksOn = Map.groupBy(Object.values(state.running), (task) => task.node);
-    for (const [node, tasks] of tasksOn) tasksOn.set(node, tasks.map((task) => task.task));
-    const nodes = Object.values(state.nodes);
-    const all = counted(nodes);
+  let all = counted([]);
+  function drawHead() {
     head.replaceChildren(figures([
       ["Nodes up", state.head.nodes_up ?? "-", "nodes_up"],
       ["Nodes lost", state.head.nodes_lost ?? "-", "nodes_lost"],
@@ -250,7 +247,14 @@ export function show(element, state, api) {
       ["Starts per second", state.head.starts ?? "-", "starts"],
       ["Ends per second", state.head.ends ?? "-", "ends"],
     ]));
+  }
+  function draw() {
+    tasksOn = Map.groupBy(Object.values(state.running), (task) => task.node);
+    for (const [node, tasks] of tasksOn) tasksOn.set(node, tasks.map((task) => task.task));
+    const nodes = Object.values(state.nodes);
     const found = groups(nodes);
+    all = counted(nodes);
+    drawHead();
     const folds = nodes.length > FOLD_ABOVE;
     const group = folds ? found.find((one) => one.name === opened) : null;
     back.hidden = !group;
@@ -270,6 +274,7 @@ export function show(element, state, api) {
   draw();
   return (now, changed) => {
     state = now;
-    if (["head", "nodes", "running", "theme"].some((part) => changed.has(part))) draw();
+    if (["nodes", "running", "theme"].some((part) => changed.has(part))) draw();
+    else if (changed.has("head")) drawHead();
   };
 }

@@ -1,6 +1,6 @@
 // What-if: two futures side by side, as they are and with a change. Nothing is changed.
 
-import { Table, by, code, el, figures, nanoseconds } from "../dom.js";
+import { Table, by, code, el, figures, inOrder, nanoseconds } from "../dom.js";
 
 export const title = "What-if";
 export const path = "/what-if";
@@ -45,7 +45,7 @@ export function show(element, state, api) {
   table.draw([]);
 
   function offer() {
-    const names = Object.keys(state.nodes).toSorted((one, other) => one.localeCompare(other, "en", { numeric: true })).slice(0, 1000);
+    const names = inOrder(Object.values(state.nodes)).slice(0, 1000).map((node) => node.name);
     const known = nodes.value;
     nodes.replaceChildren(el("option", { value: "" }, "none"), ...names.map((name) => el("option", { value: name, selected: name === known }, name)));
   }
