@@ -90,12 +90,15 @@ Reading = Symptom | Healthy | Ended | Acted | IncidentTold
 
 
 class _Job(msgspec.Struct, array_like=True):
-    """`units` has, by unit, its program and the names of its tasks; `left` counts tasks that are not done."""
+    """`units` has, by unit, its program and the names of its tasks; `left` counts tasks that are not done. `due` has
+    the deadlines, by unit, that are not missed yet.
+    """
 
     tenant: str
     user: str
     units: dict[str, tuple[str, tuple[str, ...]]]
     left: int
+    due: dict[str, int] = {}
 
 
 class _Place(msgspec.Struct, frozen=True, array_like=True):
@@ -132,7 +135,7 @@ class Symptoms:
         at, facts = event.at, self.facts
         match event:
             case JobSubmitted():
-                self._submitted(event.job)
+                self._submitted(at, event.job)
             case Placed():
                 yield from self._placed(revision, event)
             case Resized():
@@ -179,9 +182,7 @@ class Symptoms:
             case Noticed():
                 yield from self._noticed(revision, event)
             case DeadlinesMissed():
-                suspects = (Element("job", event.job), *facts.hit.get(event.job, ()), STORE)
-                text = f"deadlines of {event.job} cannot be met"
-                yield Symptom(at, revision, "deadline-missed", event.job, text, suspects)
+                yield self._missed(at, revision, event.job, f"deadlines of {event.job} cannot be met")
             case PolicyFailed():
                 text = f"policy {event.policy} failed: {event.error}"
                 yield Symptom(at, revision, "policy-failed", event.policy, text, (Element("policy", event.policy),))
@@ -199,10 +200,11 @@ class Symptoms:
 
     # --- work --------------------------------------------------------------------------------------------------------
 
-    def _submitted(self, job: Job) -> None:
+    def _submitted(self, at: int, job: Job) -> None:
         units = {unit.name: (unit.kind, tuple(task.name for task in unit.tasks)) for unit in job.units}
         left = sum(len(tasks) for _, tasks in units.values())
-        self.facts.jobs[job.id] = _Job(job.tenant, job.user, units, left)
+        due = {unit.name: at + unit.deadline for unit in job.units if unit.deadline}
+        self.facts.jobs[job.id] = _Job(job.tenant, job.user, units, left, due)
         while len(self.facts.jobs) > MOST_JOBS:
             oldest = next(iter(self.facts.jobs))
             del self.facts.jobs[oldest]
@@ -241,6 +243,11 @@ class Symptoms:
         if outcome == "done":
             yield Healthy(event.at, (*self._at(place), *self._of(job, place)))
             if known is not None:
+                unit = place.unit.partition(".")[2] if place is not None else ""
+                if (due := known.due.get(unit)) is not None and event.at > due:
+                    del known.due[unit]
+                    late = format_duration(event.at - due)
+                    yield self._missed(event.at, revision, job, f"{event.task} ended {late} after its deadline")
                 known.left -= 1
                 if not known.left:
                     del self.facts.jobs[job]
@@ -258,6 +265,10 @@ class Symptoms:
         code = f" with exit code {event.ending.code}" if outcome == "failed" else ""
         text = f"{event.task}{on} ended {outcome}{code}{note}"
         yield Symptom(event.at, revision, kind, event.task, text, suspects or (Element("job", job),))
+
+    def _missed(self, at: int, revision: int, job: str, text: str) -> Symptom:
+        suspects = (Element("job", job), *self.facts.hit.get(job, ()), STORE)
+        return Symptom(at, revision, "deadline-missed", job, text, suspects)
 
     def _slow(self, revision: int, event: Straggling | Lagging) -> Iterator[Reading]:
         place = self.facts.places.get(event.task) or _Place(event.node, (), event.task)

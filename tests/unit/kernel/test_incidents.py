@@ -39,7 +39,7 @@ from poise.model.events import (
 from poise.model.incidents import IncidentReport
 from poise.model.jobs import Ending, Job, Outcome, Task, Unit
 from poise.model.resources import Device, Node
-from poise.units import MINUTE, SECOND
+from poise.units import MINUTE, SECOND, format_duration
 
 WHY = Why(policy="poise")
 
@@ -98,6 +98,25 @@ def read(events: Iterable[Event], until: float) -> list[IncidentReport]:
 
 def reports(made: Incidents) -> list[IncidentReport]:
     return [made.report(name, lambda at: at / SECOND) for name in made.ids()]
+
+
+@pytest.mark.parametrize("ends", [40, 60])
+def test_work_that_ends_after_its_deadline_belongs_to_the_fault_that_hit_it(ends: int) -> None:
+    log = Log()
+    for name, node in (("j1", "r1n1"), ("j2", "r3n1")):
+        unit = Unit(name="main", tasks=(Task(name="main", argv=("x",)),), kind="p", deadline=50 * SECOND)
+        log.add(JobSubmitted(at=0, job=Job(id=name, units=(unit,))))
+        log.add(Placed(at=0, unit=f"{name}.main", epoch=1, spots=(Spot(node),), why=WHY))
+    log.lose("r1n1", "r1n2", "r1n3", "r1n4", at=10)
+    log.add(Finished(at=12 * SECOND, task="j1.main", epoch=1, ending=Ending(outcome="lost")))
+    log.add(Placed(at=13 * SECOND, unit="j1.main", epoch=2, spots=(Spot("r2n1"),), why=WHY))
+    for name, epoch in (("j1", 2), ("j2", 1)):
+        log.add(Finished(at=ends * SECOND, task=f"{name}.main", epoch=epoch, ending=Ending(outcome="done")))
+    [one] = log.read(300)
+    assert str(one.cause.element) == "rack z/r1"
+    assert one.symptoms.get("deadline-missed", 0) == (ends > 50), "that of j2 has another reason"
+    late = f"j1.main ended {format_duration(10 * SECOND)} after its deadline"
+    assert (late in [step.text for step in one.timeline]) == (ends > 50)
 
 
 def test_a_rack_that_goes_is_one_incident_and_closes_when_it_is_back() -> None:
