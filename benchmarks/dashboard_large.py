@@ -1,0 +1,170 @@
+"""A large fleet on the pages of the dashboard: when the first picture is there, and what it takes to move in it.
+
+    python benchmarks/dashboard_large.py [--nodes 10000] [--records 1000000] [--seconds 5] [--json]
+
+A log of such a fleet (`looking_back.py`) is given to a real control plane with an agent, and a real dashboard serves
+it. Debian's headless Chromium opens *Now* and *Timeline* on the same two cores. Noted are the time until each draws its
+first picture, the bytes that came until then, and how busy a page is while jobs are submitted. The timeline is then
+dragged for some seconds: the frames, and the time that each of them computes (`Performance.getMetrics`).
+"""
+
+import argparse
+import contextlib
+import itertools
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import harness
+import looking_back
+from dashboard import dashboard
+from harness import Figure, Fleet, percentile, say
+
+from poise.client import Client
+from poise.control.start import ensure_up
+from poise.dashboard.app import ASSETS
+from poise.dashboard.serve import Running, new_link
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+import browser
+from browser import Browser
+
+FIRST_SECONDS, FRAME_MS, FRONT_END_KB = 1.0, 1000 / 60, 250.0
+OPEN_SECONDS = 120.0
+
+WATCH = """
+addEventListener("DOMContentLoaded", () => {
+  const look = () => {
+    const canvas = document.querySelector("main canvas");
+    const drawn = canvas && canvas.width && canvas.height && canvas.getContext("2d")
+      .getImageData(0, 0, canvas.width, canvas.height).data.some((one) => one);
+    if (drawn && (location.pathname !== "/timeline" || canvas.getAttribute("aria-label")?.includes(" rows"))) {
+      window.drawnAfter = performance.now();
+      window.came = performance.getEntries().reduce((sum, one) => sum + (one.transferSize ?? 0), 0);
+    } else setTimeout(look, 5);
+  };
+  look();
+});
+"""
+"""Notes when the first picture is drawn: `drawnAfter` in milliseconds since the page was asked for."""
+
+FRAMES = """
+new Promise((done) => {
+  const times = [];
+  const until = performance.now() + %d;
+  const frame = (now) => { times.push(now); if (now < until) requestAnimationFrame(frame); else done(times); };
+  requestAnimationFrame(frame);
+})
+"""
+
+DRAG = """
+(() => {
+  const canvas = document.querySelector("main canvas");
+  const { left, top, width, height } = canvas.getBoundingClientRect();
+  const tell = (what, x) => canvas.dispatchEvent(new PointerEvent(what, { bubbles: true, pointerId: 1, button: 0,
+    buttons: 1, clientX: x, clientY: top + height / 2 }));
+  let x = left + width / 2, step = 7;
+  canvas.setPointerCapture = () => {};
+  tell("pointerdown", x);
+  const move = () => {
+    x += step;
+    if (x > left + width - 50 || x < left + 250) step = -step;
+    tell("pointermove", x);
+    window.dragging = requestAnimationFrame(move);
+  };
+  move();
+})()
+"""
+
+
+@contextlib.contextmanager
+def large_fleet(nodes: int, records: int) -> Iterator[Fleet]:
+    """A control plane and an agent on the log of a large fleet."""
+    with harness.own_home() as home:
+        say(f"writing a log of {records:,} records")
+        looking_back.write(home, nodes, records)
+        with contextlib.closing(ensure_up(home, "--port", "0")) as client:
+            yield Fleet(home, client)
+
+
+def opened(page: Browser, address: str) -> tuple[float, float]:
+    """Seconds until the first picture, and KB that came until then."""
+    page.call("Page.navigate", url=address)
+    deadline = time.monotonic() + OPEN_SECONDS
+    while (found := page.evaluate("window.drawnAfter ? [window.drawnAfter, window.came] : null")) is None:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{address} has drawn nothing: {page.errors}")
+        time.sleep(0.05)
+    return found[0] / 1e3, found[1] / 1e3
+
+
+def computed(page: Browser) -> float:
+    """Milliseconds that the page has computed."""
+    metrics = page.call("Performance.getMetrics")["metrics"]
+    return 1e3 * next(float(one["value"]) for one in metrics if one["name"] == "TaskDuration")
+
+
+def frames(page: Browser, seconds: float) -> tuple[list[float], float]:
+    """Milliseconds between frames, and milliseconds computed for each."""
+    before = computed(page)
+    times: list[float] = page.evaluate(FRAMES % (1000 * seconds))
+    used = computed(page) - before
+    return [after - at for at, after in itertools.pairwise(times)], used / max(1, len(times) - 1)
+
+
+def changes(client: Client, page: Browser, seconds: float) -> float:
+    """Milliseconds that the page computes in a second while a job is submitted four times a second."""
+    before, begun = computed(page), perf_counter()
+    while perf_counter() - begun < seconds:
+        client.submit({**harness.NO_OP, "name": "bench"})
+        time.sleep(0.25)
+    return (computed(page) - before) / (perf_counter() - begun)
+
+
+def measure(nodes: int, records: int, seconds: float) -> list[Figure]:
+    with large_fleet(nodes, records) as fleet, dashboard(fleet.home) as running, browser.running() as page:
+        page.call("Performance.enable")
+        page.call("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
+        now_cold, came = opened(page, link(fleet, running))
+        now_warm, _ = opened(page, f"{running.url}now")
+        busy = changes(fleet.client, page, seconds)
+        timeline_cold, _ = opened(page, f"{running.url}timeline")
+        timeline_warm, _ = opened(page, f"{running.url}timeline")
+        page.evaluate(DRAG)
+        between, each = frames(page, seconds)
+        if errors := [error for error in page.errors if "503" not in error]:  # then it asks again
+            raise RuntimeError(f"the pages had errors: {errors}")
+    front_end = sum(path.stat().st_size for path in ASSETS.rglob("*") if path.is_file()) / 1e3
+    return [
+        Figure(name="Now, first picture of a new dashboard", unit="s", values=[now_cold]),
+        Figure(name="Now, first picture", unit="s", values=[now_warm], limit=FIRST_SECONDS),
+        Figure(name="  KB until then", unit="", values=[came]),
+        Figure(name="Now, busy with changes", unit="%", values=[busy / 10]),
+        Figure(name="Timeline, first picture of a new dashboard", unit="s", values=[timeline_cold]),
+        Figure(name="Timeline, first picture", unit="s", values=[timeline_warm], limit=FIRST_SECONDS),
+        Figure(name="frame while dragging, P50", unit="ms", values=[percentile(between, 50)]),
+        Figure(name="frame while dragging, P95", unit="ms", values=[percentile(between, 95)]),
+        Figure(name="computed for a frame", unit="ms", values=[each], limit=FRAME_MS),
+        Figure(name="front end, KB", unit="", values=[front_end], limit=FRONT_END_KB),
+    ]
+
+
+def link(fleet: Fleet, running: Running) -> str:
+    return running.opened_by(new_link(fleet.home, running))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="a large fleet on the pages of the dashboard")
+    parser.add_argument("--nodes", type=int, default=10_000)
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of dragging, and of changes")
+    parser.add_argument("--json", action="store_true")
+    given: Any = parser.parse_args()
+    return harness.program(lambda: measure(given.nodes, given.records, given.seconds), as_json=given.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
