@@ -26,7 +26,7 @@ from harness import Figure, Fleet, percentile, say
 from poise.client import Client
 from poise.control.start import ensure_up
 from poise.dashboard.app import ASSETS
-from poise.dashboard.serve import Running, new_link
+from poise.dashboard.serve import new_link
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import browser
@@ -128,7 +128,7 @@ def measure(nodes: int, records: int, seconds: float) -> list[Figure]:
     with large_fleet(nodes, records) as fleet, dashboard(fleet.home) as running, browser.running() as page:
         page.call("Performance.enable")
         page.call("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
-        now_cold, came = opened(page, link(fleet, running))
+        now_cold, came = opened(page, new_link(fleet.home, running.url))
         now_warm, _ = opened(page, f"{running.url}now")
         busy = changes(fleet.client, page, seconds)
         timeline_cold, _ = opened(page, f"{running.url}timeline")
@@ -150,10 +150,6 @@ def measure(nodes: int, records: int, seconds: float) -> list[Figure]:
         Figure(name="computed for a frame", unit="ms", values=[each], limit=FRAME_MS),
         Figure(name="front end, KB", unit="", values=[front_end], limit=FRONT_END_KB),
     ]
-
-
-def link(fleet: Fleet, running: Running) -> str:
-    return running.opened_by(new_link(fleet.home, running))
 
 
 def main() -> int:
