@@ -198,16 +198,19 @@ def average_precision(scores: Series, labels: npt.NDArray[np.bool_]) -> float:
 
 
 def labelled(wheel: Path) -> dict[str, tuple[Series, npt.NDArray[np.bool_]]]:
-    """The labelled series in the wheel of aeon."""
+    """The series in the wheel of a package that have labelled anomalies, such as those of aeon and sktime."""
     found = {}
     with zipfile.ZipFile(wheel) as archive:
         for name in sorted(archive.namelist()):
             if "/datasets/data/" in name and name.endswith(".csv") and "_TRAIN" not in name:
                 rows = list(csv.DictReader(io.StringIO(archive.read(name).decode())))
-                if "is_anomaly" in rows[0]:
-                    columns = [key for key in rows[0] if key not in ("timestamp", "is_anomaly")]
+                label = (
+                    "is_anomaly" if "is_anomaly" in rows[0] else "label" if set(rows[0]) == {"data", "label"} else ""
+                )
+                if label:
+                    columns = [key for key in rows[0] if key not in ("timestamp", label)]
                     values = np.array([[float(row[key]) for key in columns] for row in rows])
-                    labels = np.array([float(row["is_anomaly"]) > 0 for row in rows])
+                    labels = np.array([float(row[label]) > 0 for row in rows])
                     if labels.any():
                         found[Path(name).stem] = values, labels
     return found
@@ -221,7 +224,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=30_001)
     parser.add_argument("--gangs", type=int, default=1000)
     parser.add_argument("--node-months", type=float, default=200.0)
-    parser.add_argument("--wheel", type=Path)
+    parser.add_argument("--wheel", type=Path, nargs="*", default=[], help="of packages with labelled series")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     found: dict[str, list[Judged]] = {name: [] for name in METHODS}
@@ -231,7 +234,7 @@ def main() -> None:
             found[name].append(judge(gang, watch))
         print(f"{number + 1} of {given.gangs} gangs", end="\r", file=sys.stderr)
     alarms, seen = false_alarms(given.first, given.node_months)
-    series = labelled(given.wheel) if given.wheel else {}
+    series = {name: one for wheel in given.wheel for name, one in labelled(wheel).items()}
     public = {
         method: {name: average_precision(score(values), labels) for name, (values, labels) in series.items()}
         for method, score in UNIVARIATE.items()

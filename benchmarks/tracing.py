@@ -4,8 +4,8 @@
 
 Everything runs on two cores: control plane, agent, keepers, commands, the exporter, and a receiver of OTLP that keeps
 what it is sent. A run ends when the end of the job is durable. Then all spans are waited for and counted: three of each
-task, and two of the job. On a machine without an idle core, tracing costs at most its share of all CPU time; that share
-does not depend on what else the machine does.
+task, and two of the job. The exporter computes only where a core is idle; its CPU time is told apart from that of the
+control plane, and both change less with other work on the machine than the time of the job does.
 """
 
 import argparse
@@ -132,14 +132,14 @@ def measure(tasks: int, runs: int) -> list[Figure]:
     return [
         rate("tasks, not traced", tasks, took),
         rate("tasks, traced", tasks, took_traced),
-        ratio("  time, traced over not traced", took_traced, took),
+        ratio("  time, traced over not traced", took_traced, took, limit=TARGET_RATIO),
         Figure(name="CPU of the control plane for a task, not traced", unit="ms", values=control),
         Figure(name="CPU of the control plane for a task, traced", unit="ms", values=control_traced),
         ratio("  traced over not traced", control_traced, control, limit=TARGET_RATIO),
         Figure(name="CPU of the exporter for a task", unit="ms", values=exporter),
         Figure(name="CPU of all of Poise and the task, not traced", unit="ms", values=everything),
         Figure(name="CPU of all of Poise and the task, traced", unit="ms", values=everything_traced),
-        ratio("  traced over not traced", everything_traced, everything, limit=TARGET_RATIO),
+        ratio("  traced over not traced", everything_traced, everything),
     ]
 
 
