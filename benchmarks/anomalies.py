@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from poise.engine.telemetry import FAULTS, Gang, gang_of
 from poise.kernel.peers import WINDOWS, Peers, worst
-from poise.model.season import Ewma
+from poise.model.season import LEAST_MINUTES, Ewma
 
 MINUTES_OF_A_MONTH = 30 * 24 * 60
 
@@ -120,7 +120,9 @@ def false_alarms(seed: int, node_months: float) -> tuple[int, float]:
 
 
 def ewma(series: Series) -> Series:
+    """As Poise does it: nothing is told of the first hour."""
     scores: Series = np.max([_each(column, Ewma(0.05, floor=1e-6).take) for column in series.T], axis=0)
+    scores[:LEAST_MINUTES] = 0.0
     return scores
 
 
