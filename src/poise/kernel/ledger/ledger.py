@@ -189,7 +189,7 @@ class Ledger:
         return Snapshot(
             revision=self._state.revision,
             now=now,
-            candidates=tuple(self.shown.waiting(now, everything=self.leader.fixed)),
+            candidates=self.shown.waiting(now, everything=self.leader.fixed),
             fleet=self.columns.fleet().copy(),
             backlog=self.queues.backlog(),
             profiles=self.profiles.shown(),

@@ -142,6 +142,7 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
     def add(self, unit: UnitState) -> None:
         """It is pending, and as it is now."""
         self.pending += 1
+        self._changes.queues.add(unit.queue)
         if unit.free_at:
             self.delayed[unit.id] = unit
         queue = self.get(unit.queue)
@@ -159,7 +160,7 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         unit_id, queue = unit.id, self[unit.queue]
         if self.delayed:
             self.delayed.pop(unit_id, None)
-        self._changes.candidates.pop(unit_id, None)
+        self._changes.mark_pending(unit)
         del queue[unit_id]
         if not queue:
             del self[unit.queue]
@@ -170,7 +171,7 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         """Update ranks and candidates of the job's pending units."""
         for unit in job.units:
             if unit.status == "pending":
-                self._changes.candidates.pop(unit.id, None)
+                self._changes.mark_pending(unit)
                 self._unsorted.add(unit.queue)
 
     # --- who yielded to whom -----------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ class Quotas(Room, dict[str, Quota]):
         for job in self._jobs.values():
             if job.tenant == event.tenant and not job.ended:
                 for unit in job.units:
-                    self._changes.candidates.pop(unit.id, None)
+                    self._changes.mark_pending(unit)
                     self._changes.mark(unit)
 
     def _count_held(self) -> None:

@@ -1,7 +1,8 @@
 """Pending and active units, as a snapshot shows them."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
+from operator import is_not
 
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.changes import Changes
@@ -16,6 +17,9 @@ from poise.kernel.ledger.units import UnitState
 from poise.model.fleet import Phased, Resident, Straggler, model_under
 from poise.model.jobs import ALL
 from poise.model.views import Candidate
+
+_Head = tuple[int | None, list[Candidate]]
+"""The shown units of a queue, at most so many of which were asked for."""
 
 
 class Shown(Room):
@@ -33,30 +37,43 @@ class Shown(Room):
     ) -> None:
         self._jobs, self._active, self._queues, self._nodes = jobs, active, queues, nodes
         self._quotas, self._training, self._changes = quotas, training, changes
+        self._heads: dict[str, _Head] = {}
+        self._ordered: tuple[Candidate, ...] = ()  # the heads of all queues, in order of submission
 
     # --- what waits --------------------------------------------------------------------------------------------------
 
-    def waiting(self, now: int, *, everything: bool) -> list[Candidate]:
-        """Candidates: the head of each queue, and recovering units, in order of submission."""
+    def waiting(self, now: int, *, everything: bool) -> tuple[Candidate, ...]:
+        """Candidates: the head of each queue, and recovering units, in order of submission. The same object as long as
+        nothing of it changes.
+        """
         self._queues.sort()
         backing_off = {unit_id for unit_id, unit in self._queues.delayed.items() if unit.free_at > now}
-        candidates: list[Candidate] = []
-        heads = {} if everything else self._queues.heads()
-        for name, queue in self._queues.items():
-            units: Iterable[tuple[str, UnitState]] = queue.items()
-            if backing_off:
-                units = (item for item in units if item[0] not in backing_off)
-            candidates.extend(self._as_shown(unit_id, unit) for unit_id, unit in islice(units, heads.get(name)))
-        candidates.extend(
+        self._look_at_heads({} if everything else self._queues.heads(), backing_off)
+        recovering = [
             self.candidate(unit, recovering=True) for unit in self._active.recovering.values() if unit.free_at <= now
-        )
-        if (
-            len(self._queues) + len(self._active.recovering) != 1
-            or not candidates
-            or not candidates[0].queue.endswith("/")
-        ):
-            candidates.sort(key=ordinal)
-        return candidates
+        ]
+        return tuple(sorted((*self._ordered, *recovering), key=ordinal)) if recovering else self._ordered
+
+    def _look_at_heads(self, limits: Mapping[str, int], without: Collection[str]) -> None:
+        """Update the heads of the queues that have changed. What backs off comes back by time alone, so that nothing
+        is remembered while it does.
+        """
+        before, heads, changed = self._heads, dict[str, _Head](), self._changes.queues
+        for name, queue in self._queues.items():
+            limit, head = limits.get(name), before.get(name)
+            if head is None or head[0] != limit or name in changed or without:
+                units: Iterable[tuple[str, UnitState]] = queue.items()
+                if without:
+                    units = (item for item in units if item[0] not in without)
+                head = limit, [self._as_shown(unit_id, unit) for unit_id, unit in islice(units, limit)]
+            heads[name] = head
+        changed.clear()
+        if not heads or len(heads) != len(before) or any(map(is_not, heads.values(), map(before.get, heads))):
+            candidates = [one for _, head in heads.values() for one in head]
+            if len(heads) != 1 or not next(iter(heads)).endswith("/"):
+                candidates.sort(key=ordinal)
+            self._ordered = tuple(candidates)
+        self._heads = {} if without else heads
 
     def _as_shown(self, unit_id: str, unit: UnitState) -> Candidate:
         """The candidate of a pending unit; built when the unit reaches the head of its queue."""
