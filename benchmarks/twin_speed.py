@@ -1,11 +1,12 @@
 """What one job of a trace costs the twin: CPU time, rounds, what the log would hold, and a digest of what became of it.
 
     python benchmarks/twin_speed.py [--data ../shared/data] [--policies fifo,poise] [--trace philly] [--jobs 3000]
-        [--load 1.5] [--know estimated] [--repeat 3] [--json]
+        [--first 0] [--nodes 60] [--load 1.5] [--know estimated] [--repeat 3] [--json]
 
 Run on two checkouts (`PYTHONPATH=…/src`), one after the other, the ratio of `ms/job` is what a change has brought, and
 the digest, of where and when each attempt began and how it ended, says whether it has decided anything else. The trace
-and its cluster are those of `quality.py`; CPU time is of this process alone, the least of some runs.
+and its cluster are those of `quality.py`, from job number `--first` on and with `--nodes` of its nodes; CPU time is of
+this process alone, the least of some runs.
 """
 
 import argparse
@@ -26,13 +27,24 @@ from poise_lab.trial import simulate
 
 
 def timed(
-    name: str, data: Path, policy: str, jobs: int, know: str, repeat: int, load: float | None = None
+    name: str,
+    data: Path,
+    policy: str,
+    jobs: int,
+    know: str,
+    repeat: int,
+    load: float | None = None,
+    first: int = 0,
+    count: int = 0,
 ) -> dict[str, Any]:
     case = CASES[name]
     table = data / case.table if case.table else None
     load = case.options.load if load is None else load
-    options = msgspec.structs.replace(case.options, jobs=jobs, information=know, throughputs=table, load=load)
+    options = msgspec.structs.replace(case.options, jobs=first + jobs, information=know, throughputs=table, load=load)
     workload, nodes = read_trace(data / case.file, options), case.nodes()
+    nodes, arrivals = nodes[: count or None], workload.arrivals[first:]
+    arrivals = tuple(msgspec.structs.replace(one, at=one.at - arrivals[0].at) for one in arrivals)
+    workload = msgspec.structs.replace(workload, arrivals=arrivals)
     took = []
     for _ in range(repeat):
         began = process_time()
@@ -71,6 +83,8 @@ def main() -> None:
     parser.add_argument("--policies", default="fifo,poise")
     parser.add_argument("--trace", default="philly", choices=CASES)
     parser.add_argument("--jobs", type=int, default=3000)
+    parser.add_argument("--first", type=int, default=0, help="jobs of the trace that are left out before these")
+    parser.add_argument("--nodes", type=int, default=0, help="so many nodes of its cluster (0: all)")
     parser.add_argument("--load", type=float, help="how many times as fast jobs arrive; as in quality.py by default")
     parser.add_argument("--know", default="estimated")
     parser.add_argument("--repeat", type=int, default=3)
@@ -78,7 +92,9 @@ def main() -> None:
     given = parser.parse_args()
     rows = []
     for policy in given.policies.split(","):
-        rows.append(row := timed(given.trace, given.data, policy, given.jobs, given.know, given.repeat, given.load))
+        trace, many, know = given.trace, given.repeat, given.know
+        slice_of = given.load, given.first, given.nodes
+        rows.append(row := timed(trace, given.data, policy, given.jobs, know, many, *slice_of))
         if not given.json:
             print(
                 f"{policy:20} {row['jobs']:6} jobs {row['cpu_ms_per_job']:8.3f} ms/job {row['rounds']:7} rounds "

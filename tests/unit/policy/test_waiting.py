@@ -1,0 +1,89 @@
+"""Columns of what waits agree with what is said of each candidate by itself, also after something has changed."""
+
+from typing import Any
+
+import pytest
+
+from poise.model.fleet import Fleet
+from poise.model.profiles import Profile
+from poise.model.resources import Shape
+from poise.model.views import Candidate, Snapshot
+from poise.policy.feasible import ability
+from poise.policy.predict import speeds_of
+from poise.policy.rank import ORDERS, effective_class
+from poise.policy.reclaim import value
+from poise.policy.waiting import OWN, WIDTH, Waiting
+from poise.testing import node
+from poise.units import HOUR, MINUTE
+
+NOW = 100 * HOUR
+FLEET = Fleet([node("n1", gpus=8), node("n2", gpus=8)])
+
+
+def candidate(ordinal: int, **fields: Any) -> Candidate:
+    given: dict[str, Any] = {
+        "unit": f"j{ordinal}.main",
+        "job": f"j{ordinal}",
+        "ordinal": ordinal,
+        "priority": ordinal % 4,
+        "kind": f"class-{ordinal % 3}",
+        "shape": Shape(cpu=1000, gpus=1 + ordinal % 8) if ordinal % 5 else Shape(cpu=1000),
+        "tasks": 1 + ordinal % 2,
+        "submitted": NOW - ordinal * HOUR,
+        "ready": NOW - ordinal * ordinal * MINUTE,
+        "tail": (1 + ordinal) * MINUTE,
+        "queue": f"q{ordinal % 4}",
+        "expected": (1 + ordinal) * MINUTE,
+        "declared": (1 + ordinal) * MINUTE,
+        "weight": 500 * (1 + ordinal),
+    }
+    return Candidate(**given | fields)
+
+
+def view(*ones: Candidate, profiles: dict[str, Profile] | None = None, fleet: Fleet = FLEET) -> Snapshot:
+    return Snapshot(
+        revision=1,
+        now=NOW,
+        fleet=fleet,
+        candidates=ones,
+        backlog={one.queue: 1 for one in ones},
+        profiles=profiles or {},
+    )
+
+
+ONES = tuple(candidate(ordinal) for ordinal in range(40))
+
+
+@pytest.mark.parametrize("waits", [1.0, 0.25, 3.0])
+def test_values_are_those_of_each_candidate(waits: float) -> None:
+    of = view(*ONES)
+    waiting = Waiting(of)
+    runs = [speeds_of(of).shortest(one, ability(FLEET, one.shape).models) for one in ONES]
+    alone = [value(one, run, NOW, waits=waits) for one, run in zip(ONES, runs, strict=True)]
+    assert waiting.values(waiting.places_of(ONES), waits) == pytest.approx(alone, rel=1e-14)
+
+
+def test_lanes_are_those_of_each_candidate() -> None:
+    order, waiting = ORDERS["value"], Waiting(view(*ONES))
+    assert order.lanes(waiting, list(ONES)).tolist() == [order.lane(one, NOW) for one in ONES]
+    assert waiting.classes.clip(0).tolist() == [effective_class(one, NOW) for one in ONES]
+
+
+def test_a_candidate_that_changed_is_looked_at_again() -> None:
+    """Others have come before it in the view, and it has one task more."""
+    Waiting(view(*ONES[5:]))
+    wider = candidate(20, tasks=7)
+    waiting = Waiting(view(*ONES[:20], wider, *ONES[21:]))
+    assert waiting.columns[WIDTH].tolist() == [one.shape.gpus * one.tasks for one in (*ONES[:20], wider, *ONES[21:])]
+    assert waiting.columns[OWN].tolist() == [one.expected for one in ONES]
+
+
+def test_runs_follow_what_is_learned_of_a_class() -> None:
+    before = Waiting(view(*ONES)).runs.tolist()
+    [model] = {model.called for model in FLEET.models if model.kind != "cpu"}
+    learned = {f"class-1@{model}": Profile(count=9, mean=3 * HOUR, deviation=MINUTE)}
+    after = Waiting(view(*ONES, profiles=learned)).runs.tolist()
+    fresh = Waiting(view(*ONES, profiles=learned, fleet=Fleet(FLEET.nodes))).runs.tolist()
+    assert after == fresh
+    changed = {one.kind for one, old, new in zip(ONES, before, after, strict=True) if old != new}
+    assert changed == {"class-1"}
