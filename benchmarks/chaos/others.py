@@ -70,7 +70,7 @@ def herd_comes_back(nodes: int, submissions: int, living: Stage) -> Turn:
         until(lambda: client.status().nodes == nodes, "all nodes have joined", living.messages)
         herd.hold(client, nodes, 3600.0)
         until(lambda: swarm.started() >= nodes, "a command on each", living.messages)
-        back, _, _ = herd.herd(living.home, client, swarm, submissions)
+        back, *_ = herd.herd(living.home, client, swarm, submissions)
         for what in ("supervisor", "control"):
             kill(living.pid(what))
     return Turn([], [back])
