@@ -1,4 +1,4 @@
-"""Commands of Poise whose answers take long: each in a process of its own, which yields to all others."""
+"""Commands of Poise whose answers take long: each in a process of its own, which yields to others."""
 
 import os
 import subprocess
@@ -10,23 +10,27 @@ import msgspec
 from poise.config import Home
 from poise.errors import Fault, SpecError
 
-ENDS = 60.0
+ENDS = 120.0
 """Seconds after which such a process is ended."""
 
-_PROGRAM = """import sys
-from poise.drivers.system import give_way
-give_way()
+_PROGRAM = """import os, sys
+if sys.argv.pop(1) == "last":
+    from poise.drivers.system import give_way
+    give_way()
+else:
+    os.nice(5)
 from poise.cli.main import main
 sys.exit(main(sys.argv[1:]))"""
-"""A command of Poise that runs when nothing else wants to."""
 
 
-def printed_by(home: Home, words: list[str]) -> Any:
-    """What a command prints as JSON for the owner of the home. Raises `SpecError` with what it refuses, and `Fault`."""
+def printed_by(home: Home, words: list[str], *, last: bool = False) -> Any:
+    """What a command prints as JSON for the owner of the home. `last`: it runs when nothing else wants to, and may
+    take long on a busy machine. Raises `SpecError` with what it refuses, and `Fault`.
+    """
     environ = {name: value for name, value in os.environ.items() if name not in ("POISE_TOKEN", "POISE_TOKEN_FILE")}
     try:
         done = subprocess.run(  # noqa: S603 — our own program
-            [sys.executable, "-c", _PROGRAM, *words],
+            [sys.executable, "-c", _PROGRAM, "last" if last else "soon", *words],
             env=environ | {"POISE_HOME": str(home.root)},
             stdin=subprocess.DEVNULL,
             capture_output=True,

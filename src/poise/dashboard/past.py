@@ -187,7 +187,7 @@ class LookingBack:
         if not self._comparing.acquire(blocking=False):
             raise Busy("another what-if scenario is being simulated", hint="wait")
         try:
-            return printed_by(self._home, ["what-if", *flags, "--budget", f"{WHAT_IF_SECONDS}s", "--json"])
+            return printed_by(self._home, ["what-if", *flags, "--budget", f"{WHAT_IF_SECONDS}s", "--json"], last=True)
         finally:
             self._comparing.release()
 

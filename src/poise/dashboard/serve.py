@@ -173,6 +173,7 @@ async def _serve(
         servers.append((_server(app, beyond.context), beyond.listening))
 
     def end(number: int) -> None:
+        app.sessions.end_streams()  # or their connections are waited for
         for server, _ in servers:
             server.handle_exit(number, None)
 

@@ -99,6 +99,11 @@ class Sessions:
         if (session := self._sessions.pop(key, None)) is not None:
             session.over.set()
 
+    def end_streams(self) -> None:
+        """Of all browsers."""
+        for session in self._sessions.values():
+            session.over.set()
+
     def streams(self, tenant: str) -> tuple[int, int]:
         """Open streams of a tenant, and those of all others."""
         theirs = sum(one.streams for one in self._sessions.values() if one.viewer.tenant == tenant)
