@@ -631,6 +631,26 @@ def test_a_damaged_journal_gives_what_is_whole(connect: Open, tmp_path: Path, da
     assert kinds(journal) == ["keeper", "ended", "ended", "ended", "starting", "ended"]
 
 
+def test_what_an_earlier_keeper_began_or_ended_is_not_run_again_though_it_is_ordered_again(
+    connect: Open, tmp_path: Path
+) -> None:
+    """The agent may not have heard of it when the keeper was killed."""
+    line = connect()
+    line.shell("done", f"echo >> {tmp_path}/done")
+    line.ending("done")
+    line.shell("begun", f"echo >> {tmp_path}/begun; exec sleep 60")
+    pid = line.until("started")[2]
+    wait_until(lambda: (tmp_path / "begun").exists())
+    for killed in (line.pid, pid):  # as the agent does with what such a keeper leaves
+        os.kill(killed, signal.SIGKILL)
+    again = connect()
+    for task in ("done", "begun"):
+        again.shell(task, f"echo >> {tmp_path}/{task}")
+    again.shell("next", "true")
+    assert again.ending("next")["outcome"] == "done"
+    assert [(tmp_path / task).read_text() for task in ("done", "begun")] == ["\n", "\n"]
+
+
 def fill(line: Line, full: bool = True) -> None:
     """No file of the keeper can grow, as on a full disk; or again."""
     size = (line.folder / "slot-0.journal").stat().st_size
