@@ -1,19 +1,23 @@
 """The cost of exporting traces: one job of many tasks, with and without `poise up --traces`, in turns.
 
-    python benchmarks/tracing.py [--tasks 10000] [--runs 5] [--json]
+    python benchmarks/tracing.py [--tasks 10000] [--runs 5] [--parts] [--json]
 
 Everything runs on two cores: control plane, agent, keepers, commands, the exporter, and a receiver of OTLP that keeps
 what it is sent. A run ends when the end of the job is durable. Then all spans are waited for and counted: three of each
 task, and two of the job. The exporter computes only where a core is idle; its CPU time is told apart from that of the
-control plane, and both change less with other work on the machine than the time of the job does.
+control plane, and both change less with other work on the machine than the time of the job does. With `--parts` there
+are two more runs in each round: traced with an exporter that is stopped during the job, and not traced beside a process
+that gives way as the exporter does, and takes 10 % of a core.
 """
 
 import argparse
 import contextlib
 import gzip
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from time import perf_counter
@@ -34,6 +38,18 @@ TARGET_RATIO = 1.03
 SPANS_SECONDS = 120.0
 WARM = 20
 """Commands that run first, of five spans each."""
+
+
+OTHER = """
+import time
+from poise.drivers.system import give_way
+give_way()
+while True:
+    until = time.process_time() + 0.05
+    while time.process_time() < until:
+        sorted(map(str, range(1000)))
+    time.sleep(0.45)
+"""
 
 
 class Receiver:
@@ -85,22 +101,40 @@ class Run(NamedTuple):
     everything: float
 
 
-def run(tasks: int, got: Receiver | None) -> Run:
-    """The job once; traced if there is a receiver."""
+def run(tasks: int, got: Receiver | None, *, stopped: bool = False, beside: bool = False) -> Run:
+    """The job once; traced if there is a receiver, with the exporter `stopped` until the end of the job or not, or
+    `beside` another process.
+    """
     with harness.own_fleet(*(["--traces", got.url] if got else []), warm=WARM) as fleet:
         groups = fleet.processes()
         if got is not None:
             groups["exporter"] = [psutil.Process(holder(fleet.home.traces / "lock"))]
+            if stopped:
+                groups["exporter"][0].suspend()
         before, begun = computed(groups), perf_counter()
-        job = fleet.client.submit({"run": ["/bin/true"], "parts": tasks})
-        report = fleet.client.wait(job)
+        with other() if beside else contextlib.nullcontext():
+            job = fleet.client.submit({"run": ["/bin/true"], "parts": tasks})
+            report = fleet.client.wait(job)
         took = perf_counter() - begun
+        if stopped:
+            groups["exporter"][0].resume()
         if report.exit_code != 0:
             raise RuntimeError(f"the job ended as {report.status}")
         if got is not None:
             until_all_came(got, 3 * tasks + 2 + 5 * WARM)
         used = {name: 1e3 * (seconds - before[name]) / tasks for name, seconds in computed(groups).items()}
     return Run(took, used["control plane"], used.get("exporter", 0.0), sum(used.values()))
+
+
+@contextlib.contextmanager
+def other() -> Iterator[None]:
+    """A process that gives way, and takes 10 % of a core."""
+    process = subprocess.Popen([sys.executable, "-c", OTHER])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def computed(groups: dict[str, list[psutil.Process]]) -> dict[str, float]:
@@ -118,38 +152,48 @@ def until_all_came(got: Receiver, wanted: int) -> None:
     got.bodies.clear()
 
 
-def measure(tasks: int, runs: int) -> list[Figure]:
-    plain: list[Run] = []
-    traced: list[Run] = []
+def measure(tasks: int, runs: int, *, parts: bool) -> list[Figure]:
+    found: dict[str, list[Run]] = {"not traced": [], "traced": []}
+    if parts:
+        found |= {"traced, exporter stopped": [], "not traced, beside another process": []}
     with contextlib.closing(Receiver()) as got:
         for number in range(runs):
-            order: list[tuple[list[Run], Receiver | None]] = [(plain, None), (traced, got)]
-            for found, to in order if number % 2 == 0 else reversed(order):
-                found.append(run(tasks, to))
-            say(f"run {number + 1}: {plain[-1].took:.2f} s not traced, {traced[-1].took:.2f} s traced")
-    took, control, _, everything = (list(values) for values in zip(*plain, strict=True))
-    took_traced, control_traced, exporter, everything_traced = (list(values) for values in zip(*traced, strict=True))
-    return [
-        rate("tasks, not traced", tasks, took),
-        rate("tasks, traced", tasks, took_traced),
-        ratio("  time, traced over not traced", took_traced, took, limit=TARGET_RATIO),
-        Figure(name="CPU of the control plane for a task, not traced", unit="ms", values=control),
-        Figure(name="CPU of the control plane for a task, traced", unit="ms", values=control_traced),
-        ratio("  traced over not traced", control_traced, control, limit=TARGET_RATIO),
-        Figure(name="CPU of the exporter for a task", unit="ms", values=exporter),
-        Figure(name="CPU of all of Poise and the task, not traced", unit="ms", values=everything),
-        Figure(name="CPU of all of Poise and the task, traced", unit="ms", values=everything_traced),
-        ratio("  traced over not traced", everything_traced, everything),
-    ]
+            for name in found if number % 2 == 0 else reversed(found):
+                to = None if name.startswith("not") else got
+                made = run(tasks, to, stopped=name.endswith("stopped"), beside=name.endswith("process"))
+                found[name].append(made)
+                say(f"run {number + 1}: {made.took:.2f} s {name}")
+    figures: list[Figure] = []
+    plain = found["not traced"]
+    for name, of in found.items():
+        figures += [
+            rate(f"tasks, {name}", tasks, [one.took for one in of]),
+            Figure(name="  CPU of the control plane for a task", unit="ms", values=[one.control for one in of]),
+            Figure(name="  CPU of all of Poise and the task", unit="ms", values=[one.everything for one in of]),
+        ]
+        if of is not plain:
+            limit = TARGET_RATIO if name == "traced" else None
+            figures += [
+                ratio("  time, over not traced", *_of(of, plain, "took"), limit=limit),
+                ratio("  CPU of the control plane, over not traced", *_of(of, plain, "control"), limit=limit),
+                ratio("  CPU of all, over not traced", *_of(of, plain, "everything")),
+            ]
+    exporter = [one.exporter for one in found["traced"]]
+    return [*figures, Figure(name="CPU of the exporter for a task", unit="ms", values=exporter)]
+
+
+def _of(runs: Sequence[Run], plain: Sequence[Run], name: str) -> tuple[list[float], list[float]]:
+    return [getattr(one, name) for one in runs], [getattr(one, name) for one in plain]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", type=int, default=10_000, help="tasks of the job")
     parser.add_argument("--runs", type=int, default=5, help="pairs of runs")
+    parser.add_argument("--parts", action="store_true", help="measure where the cost comes from, too")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    return harness.program(lambda: measure(given.tasks, given.runs), as_json=given.json)
+    return harness.program(lambda: measure(given.tasks, given.runs, parts=given.parts), as_json=given.json)
 
 
 if __name__ == "__main__":
