@@ -205,6 +205,10 @@ class Desk:
         given = {"host": host, "content-type": kind, **(more or {})}
         return asyncio.run(asyncio.wait_for(self._call(method, path, body, who, given), PATIENCE))
 
+    async def ask(self, method: str, path: str) -> Answer:
+        """The same beside other work of a loop."""
+        return await self._call(method, path, None, OWNER, {"host": "poise"})
+
     async def _call(self, method: str, path: str, body: Any, who: str | None, given: Mapping[str, str]) -> Answer:
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         route, _, query = path.partition("?")

@@ -2,6 +2,7 @@
 anything else.
 """
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -75,3 +76,21 @@ def test_the_client_lists_all_of_them(desk: Desk, page: int, monkeypatch: pytest
     assert [node.name for node in client.nodes()] == NAMES
     assert [job.id for job in client.jobs()] == JOBS
     assert len(asked) == 2 * (len(NAMES) // page + 1)
+
+
+def test_a_list_of_many_nodes_does_not_hold_up_the_control_plane() -> None:
+    """Rounds get their turns while it is made."""
+    desk = Desk(World().nodes(500))
+
+    def turns(limit: int) -> int:
+        async def asked() -> int:
+            count, answer = 0, asyncio.create_task(desk.ask("GET", f"/v1/nodes?limit={limit}"))
+            while not answer.done():
+                count += 1
+                await asyncio.sleep(0)
+            assert len((await answer).value) == limit
+            return count
+
+        return asyncio.run(asked())
+
+    assert turns(500) >= turns(1) + 4
