@@ -215,7 +215,8 @@ class Prices:
         rows, prices, devices = self._holders.rows[could], self._prices[could], self._holders.devices[could]
         order = np.lexsort((devices, prices, rows))
         rows, prices, devices = rows[order], prices[order], devices[order]
-        here, first, counts = np.unique(rows, return_index=True, return_counts=True)
+        first = np.flatnonzero(np.diff(rows, prepend=-1))
+        here, counts = rows[first], np.diff(first, append=len(rows))
         place = np.repeat(np.arange(len(here)), counts), np.arange(len(rows)) - np.repeat(first, counts)
         by_price = np.full((len(here), counts.max(initial=1)), inf)
         frees = np.zeros(by_price.shape, np.int64)

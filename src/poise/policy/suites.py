@@ -755,6 +755,8 @@ class _Round:
         if self.draft.timely.pressed:
             return Prices(of, self.draft)
         shrinks = {one.unit for one in self.view.elastic if one.unit in self._sizes and one.size > max(1, one.least)}
+        if not shrinks:
+            return Prices(of, self.draft)
         return Prices({unit: price for unit, price in of.items() if unit not in shrinks}, self.draft)
 
     @cached_property
