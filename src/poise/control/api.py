@@ -55,6 +55,7 @@ from poise.kernel import controller as machine
 from poise.kernel import whatif
 from poise.kernel.audit import audit_report
 from poise.kernel.changing import to_remove
+from poise.kernel.demand import demand
 from poise.kernel.explain import (
     Question,
     job_report,
@@ -96,6 +97,7 @@ from poise.model.reports import (
     AuditReport,
     Changed,
     ChangesReport,
+    Demand,
     Drained,
     Explanation,
     InputReport,
@@ -409,6 +411,10 @@ def make_app(
         ledger, controller = await plane.settled(), plane.controller
         told = overview(ledger, plane.clock.now(), controller.load_of, plane.rates(), bearer, accepting=plane.accepting)
         return Sight(ledger, bearer).only(told)
+
+    @routes.get("/v1/demand", summary="The work that waits for room, by what it asks for", role=OPERATOR)
+    async def what_waits() -> list[Demand]:
+        return demand(await plane.settled(), plane.clock.now())
 
     @routes.get(
         "/v1/changes",

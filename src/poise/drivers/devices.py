@@ -30,17 +30,19 @@ _log = logging.getLogger("poise.devices")
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """What of a machine may be offered, where others have the rest of it: milli-CPU, bytes of memory, and devices, each
-    by its index or by what its driver calls it.
+    by its index or by what its driver calls it. Its node has these `labels` too.
     """
 
     cpu: int
     memory: int
     devices: tuple[str, ...] = ()
+    labels: dict[str, str] = {}
 
     def of(self, node: Node) -> Node:
         """That part of the machine. How many CPUs may be used is for whoever gave the part to say."""
         devices = tuple(of for of in node.devices if {str(of.index), of.uuid} & {*self.devices})
-        return msgspec.structs.replace(node, cpu=self.cpu, memory=min(self.memory, node.memory), devices=devices)
+        memory, labels = min(self.memory, node.memory), node.labels | self.labels
+        return msgspec.structs.replace(node, cpu=self.cpu, memory=memory, devices=devices, labels=labels)
 
 
 class Inventory:

@@ -11,7 +11,7 @@ from poise.model.document import Findings, some
 from poise.model.fleet import DeviceModel, Fleet, model_of
 from poise.model.jobs import Unit
 from poise.model.quotas import Quota, asked
-from poise.model.resources import WHOLE, Device, Node, Shape
+from poise.model.resources import ALLOCATED, WHOLE, Device, Node, Shape
 from poise.policy.feasible import can_do, capacity_when_empty, never, shortfall
 from poise.units import format_cpu, type_bytes, type_rate
 
@@ -58,13 +58,13 @@ def _task_of(unit: Unit) -> str:
 
 def _check_fits(fleet: Fleet, unit: Unit) -> None:
     """Raise SpecError for what no node here could ever run, saying which comes closest. A fleet without nodes may get
-    any.
+    any, and one with nodes of a system that allocates machines when they are asked for may get others.
     """
     if not len(fleet):
         return
     wanted = unit.least or len(unit.tasks)
     room = max(capacity_when_empty(fleet, unit.shape_of(of)) for of in range(len(unit.variants) + 1))
-    if room >= wanted:
+    if room >= wanted or any(ALLOCATED in node.labels for node in fleet.nodes):
         return
     if room and (where := unit.shape.where).groups:
         label = where.spread or where.together

@@ -508,6 +508,25 @@ class UnitWait(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """Tasks that wait for room and ask for the same: `cpu` in milli-CPU, `memory` in bytes, `gpus`, and `where` as its
+    user said (empty: anywhere). So many start `together`.
+
+    `work` is the sum of their expected run times, and `longest` the time that nearly all of them stay under, in
+    nanoseconds. Of `unknown` tasks neither history nor a declaration tells the run time; they count as none.
+    """
+
+    tasks: int
+    together: int
+    cpu: int
+    memory: int
+    gpus: int
+    where: str
+    work: int
+    longest: int
+    unknown: int
+
+
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """What `poise top` shows. `queue` counts units that wait for room, by class; `blocked` those that wait for others.
 

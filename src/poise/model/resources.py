@@ -34,6 +34,11 @@ DECLARED = {"declared": "true"}
 """The label of a node that offers what a file says, and not what was found."""
 
 
+ALLOCATED = "allocation"
+"""The label of a node that another system has allocated because it was asked to: it may allocate larger ones as well.
+Its value is the id of the allocation there."""
+
+
 class Wants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
     """What a device must be. Empty fields ask for nothing.
 

@@ -1,0 +1,45 @@
+"""The work that waits, by what it asks for."""
+
+import msgspec
+
+from poise.kernel.demand import demand
+from poise.model.resources import ALLOCATED
+from poise.testing import World, node
+from poise.units import MINUTE, SECOND
+
+
+def test_work_that_asks_for_the_same_is_one_entry_with_its_expected_time() -> None:
+    world = World()
+    world.job("a", cpu=2, expect="10s").job("b", cpu=2, expect="20s")
+    world.job("gang", cpu=2, workers=3, expect="1m")
+    plain, gang = demand(world.ledger, world.now)
+    assert (plain.tasks, plain.together, plain.cpu, plain.work, plain.unknown) == (2, 1, 2000, 30 * SECOND, 0)
+    assert plain.longest > 20 * SECOND, "what nearly all stay under, not the mean"
+    assert (gang.tasks, gang.together, gang.work) == (3, 3, 3 * MINUTE)
+
+
+def test_a_time_that_nobody_knows_counts_as_none_and_is_said_to_be_unknown() -> None:
+    world = World().job("a", cpu=2)
+    [entry] = demand(world.ledger, world.now)
+    assert (entry.tasks, entry.work, entry.longest, entry.unknown) == (1, 0, 0, 1)
+
+
+def test_what_runs_and_what_waits_for_others_is_not_told() -> None:
+    world = World().nodes(1, cpu=1).job("a", cpu=1).round().start("a")
+    assert demand(world.ledger, world.now) == []
+
+
+def test_work_behind_the_first_of_a_long_queue_counts_as_the_last_that_was_looked_at() -> None:
+    world = World()
+    for number in range(12):
+        world.job(f"a{number}", cpu=2, expect="1s")
+    whole = demand(world.ledger, world.now)
+    assert demand(world.ledger, world.now, counted=3) == whole
+
+
+def test_work_that_is_larger_than_an_allocated_node_is_taken_since_a_larger_one_may_be_allocated() -> None:
+    allocated = msgspec.structs.replace(node("n1", cpu=1), labels={ALLOCATED: "17"})
+    world = World().join(allocated).job("a", cpu=2).round()
+    [entry] = demand(world.ledger, world.now)
+    assert entry.cpu == 2000
+    assert not any(reason.fixable == "never" and reason.code == "NOWHERE" for reason in world.reasons("a"))
