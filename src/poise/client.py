@@ -37,7 +37,7 @@ from poise.model.incidents import IncidentReport
 from poise.model.reports import (
     Changed,
     ChangesReport,
-    Demand,
+    DemandReport,
     Drained,
     ExecEnd,
     ExecLine,
@@ -411,9 +411,9 @@ class Client:
         """The overview of `poise top`."""
         return self._call("GET", "/v1/overview", Overview)
 
-    def demand(self) -> list[Demand]:
-        """The work that waits for room, by what it asks for."""
-        return self._call("GET", "/v1/demand", list[Demand])
+    def demand(self) -> DemandReport:
+        """The work that waits for room, by what it asks for, and for how long nodes are busy."""
+        return self._call("GET", "/v1/demand", DemandReport)
 
     def changes(self, after: int, *, wait: float = 0.0) -> ChangesReport:
         """Nodes and jobs that events have changed after a revision. With `wait`, it returns when there is a change or

@@ -237,6 +237,10 @@ class Agent:
         keepers.on_fitness = self._on_fitness
         keepers.on_console = self._on_console
 
+    def end_at(self, moment: float) -> None:
+        """The node ends then, in seconds since 1970."""
+        self._node.until = self._clock.now() + round((moment - self._clock.wall()) * SECOND)
+
     def adopt(self, held: Iterable[Held], ended: Iterable[Ended]) -> None:
         """Measure what an earlier agent's keepers hold."""
         for one in held:
@@ -691,6 +695,8 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
     node.withheld = range(MAX_DECLARED) if inventory is None else inventory.there
     node.adopt(observed.held, [keepers.tellings.last_word(done) for done in observed.ended])
     agent = Agent(home, keepers, node, offer)
+    if part is not None and part.until:
+        agent.end_at(part.until)
     agent.adopt(observed.held, observed.ended)
     settle_memory()
     loop = asyncio.get_running_loop()

@@ -97,7 +97,7 @@ from poise.model.reports import (
     AuditReport,
     Changed,
     ChangesReport,
-    Demand,
+    DemandReport,
     Drained,
     Explanation,
     InputReport,
@@ -413,7 +413,7 @@ def make_app(
         return Sight(ledger, bearer).only(told)
 
     @routes.get("/v1/demand", summary="The work that waits for room, by what it asks for", role=OPERATOR)
-    async def what_waits() -> list[Demand]:
+    async def what_waits() -> DemandReport:
         return demand(await plane.settled(), plane.clock.now())
 
     @routes.get(

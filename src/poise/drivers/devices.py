@@ -30,13 +30,15 @@ _log = logging.getLogger("poise.devices")
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """What of a machine may be offered, where others have the rest of it: milli-CPU, bytes of memory, and devices, each
-    by its index or by what its driver calls it. Its node has these `labels` too.
+    by its index or by what its driver calls it. Its node has these `labels` too, and ends at the moment `until`
+    (seconds since 1970; 0: it does not).
     """
 
     cpu: int
     memory: int
     devices: tuple[str, ...] = ()
     labels: dict[str, str] = {}
+    until: float = 0.0
 
     def of(self, node: Node) -> Node:
         """That part of the machine. How many CPUs may be used is for whoever gave the part to say."""

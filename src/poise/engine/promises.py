@@ -62,6 +62,7 @@ ABOUT_NODES = frozenset(
         "NODE_DRAINED",
         "NODE_LOST",
         "NODE_SHRUNK",
+        "NODE_ENDS",
         "GANG_INCOMPLETE",
         "SPREAD",
         "TOGETHER",

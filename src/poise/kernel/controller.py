@@ -109,7 +109,7 @@ from poise.model.messages import (
 from poise.model.profiles import ENOUGH_RUNS
 from poise.model.quotas import Quota
 from poise.model.reports import Changed, Drained
-from poise.model.resources import Device, Node, Shape, identity_of, is_declared
+from poise.model.resources import ALLOCATED, Device, Node, Shape, identity_of, is_declared
 from poise.model.spec import Compiled
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role, Token
 from poise.model.times import Times
@@ -134,6 +134,9 @@ RECOVER_EVERY = 1 * SECOND
 
 TIMES = Times()
 HEARTBEAT = TIMES.heartbeat
+
+SAME_END = 5 * SECOND
+"""A node that ends sooner or later than it said by no more than this has said the same: messages take time."""
 
 PER_NODE = 100_000
 """Nanoseconds for each node of the fleet. Within that time what costs a look at all nodes is done at most once: to see
@@ -1364,10 +1367,11 @@ class Controller:
             self._disconnect(name)
             self._hang(name)
         self._said.update(due)
+        held = [name for name in due if ALLOCATED not in self.ledger.nodes[name].node.labels]
         if self.settings.dead_after:
-            self._give_up_unless_held(due, now, now)
-        else:
-            for name in due:
+            self._give_up_unless_held(held, now, now)
+        for name in due:  # the end of an allocation is no outage, however many nodes it had
+            if not self.settings.dead_after or name not in held:
                 self._node_lost(name, now, said=True)
         return known
 
@@ -1465,6 +1469,8 @@ class Controller:
         self._said.discard(name)
         known = self.ledger.nodes.get(name)
         node = hello.node if known is None else _with_withdrawn(hello, known.node.devices)
+        if hello.left:
+            node = msgspec.structs.replace(node, until=_until(now + hello.left, known.node.until if known else 0))
         if known is not None and known.node.incarnation != node.incarnation:
             self._lose_attempts(name, now, "the node was started anew", gone=True)
         elif known is not None and known.node.devices != node.devices:
@@ -1949,6 +1955,11 @@ class Controller:
         self._connected.clear()
         self._dispatch, self.turns.ledger = self._make_dispatch(self.ledger.now), self.ledger
         return (*refused, *hung, HangCalls())
+
+
+def _until(ends: int, known: int) -> int:
+    """When a node ends: as it is known, if it says about the same again."""
+    return known if abs(ends - known) < SAME_END else ends
 
 
 def _with_withdrawn(hello: Hello, known: Sequence[Device]) -> Node:

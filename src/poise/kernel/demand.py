@@ -3,23 +3,36 @@
 Pure, and bounded: of very many kinds of work the first ones are told, in the order in which they are served.
 """
 
+from itertools import islice
+
+from poise.kernel.explain import known_run
+from poise.kernel.lasting import must_last
 from poise.kernel.ledger import Ledger, UnitState
-from poise.model.decisions import UNKNOWN
-from poise.model.profiles import estimate_run
-from poise.model.reports import Demand
+from poise.model.profiles import estimate_run, remaining
+from poise.model.reports import Demand, DemandReport
 from poise.model.resources import ANYWHERE
 
 KINDS = 64
 """Kinds of work that are told."""
 
 COUNTED = 4096
-"""Units that are looked at one by one; the others of a queue count as the last one of it that was."""
+"""Units that are looked at one by one; the others of a queue count as the last one of it that was. As many running
+units are looked at.
+"""
 
 
-def demand(ledger: Ledger, now: int, counted: int = COUNTED) -> list[Demand]:
+def demand(ledger: Ledger, now: int, counted: int = COUNTED) -> DemandReport:
+    """What waits, and for how long the nodes are busy."""
+    return DemandReport(waits=tuple(_waits(ledger, now, counted)), busy=_busy(ledger, now, counted))
+
+
+def _waits(ledger: Ledger, now: int, counted: int) -> list[Demand]:
     """Work of one shape, and of one number of tasks that start together, is one entry."""
     found: dict[tuple[str, int], Demand] = {}
     left = counted
+    for unit in islice(ledger.active.recovering.values(), counted):  # what a lost node held
+        if unit.free_at <= now:
+            _count(found, ledger, unit, 1)
     for queue in ledger.queues.values():
         seen = 0
         for unit in queue.values():
@@ -35,15 +48,23 @@ def demand(ledger: Ledger, now: int, counted: int = COUNTED) -> list[Demand]:
     return list(found.values())
 
 
+def _busy(ledger: Ledger, now: int, counted: int) -> dict[str, int]:
+    """Of very many attempts the first ones say it."""
+    found: dict[str, int] = {}
+    for unit in islice(ledger.active.values(), counted):
+        estimate = estimate_run(ledger.profiles.get(unit.spec.kind), unit.spec.declared)
+        for task in unit.tasks:
+            if task.active and task.status != "recovering":
+                left = remaining(now - (task.started or now), estimate.mean, estimate.deviation)
+                found[task.node] = min(left, found.get(task.node, left))
+    return found
+
+
 def _count(found: dict[tuple[str, int], Demand], ledger: Ledger, unit: UnitState, units: int) -> None:
     shape, tasks = unit.shape, len(unit.tasks)
     together = unit.spec.least or tasks
-    estimate = estimate_run(ledger.profiles.get(unit.spec.kind), unit.spec.declared)
-    known = bool(unit.left) or estimate.source != UNKNOWN
-    run = unit.expected if known else 0
-    longest = max(run, run * estimate.most // max(1, estimate.mean))
-    if unit.spec.time_limit and known:
-        longest = min(longest, unit.spec.time_limit)
+    run = known_run(ledger, unit)
+    longest = must_last(ledger.shown.candidate(unit), ledger.profiles)
     before = found.get((shape.key(), together))
     found[shape.key(), together] = Demand(
         tasks=tasks * units + (before.tasks if before else 0),
@@ -54,5 +75,5 @@ def _count(found: dict[tuple[str, int], Demand], ledger: Ledger, unit: UnitState
         where="" if shape.where == ANYWHERE else shape.where.describe(),
         work=run * tasks * units + (before.work if before else 0),
         longest=max(longest, before.longest if before else 0),
-        unknown=(0 if known else tasks * units) + (before.unknown if before else 0),
+        unknown=(0 if run else tasks * units) + (before.unknown if before else 0),
     )

@@ -12,6 +12,7 @@ import msgspec
 
 from poise.kernel.book import CallBook
 from poise.kernel.fitting import nowhere
+from poise.kernel.lasting import one_lasting
 from poise.kernel.lateness import lost_deadlines
 from poise.kernel.ledger import (
     CAUSES,
@@ -658,7 +659,7 @@ def _alike(ledger: Ledger, units: list[UnitState], view: Snapshot, lost: Mapping
         unseen = max(0, before - len(shown))
     return Alike(
         units=tuple(unit.id for unit in units),
-        candidate=ledger.shown.candidate(first),
+        candidate=one_lasting(ledger.shown.candidate(first), view.fleet.ends, view.profiles, view.now),
         not_before=first.free_at if first.free_at > view.now else 0,
         back=tuple(_back(first, view.now)),
         unseen=unseen,

@@ -243,6 +243,7 @@ class NodeMachine:
         self._steps = Steps()
         self._faults: dict[DeviceFault, None] = {}  # not known to be heard
         self._said_faults: tuple[DeviceFault, ...] = ()
+        self.until = 0  # when this node ends, 0 if it does not
         self._unfit = ""  # why nothing can be started
         self._unsaid_unfit: str | None = None
         self._said_load: Load | None = None
@@ -430,6 +431,7 @@ class NodeMachine:
             unfit=self._unfit,
             address=address,
             withdrawn=tuple(sorted(filter(self._is_withdrawn, held))),
+            left=max(1, self.until - now) if self.until else 0,
         )
         return [self._say(hello, now)]
 

@@ -325,7 +325,7 @@ def _refusing(view: Snapshot, candidate: Candidate, held: Sequence[Reason], ever
         return
     elsewhere: list[int] = []
     for row, name in enumerate(fleet.names):
-        if not (everything or any(shape.where.admits(fleet.nodes[row]) for shape in shapes)):
+        if not (everything or any(shape.where.allows(fleet.nodes[row]) for shape in shapes)):
             elsewhere.append(row)
             continue
         against = [refusals(fleet, row, shape) for shape in shapes]

@@ -140,6 +140,7 @@ class Fleet:
     node, `pools` by key of shape and row. `rack` and `zone` number those that are named alike, `bandwidth` and
     `latency` int64 (N,) are of the node's network. `kind` int64 (N,) tells nodes apart that offer different things;
     `likes` is the first row of each kind, `alike` says by kind whether its devices are all of one model and not linked.
+    `ends` has the nodes that end, and when.
     `abilities` is what readers have worked out, by shape, of what never changes, and `runs` what they have of run times
     with what they had it from; all copies share them.
 
@@ -159,6 +160,7 @@ class Fleet:
         "device_model",
         "device_share",
         "device_spare",
+        "ends",
         "failures",
         "free",
         "kind",
@@ -183,6 +185,7 @@ class Fleet:
         """Every node open and empty."""
         self.nodes = tuple(nodes)
         self.names = tuple(node.name for node in nodes)
+        self.ends = tuple((node.name, node.until) for node in nodes if node.until)
         self.rows = {name: row for row, name in enumerate(self.names)}
         count, width = len(nodes), max((len(node.devices) for node in nodes), default=0)
         self.total: Ints = np.zeros((4, count), np.int64)

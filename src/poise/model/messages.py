@@ -137,7 +137,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     `queued` are held but not started, `faults` are those of which it is not known that they were heard. `unfit` says
     why nothing can be started there; empty where work can. `address` is this machine's, for members of gangs on other
     machines; empty where there are none. `withdrawn` are devices that attempts hold, and that are there, but are not
-    offered any more.
+    offered any more. The node ends after `left` nanoseconds (0: it does not).
     """
 
     node: Node
@@ -148,6 +148,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     unfit: str = ""
     address: str = ""
     withdrawn: Annotated[tuple[int, ...], _MANY] = ()
+    left: Annotated[int, msgspec.Meta(ge=0, le=2**60)] = 0
 
 
 class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True, omit_defaults=True):

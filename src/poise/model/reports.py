@@ -527,6 +527,15 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     unknown: int
 
 
+class DemandReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The work that `waits`, by what it asks for. `busy` has each node on which something runs, with the nanoseconds
+    until the first of it is expected to end.
+    """
+
+    waits: tuple[Demand, ...]
+    busy: dict[str, int]
+
+
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """What `poise top` shows. `queue` counts units that wait for room, by class; `blocked` those that wait for others.
 

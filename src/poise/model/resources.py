@@ -67,6 +67,9 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
     `nodes` names any that will do, `without` those that will not; of each of `labels` a node must have one of the
     values, and none of those in `without_labels`. A node's zone, rack and name (`node`) are labels too. Of a gang, all
     tasks run on different values of the label `spread`, and on one value of the label `together`.
+
+    In a snapshot, `ending` names the nodes that end before the work would, with the nanoseconds that they have left in
+    whole minutes; the work needs one that `lasts` for so many.
     """
 
     nodes: tuple[str, ...] = ()
@@ -75,6 +78,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
     without_labels: Labels = ()
     spread: str = ""
     together: str = ""
+    ending: tuple[tuple[str, int], ...] = ()
+    lasts: int = 0
 
     @property
     def groups(self) -> bool:
@@ -82,7 +87,11 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache
         return bool(self.spread or self.together)
 
     def admits(self, node: "Node") -> bool:
-        """Whether a task may run on this node."""
+        """Whether a task may run on this node, and it lasts for long enough."""
+        return self.allows(node) and not (self.ending and any(name == node.name for name, _ in self.ending))
+
+    def allows(self, node: "Node") -> bool:
+        """Whether a task may run on this node, for as long as it is there."""
         if (self.nodes and node.name not in self.nodes) or node.name in self.without:
             return False
         if self.groups and not all(node.label(name) for name in (self.spread, self.together) if name):
@@ -129,8 +138,8 @@ class Shape(msgspec.Struct, frozen=True, omit_defaults=True, cache_hash=True):
     def key(self) -> str:
         """A short text that is equal for equal shapes; keys maps in the ledger."""
         plain = f"{self.cpu}.{self.memory}.{self.gpus}.{self.gpu_memory}"
-        if self.where != ANYWHERE:
-            plain = f"{plain}@{self.where.describe()}"
+        if where := self.where.describe():
+            plain = f"{plain}@{where}"
         if self.share == WHOLE and not self.network and self.wants == ANY_GPU:
             return plain
         wants = self.wants
@@ -212,7 +221,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `incarnation` changes when the machine is booted or the node's folder is made anew: processes of an older
     incarnation are gone. `cpu` in milli-CPU, `memory` in bytes, `network` in bits per second and `latency` in
     nanoseconds to the rest of the fleet (0: not said). `model` names its processor, `rates` and `bandwidth` are what it
-    can do and `sources` who said so, as of a device.
+    can do and `sources` who said so, as of a device. Work may run there `until` an instant (0: without end): nothing is
+    placed there that is expected to take longer.
     """
 
     name: str
@@ -230,6 +240,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rates: dict[str, Rate] = {}
     bandwidth: Rate = 0
     sources: dict[str, str] = {}
+    until: int = 0
 
     def label(self, name: str) -> str:
         """The value of a label, `zone`, `rack` and `node` among them; empty where it has none of this name."""

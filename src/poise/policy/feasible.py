@@ -23,7 +23,7 @@ from poise.model.fleet import (
     processor_of,
 )
 from poise.model.resources import ANYWHERE, PLENTY, WHOLE, Node, Shape, Wants, Where
-from poise.units import format_bytes, format_cpu, format_rate
+from poise.units import format_bytes, format_cpu, format_duration, format_rate
 
 FALLBACKS: Mapping[str, tuple[str, ...]] = {
     "fp8": ("fp16", "bf16", "fp32"),
@@ -42,8 +42,8 @@ MOST_TASKS = 1_000_000
 MOST_SHAPES = 4096
 """Shapes for which it is remembered what a fleet can do for them; then it is worked out anew."""
 
-ELSEWHERE = len(CLOSED_CODES)
-"""What takes the place of `closed` where a shape may not run."""
+ELSEWHERE, ENDING = len(CLOSED_CODES), len(CLOSED_CODES) + 1
+"""What takes the place of `closed` where a shape may not run, and where the node ends before it would."""
 
 NAMED = 8
 """Fleets of up to so many nodes get their reasons node by node; larger ones by kind of node."""
@@ -349,8 +349,10 @@ def closed_reason(closed: int, subject: str) -> Reason:
 def never(node: Node, shape: Shape) -> list[Reason]:
     """Every reason why a task of this shape could not start here even if the node were empty."""
     reasons = []
-    if not shape.where.admits(node):
+    if not shape.where.allows(node):
         reasons.append(_too_small("OTHER_NODE", node.name, shape.where.describe(), ""))
+    elif not shape.where.admits(node):
+        reasons.append(_ends(node.name, shape.where))
     if node.cpu < shape.cpu:
         reasons.append(_too_small("CPU_TOO_SMALL", node.name, format_cpu(shape.cpu), format_cpu(node.cpu)))
     if node.memory < shape.memory:
@@ -399,7 +401,8 @@ class Summary:
     def __init__(self, fleet: Fleet, free: Ints, where: Where = ANYWHERE) -> None:
         self._fleet, closed = fleet, fleet.closed
         if where != ANYWHERE:
-            closed = np.where([where.admits(node) for node in fleet.nodes], closed, np.int8(ELSEWHERE))
+            closed = np.where([where.admits(node) for node in fleet.nodes], closed, np.int8(ENDING))
+            closed = np.where([where.allows(node) for node in fleet.nodes], closed, np.int8(ELSEWHERE))
         self._kinds = kinds = _kinds_of(fleet, closed, where)
         opened = free if kinds.all_open else np.where(closed == 0, free, -1)
         most = np.maximum.reduceat(opened[:, kinds.order], kinds.starts, axis=1)
@@ -459,9 +462,17 @@ def _kinds_of(fleet: Fleet, shut: NDArray[np.int8], where: Where) -> _Kinds:
         ]
         if len(rows := np.flatnonzero(shut == ELSEWHERE)):
             closed.append(_too_small("OTHER_NODE", _name_them(fleet, rows), where.describe(), ""))
+        if len(rows := np.flatnonzero(shut == ENDING)):
+            closed.append(_ends(_name_them(fleet, rows), where, [fleet.names[row] for row in rows]))
         named = [(kind, _name_them(fleet, rows)) for kind, rows in enumerate(opened) if len(rows)]
         known = fleet.runs["kinds"] = _Kinds(key, order, starts, not closed, named, closed)
     return known
+
+
+def _ends(subject: str, where: Where, names: Sequence[str] = ()) -> Reason:
+    """That the node ends before the work would; of several, the longest time that one of them has left."""
+    left = max(of for name, of in where.ending if name in (names or (subject,)))
+    return Reason(code="NODE_ENDS", subject=subject, need=format_duration(where.lasts), have=format_duration(left))
 
 
 def _name_them(fleet: Fleet, rows: Sequence[int] | Ints) -> str:

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from poise.kernel.controller import GiveUp
 from poise.kernel.demand import demand
 from poise.model.resources import ALLOCATED
 from poise.testing import World, node
@@ -12,7 +13,7 @@ def test_work_that_asks_for_the_same_is_one_entry_with_its_expected_time() -> No
     world = World()
     world.job("a", cpu=2, expect="10s").job("b", cpu=2, expect="20s")
     world.job("gang", cpu=2, workers=3, expect="1m")
-    plain, gang = demand(world.ledger, world.now)
+    plain, gang = demand(world.ledger, world.now).waits
     assert (plain.tasks, plain.together, plain.cpu, plain.work, plain.unknown) == (2, 1, 2000, 30 * SECOND, 0)
     assert plain.longest > 20 * SECOND, "what nearly all stay under, not the mean"
     assert (gang.tasks, gang.together, gang.work) == (3, 3, 3 * MINUTE)
@@ -20,13 +21,24 @@ def test_work_that_asks_for_the_same_is_one_entry_with_its_expected_time() -> No
 
 def test_a_time_that_nobody_knows_counts_as_none_and_is_said_to_be_unknown() -> None:
     world = World().job("a", cpu=2)
-    [entry] = demand(world.ledger, world.now)
+    [entry] = demand(world.ledger, world.now).waits
     assert (entry.tasks, entry.work, entry.longest, entry.unknown) == (1, 0, 0, 1)
 
 
 def test_what_runs_and_what_waits_for_others_is_not_told() -> None:
+    world = World().nodes(2, cpu=1).job("a", cpu=1, expect="1h").round().start("a").after("10m")
+    found = demand(world.ledger, world.now)
+    assert found.waits == ()
+    [node] = world.where("a")
+    assert found.busy.keys() == {node}
+    assert 45 * MINUTE <= found.busy[node] <= 50 * MINUTE
+
+
+def test_what_a_lost_node_held_waits_for_another_one() -> None:
     world = World().nodes(1, cpu=1).job("a", cpu=1).round().start("a")
-    assert demand(world.ledger, world.now) == []
+    world.ask(GiveUp(world.request(), ("n1",)))
+    found = demand(world.ledger, world.now)
+    assert ([entry.tasks for entry in found.waits], found.busy) == ([1], {})
 
 
 def test_work_behind_the_first_of_a_long_queue_counts_as_the_last_that_was_looked_at() -> None:
@@ -40,6 +52,6 @@ def test_work_behind_the_first_of_a_long_queue_counts_as_the_last_that_was_looke
 def test_work_that_is_larger_than_an_allocated_node_is_taken_since_a_larger_one_may_be_allocated() -> None:
     allocated = msgspec.structs.replace(node("n1", cpu=1), labels={ALLOCATED: "17"})
     world = World().join(allocated).job("a", cpu=2).round()
-    [entry] = demand(world.ledger, world.now)
+    [entry] = demand(world.ledger, world.now).waits
     assert entry.cpu == 2000
     assert not any(reason.fixable == "never" and reason.code == "NOWHERE" for reason in world.reasons("a"))

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
+from poise.kernel.lasting import lasting
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.attempts import Attempts
 from poise.kernel.ledger.calls import Calls
@@ -186,11 +187,12 @@ class Ledger:
         self, now: int, seed: int = 0, throughputs: Mapping[str, float] | None = None, triggers: tuple[str, ...] = ()
     ) -> Snapshot:
         """An immutable view. Its cost grows with what has changed and what is shown, not with what exists."""
+        fleet = self.columns.fleet().copy()
         return Snapshot(
             revision=self._state.revision,
             now=now,
-            candidates=self.shown.waiting(now, everything=self.leader.fixed),
-            fleet=self.columns.fleet().copy(),
+            candidates=lasting(self.shown.waiting(now, everything=self.leader.fixed), fleet.ends, self.profiles, now),
+            fleet=fleet,
             backlog=self.queues.backlog(),
             profiles=self.profiles.shown(),
             throughputs=NO_RATES if throughputs is None else throughputs,
