@@ -4,13 +4,14 @@
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from poise.kernel import node
 from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.messages import Attempt, Ended, FromAgent, Launch, Running, ToNode
 from poise.model.observed import Observed
+from poise.model.reports import DemandReport
 from poise.model.resources import Node
 from poise.model.training import Orders
 from poise.units import Instant
@@ -258,6 +259,15 @@ class Substrate(Protocol):
 
     def stop(self) -> None:
         """End what `connect` has started. No pilot of this home is left then."""
+        ...
+
+
+@runtime_checkable
+class GrowingSubstrate(Substrate, Protocol):
+    """A substrate whose machines come when they are asked for, such as Slurm."""
+
+    def want(self, demand: DemandReport) -> None:
+        """Ask for machines for work that waits, and mark those as `leaving` that are wanted no more."""
         ...
 
 

@@ -14,10 +14,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from system.living import free_port, until
 
 DEBIAN = Path(sys.prefix) / "debian"
@@ -96,6 +98,12 @@ class SlurmCluster:
         self._start("slurmctld", "-D")
 
     def kill(self, daemon: str) -> None:
+        """Slurmctld once it has saved what it knows now: it would forget jobs that have just begun."""
+        state, now = self.run / "state" / "job_state", time.time()
+        if daemon == "slurmctld":
+            for job in self.jobs():
+                self.call("scontrol", "update", f"JobId={job}", "Nice=1")  # it saves what has changed
+            until(lambda: state.exists() and state.stat().st_mtime > now, "its state is saved", self.messages)
         self.daemons[daemon].kill()
         self.daemons[daemon].wait()
 

@@ -1,21 +1,173 @@
-"""Poise on a real Slurm."""
+"""Poise on a real Slurm: pilots in allocations, with the rights of a user."""
 
+import contextlib
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from system.living import until
-from system.slurm_cluster import SlurmCluster, slurm
+from poise.drivers.lock import holder
+from system.living import Living, kill, until
+from system.onslurm import OnSlurm
+from system.slurm_cluster import slurm
+
+WAITS = "until [ -e {} ]; do sleep 0.1; done; echo epoch $POISE_EPOCH"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[SlurmCluster]:
+def on() -> Iterator[OnSlurm]:
     with slurm() as cluster:
-        yield cluster
+        living = Living()
+        try:
+            on = OnSlurm(cluster, living)
+            on.up("slurm:main,nodes=3,idle=600")
+            yield on
+            assert living.poise("down", "--cancel").code == 0
+            until(lambda: not cluster.jobs(), "all allocations have ended", on.messages)
+            until(lambda: not living.processes(), "nothing is left", living.processes)
+        finally:
+            living.destroy()
 
 
-def test_the_cluster_runs_jobs_and_forgets_them_soon(cluster: SlurmCluster) -> None:
-    out = cluster.run / "out"
-    job = cluster.call("sbatch", "--parsable", f"--output={out}", "--wrap", "hostname").strip()
-    until(lambda: job not in cluster.jobs(), "it has ended", cluster.messages)
-    assert out.read_text()
+def test_work_that_waits_gets_an_allocation_and_nobody_else_can_read_the_token(on: OnSlurm) -> None:
+    job = on.submit("echo $POISE_JOB", expect="1s")
+    assert on.living.poise("wait", job).code == 0
+    node = on.living.client().job(job).tasks[0].node
+    assert node in on.cluster.names
+    assert on.living.poise("logs", job).text == f"{job}\n"
+    [allocation] = on.cluster.jobs()
+    [report] = on.living.client().nodes()
+    assert report.labels["allocation"] == allocation
+    token = (on.living.home.root / "slurm" / "token").read_text()
+    told = on.cluster.call("scontrol", "show", "job", allocation)
+    told += on.cluster.call("scontrol", "write", "batch_script", allocation, "-")
+    assert token not in told
+    [folder] = on.allocations()
+    assert re.search(f"Comment=poise:{folder.name}", told)
+    holding = [path for path in folder.iterdir() if token.encode() in path.read_bytes()]
+    assert holding
+    assert {path.stat().st_mode & 0o077 for path in (*holding, folder)} == {0}
+
+
+def test_doctor_says_whether_a_cluster_can_be_used_and_what_it_has(on: OnSlurm) -> None:
+    done = on.living.poise("doctor", "--on", "slurm:main", "--json")
+    checks = {check["name"]: check for check in done.value["checks"]}
+    [allocation] = on.cluster.jobs()
+    assert done.code == 0
+    assert "3 nodes of 2 CPUs" in checks["partition main"]["text"]
+    assert checks["shared folder"]["status"] in ("ok", "warn")
+    assert "left" in checks[f"job {allocation}"]["text"]
+    done = on.living.poise("doctor", "--on", "slurm:nowhere", "--json")
+    assert done.code == 1
+    assert {check["name"]: check["status"] for check in done.value["checks"]}["partition nowhere"] == "fail"
+
+
+def test_an_allocation_is_used_by_all_work_that_fits(on: OnSlurm) -> None:
+    before, asked = on.cluster.jobs(), on.cluster.calls("sbatch")
+    jobs = [on.submit("true", expect="1s") for _ in range(20)]
+    assert [on.living.poise("wait", job).code for job in jobs] == [0] * 20
+    assert on.cluster.jobs() == before
+    assert on.cluster.calls("sbatch") == asked
+
+
+def test_running_work_does_not_notice_that_slurmctld_is_killed(on: OnSlurm) -> None:
+    released = on.living.work / "control"
+    job = on.submit(WAITS.format(released), expect="5s")
+    on.until_running(job)
+    on.cluster.kill("slurmctld")
+    released.touch()
+    assert on.living.poise("wait", job).code == 0
+    assert on.living.poise("logs", job).text == "epoch 1\n"
+    on.cluster.start_control()
+    until(lambda: on.cluster.jobs() != {}, "the allocation is there", on.messages)
+
+
+def test_work_runs_again_when_its_allocation_is_cancelled_and_nothing_of_it_goes_on(on: OnSlurm) -> None:
+    job = on.submit("[ $POISE_EPOCH = 2 ] || exec sleep 1000; echo again", expect="5s")
+    on.until_running(job)
+    assert len(on.living.tasks()) == 1
+    on.cluster.call("scancel", *on.cluster.jobs())
+    assert on.living.poise("wait", job).code == 0
+    assert on.living.poise("logs", job).text == "again\n"
+    until(lambda: on.living.tasks() == [], "the first one has been ended", on.living.processes)
+
+
+@pytest.mark.slow
+def test_work_of_a_requeued_job_runs_again_though_the_job_keeps_its_id(on: OnSlurm) -> None:
+    job = on.submit("[ $POISE_EPOCH = 2 ] || exec sleep 1000; echo again", expect="5s")
+    on.until_running(job)
+    [allocation] = on.cluster.jobs()
+    [folder] = [path for path in on.allocations() if (path / "job").read_text() == allocation]
+    on.cluster.call("scontrol", "requeue", allocation)
+
+    def begins_again() -> bool:
+        """Slurm waits for two minutes with what it has requeued, unless it is told not to."""
+        if on.cluster.jobs().get(allocation) == "PENDING":
+            with contextlib.suppress(subprocess.CalledProcessError):  # it has just begun
+                on.cluster.call("scontrol", "update", f"JobId={allocation}", "StartTime=now")
+        return (folder / "state-0-1.json").exists()
+
+    until(begins_again, "it begins again", on.messages)
+    assert on.living.poise("wait", job).code == 0
+    assert on.living.poise("logs", job).text == "again\n"
+    on.cluster.call("scancel", *on.cluster.jobs())
+
+
+@pytest.mark.slow
+def test_a_gang_gets_its_nodes_in_one_allocation(on: OnSlurm) -> None:
+    until(lambda: not on.cluster.jobs(), "all is given back", on.messages)
+    asked = on.cluster.calls("sbatch")
+    job = on.submit("true", workers=3, resources={"cpu": 2}, expect="5s")
+    assert on.living.poise("wait", job).code == 0, on.messages()
+    assert sorted(task.node for task in on.living.client().job(job).tasks) == on.cluster.names
+    assert on.cluster.calls("sbatch") == asked + 1
+
+
+def test_a_keeper_that_is_killed_while_it_submits_asks_for_nothing_twice(on: OnSlurm) -> None:
+    on.cluster.call("scancel", *on.cluster.jobs())
+    until(lambda: not on.cluster.jobs(), "all is given back", on.messages)
+    known = on.allocations()
+    sbatch = on.cluster.bin / "sbatch"
+    kept = shutil.copy(sbatch, on.cluster.run / "sbatch")
+    let = on.living.work / "let"
+    sbatch.write_text(sbatch.read_text().replace("exec ", "") + f"until [ -e {let} ]; do sleep 0.1; done\n")
+    released = on.living.work / "twice"
+    job = on.submit(WAITS.format(released), expect="5s")
+    until(lambda: len(on.cluster.jobs()) == 1, "it is submitted", on.messages)
+    lock = on.living.home.root / "slurm" / "lock"
+    before = holder(lock)
+    kill(before)
+    shutil.copy(kept, sbatch)
+    until(lambda: holder(lock) not in (0, before), "there is another keeper", on.messages)
+    on.until_running(job)
+    assert len(on.cluster.jobs()) == 1
+    [folder] = [path for path in on.allocations() if path not in known]
+    until((folder / "job").exists, "its id is known again", on.messages)
+    assert [(folder / "job").read_text()] == [*on.cluster.jobs()]
+    let.touch()
+    released.touch()
+    assert on.living.poise("wait", job).code == 0
+    assert on.living.poise("logs", job).text == "epoch 1\n"
+
+
+@pytest.mark.slow
+def test_an_allocation_on_which_nothing_runs_is_given_back_and_one_that_ends_is_drained_before(on: OnSlurm) -> None:
+    """The shortest time that Slurm knows is a minute."""
+    assert on.living.poise("down", "--cancel").code == 0
+    until(lambda: not on.cluster.jobs(), "all is given back", on.messages)
+    on.up("slurm:short,idle=3,drain=20")
+    brief = on.submit("true", expect="1s")
+    assert on.living.poise("wait", brief).code == 0
+    until(lambda: not on.cluster.jobs(), "it is given back", on.messages)
+    runs = on.submit("[ $POISE_EPOCH = 2 ] || exec sleep 1000; echo moved", expect="10s")
+    on.until_running(runs)
+    [allocation] = on.cluster.jobs()
+    waits = on.submit("true", expect="55s", **{"class": "long"})  # 110 s at most, and 20 to drain
+    until(
+        lambda: "NODE_ENDS" in on.living.poise("explain", waits, "--json").text, "it would not end in time", on.messages
+    )
+    until(lambda: on.living.client().job(runs).status == "done", "it moves", on.messages, seconds=300)
+    assert on.living.poise("logs", runs).text == "moved\n"
+    assert on.cluster.call("squeue", "-h", "-j", allocation, "-t", "all", "-o", "%T").strip() != "TIMEOUT"

@@ -25,7 +25,8 @@ from poise.client import Client
 from poise.decoding import json_decoder
 from poise.drivers.whole import write_whole
 from poise.errors import NotFound, PoiseError, Unreachable
-from poise.ports import Contact, Machine, Pilot, Substrate
+from poise.model.reports import DemandReport
+from poise.ports import Contact, GrowingSubstrate, Machine, Pilot, Substrate
 
 BEGIN_SECONDS = 20.0
 """A pilot that has not begun by then found less free than there was, and is started again."""
@@ -60,6 +61,9 @@ class Nodes:
 
     def idle(self) -> set[str]:
         return {node.name for node in self._client.nodes() if not node.running and not node.queued}
+
+    def demand(self) -> DemandReport:
+        return self._client.demand()
 
     def lost(self) -> set[str]:
         return {node.name for node in self._client.nodes() if node.status == "lost"}
@@ -134,6 +138,8 @@ class Pilots:
 
     def keep(self) -> None:
         """A pilot on every machine that is there, and none for those that have gone."""
+        if isinstance(self._substrate, GrowingSubstrate):
+            self._substrate.want(self._nodes.demand())
         machines = {machine.id: machine for machine in self._substrate.machines()}
         pilots = self._still_there(machines)
         requests = [] if self._are_beginning() else self._substrate.waiting()

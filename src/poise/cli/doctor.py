@@ -27,15 +27,20 @@ TAIL = 64 * 2**10
 
 
 @click.command()
+@click.option(
+    "--on",
+    metavar="NAME[:ADDRESS]",
+    help="Check only whether Poise could run on this cluster, as `poise up --on` would use it. [e.g. slurm]",
+)
 @output.forms(*output.ROWS)
-def doctor(form: str) -> int:
+def doctor(on: str | None, form: str) -> int:
     """Check this installation and suggest fixes: versions, home and disk, open ports, cgroups, limits, devices, extras,
     the control plane and its last failure. Each finding has a command that you can type.
 
     The exit code is 1 if a line says `fail`, else 0. A `warn` needs no action.
     """
     home = current_home()
-    checks = [*examine(home), *_control(home)]
+    checks = [*_substrate(home, on)] if on is not None else [*examine(home), *_control(home)]
     well = not any(check.status == "fail" for check in checks)
     columns = [
         Column("", [click.style(check.status, fg=STYLE[check.status]) for check in checks]),
@@ -74,6 +79,14 @@ def _control(home: Home) -> Iterator[Check]:
         yield Check("control plane", "ok", "not running", "poise up")
         yield from _left(home)
     yield from _said(home)
+
+
+def _substrate(home: Home, on: str) -> Iterator[Check]:
+    """Whether Poise could run on a cluster that it need not run on yet."""
+    from poise.drivers.substrates import driver_of, examined  # dear
+
+    name, _, argument = on.partition(":")
+    yield from examined(driver_of(name), on, argument, home.substrate(name))
 
 
 def _running(home: Home) -> Iterator[Check]:
@@ -138,7 +151,7 @@ def _cluster(home: Home) -> Iterator[Check]:
     cluster = kept_cluster(home)
     if cluster is None:
         return
-    name, address = cluster.title, cluster.address or "of this machine alone"
+    name, address = cluster.title, cluster.address or "without an address"
     try:
         fault = answer_of(home, cluster)
     except FileNotFoundError:

@@ -101,7 +101,7 @@ def own_home() -> Home:
 @click.option(
     "--on",
     metavar="NAME[:ADDRESS]",
-    help="Use the free resources of a cluster's machines as nodes instead of this machine. NAME is `ray` or a "
+    help="Use the machines of a cluster as nodes instead of this machine. NAME is `ray`, `slurm` or a "
     "substrate of an installed package; without an address, `ray` starts one on this machine only. Kept for this home.",
 )
 @click.option("--no-fleet", is_flag=True, help="Start this machine again instead of declared nodes or a cluster.")

@@ -42,9 +42,11 @@ class AgentKeeper:
         self._hidden = hidden
         self._agent: subprocess.Popen[bytes] | None = None
         self._code = 0
+        self._for_good = False
         self._over = threading.Event()
         self._ended = threading.Event()
-        threading.Thread(target=self._keep, name="poise-agent", daemon=True).start()
+        self._thread = threading.Thread(target=self._keep, name="poise-agent", daemon=True)
+        self._thread.start()
 
     def tell(self, contact: Contact) -> None:
         """Where the control plane is now. The agent is started again only if that has moved: the token of another
@@ -54,6 +56,12 @@ class AgentKeeper:
         if moved and self._agent is not None:
             self._agent.terminate()
 
+    def offer(self, part: Part) -> None:
+        """The node offers this from now on: another agent says so, and its commands go on."""
+        self._part = part
+        if self._agent is not None:
+            self._agent.terminate()
+
     def begin_anew(self) -> None:
         """Another agent in the place of this one, which nobody hears: it may hang, so it is not asked."""
         if self._agent is not None:
@@ -61,11 +69,18 @@ class AgentKeeper:
 
     def end(self) -> bool:
         """End the agent, unless commands of its node go on; whether it has ended."""
+        if not self._thread.is_alive():
+            return True
         self._ended.clear()
         self._over.set()
         if self._agent is not None:
             self._agent.terminate()
         return self._ended.wait(STOP_SECONDS) and self._code != STILL_RUNS
+
+    def stop(self) -> None:
+        """End the agent, and start no other, also where commands of its node go on."""
+        self._for_good = True
+        self.end()
 
     def _keep(self) -> None:
         pause = PAUSES[0]
@@ -77,7 +92,7 @@ class AgentKeeper:
             except OSError as error:  # a full disk, too many processes: it is tried again
                 _log.warning("the agent of %s cannot be started: %s", self._name, error)
             self._ended.set()
-            if self._over.is_set() and self._code != STILL_RUNS:
+            if self._over.is_set() and (self._for_good or self._code != STILL_RUNS):
                 return
             self._over.clear()
             pause = PAUSES[0] if time.monotonic() - begun > STEADY_SECONDS else min(PAUSES[1], pause * 2)
@@ -101,10 +116,19 @@ class AgentKeeper:
 
 def dismiss(root: Path, name: str) -> bool:
     """On a machine that has no agent: end the keepers of this node; whether none is left."""
+    return _run_once(root, "--name", name, "--dismiss")
+
+
+def retire(root: Path) -> bool:
+    """On a machine that has no agent: end the commands of this node and its keepers; whether none is left."""
+    return _run_once(root, "--retire", str(root / "node"))
+
+
+def _run_once(root: Path, *options: str) -> bool:
     if not (root / "node").exists():
         return True
     with (root / "poise.log").open("ab") as messages:
-        program = [sys.executable, "-m", "poise.agent", str(root), "--name", name, "--dismiss"]
+        program = [sys.executable, "-m", "poise.agent", str(root), *options]
         done = subprocess.run(  # noqa: S603 — our own program
             program, check=False, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages, timeout=DISMISS_SECONDS
         )

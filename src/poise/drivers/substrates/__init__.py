@@ -7,12 +7,15 @@ Installed packages offer them as entry points; Poise's own are in its `pyproject
 The code of a driver is loaded only when its name is given.
 """
 
+from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import Any, cast
 
 from poise.config import Home
-from poise.errors import InputError
+from poise.errors import InputError, PoiseError
 from poise.model.document import near
+from poise.model.reports import Check
 from poise.ports import SubstrateDriver
 
 GROUP = "poise.substrates"
@@ -43,6 +46,22 @@ def driver_of(name: str) -> SubstrateDriver:
         what = f"the substrate `{name}` of {source} cannot be used: {problem}"
         raise InputError(what, field="--on", have=f"{GROUP}: {point.name} = {point.value}", hint=_GUIDE)
     return cast(SubstrateDriver, driver)
+
+
+def examined(driver: SubstrateDriver, on: str, argument: str, folder: Path) -> Iterator[Check]:
+    """Whether a substrate can be used from here, as `poise doctor` tells it. A driver may look closer itself: it has
+    `examine` then.
+    """
+    try:
+        driver.check(argument)
+    except PoiseError as error:
+        yield Check(on, "fail", f"{error}: {error.record.have}".rstrip(": "), error.record.hint)
+        return
+    examine = getattr(driver, "examine", None)
+    if examine is None:
+        yield Check(on, "ok", "can be used from here")
+        return
+    yield from examine(argument, str(folder))
 
 
 def _problem_of(name: str, driver: Any) -> str:

@@ -1,0 +1,44 @@
+"""`--on slurm[:PARTITION,…][,NAME=VALUE,…]`: nodes of allocations that this user gets from Slurm."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from poise.drivers.substrates.slurm.settings import parse_settings
+from poise.errors import InputError
+from poise.model.reports import Check
+from poise.ports import Substrate
+
+COMMANDS = ("sbatch", "squeue", "scancel", "sinfo")
+
+
+def check(argument: str) -> None:
+    """Raise `InputError` if Slurm's commands are not here, or the argument is wrong."""
+    parse_settings(argument)
+    if missing := [name for name in COMMANDS if shutil.which(name) is None]:
+        raise InputError(
+            "the commands of Slurm are not on this machine",
+            field="--on",
+            need=", ".join(COMMANDS),
+            have=f"no {', '.join(missing)} in PATH",
+            hint="run `poise up --on slurm` on a login node",
+        )
+
+
+def is_local(argument: str) -> bool:
+    """Whether all machines are this one: never."""
+    return False
+
+
+def examine(argument: str, folder: str) -> Iterator[Check]:
+    """What a user of Slurm has there: partitions, allocations, and a folder that its machines share."""
+    from poise.drivers.substrates.slurm.checkup import checks
+
+    return checks(parse_settings(argument), Path(folder))
+
+
+def connect(argument: str, home: str, folder: str) -> Substrate:
+    """Use a Slurm cluster as an ordinary user of it. Raises `Fault` if slurmctld does not answer."""
+    from poise.drivers.substrates.slurm.cluster import SlurmCluster  # dear
+
+    return SlurmCluster(parse_settings(argument), Path(folder))

@@ -1,0 +1,147 @@
+"""The files of allocations, in the home: the keeper of the agents and the pilots speak through them.
+
+A home on a cluster is on a filesystem that all its machines share. Each allocation has a folder, by its tag:
+
+    asked.json           what was asked for; written before `sbatch`, so that one that nobody knows of starts nothing
+    job                  its id in Slurm, once that is known
+    state-RANK-RUN.json  what the pilot on a node of the allocation says of itself; RUN counts how often Slurm has
+                         requeued the job
+    orders-RANK-RUN.json what that pilot is to do; only this user can read it
+
+Orders are levels and not events: a pilot, or a keeper, that comes late reads all that counts. The token of the node is
+in the orders alone, so that nobody else finds it in `scontrol show job` or in a script.
+"""
+
+import contextlib
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from poise.decoding import json_decoder
+from poise.drivers.substrates.slurm.shapes import Shape
+from poise.drivers.whole import write_whole
+from poise.ports import Contact
+
+T = TypeVar("T")
+
+_STATE = re.compile(r"state-(\d+)-(\d+)\.json")
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for, at this moment (seconds since 1970)."""
+
+    shape: Shape
+    at: float
+    drain: int
+
+
+class Orders(msgspec.Struct, frozen=True, kw_only=True):
+    """To a pilot: be the `node` with this contact, until then (seconds since 1970). `restarts`, `released` and `asks`
+    count how often it was told to start another agent, to end unless commands run, and to answer. One that is to
+    `leave` ends whatever runs.
+    """
+
+    node: str
+    contact: Contact
+    until: float
+    restarts: int = 0
+    released: int = 0
+    asks: int = 0
+    leave: bool = False
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a pilot: the `host` that it is on, by Slurm's name, in the job `job`; its CPUs, MiB of memory and devices; and
+    the moment at which Slurm will end it as far as it knows (seconds since 1970). `begun`: its agent was started.
+    `kept` is the number of the order to end that it has not followed, since commands run, `answers` that of the last
+    order to answer. `warned`: Slurm has said that the end is near. `ended`: nothing of it is left.
+    """
+
+    host: str
+    job: str
+    cpus: int
+    memory: int
+    devices: tuple[str, ...]
+    until: float
+    begun: bool = False
+    kept: int = 0
+    answers: int = 0
+    warned: bool = False
+    ended: bool = False
+
+
+class Allocation:
+    """The folder of one allocation."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tag = folder.name
+
+    def asked(self) -> Asked | None:
+        """None where nobody knows of it any more."""
+        return _read(self.folder / "asked.json", Asked)
+
+    def job(self) -> str:
+        try:
+            return (self.folder / "job").read_text()
+        except OSError:
+            return ""
+
+    def set_job(self, job: str) -> None:
+        write_whole(self.folder / "job", job.encode())
+
+    def orders(self, rank: int, run: int) -> Orders | None:
+        return _read(self.folder / f"orders-{rank}-{run}.json", Orders)
+
+    def order(self, rank: int, run: int, orders: Orders) -> None:
+        write_whole(self.folder / f"orders-{rank}-{run}.json", msgspec.json.encode(orders), mode=0o600)
+
+    def say(self, rank: int, run: int, state: State) -> None:
+        write_whole(self.folder / f"state-{rank}-{run}.json", msgspec.json.encode(state), mode=0o600)
+
+    def states(self) -> dict[int, tuple[int, State]]:
+        """By rank: the newest run, and its state."""
+        found: dict[int, tuple[int, State]] = {}
+        with contextlib.suppress(OSError):
+            for path in self.folder.iterdir():
+                match = _STATE.fullmatch(path.name)
+                if match is None:
+                    continue
+                rank, run = int(match[1]), int(match[2])
+                if run >= found.get(rank, (0, None))[0] and (state := _read(path, State)) is not None:
+                    found[rank] = run, state
+        return found
+
+    def forget(self) -> None:
+        """First that it was asked for: one that starts late starts nothing then."""
+        (self.folder / "asked.json").unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def new_allocation(folder: Path, shape: Shape, now: float, drain: int) -> Allocation:
+    """One that is about to be asked for."""
+    made = Allocation(folder / uuid.uuid4().hex)
+    made.folder.mkdir(mode=0o700, parents=True)
+    asked = Asked(shape=shape, at=now, drain=drain)
+    write_whole(made.folder / "asked.json", msgspec.json.encode(asked), mode=0o600)
+    return made
+
+
+def known_allocations(folder: Path) -> Iterator[Allocation]:
+    """All that were asked for and not forgotten."""
+    if folder.exists():
+        for path in sorted(folder.iterdir()):
+            if path.is_dir():
+                yield Allocation(path)
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    try:
+        return json_decoder(kind).decode(path.read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return None

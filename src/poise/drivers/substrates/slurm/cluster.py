@@ -1,0 +1,370 @@
+"""Slurm as a substrate: each node of an allocation of this user is a machine.
+
+Allocations are asked for when work waits, and are given back when nothing runs on them. Each is tagged, and written
+down before it is submitted: a crash between `sbatch` and its record is found by the tag in the next list, and one that
+is in no list was never submitted. Pilots say themselves when they begin and end, in files; Slurm is asked for what they
+cannot say, in one call for all, and two times a minute at most.
+"""
+
+import contextlib
+import logging
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from poise.drivers.substrates.slurm import commands
+from poise.drivers.substrates.slurm.allocations import Allocation, Orders, State, known_allocations, new_allocation
+from poise.drivers.substrates.slurm.commands import TAG, WAITS, Job, Kind, Turns
+from poise.drivers.substrates.slurm.settings import Settings
+from poise.drivers.substrates.slurm.shapes import Refused, Shape, Standing, wanted
+from poise.errors import Fault
+from poise.model.reports import DemandReport
+from poise.ports import Contact, Machine, Pilot
+from poise.units import SECOND
+
+KINDS_SECONDS = 600.0
+"""How often Slurm is asked for its partitions."""
+
+WAITING = 4
+"""Allocations that wait in Slurm at a time, at most."""
+
+SETTLED_SECONDS = 1.0
+"""Work has waited for so long before an allocation is asked for: what just came may fit on what there is."""
+
+UNLISTED_SECONDS = 90.0
+"""One that was asked for so long ago, and is in no list, was never submitted: `sbatch` has ended by then."""
+
+PAUSES = (15.0, 60.0, 300.0, 900.0, 3600.0)
+"""Seconds until `sbatch` is called again after it has failed, one time after the other."""
+
+END_SECONDS = 20.0
+ANSWER_SECONDS = 3.0
+LOOK_SECONDS = 0.1
+CHANGED_SECONDS = 30.0
+"""By so much Slurm's end of an allocation differs from what is known of it before its pilots are told."""
+
+_log = logging.getLogger("poise.slurm")
+
+
+class _Rank(NamedTuple):
+    """A node of an allocation that has a pilot."""
+
+    allocation: Allocation
+    rank: int
+    run: int
+    state: State
+
+    def orders(self) -> Orders | None:
+        return self.allocation.orders(self.rank, self.run)
+
+    def order(self, orders: Orders) -> None:
+        self.allocation.order(self.rank, self.run, orders)
+
+    def end(self) -> None:
+        """It counts as ended from now on, and ends if it lives."""
+        if (orders := self.orders()) is not None:
+            self.order(msgspec.structs.replace(orders, leave=True))
+        self.allocation.say(self.rank, self.run, msgspec.structs.replace(self.state, ended=True))
+
+
+class SlurmCluster:
+    """The allocations of one home. `folder` is on a filesystem that the nodes share; `now` gives seconds since 1970."""
+
+    def __init__(self, settings: Settings, folder: Path, now: Callable[[], float] = time.time) -> None:
+        """Raises `Fault` if Slurm does not answer."""
+        self._settings, self._now = settings, now
+        self._folder = folder / "allocations"
+        self._turns = Turns()
+        self._turns.take()
+        self._kinds: list[Kind] = commands.partitions()
+        self._kinds_at = now()
+        self._jobs: dict[str, Job] = {}  # by tag, as Slurm listed them last
+        self._listed_at = 0.0  # when that was asked for; 0 until it has answered
+        self._settled: float | None = None  # since when work has waited
+        self._failed, self._again_at = 0, 0.0
+        self._idle: dict[str, float] = {}  # machines on which nothing runs, and since when
+        self._unwanted: set[str] = set()
+        self._refused: list[Refused] = []
+
+    # --- what there is -----------------------------------------------------------------------------------------------
+
+    def address(self) -> str:
+        """The address by which this machine reaches others; nothing is sent."""
+        with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
+            try:
+                probe.connect(("192.0.2.1", 9))
+                return str(probe.getsockname()[0])
+            except OSError:
+                return socket.getfqdn()
+
+    def machines(self) -> list[Machine]:
+        found = []
+        for identity, one in self._ranks().items():
+            state, orders = one.state, one.orders()
+            size = {"cpu": float(state.cpus), "gpu": float(len(state.devices))}
+            free = size if orders is None else {}
+            found.append(Machine(identity, state.host, size, free, leaving=self._is_leaving(identity, one)))
+        return found
+
+    def pilots(self) -> list[Pilot]:
+        orders = {identity: one.orders() for identity, one in self._ranks().items()}
+        return [Pilot(of.node, identity) for identity, of in orders.items() if of is not None and not of.leave]
+
+    def waiting(self) -> list[Mapping[str, float]]:
+        """Others get from Slurm what is theirs; nothing is lent to them here."""
+        return []
+
+    # --- what is asked for -------------------------------------------------------------------------------------------
+
+    def want(self, demand: DemandReport) -> None:
+        self._look()
+        ranks = self._ranks()
+        self._mark_idle(ranks, demand.busy)
+        now = self._now()
+        if not demand.waits:
+            self._settled, self._refused = None, []
+            return
+        if self._settled is None:
+            self._settled = now
+        if now - self._settled < SETTLED_SECONDS or now < self._again_at or not self._listed():
+            return
+        standing, waiting = self._standing(ranks, demand.busy)
+        shapes, refused = wanted(demand.waits, self._kinds, standing, self._settings)
+        for one in refused if refused != self._refused else ():
+            _log.warning("no allocation for %d tasks: %s", one.demand.tasks, one.why)
+        self._refused = refused
+        for shape in shapes[: max(0, WAITING - waiting)]:
+            if not self._ask(shape):
+                return
+
+    def _ask(self, shape: Shape) -> bool:
+        """Submit an allocation; whether that worked."""
+        drain = self._settings.drain
+        made = new_allocation(self._folder, shape, self._now(), drain)
+        try:
+            made.set_job(commands.submit(_script(made, shape), _options(made, shape, self._settings)))
+        except Fault as error:
+            # an error may come after the job was submitted: the next list tells
+            pause = PAUSES[min(self._failed, len(PAUSES) - 1)]
+            self._failed, self._again_at = self._failed + 1, self._now() + pause
+            _log.warning("%s: %s; the next attempt is in %g s", error, error.record.have, pause)
+            return False
+        self._failed = 0
+        _log.info("asked for %s as job %s", shape, made.job())
+        return True
+
+    def _standing(self, ranks: Mapping[str, _Rank], busy: Mapping[str, int]) -> tuple[list[Standing], int]:
+        """The allocations that there are or will be, and how many of them wait."""
+        found, waiting = [], 0
+        for one in known_allocations(self._folder):
+            asked = one.asked()
+            if asked is None:
+                continue
+            mine = {identity: rank for identity, rank in ranks.items() if rank.allocation.tag == one.tag}
+            if not mine:
+                if not one.states():  # else it has ended, or is requeued: that may take long
+                    waiting += 1
+                    found.append(Standing(asked.shape, asked.shape.minutes * 60))
+                continue
+            if any(self._is_leaving(identity, rank) for identity, rank in mine.items()):
+                continue
+            orders = [rank.orders() for rank in mine.values()]
+            busy_for = max((busy.get(of.node, 0) for of in orders if of is not None), default=0)
+            left = min(rank.state.until for rank in mine.values()) - self._now()
+            found.append(Standing(asked.shape, int(left), busy_for // SECOND))
+        return found, waiting
+
+    def _mark_idle(self, ranks: Mapping[str, _Rank], busy: Mapping[str, int]) -> None:
+        """Allocations on which nothing has run for long are wanted no more. Their nodes are drained then, so that
+        nothing comes to them while they are given back.
+        """
+        now, idle = self._now(), {}
+        for identity, one in ranks.items():
+            orders = one.orders()
+            if orders is not None and orders.node not in busy and one.state.begun:
+                idle[identity] = self._idle.get(identity, now)
+        self._idle = idle
+        by_allocation: dict[str, list[str]] = {}
+        for identity, one in ranks.items():
+            by_allocation.setdefault(one.allocation.tag, []).append(identity)
+        for identities in by_allocation.values():
+            if all(now - idle.get(identity, now) > self._settings.idle for identity in identities):
+                self._unwanted.update(identities)
+        self._unwanted &= ranks.keys()
+
+    def _is_leaving(self, identity: str, one: _Rank) -> bool:
+        left = one.state.until - self._now()
+        drain = self._settings.drain
+        sooner = one.state.warned and left > 2 * drain + 60  # Slurm says that it ends: it knows why
+        return identity in self._unwanted or left < drain or sooner
+
+    # --- what Slurm says ---------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Ask Slurm for all allocations, if there are any that it may know more of, and it is time."""
+        known = list(known_allocations(self._folder))
+        if not known or not self._turns.take():
+            return
+        now = self._now()
+        try:
+            if now - self._kinds_at > KINDS_SECONDS:
+                self._kinds, self._kinds_at = commands.partitions(), now
+                return
+            before = {one.tag: _pilots_of(one) for one in known}
+            self._jobs = {job.tag: job for job in commands.queue()}
+        except Fault as error:  # slurmctld is away: allocations run on without it
+            _log.warning("%s: %s", error, error.record.have)
+            return
+        self._listed_at = now
+        for one in known:
+            self._compare(one, before[one.tag], now)
+
+    def _compare(self, one: Allocation, before: Sequence[_Rank], now: float) -> None:
+        """What is known of an allocation, with what Slurm has listed; `before` are the pilots that had begun then."""
+        job, asked = self._jobs.get(one.tag), one.asked()
+        if job is None:
+            if asked is None or one.job() or now - asked.at > UNLISTED_SECONDS:
+                _log.info("the allocation %s has ended", one.job() or one.tag)
+                one.forget()
+            return
+        if one.job() != job.id:  # the process that submitted it was killed
+            one.set_job(job.id)
+        for pilot in before:
+            orders, until = pilot.orders(), now + job.left
+            if job.state in WAITS and not pilot.state.ended:  # it was requeued, or slurmctld has forgotten that it ran
+                pilot.end()
+            elif job.left and orders is not None and abs(until - orders.until) > CHANGED_SECONDS:
+                pilot.order(msgspec.structs.replace(orders, until=until))
+
+    def _listed(self) -> bool:
+        """Whether it is known which allocations there are: nothing is asked for twice."""
+        return self._listed_at > 0 or not any(not one.job() for one in known_allocations(self._folder))
+
+    def _ranks(self) -> dict[str, _Rank]:
+        """The nodes of allocations whose pilots have begun and not ended, by the id of their machine."""
+        found = {}
+        for one in known_allocations(self._folder):
+            for pilot in _pilots_of(one):
+                if not pilot.state.ended and pilot.state.until > self._now():
+                    found[f"{one.tag[:12]}-{pilot.rank}-{pilot.run}"] = pilot
+        return found
+
+    # --- pilots ------------------------------------------------------------------------------------------------------
+
+    def start(self, machine: Machine, node: str, contact: Contact) -> None:
+        one = self._ranks().get(machine.id)
+        if one is not None:
+            one.order(Orders(node=node, contact=contact, until=one.state.until))
+
+    def has_begun(self, pilot: Pilot) -> bool:
+        one = self._ranks().get(pilot.machine)
+        return one is not None and one.state.begun
+
+    def tell(self, pilot: Pilot, contact: Contact) -> None:
+        self._order(pilot, lambda orders: msgspec.structs.replace(orders, contact=contact))
+
+    def restart(self, pilot: Pilot) -> None:
+        self._order(pilot, lambda orders: msgspec.structs.replace(orders, restarts=orders.restarts + 1))
+
+    def answering(self, pilots: Sequence[Pilot]) -> list[Pilot]:
+        for pilot in pilots:
+            self._order(pilot, lambda orders: msgspec.structs.replace(orders, asks=orders.asks + 1))
+        until = time.monotonic() + ANSWER_SECONDS
+        while True:
+            answered = [pilot for pilot in pilots if self._has_answered(pilot)]
+            if len(answered) == len(pilots) or time.monotonic() > until:
+                return answered
+            time.sleep(LOOK_SECONDS)
+
+    def _has_answered(self, pilot: Pilot) -> bool:
+        one = self._ranks().get(pilot.machine)
+        orders = one.orders() if one is not None else None
+        return one is not None and orders is not None and one.state.answers == orders.asks
+
+    def release(self, pilots: Sequence[Pilot]) -> list[Pilot]:
+        for pilot in pilots:
+            self._order(pilot, lambda orders: msgspec.structs.replace(orders, released=orders.released + 1))
+        until = time.monotonic() + END_SECONDS
+        while True:
+            ranks = self._ranks()
+            ended = [pilot for pilot in pilots if pilot.machine not in ranks]
+            left = [ranks[pilot.machine] for pilot in pilots if pilot.machine in ranks]
+            if not any(_owes(one) for one in left) or time.monotonic() > until:
+                return ended
+            time.sleep(LOOK_SECONDS)
+
+    def remove(self, pilot: Pilot) -> None:
+        """Its pilot may hang, so Slurm ends the allocation if no other node of it is in use."""
+        one = self._ranks().get(pilot.machine)
+        if one is None:
+            return
+        one.end()
+        if not any(of.allocation.tag == one.allocation.tag for of in self._ranks().values()):
+            self._cancel(one.allocation)
+
+    def sweep(self, machines: Sequence[Machine]) -> bool:
+        """Nothing outlives an allocation."""
+        return True
+
+    def stop(self) -> None:
+        """Cancel the allocations that wait, and those that nobody has used yet."""
+        for one in known_allocations(self._folder):
+            self._cancel(one)
+
+    def _cancel(self, one: Allocation) -> None:
+        if job := one.job():
+            with contextlib.suppress(Fault):  # slurmctld is away; the pilot ends by its orders
+                commands.cancel(job)
+        one.forget()
+
+    def _order(self, pilot: Pilot, change: Callable[[Orders], Orders]) -> None:
+        one = self._ranks().get(pilot.machine)
+        orders = one.orders() if one is not None else None
+        if one is not None and orders is not None:
+            one.order(change(orders))
+
+
+def _pilots_of(one: Allocation) -> list[_Rank]:
+    return [_Rank(one, rank, run, state) for rank, (run, state) in one.states().items()]
+
+
+def _owes(one: _Rank) -> bool:
+    """Whether a pilot has not said yet whether it ends."""
+    orders = one.orders()
+    return orders is not None and one.state.kept < orders.released
+
+
+def _script(made: Allocation, shape: Shape) -> str:
+    """A process on each node. It holds no secret: others may read the scripts of jobs."""
+    pilot = shlex.join([sys.executable, "-m", "poise.drivers.substrates.slurm.pilot", str(made.folder)])
+    size = f"--nodes={shape.nodes} --ntasks={shape.nodes} --ntasks-per-node=1 --cpus-per-task={shape.cpus}"
+    each = f"srun --overlap --kill-on-bad-exit=0 {size} "
+    return f"#!/bin/sh\nexec {each if shape.nodes > 1 else ''}{pilot}\n"
+
+
+def _options(made: Allocation, shape: Shape, settings: Settings) -> list[str]:
+    to_shell = "B:" if shape.nodes == 1 else ""
+    options = [
+        "--job-name=poise",
+        f"--comment={TAG}{made.tag}",
+        f"--partition={shape.partition}",
+        f"--nodes={shape.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={shape.cpus}",
+        f"--time={shape.minutes}",
+        f"--signal={to_shell}USR1@{settings.drain}",
+        f"--output={made.folder}/pilot.log",
+        "--open-mode=append",
+        *settings.options,
+    ]
+    options += [f"--mem={shape.memory}M"] if shape.memory else []
+    return options + ([f"--gres=gpu:{shape.gpus}"] if shape.gpus else [])
+
+
+__all__ = ["SlurmCluster"]

@@ -1,0 +1,158 @@
+"""Decides which allocations to ask Slurm for: in which partition, how many nodes, how large a part of each, how long.
+
+It is asked again and again with what waits, and answers with what is still missing beside the allocations that there
+are. The number of nodes follows from the expected run times: each must get at least `WORTH` of work, so that a campaign
+of brief tasks does not ask for hundreds of nodes, and no more nodes than tasks can use at once. The time follows from
+the same work, and from the longest of the tasks: it is known that nearly all of them end before the allocation does.
+Short allocations of one node start soonest, so only gangs get several nodes at once.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from poise.drivers.substrates.slurm.commands import Kind
+from poise.drivers.substrates.slurm.settings import Settings
+from poise.model.reports import Demand
+from poise.units import SECOND
+
+WORTH = 300
+"""Seconds of work for a node, below which another one is not worth its start."""
+
+GUESS = 900
+"""Seconds that a task is taken to run of which nobody knows it."""
+
+LEAST, STEP = 600, 300
+"""Seconds of the shortest allocation, and by which longer ones grow: equal requests are easier on the scheduler."""
+
+SPARE = 1.25
+"""Times the expected work that an allocation lasts: run times are estimates."""
+
+MIB = 2**20
+
+PILOT_MEMORY = 256
+"""MiB of each node that the pilot and its agent need for themselves."""
+
+UNCOUNTED = 64
+"""Where nodes have less memory than so many MiB, as by default, their site does not count it."""
+
+
+class Shape(NamedTuple):
+    """An allocation to ask for: so many `nodes` at once, of each so many CPUs, MiB of memory and GPUs, for so many
+    minutes.
+    """
+
+    partition: str
+    nodes: int
+    cpus: int
+    memory: int
+    gpus: int
+    minutes: int
+
+
+class Standing(NamedTuple):
+    """An allocation that there is: `left` seconds, or those that it will have once it starts. It is `busy` for so many
+    seconds before anything there is expected to end.
+    """
+
+    shape: Shape
+    left: int
+    busy: int = 0
+
+
+class Refused(NamedTuple):
+    """Work for which no partition has an allocation, and why not."""
+
+    demand: Demand
+    why: str
+
+
+def wanted(
+    demand: Sequence[Demand], kinds: Sequence[Kind], standing: Sequence[Standing], settings: Settings
+) -> tuple[list[Shape], list[Refused]]:
+    """The allocations that are missing, and the work that can have none."""
+    room = settings.nodes - sum(one.shape.nodes for one in standing)
+    left = list(standing)
+    asked: list[Shape] = []
+    refused: list[Refused] = []
+    for work in sorted(demand, key=lambda one: (-one.together, -one.gpus, -one.cpu)):
+        kind = _kind_for(work, kinds, settings)
+        if isinstance(kind, str):
+            refused.append(Refused(work, kind))
+            continue
+        for shape in _shapes(work, kind, settings):
+            there = next((one for one in left if _serves(one, shape, work, settings)), None)
+            if there is not None:
+                left.remove(there)
+            elif shape.nodes <= room:
+                room -= shape.nodes
+                asked.append(shape)
+    return asked, refused
+
+
+def needed(work: Demand, settings: Settings) -> int:
+    """The seconds that an allocation must have left to be of use for this work."""
+    return _longest(work) + settings.drain
+
+
+def _longest(work: Demand) -> int:
+    return max(-(-work.longest // SECOND), GUESS if work.unknown else 0)
+
+
+def _kind_for(work: Demand, kinds: Sequence[Kind], settings: Settings) -> Kind | str:
+    """The nodes to ask for: with idle ones first, then where jobs are short, since those start soonest. A text says why
+    there are none.
+    """
+    if work.where:
+        return f"it asks for {work.where}, and Slurm chooses the nodes"
+    allowed = [kind for kind in kinds if not settings.partitions or kind.partition in settings.partitions]
+    if not allowed:
+        return "no partition is open"
+    large = [kind for kind in allowed if _slots(work, kind) and kind.nodes * _slots(work, kind) >= work.together]
+    if not large:
+        return f"no partition has such nodes: {work.cpu / 1000:g} CPU, {work.memory // MIB} MiB, {work.gpus} GPU"
+    enough = [kind for kind in large if _limit(kind, settings) >= needed(work, settings)]
+    if not enough:
+        most = max(_limit(kind, settings) for kind in large)
+        return f"it may run for {_longest(work)} s, and no allocation is longer than {most} s"
+    return min(enough, key=lambda kind: (not kind.idle, kind.limit, kind.cpus, kind.partition))
+
+
+def _limit(kind: Kind, settings: Settings) -> int:
+    return min(kind.limit, settings.time)
+
+
+def _slots(work: Demand, kind: Kind) -> int:
+    """How many tasks a whole node of this kind runs at once."""
+    bounds = [kind.cpus * 1000 // work.cpu if work.cpu else kind.cpus]
+    if work.memory:
+        bounds.append((kind.memory - PILOT_MEMORY) * MIB // work.memory)
+    if work.gpus:
+        bounds.append(kind.gpus // work.gpus)
+    return max(0, min(bounds))
+
+
+def _shapes(work: Demand, kind: Kind, settings: Settings) -> list[Shape]:
+    """All allocations that this work should have, whatever there is already."""
+    slots = _slots(work, kind)
+    seconds = work.work / SECOND + work.unknown * GUESS
+    together = -(-work.together // slots)
+    useful = -(-work.tasks // slots)
+    nodes = max(together, min(useful, settings.nodes, -(-int(seconds) // (slots * WORTH)), kind.nodes))
+    busy = min(slots, -(-work.tasks // nodes))  # tasks on a node at once
+    lasts = needed(work, settings) + SPARE * max(0.0, seconds / (nodes * busy) - _longest(work))
+    lasts = min(_limit(kind, settings), max(LEAST, -(-int(lasts) // STEP) * STEP))
+    cpus = min(kind.cpus, max(1, -(-work.cpu * busy // 1000)))
+    memory = 0
+    if kind.memory > UNCOUNTED:
+        asked = -(-work.memory * busy // MIB) + PILOT_MEMORY
+        memory = min(kind.memory, max(asked, kind.memory * cpus // kind.cpus))
+    shape = Shape(kind.partition, together, cpus, memory, work.gpus * busy, int(lasts) // 60)
+    return [shape] * max(1, nodes // together)
+
+
+def _serves(one: Standing, shape: Shape, work: Demand, settings: Settings) -> bool:
+    """Whether an allocation that there is takes the place of this one: one that is busy for long does not."""
+    memory = not work.memory or (one.shape.memory - PILOT_MEMORY) * MIB >= work.memory
+    large = memory and one.shape.cpus >= shape.cpus and one.shape.gpus >= shape.gpus
+    soon = one.busy <= WORTH and one.left - one.busy >= needed(work, settings)
+    return large and soon and one.shape.nodes >= shape.nodes
