@@ -7,14 +7,14 @@
 
 A directive is a flag of `poise submit`, or a field of the job file in YAML, as `name=value`; several stand in a line,
 quoted as for a shell. They end where the first line of code begins: one that comes later is refused. Lines of `#SBATCH`
-are not obeyed; what they would be here is told.
+count too, where no directive and no flag says something else; options to which nothing here corresponds are told.
 """
 
 import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ import msgspec
 
 from poise.cli.asking import FLAGS, asked, merged
 from poise.cli.render import say
-from poise.cli.slurm import of_slurm
+from poise.cli.slurm import Read, of_slurm, variables_of_slurm
 from poise.config import MAX_BODY
 from poise.drivers.yamlfile import parse_yaml
 from poise.errors import ErrorRecord, Place, SpecError, placed, together
@@ -64,8 +64,8 @@ def no_flags() -> dict[str, Any]:
 
 
 def read_script(path: Path, environ: dict[str, str], own: dict[str, Any]) -> Script:
-    """Read a script's directives; raises SpecError with everything that is wrong with them. What `#SBATCH` lines ask
-    for that neither directives nor flags (`own`) do is told on stderr.
+    """Read a script's directives; raises SpecError with everything that is wrong with them. `#SBATCH` lines count where
+    neither directives nor flags (`own`) say the same; what of them is ignored is told on stderr.
     """
     lines = _read(path).splitlines()
     code = next((number for number, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
@@ -77,20 +77,41 @@ def read_script(path: Path, environ: dict[str, str], own: dict[str, Any]) -> Scr
         return next((at[one] for one in (field, *above(field)) if one in at), "")
 
     asks = merged(spec, own)
+    said = {name.replace("-", "_") for name in (*asks, *asks.get("resources", {}))}
+    slurm = of_slurm(lines[:code])
+    all_of_theirs = (of for read in slurm for of in _of_slurm(read))
+    theirs = [of for of in all_of_theirs if not said & {of.name, of.name.replace("if_late", "deadline")}]
+    if theirs and not wrong:
+        spec, at = _fields(path, list({of.name: of for of in theirs}.values()) + directives, environ, wrong)
+        asks = merged(spec, own)
     if wrong:
         try:
             compile_spec(asks | {"run": "true"}, wall=time.time())  # for what else is wrong
         except SpecError as error:
             wrong += placed(error.record, place).all()
         raise together([msgspec.structs.replace(one, others=()) for one in wrong])
-    told = of_slurm(lines[:code], asks.keys() | asks.get("resources", {}).keys())
-    if told:
-        say(f"poise: {told}")
-    return Script(
-        _command(path, lines),
-        spec,
-        place,
-    )
+    if not slurm:
+        return Script(_command(path, lines), spec, place)
+    variables, unknown = variables_of_slurm("\n".join(lines[code:]), asks)
+    lost = [f"`{name}` (line {read.line})" for read in slurm for name in read.lost] + [f"`${name}`" for name in unknown]
+    if lost:
+        say(f"poise: ignored, nothing here is the same: {', '.join(dict.fromkeys(lost))}")
+    return Script(_with_variables(_command(path, lines), variables), spec, place)
+
+
+def _of_slurm(read: Read) -> Iterator[_Directive]:
+    """The directives that a line of `#SBATCH` stands for."""
+    for word in read.words:
+        name, _, value = shlex.split(word)[0].partition("=")
+        yield _Directive(name.replace("-", "_"), value, read.line)
+
+
+def _with_variables(command: list[str], variables: Mapping[str, str]) -> list[str]:
+    """The command with variables whose values are known only where it runs."""
+    if not variables:
+        return command
+    told = " ".join(f"{name}={value}" for name, value in variables.items())
+    return ["/bin/sh", "-c", f'export {told}; exec "$@"', *command[-1:], *command]
 
 
 def _read(path: Path) -> str:

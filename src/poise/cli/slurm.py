@@ -1,42 +1,98 @@
-"""What the `#SBATCH` lines of a script would be here. They are told, and never obeyed."""
+"""The options of Slurm in the words of Poise: those of `#SBATCH` lines, by which scripts are run, and those that
+somebody types, which are told.
+"""
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from poise.units import duration_of_slurm
 
+_VARIABLE = re.compile(r"\bSLURM_[A-Z0-9_]+\b")
 _LINE = re.compile(r"#SBATCH\s+(.*)")
 
 
-def of_slurm(head: Iterable[str], said: Collection[str]) -> str:
-    """A sentence with the directive that says the same, without what is `said` already; empty where there is no need of
-    one.
+class Read(NamedTuple):
+    """A line of `#SBATCH`: its number from 1 on, the directives that say the same, and the options to which nothing
+    here corresponds.
     """
+
+    line: int
+    words: tuple[str, ...]
+    lost: tuple[str, ...]
+
+
+def of_slurm(head: Sequence[str]) -> list[Read]:
+    """The `#SBATCH` lines at the head of a script, in the words of directives. As Slurm does, a script is run once
+    however many tasks it asks for: it gets the CPUs and devices of all of them.
+    """
+    matches = ((number, _LINE.fullmatch(line.strip())) for number, line in enumerate(head, start=1))
+    found = [_read(number, match[1]) for number, match in matches if match]
+    words = dict(word.partition("=")[::2] for read in found for word in read.words)
+    each = {"cpu": "1"} | {name: words[name] for name in ("cpu", "gpu") if name in words}
+    if not any("gpus-per-task" in line for line in head):
+        each.pop("gpu", None)
+    tasks = words.get("workers", "1")
+    for name, amount in each.items() if _is_whole(tasks) and int(tasks) > 1 else ():
+        if _is_whole(amount):
+            whole = f"{name}={int(tasks) * int(amount)}"
+            found = [_replaced(read, f"{name}=" if name in words else "workers=", whole) for read in found]
+    found = [_replaced(read, "workers=") for read in found]
+    if "sweep" in words or "parts" in words:
+        found = [read._replace(words=tuple(map(_for_each, read.words))) for read in found]
+    return found
+
+
+def variables_of_slurm(script: str, spec: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Slurm's variables that a script mentions: those that the job has too, as a shell would write their values, and
+    the names of the others.
+    """
+    resources = spec.get("resources", {})
+    known = {
+        "SLURM_JOB_ID": "${POISE_JOB#j}",
+        "SLURM_JOBID": "${POISE_JOB#j}",
+        "SLURM_JOB_NAME": shlex.quote(str(spec.get("name", ""))),
+        "SLURM_CPUS_PER_TASK": str(resources.get("cpu", 1)),
+        "SLURM_CPUS_ON_NODE": str(resources.get("cpu", 1)),
+        "SLURM_NTASKS": "1",
+        "SLURM_NNODES": "1",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_SUBMIT_DIR": '"$PWD"',
+        "SLURM_RESTART_COUNT": "$((POISE_EPOCH - 1))",
+    }
+    if "parts" in spec or "sweep" in spec:
+        number = "$POISE_PART" if "parts" in spec else "$POISE_SWEEP_I"
+        known |= {"SLURM_ARRAY_TASK_ID": number, "SLURM_ARRAY_JOB_ID": "${POISE_JOB#j}"}
+    used = list(dict.fromkeys(_VARIABLE.findall(script)))
+    return {name: known[name] for name in used if name in known}, [name for name in used if name not in known]
+
+
+def _replaced(read: Read, begins: str, by: str = "") -> Read:
+    """With another word in the place of those that begin so, or with none."""
+    words = ((by if word.startswith(begins) else word) for word in read.words)
+    return read._replace(words=tuple(word for word in words if word))
+
+
+def _read(number: int, line: str) -> Read:
     told: list[str] = []
-    lost: list[str] = []  # options to which nothing here corresponds
-    lines = [match[1] for line in head if (match := _LINE.fullmatch(line.strip()))]
-    for line in lines:
-        words = line.split("#")[0].split()
-        while words:
-            name, _, value = words.pop(0).partition("=")
-            if not name.startswith("--"):
-                name, value = f"--{_SHORT.get(name[1:2], '')}", name[2:] or value
-            if not value and words and not words[0].startswith("-"):
-                value = words.pop(0)
-            translate = _OF_SLURM.get(name[2:])
-            try:
-                told += translate(value).split(" ") if translate and value else []
-                lost += [] if translate and value else [name]
-            except ValueError:  # it is written as no option is, or says what has no counterpart
-                lost.append(name)
-    told = [one for one in dict.fromkeys(told) if one.partition("=")[0].replace("if-late", "deadline") not in said]
-    if told:
-        if any(one.startswith(("sweep=", "parts=", "workers=")) for one in told):
-            told = [_for_each(one) for one in told]
-        without = f"; without counterpart: {', '.join(dict.fromkeys(lost))}" if lost else ""
-        return f"`#SBATCH` lines are not obeyed; the same here: `#POISE {' '.join(told)}`{without}"
-    return "`#SBATCH` lines are not obeyed, and nothing here is the same" if lines and not said else ""
+    lost: list[str] = []
+    words = line.split("#")[0].split()
+    while words:
+        name, _, value = words.pop(0).partition("=")
+        if not name.startswith("--"):
+            name, value = f"--{_SHORT.get(name[1:2], name[1:2])}", name[2:] or value
+        if not value and words and not words[0].startswith("-"):
+            value = words.pop(0)
+        translate = _OF_SLURM.get(name[2:])
+        try:
+            told += translate(value).split(" ") if translate and value else []
+            lost += [] if translate and value else [name]
+        except ValueError:  # it is written as no option is, or says what has no counterpart
+            lost.append(name)
+    return Read(number, tuple(told), tuple(lost))
 
 
 def flags_of_slurm(option: str, given: Sequence[str]) -> str:
@@ -167,4 +223,10 @@ _SHORT = {
     "w": "nodelist",
     "x": "exclude",
     "o": "output",
+    "p": "partition",
+    "N": "nodes",
+    "A": "account",
+    "q": "qos",
+    "e": "error",
+    "D": "chdir",
 }

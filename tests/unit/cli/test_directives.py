@@ -1,3 +1,4 @@
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -137,31 +138,82 @@ LOST = ("partition", "16:00", "now+0", "now+1month", "n[1-3]", "%x")
         ("--time=90 --mem 500", "time-limit=90m memory=500MiB"),
         ("--array=0-99%4", "parts=100 at_most=4"),
         ("--array=1-9:2", "sweep=i=1..9:2"),
-        ("--ntasks=4 --partition=long", "workers=4"),
-        ("--begin=now+2hours -n 2", "begin=2h workers=2"),
+        ("--ntasks=4 --partition=long", "cpu=4"),
+        ("--begin=now+2hours -n 2", "begin=2h cpu=2"),
         ("--begin=now+90 --begin=16:00", "begin=90s"),
-        ("--begin=now+0 --begin=now+1month -n 2", "workers=2"),
+        ("--begin=now+0 --begin=now+1month -n 2", "cpu=2"),
         ("--deadline=now+2hours", "deadline=2h if-late=cancel"),
-        ("--deadline=16:00 -n 2", "workers=2"),
+        ("--deadline=16:00 -n 2", "cpu=2"),
         ("-w n1,n2 --exclude=n3", "node=n1 node=n2 exclude_node=n3"),
-        ("--dependency=afterok:1:2,afterany:3 -n 2", "after=j1 after=j2 after_any=j3 workers=2"),
+        ("--dependency=afterok:1:2,afterany:3 -n 2", "after=j1 after=j2 after_any=j3 cpu=2"),
         ("--array=1-3 --output=out-%j.txt", "sweep=i=1..3 output=out-%j-%r.txt"),
-        ("-n 2 -o out/%j", "workers=2 output=out/%j-%r"),
+        ("-n 2 -o out/%j", "cpu=2 output=out/%j"),
         ("-o out/%A_%4a.log", "output=out/%j_%r.log"),
-        ("--output=%x.log -n 2", "workers=2"),
+        ("--output=%x.log -n 2", "cpu=2"),
     ],
 )
-def test_slurms_lines_are_told_and_not_obeyed(line: str, same: str) -> None:
-    told, _, lost = of_slurm(["#!/bin/sh", f"#SBATCH {line}"], ()).partition("; without counterpart: ")
-    assert told == f"`#SBATCH` lines are not obeyed; the same here: `#POISE {same}`"
-    assert bool(lost) == any(word in line for word in LOST)
+def test_slurms_lines_are_translated_and_what_has_no_counterpart_is_named(line: str, same: str) -> None:
+    [read] = of_slurm(["#!/bin/sh", f"#SBATCH {line}"])
+    assert read.line == 2
+    assert " ".join(read.words) == same
+    assert bool(read.lost) == any(word in line for word in LOST)
 
 
-def test_what_is_said_already_is_not_told() -> None:
-    assert of_slurm(["#SBATCH --mem=1G"], ("memory",)) == ""
-    assert of_slurm(["#SBATCH --deadline=now+1hour"], ("deadline",)) == ""
-    assert of_slurm(["# no line of theirs"], ()) == ""
-    assert of_slurm(["#SBATCH --partition=long"], ()).endswith("nothing here is the same")
+def test_a_script_for_slurm_runs_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (
+        "#!/bin/bash",
+        "#SBATCH -J fit --cpus-per-task=2 --mem=1G",
+        "#SBATCH -t 10 -p long",
+        "#SBATCH --gres=gpu:2",
+    )
+    made = read(tmp_path, *lines, "python fit.py")
+    assert made.spec == {"name": "fit", "time-limit": "10m", "resources": {"cpu": 2, "memory": "1GiB", "gpu": 2}}
+    assert made.command == ["/bin/bash", str(tmp_path / "train.sh")]
+    compile_spec(made.spec | {"run": made.command}, wall=0.0)
+    assert "ignored, nothing here is the same: `--partition` (line 3)" in capsys.readouterr().err
+
+
+def test_directives_and_flags_count_more_than_slurms_lines(tmp_path: Path) -> None:
+    lines = ("#!/bin/sh", "#SBATCH --mem=1G --time=10 --deadline=now+1hour", "#POISE memory=2GiB deadline=5h", "true")
+    path = script(tmp_path, *lines)
+    made = read_script(path, {}, {"time-limit": "1h"})
+    assert made.spec == {"resources": {"memory": "2GiB"}, "deadline": "5h"}
+
+
+def test_a_script_runs_once_with_the_cpus_of_all_its_tasks(tmp_path: Path) -> None:
+    assert read(tmp_path, "#SBATCH --ntasks=4", "true").spec == {"resources": {"cpu": 4}}
+    assert read(tmp_path, "#SBATCH -n 4 -c 2", "true").spec == {"resources": {"cpu": 8}}
+    made = read(tmp_path, "#SBATCH -n 4 --gpus-per-task=h100:1", "true")
+    assert made.spec == {"resources": {"cpu": 4, "gpu": 4, "gpu_model": ["h100"]}}
+    assert read(tmp_path, "#SBATCH -n 4 --gpus=2", "true").spec == {"resources": {"cpu": 4, "gpu": 2}}
+    assert read(tmp_path, "#SBATCH -n 1 -c 2", "true").spec == {"resources": {"cpu": 2}}
+
+
+def test_slurms_variables_have_their_values_where_the_script_uses_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = read(
+        tmp_path,
+        "#!/bin/sh",
+        "#SBATCH --array=1-2 -c 2",
+        "echo $SLURM_ARRAY_TASK_ID of ${SLURM_JOB_ID}, $SLURM_CPUS_PER_TASK",
+    )
+    variables = {"POISE_SWEEP_I": "2", "POISE_JOB": "j17", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(made.command, env=variables, check=True, capture_output=True, text=True)
+    assert done.stdout == "2 of 17, 2\n"
+    made = read(tmp_path, "#SBATCH --array=0-9", "echo $SLURM_ARRAY_TASK_ID $SLURM_TASKS_PER_NODE")
+    done = subprocess.run(
+        made.command, env={"POISE_PART": "7", "PATH": "/bin"}, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "7\n"
+    assert "`$SLURM_TASKS_PER_NODE`" in capsys.readouterr().err
+
+
+def test_a_value_that_cannot_be_is_refused_with_its_line(tmp_path: Path) -> None:
+    made = read(tmp_path, "#!/bin/sh", "#SBATCH --cpus-per-task=many", "true")
+    with pytest.raises(PoiseError) as caught:
+        compile_spec(made.spec | {"run": made.command}, wall=0.0)
+    assert [record.at for record in placed(caught.value.record, made.place).all()] == [f"{tmp_path}/train.sh:2"]
 
 
 def test_sweeps_on_the_command_line() -> None:
