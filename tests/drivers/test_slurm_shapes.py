@@ -87,6 +87,7 @@ def test_gpus_are_asked_for_where_they_are() -> None:
         (demand(1, MINUTE, cpu=32_000), "no partition has such nodes: 32 CPU"),
         (demand(1, 48 * HOUR), "no allocation is longer than 86400 s"),
         (demand(1, MINUTE, gpus=1), "1 GPU"),
+        (demand(9, MINUTE, together=9, cpu=16_000), "`nodes=8` is too few"),
     ],
 )
 def test_work_that_no_allocation_can_hold_is_named_with_the_reason(work: Demand, why: str) -> None:

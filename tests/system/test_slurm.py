@@ -64,6 +64,26 @@ def test_doctor_says_whether_a_cluster_can_be_used_and_what_it_has(on: OnSlurm) 
     assert {check["name"]: check["status"] for check in done.value["checks"]}["partition nowhere"] == "fail"
 
 
+def test_a_command_is_handed_to_slurm_as_one_job_of_its_own(on: OnSlurm) -> None:
+    out = on.living.work / "handed"
+    options = ("submit", "--via", "slurm", "--json", "--output", str(out))
+    done = on.living.poise(*options, "--memory", "64MiB", "--", "hostname")
+    assert done.code == 0, done.err
+    assert done.value["partition"] == "main"
+    assert done.value["starts"]
+    until(lambda: done.value["job"] not in on.cluster.jobs(), "it has run", on.messages)
+    assert out.read_text()
+    lines = ("#!/bin/sh", "#SBATCH --partition=short --mem=64M", "echo $SLURM_JOB_PARTITION $SLURM_JOB_ID", "")
+    script = on.living.file("job.sh", "\n".join(lines))
+    done = on.living.poise(*options, str(script))
+    assert done.value["partition"] == "short"
+    until(lambda: out.read_text() == f"short {done.value['job']}\n", "it has run", on.messages)
+    refused = on.living.poise(*options, "--cpu", "64", "--", "true")
+    assert refused.code == 2
+    assert "not available" in refused.error["have"]
+    assert on.living.client().status().unfinished == 0
+
+
 def test_an_allocation_is_used_by_all_work_that_fits(on: OnSlurm) -> None:
     before, asked = on.cluster.jobs(), on.cluster.calls("sbatch")
     jobs = [on.submit("true", expect="1s") for _ in range(20)]

@@ -63,9 +63,10 @@ def no_flags() -> dict[str, Any]:
     return {name: () if flag.repeatable else None for name, (_, flag) in FLAGS.items()}
 
 
-def read_script(path: Path, environ: dict[str, str], own: dict[str, Any]) -> Script:
+def read_script(path: Path, environ: dict[str, str], own: dict[str, Any], *, for_slurm: bool = False) -> Script:
     """Read a script's directives; raises SpecError with everything that is wrong with them. `#SBATCH` lines count where
-    neither directives nor flags (`own`) say the same; what of them is ignored is told on stderr.
+    neither directives nor flags (`own`) say the same; what of them is ignored is told on stderr. They are left alone in
+    a script that is `for_slurm`.
     """
     lines = _read(path).splitlines()
     code = next((number for number, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
@@ -78,7 +79,7 @@ def read_script(path: Path, environ: dict[str, str], own: dict[str, Any]) -> Scr
 
     asks = merged(spec, own)
     said = {name.replace("-", "_") for name in (*asks, *asks.get("resources", {}))}
-    slurm = of_slurm(lines[:code])
+    slurm = [] if for_slurm else of_slurm(lines[:code])
     all_of_theirs = (of for read in slurm for of in _of_slurm(read))
     theirs = [of for of in all_of_theirs if not said & {of.name, of.name.replace("if_late", "deadline")}]
     if theirs and not wrong:

@@ -30,10 +30,17 @@ FILE_ENDINGS = (".yaml", ".yml", ".json")
     metavar="N",
     help="Submit only if nothing has changed since revision N from `poise plan`.",
 )
+@click.option(
+    "--via",
+    type=click.Choice(["slurm"]),
+    help="Hand the command to Slurm as one job of yours, and print its id there. Poise does not run it.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Print the id and nothing else; do not forecast a deadline.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("source", nargs=-1, required=True, metavar="FILE.yaml | SCRIPT | -- COMMAND...")
-def submit(source: tuple[str, ...], if_revision: int | None, quiet: bool, as_json: bool, **flags: Any) -> int:
+def submit(
+    source: tuple[str, ...], if_revision: int | None, via: str | None, quiet: bool, as_json: bool, **flags: Any
+) -> int:
     """Submit a job or graph from FILE.yaml, a SCRIPT (.sh, .bash, .py), or a command after `--`, print its id, and
     return.
 
@@ -42,7 +49,10 @@ def submit(source: tuple[str, ...], if_revision: int | None, quiet: bool, as_jso
     environment variables; a value of `null` copies the variable from this shell. Paths are relative to the file's
     folder. A script declares its requirements in `#POISE` lines at its head. Flags override both.
     """
-    spec, place = asked_for(source, flags)
+    spec, place = asked_for(source, flags, for_slurm=via is not None)
+    if via is not None:
+        with told_as_flags(flags), located(place):
+            return _via_slurm(source, spec, quiet, as_json)
     with told_as_flags(flags), located(place):
         spec = with_values(spec, dict(os.environ))
         client, job = start.submit(
@@ -59,6 +69,29 @@ def submit(source: tuple[str, ...], if_revision: int | None, quiet: bool, as_jso
         say(f"poise: status: `poise show {job}`, output: `poise logs -f {job}`")
     if looks and (told := forecast_of(client, job)) is not None:
         tell(told.sentence())
+    return 0
+
+
+def _via_slurm(source: Sequence[str], spec: dict[str, Any], quiet: bool, as_json: bool) -> int:
+    import time
+
+    from poise.drivers.substrates import driver_of  # here and below, since a command needs none of it
+    from poise.drivers.substrates.slurm.handing import hand_over
+    from poise.model.spec import compile_spec
+
+    driver_of("slurm").check("")
+    lines: list[str] = []
+    if is_script(source[0]):
+        lines = [line for line in Path(source[0]).read_text().splitlines() if line.startswith("#SBATCH")]
+    handed = hand_over(compile_spec(spec, wall=time.time()), lines)
+    if as_json:
+        print_json(handed._asdict())
+        return 0
+    click.echo(handed.job)
+    if not quiet:
+        expected = f"in partition {handed.partition} on {handed.nodes}, at {handed.starts}" if handed.starts else ""
+        say(f"poise: Slurm expects to start it {expected}" if expected else "poise: Slurm does not say when it starts")
+        say(f"poise: status: `squeue -j {handed.job}`, output: as `sbatch` writes it; Poise keeps nothing of it")
     return 0
 
 
@@ -79,14 +112,16 @@ class Asked(NamedTuple):
     place: Place
 
 
-def asked_for(source: Sequence[str], flags: dict[str, Any]) -> Asked:
-    """The job that a file, a script or a command, and flags, ask for."""
-    asked_for = _asked_for(source, flags)
+def asked_for(source: Sequence[str], flags: dict[str, Any], *, for_slurm: bool = False) -> Asked:
+    """The job that a file, a script or a command, and flags, ask for. `#SBATCH` lines of one that is `for_slurm` are
+    left to Slurm.
+    """
+    asked_for = _asked_for(source, flags, for_slurm)
     note_units(asked_for.spec)
     return asked_for
 
 
-def _asked_for(source: Sequence[str], flags: dict[str, Any]) -> Asked:
+def _asked_for(source: Sequence[str], flags: dict[str, Any], for_slurm: bool) -> Asked:
     environ = dict(os.environ)
     own = asked(flags, environ)
     if len(source) == 1 and source[0].endswith(FILE_ENDINGS):
@@ -97,7 +132,7 @@ def _asked_for(source: Sequence[str], flags: dict[str, Any]) -> Asked:
     if is_script(source[0]):
         from poise.cli.directives import read_script
 
-        script = read_script(Path(source[0]), environ, own)
+        script = read_script(Path(source[0]), environ, own, for_slurm=for_slurm)
         spec = merged(script.spec, own) | {"run": [*script.command, *source[1:]], "folder": str(Path.cwd())}
         return Asked(spec, _but_for(own, script.place))
     if len(source) == 1 and Path(source[0]).is_file() and not os.access(source[0], os.X_OK):

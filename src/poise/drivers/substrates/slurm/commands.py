@@ -82,6 +82,11 @@ def submit(script: str, options: Sequence[str]) -> str:
     return _call("sbatch", "--parsable", *options, given=script).strip().partition(";")[0]
 
 
+def test(script: str, options: Sequence[str]) -> str:
+    """What Slurm expects of a script, without submitting it. Raises `Fault` if it can never run, as sbatch says it."""
+    return _call("sbatch", "--test-only", *options, given=script)
+
+
 def queue() -> list[Job]:
     """The jobs of this user that Poise has asked for and that have not ended. Raises `Fault` if nobody answers."""
     answer = _call("squeue", "--noheader", f"--user={os.getuid()}", f"--format={FORMAT}", "--states=all")
@@ -151,7 +156,8 @@ def _call(command: str, *arguments: str, given: str = "") -> str:
             [command, *arguments],
             input=given,
             check=False,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if "--test-only" in arguments else subprocess.PIPE,
             text=True,
             timeout=PATIENCE,
             env=environment,
@@ -159,7 +165,7 @@ def _call(command: str, *arguments: str, given: str = "") -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _fault(command, str(error)) from None
     if done.returncode:
-        raise _fault(command, done.stderr.strip() or f"exit code {done.returncode}")
+        raise _fault(command, (done.stderr or done.stdout).strip() or f"exit code {done.returncode}")
     return done.stdout
 
 

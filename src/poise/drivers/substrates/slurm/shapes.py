@@ -110,6 +110,8 @@ def _kind_for(work: Demand, kinds: Sequence[Kind], settings: Settings) -> Kind |
     large = [kind for kind in allowed if _slots(work, kind) and kind.nodes * _slots(work, kind) >= work.together]
     if not large:
         return f"no partition has such nodes: {work.cpu / 1000:g} CPU, {work.memory // MIB} MiB, {work.gpus} GPU"
+    if all(-(-work.together // _slots(work, kind)) > settings.nodes for kind in large):
+        return f"{work.together} tasks start together, and `nodes={settings.nodes}` is too few for them"
     enough = [kind for kind in large if _limit(kind, settings) >= needed(work, settings)]
     if not enough:
         most = max(_limit(kind, settings) for kind in large)
