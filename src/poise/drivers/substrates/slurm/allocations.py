@@ -117,6 +117,14 @@ class Allocation:
                     found[rank] = run, state
         return found
 
+    def said(self) -> str:
+        """The last line that its script has written."""
+        try:
+            lines = (self.folder / "pilot.log").read_text(errors="replace").split("\n")
+        except OSError:
+            return "it has written nothing"
+        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it has written nothing")
+
     def forget(self) -> None:
         """First that it was asked for: one that starts late starts nothing then."""
         (self.folder / "asked.json").unlink(missing_ok=True)

@@ -74,17 +74,24 @@ class _Rank(NamedTuple):
 
 
 class SlurmCluster:
-    """The allocations of one home. `folder` is on a filesystem that the nodes share; `now` gives seconds since 1970."""
+    """The allocations of one home. `folder` is on a filesystem that the nodes share; `now` gives seconds since 1970,
+    and `ticks` those of a clock that never steps.
+    """
 
-    def __init__(self, settings: Settings, folder: Path, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        now: Callable[[], float] = time.time,
+        ticks: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Raises `Fault` if Slurm does not answer."""
         self._settings, self._now = settings, now
         self._folder = folder / "allocations"
-        self._turns = Turns()
+        self._turns = Turns(ticks)
         self._turns.take()
         self._kinds: list[Kind] = commands.partitions()
         self._kinds_at = now()
-        self._jobs: dict[str, Job] = {}  # by tag, as Slurm listed them last
         self._listed_at = 0.0  # when that was asked for; 0 until it has answered
         self._settled: float | None = None  # since when work has waited
         self._failed, self._again_at = 0, 0.0
@@ -126,6 +133,7 @@ class SlurmCluster:
         self._look()
         ranks = self._ranks()
         self._mark_idle(ranks, demand.busy)
+        self._failed = 0 if ranks else self._failed
         now = self._now()
         if not demand.waits:
             self._settled, self._refused = None, []
@@ -150,14 +158,16 @@ class SlurmCluster:
         try:
             made.set_job(commands.submit(_script(made, shape), _options(made, shape, self._settings)))
         except Fault as error:
-            # an error may come after the job was submitted: the next list tells
-            pause = PAUSES[min(self._failed, len(PAUSES) - 1)]
-            self._failed, self._again_at = self._failed + 1, self._now() + pause
-            _log.warning("%s: %s; the next attempt is in %g s", error, error.record.have, pause)
+            self._pause(f"{error}: {error.record.have}")  # perhaps after it was submitted: the next list tells
             return False
-        self._failed = 0
         _log.info("asked for %s as job %s", shape, made.job())
         return True
+
+    def _pause(self, why: str) -> None:
+        """Ask for nothing for a while, longer each time until a pilot begins."""
+        pause = PAUSES[min(self._failed, len(PAUSES) - 1)]
+        self._failed, self._again_at = self._failed + 1, self._now() + pause
+        _log.warning("%s; the next allocation is asked for in %g s", why, pause)
 
     def _standing(self, ranks: Mapping[str, _Rank], busy: Mapping[str, int]) -> tuple[list[Standing], int]:
         """The allocations that there are or will be, and how many of them wait."""
@@ -217,19 +227,21 @@ class SlurmCluster:
                 self._kinds, self._kinds_at = commands.partitions(), now
                 return
             before = {one.tag: _pilots_of(one) for one in known}
-            self._jobs = {job.tag: job for job in commands.queue()}
+            jobs = {job.tag: job for job in commands.queue()}
         except Fault as error:  # slurmctld is away: allocations run on without it
             _log.warning("%s: %s", error, error.record.have)
             return
         self._listed_at = now
         for one in known:
-            self._compare(one, before[one.tag], now)
+            self._compare(one, jobs.get(one.tag), before[one.tag], now)
 
-    def _compare(self, one: Allocation, before: Sequence[_Rank], now: float) -> None:
+    def _compare(self, one: Allocation, job: Job | None, before: Sequence[_Rank], now: float) -> None:
         """What is known of an allocation, with what Slurm has listed; `before` are the pilots that had begun then."""
-        job, asked = self._jobs.get(one.tag), one.asked()
+        asked = one.asked()
         if job is None:
             if asked is None or one.job() or now - asked.at > UNLISTED_SECONDS:
+                if one.job() and not one.states():
+                    self._pause(f"job {one.job()} has ended, and no pilot has begun: {one.said()}")
                 _log.info("the allocation %s has ended", one.job() or one.tag)
                 one.forget()
             return

@@ -1,0 +1,123 @@
+"""Allocations that Slurm refuses, loses or does not start: Slurm is in memory, and time passes as a test says."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from poise.drivers.substrates.slurm import commands
+from poise.drivers.substrates.slurm.allocations import State, known_allocations
+from poise.drivers.substrates.slurm.cluster import PAUSES, UNLISTED_SECONDS, SlurmCluster
+from poise.drivers.substrates.slurm.commands import TAG, Job, Kind
+from poise.drivers.substrates.slurm.settings import Settings
+from poise.errors import Fault
+from poise.model.reports import Demand, DemandReport
+from poise.units import SECOND
+
+ONE = Demand(tasks=1, together=1, cpu=1000, memory=0, gpus=0, where="", work=SECOND, longest=2 * SECOND, unknown=0)
+WAITS = DemandReport(waits=(ONE,), busy={})
+
+
+class Slurm:
+    """It takes what is submitted, unless it `refuses`, or its answer is `lost`; and lists what it has."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.jobs: dict[str, Job] = {}
+        self.submitted = 0
+        self.asked: list[float] = []
+        self.refuses = self.lost = False
+
+    def submit(self, script: str, options: Sequence[str]) -> str:
+        if self.refuses:
+            raise Fault("`sbatch` failed", have="Invalid account")
+        self.submitted += 1
+        tag = next(option.partition(TAG)[2] for option in options if TAG in option)
+        job = Job(str(self.submitted), tag, "PENDING", 0, 0, "main", "Resources")
+        self.jobs[tag] = job
+        if self.lost:
+            raise Fault("`sbatch` failed", have="Socket timed out")
+        return job.id
+
+    def queue(self) -> list[Job]:
+        self.asked.append(self.time)
+        return list(self.jobs.values())
+
+    def partitions(self) -> list[Kind]:
+        self.asked.append(self.time)
+        return [Kind("main", 86400, 10, 10, 16, 64 * 1024, 0)]
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    slurm = Slurm()
+    for name in ("submit", "queue", "partitions"):
+        monkeypatch.setattr(commands, name, getattr(slurm, name))
+    return slurm
+
+
+def keeper(slurm: Slurm, folder: Path) -> SlurmCluster:
+    return SlurmCluster(Settings(), folder, lambda: slurm.time, lambda: slurm.time)
+
+
+def wait(slurm: Slurm, cluster: SlurmCluster, seconds: float) -> None:
+    for _ in range(round(seconds)):
+        slurm.time += 1
+        cluster.want(WAITS)
+
+
+def test_one_allocation_is_asked_for_however_long_it_waits(slurm: Slurm, tmp_path: Path) -> None:
+    cluster = keeper(slurm, tmp_path)
+    wait(slurm, cluster, 3600)
+    assert slurm.submitted == 1
+    assert all(sum(start <= at < start + 60 for at in slurm.asked) <= 2 for start in range(1000, 4600))
+
+
+def test_an_answer_that_is_lost_is_found_by_its_tag_and_nothing_is_submitted_twice(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    slurm.lost = True
+    wait(slurm, keeper(slurm, tmp_path), 5)
+    slurm.lost = False
+    cluster = keeper(slurm, tmp_path)  # as after a crash
+    wait(slurm, cluster, 600)
+    assert slurm.submitted == 1
+    assert [one.job() for one in known_allocations(tmp_path / "allocations")] == ["1"]
+
+
+def test_what_was_never_submitted_is_forgotten_and_asked_for_again(slurm: Slurm, tmp_path: Path) -> None:
+    slurm.refuses = True
+    wait(slurm, keeper(slurm, tmp_path), 5)
+    slurm.refuses = False
+    [before] = known_allocations(tmp_path / "allocations")
+    wait(slurm, keeper(slurm, tmp_path), UNLISTED_SECONDS + 120)
+    assert not before.folder.exists()
+    assert slurm.submitted == 1
+
+
+def test_an_allocation_in_which_no_pilot_begins_is_asked_for_again_more_and_more_rarely(
+    slurm: Slurm, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = keeper(slurm, tmp_path)
+    for _ in range(3600):
+        slurm.time += 1
+        cluster.want(WAITS)
+        for one in known_allocations(tmp_path / "allocations"):
+            (one.folder / "pilot.log").write_text("python: not found\n")
+        slurm.jobs.clear()
+    assert 3 <= slurm.submitted <= len(PAUSES) + 1
+    assert "no pilot has begun: python: not found" in caplog.text
+
+
+def test_an_allocation_whose_job_has_begun_is_a_machine_until_it_ends(slurm: Slurm, tmp_path: Path) -> None:
+    cluster = keeper(slurm, tmp_path)
+    wait(slurm, cluster, 3)
+    [one] = known_allocations(tmp_path / "allocations")
+    one.say(0, 0, State(host="n7", job="1", cpus=2, memory=512, devices=(), until=slurm.time + 600))
+    [machine] = cluster.machines()
+    assert (machine.name, machine.size["cpu"], machine.leaving) == ("n7", 2.0, False)
+    slurm.time += 541
+    [machine] = cluster.machines()
+    assert machine.leaving, "it ends in less than a minute"
+    slurm.time += 60
+    assert cluster.machines() == []
