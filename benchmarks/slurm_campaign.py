@@ -99,7 +99,6 @@ def measure(tasks: int, rounds: int) -> list[Figure]:
                 cold.append(one(on))
                 warm += [one(on) for _ in range(SINGLES)]
         finally:
-            living.poise("down", "--cancel")
             living.destroy()
     return [
         Figure(name=f"{tasks} mixed tasks, array of sbatch", unit="s", values=arrays),

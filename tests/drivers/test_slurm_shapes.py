@@ -47,6 +47,13 @@ def test_many_brief_tasks_get_no_more_nodes_than_there_is_work_for() -> None:
     assert {(shape.nodes, shape.cpus) for shape in shapes} == {(1, 16)}
 
 
+def test_idle_nodes_are_used_for_less_work() -> None:
+    idle = MAIN._replace(idle=5)
+    assert len(ask(demand(1000, SECOND))) == 1
+    assert len(ask(demand(1000, SECOND), kinds=(idle,))) == 3
+    assert len(ask(demand(10_000, SECOND), kinds=(idle,))) == 5
+
+
 def test_long_tasks_get_as_many_nodes_as_they_can_use_up_to_the_bound() -> None:
     shapes = ask(demand(1000, HOUR))
     assert len(shapes) == SETTINGS.nodes

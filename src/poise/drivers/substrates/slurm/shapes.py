@@ -1,10 +1,10 @@
 """Decides which allocations to ask Slurm for: in which partition, how many nodes, how large a part of each, how long.
 
 It is asked again and again with what waits, and answers with what is still missing beside the allocations that there
-are. The number of nodes follows from the expected run times: each must get at least `WORTH` of work, so that a campaign
-of brief tasks does not ask for hundreds of nodes, and no more nodes than tasks can use at once. The time follows from
-the same work, and from the longest of the tasks: it is known that nearly all of them end before the allocation does.
-Short allocations of one node start soonest, so only gangs get several nodes at once.
+are. The number of nodes follows from the expected run times: each must get at least `WORTH` of work, or `WORTH_IDLE` if
+it is idle, so that a campaign of brief tasks does not ask for hundreds of nodes; and no more nodes than tasks can use
+at once. The time follows from the same work, and from the longest of the tasks: it is known that nearly all of them end
+before the allocation does. Short allocations of one node start soonest, so only gangs get several nodes at once.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,10 @@ from poise.drivers.substrates.slurm.settings import Settings
 from poise.model.reports import Demand
 from poise.units import SECOND
 
-WORTH = 300
-"""Seconds of work for a node, below which another one is not worth its start."""
+WORTH, WORTH_IDLE = 300, 30
+"""Seconds of work for a node, below which another one is not worth its start; and for one that is idle, which starts at
+once and keeps nobody waiting.
+"""
 
 GUESS = 900
 """Seconds that a task is taken to run of which nobody knows it."""
@@ -139,7 +141,8 @@ def _shapes(work: Demand, kind: Kind, settings: Settings) -> list[Shape]:
     seconds = work.work / SECOND + work.unknown * GUESS
     together = -(-work.together // slots)
     useful = -(-work.tasks // slots)
-    nodes = max(together, min(useful, settings.nodes, -(-int(seconds) // (slots * WORTH)), kind.nodes))
+    worth = max(_nodes_for(seconds, slots, WORTH), min(kind.idle, _nodes_for(seconds, slots, WORTH_IDLE)))
+    nodes = max(together, min(useful, settings.nodes, worth, kind.nodes))
     busy = min(slots, -(-work.tasks // nodes))  # tasks on a node at once
     lasts = needed(work, settings) + SPARE * max(0.0, seconds / (nodes * busy) - _longest(work))
     lasts = min(_limit(kind, settings), max(LEAST, -(-int(lasts) // STEP) * STEP))
@@ -150,6 +153,11 @@ def _shapes(work: Demand, kind: Kind, settings: Settings) -> list[Shape]:
         memory = min(kind.memory, max(asked, kind.memory * cpus // kind.cpus))
     shape = Shape(kind.partition, together, cpus, memory, work.gpus * busy, int(lasts) // 60)
     return [shape] * max(1, nodes // together)
+
+
+def _nodes_for(seconds: float, slots: int, worth: int) -> int:
+    """Nodes that each get so much of the work."""
+    return -(-int(seconds) // (slots * worth))
 
 
 def _serves(one: Standing, shape: Shape, work: Demand, settings: Settings) -> bool:
