@@ -1,6 +1,6 @@
 """A campaign of short tasks on a real Slurm: pilots of Poise, and an array of sbatch, in turns.
 
-    python benchmarks/slurm_campaign.py [--tasks 300] [--rounds 3] [--json]
+    python benchmarks/slurm_campaign.py [--tasks 150] [--rounds 3] [--json]
 
 One machine pretends to be three nodes of two CPUs each (Debian's Slurm 22.05). The tasks are mixed: of ten, seven sleep
 for 0.05 s, two for 0.5 s and one for 2 s; the order is always the same. *array*: all of them as one job array, which is
@@ -114,7 +114,7 @@ def measure(tasks: int, rounds: int) -> list[Figure]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="a campaign of short tasks on Slurm, by pilots and by arrays")
-    parser.add_argument("--tasks", type=int, default=300)
+    parser.add_argument("--tasks", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
