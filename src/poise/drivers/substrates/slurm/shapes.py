@@ -15,7 +15,7 @@ from poise.drivers.substrates.slurm.settings import Settings
 from poise.model.reports import Demand
 from poise.units import SECOND
 
-WORTH, WORTH_IDLE = 300, 30
+WORTH, WORTH_IDLE = 300, 10
 """Seconds of work for a node, below which another one is not worth its start; and for one that is idle, which starts at
 once and keeps nobody waiting.
 """
