@@ -271,6 +271,18 @@ class GrowingSubstrate(Substrate, Protocol):
         ...
 
 
+class Handed(NamedTuple):
+    """A job that another scheduler has taken: its id there, when it is expected to start (as that scheduler writes it),
+    on which nodes and in which partition (each empty if it does not say), and the command that shows its status.
+    """
+
+    job: str
+    starts: str
+    nodes: str
+    partition: str
+    status: str
+
+
 class SubstrateDriver(Protocol):
     """Finds substrates of one kind: a module, or an object. `argument` is the part of `--on NAME:ARGUMENT` after the
     colon, or empty. It is loaded by the command line too, so it imports its dear parts in `connect`.

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from poise.drivers.substrates.slurm import commands
-from poise.drivers.substrates.slurm.allocations import State, known_allocations
-from poise.drivers.substrates.slurm.cluster import PAUSES, UNLISTED_SECONDS, SlurmCluster
-from poise.drivers.substrates.slurm.commands import TAG, Job, Kind
-from poise.drivers.substrates.slurm.settings import Settings
 from poise.errors import Fault
 from poise.model.reports import Demand, DemandReport
 from poise.units import SECOND
+from poise_slurm import commands
+from poise_slurm.allocations import State, known_allocations
+from poise_slurm.cluster import PAUSES, UNLISTED_SECONDS, SlurmCluster
+from poise_slurm.commands import TAG, Job, Kind
+from poise_slurm.settings import Settings
 
 ONE = Demand(tasks=1, together=1, cpu=1000, memory=0, gpus=0, where="", work=SECOND, longest=2 * SECOND, unknown=0)
 WAITS = DemandReport(waits=(ONE,), busy={})

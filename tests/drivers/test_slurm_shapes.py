@@ -2,13 +2,13 @@
 
 import pytest
 
-from poise.drivers.substrates.slurm.commands import Job, Kind, Turns, parse_job, parse_kind
-from poise.drivers.substrates.slurm.pilot import devices_in, memory_in
-from poise.drivers.substrates.slurm.settings import Settings, parse_settings
-from poise.drivers.substrates.slurm.shapes import Shape, Standing, wanted
 from poise.errors import InputError
 from poise.model.reports import Demand
 from poise.units import HOUR, MINUTE, SECOND
+from poise_slurm.commands import Job, Kind, Turns, parse_job, parse_kind
+from poise_slurm.pilot import devices_in, memory_in
+from poise_slurm.settings import Settings, parse_settings
+from poise_slurm.shapes import Shape, Standing, wanted
 
 MAIN = Kind("main", limit=86400, nodes=100, idle=0, cpus=16, memory=64 * 1024, gpus=0)
 SHORT = MAIN._replace(partition="short", limit=1800)

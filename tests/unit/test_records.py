@@ -38,6 +38,7 @@ RECORDS = record_types(
     "poise_lab",
     "poise_ray",
     "poise_serve",
+    "poise_slurm",
     "poise_train.model",
     "poise_train.policy",
 )

@@ -32,8 +32,9 @@ FILE_ENDINGS = (".yaml", ".yml", ".json")
 )
 @click.option(
     "--via",
-    type=click.Choice(["slurm"]),
-    help="Hand the command to Slurm as one job of yours, and print its id there. Poise does not run it.",
+    metavar="NAME",
+    help="Hand the command to another scheduler as one job of yours, and print its id there. Poise does not run it. "
+    "[e.g. slurm]",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print the id and nothing else; do not forecast a deadline.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
@@ -52,7 +53,7 @@ def submit(
     spec, place = asked_for(source, flags, for_slurm=via is not None)
     if via is not None:
         with told_as_flags(flags), located(place):
-            return _via_slurm(source, spec, quiet, as_json)
+            return _hand_over(via, source, spec, quiet, as_json)
     with told_as_flags(flags), located(place):
         spec = with_values(spec, dict(os.environ))
         client, job = start.submit(
@@ -72,26 +73,22 @@ def submit(
     return 0
 
 
-def _via_slurm(source: Sequence[str], spec: dict[str, Any], quiet: bool, as_json: bool) -> int:
+def _hand_over(via: str, source: Sequence[str], spec: dict[str, Any], quiet: bool, as_json: bool) -> int:
     import time
 
-    from poise.drivers.substrates import driver_of  # here and below, since a command needs none of it
-    from poise.drivers.substrates.slurm.handing import hand_over
+    from poise.drivers.substrates import handing_of  # here and below, since a command needs none of it
     from poise.model.spec import compile_spec
 
-    driver_of("slurm").check("")
-    lines: list[str] = []
-    if is_script(source[0]):
-        lines = [line for line in Path(source[0]).read_text().splitlines() if line.startswith("#SBATCH")]
-    handed = hand_over(compile_spec(spec, wall=time.time()), lines)
+    script = Path(source[0]).read_text() if is_script(source[0]) else ""
+    handed = handing_of(via)(compile_spec(spec, wall=time.time()), script)
     if as_json:
         print_json(handed._asdict())
         return 0
     click.echo(handed.job)
     if not quiet:
-        expected = f"in partition {handed.partition} on {handed.nodes}, at {handed.starts}" if handed.starts else ""
-        say(f"poise: Slurm expects to start it {expected}" if expected else "poise: Slurm does not say when it starts")
-        say(f"poise: status: `squeue -j {handed.job}`, output: as `sbatch` writes it; Poise keeps nothing of it")
+        expected = f"in partition {handed.partition} on {handed.nodes}, at {handed.starts}"
+        say(f"poise: expected to start {expected}" if handed.starts else f"poise: `{via}` does not say when it starts")
+        say(f"poise: status: `{handed.status}`; Poise keeps nothing of it")
     return 0
 
 

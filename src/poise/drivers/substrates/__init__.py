@@ -7,7 +7,7 @@ Installed packages offer them as entry points; Poise's own are in its `pyproject
 The code of a driver is loaded only when its name is given.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +16,8 @@ from poise.config import Home
 from poise.errors import InputError, PoiseError
 from poise.model.document import near
 from poise.model.reports import Check
-from poise.ports import SubstrateDriver
+from poise.model.spec import Compiled
+from poise.ports import Handed, SubstrateDriver
 
 GROUP = "poise.substrates"
 METHODS = ("check", "is_local", "connect")
@@ -62,6 +63,18 @@ def examined(driver: SubstrateDriver, on: str, argument: str, folder: Path) -> I
         yield Check(on, "ok", "can be used from here")
         return
     yield from examine(argument, str(folder))
+
+
+def handing_of(name: str) -> Callable[[Compiled, str], Handed]:
+    """The function by which a system takes one job as it is, with the text of its script. Raises `InputError` if it
+    cannot be used from here, or takes none.
+    """
+    driver = driver_of(name)
+    driver.check("")
+    hand_over: Callable[[Compiled, str], Handed] | None = getattr(driver, "hand_over", None)
+    if hand_over is None:
+        raise InputError(f"`{name}` takes no jobs", field="--via", have=name, hint=f"`poise up --on {name}`")
+    return hand_over
 
 
 def _problem_of(name: str, driver: Any) -> str:

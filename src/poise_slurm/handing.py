@@ -3,30 +3,19 @@
 import re
 import shlex
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from poise.drivers.substrates.slurm import commands
 from poise.errors import SpecError
 from poise.model.spec import Compiled
+from poise.ports import Handed
 from poise.units import MINUTE
+from poise_slurm import commands
 
 MIB = 2**20
 
 _START = re.compile(r"start at (\S+) using (\d+) processors on nodes (\S+) in partition (\S+)")
 
 
-class Handed(NamedTuple):
-    """The id of a job in Slurm, and what Slurm expected of it before: when it starts, on which nodes and in which
-    partition; empty where Slurm did not say.
-    """
-
-    job: str
-    starts: str
-    nodes: str
-    partition: str
-
-
-def hand_over(compiled: Compiled, lines: Sequence[str] = ()) -> Handed:
+def hand_over(compiled: Compiled, text: str) -> Handed:
     """Submit a compiled job of one task, with the `#SBATCH` lines of its script: what these ask for that Poise does not
     know, such as a partition, counts too. Raises `SpecError` for what one job of Slurm cannot be, and `Fault` with what
     `sbatch` says.
@@ -38,6 +27,7 @@ def hand_over(compiled: Compiled, lines: Sequence[str] = ()) -> Handed:
     if unit.secrets:
         names = ", ".join(unit.secrets)
         raise SpecError("others can read the scripts of Slurm", field="secrets", have=names, hint="use a file")
+    lines = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     task, shape = unit.tasks[0], unit.shape
     variables = [f"export {name}={shlex.quote(value)}" for name, value in {**compiled.env, **task.env}.items()]
     script = "\n".join(["#!/bin/sh", *lines, *variables, f"exec {shlex.join(task.argv)}", ""])
@@ -53,4 +43,5 @@ def hand_over(compiled: Compiled, lines: Sequence[str] = ()) -> Handed:
 def _submit(script: str, options: Sequence[str]) -> Handed:
     expected = _START.search(commands.test(script, options))
     starts, _, nodes, partition = expected.groups() if expected else ("", "", "", "")
-    return Handed(commands.submit(script, options), starts, nodes, partition)
+    job = commands.submit(script, options)
+    return Handed(job, starts, nodes, partition, f"squeue -j {job}")

@@ -18,15 +18,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from poise.drivers.substrates.slurm import commands
-from poise.drivers.substrates.slurm.allocations import Allocation, Orders, State, known_allocations, new_allocation
-from poise.drivers.substrates.slurm.commands import TAG, WAITS, Job, Kind, Turns
-from poise.drivers.substrates.slurm.settings import Settings
-from poise.drivers.substrates.slurm.shapes import Refused, Shape, Standing, wanted
 from poise.errors import Fault
 from poise.model.reports import DemandReport
 from poise.ports import Contact, Machine, Pilot
 from poise.units import SECOND
+from poise_slurm import commands
+from poise_slurm.allocations import Allocation, Orders, State, known_allocations, new_allocation
+from poise_slurm.commands import TAG, WAITS, Job, Kind, Turns
+from poise_slurm.settings import Settings
+from poise_slurm.shapes import Refused, Shape, Standing, wanted
 
 KINDS_SECONDS = 600.0
 """How often Slurm is asked for its partitions."""
@@ -354,7 +354,7 @@ def _owes(one: _Rank) -> bool:
 
 def _script(made: Allocation, shape: Shape) -> str:
     """A process on each node. It holds no secret: others may read the scripts of jobs."""
-    pilot = shlex.join([sys.executable, "-m", "poise.drivers.substrates.slurm.pilot", str(made.folder)])
+    pilot = shlex.join([sys.executable, "-m", "poise_slurm.pilot", str(made.folder)])
     size = f"--nodes={shape.nodes} --ntasks={shape.nodes} --ntasks-per-node=1 --cpus-per-task={shape.cpus}"
     each = f"srun --overlap --kill-on-bad-exit=0 {size} "
     return f"#!/bin/sh\nexec {each if shape.nodes > 1 else ''}{pilot}\n"

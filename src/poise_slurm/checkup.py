@@ -7,13 +7,13 @@ from pathlib import Path
 import psutil
 
 from poise.drivers.checkup import REMOTE
-from poise.drivers.substrates.slurm import commands
-from poise.drivers.substrates.slurm.commands import UNLIMITED, Kind
-from poise.drivers.substrates.slurm.settings import Settings
-from poise.drivers.substrates.slurm.shapes import UNCOUNTED
 from poise.errors import Fault
 from poise.model.reports import Check
 from poise.units import SECOND, format_duration
+from poise_slurm import commands
+from poise_slurm.commands import UNLIMITED, Kind
+from poise_slurm.settings import Settings
+from poise_slurm.shapes import UNCOUNTED
 
 SHARED = REMOTE | {"gpfs", "beegfs", "beegfs_nodev", "panfs", "orangefs", "afs", "wekafs", "fuse.gpfs"}
 

@@ -4,10 +4,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from poise.drivers.substrates.slurm.settings import parse_settings
 from poise.errors import InputError
 from poise.model.reports import Check
-from poise.ports import Substrate
+from poise.model.spec import Compiled
+from poise.ports import Handed, Substrate
+from poise_slurm.settings import parse_settings
 
 COMMANDS = ("sbatch", "squeue", "scancel", "sinfo")
 
@@ -32,13 +33,20 @@ def is_local(argument: str) -> bool:
 
 def examine(argument: str, folder: str) -> Iterator[Check]:
     """What a user of Slurm has there: partitions, allocations, and a folder that its machines share."""
-    from poise.drivers.substrates.slurm.checkup import checks
+    from poise_slurm.checkup import checks
 
     return checks(parse_settings(argument), Path(folder))
 
 
+def hand_over(compiled: Compiled, script: str) -> Handed:
+    """Submit one job as it is, with the `#SBATCH` lines of its script."""
+    from poise_slurm.handing import hand_over
+
+    return hand_over(compiled, script)
+
+
 def connect(argument: str, home: str, folder: str) -> Substrate:
     """Use a Slurm cluster as an ordinary user of it. Raises `Fault` if slurmctld does not answer."""
-    from poise.drivers.substrates.slurm.cluster import SlurmCluster  # dear
+    from poise_slurm.cluster import SlurmCluster  # dear
 
     return SlurmCluster(parse_settings(argument), Path(folder))

@@ -1,4 +1,4 @@
-"""`python -m poise.drivers.substrates.slurm.pilot FOLDER`: the pilot on one node of an allocation.
+"""`python -m poise_slurm.pilot FOLDER`: the pilot on one node of an allocation.
 
 It says where it is, waits for its orders, and keeps an agent alive as they say. Nothing of it outlives the allocation:
 when Slurm ends it, it ends the commands of its node too, since those that no cgroup holds would go on beside whoever
@@ -23,10 +23,10 @@ import msgspec
 from poise.drivers.devices import Part
 from poise.drivers.lock import is_held, take_lock
 from poise.drivers.piloting import AgentKeeper, retire
-from poise.drivers.substrates.slurm.allocations import Allocation, Asked, Orders, State
-from poise.drivers.substrates.slurm.shapes import MIB, PILOT_MEMORY
 from poise.errors import Denied
 from poise.model.resources import ALLOCATED
+from poise_slurm.allocations import Allocation, Asked, Orders, State
+from poise_slurm.shapes import MIB, PILOT_MEMORY
 
 LOOK_SECONDS = 0.5
 ALONE_SECONDS = 600.0

@@ -23,9 +23,9 @@ from typing import TypeVar
 import msgspec
 
 from poise.decoding import json_decoder
-from poise.drivers.substrates.slurm.shapes import Shape
 from poise.drivers.whole import write_whole
 from poise.ports import Contact
+from poise_slurm.shapes import Shape
 
 T = TypeVar("T")
 

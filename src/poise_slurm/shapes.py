@@ -10,10 +10,10 @@ before the allocation does. Short allocations of one node start soonest, so only
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from poise.drivers.substrates.slurm.commands import Kind
-from poise.drivers.substrates.slurm.settings import Settings
 from poise.model.reports import Demand
 from poise.units import SECOND
+from poise_slurm.commands import Kind
+from poise_slurm.settings import Settings
 
 WORTH, WORTH_IDLE = 300, 10
 """Seconds of work for a node, below which another one is not worth its start; and for one that is idle, which starts at
