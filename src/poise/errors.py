@@ -53,6 +53,7 @@ CODES = {
     "E133": "the role of the token does not allow this",
     "E134": "certificate fingerprint mismatch",
     "E140": "the request is too large",
+    "E141": "the working tree cannot be sent, or its manifest is invalid",
     "E150": "a function cannot be called, or its exception cannot be loaded here",
     "E160": "unsupported use of the training library",
     "E170": "a running task could not be captured",
@@ -71,6 +72,8 @@ CODES = {
     "E213": "the store of the log cannot be used",
     "E214": "the cluster of `--on` does not answer, or does not let this machine in",
     "E215": "a secret cannot be encrypted or decrypted with the keys of this home",
+    "E216": "files of a job could not be stored or fetched",
+    "E217": "the Python environment of a job could not be built",
     "E219": "the last checkpoint of training could not be written",
     "E299": "an internal error",
 }

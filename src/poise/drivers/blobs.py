@@ -1,0 +1,399 @@
+"""Pieces of working trees in one SQLite file, by tenant and hash; and the process that keeps them for a control plane.
+
+    python -m poise.drivers.blobs FILE LIMIT
+
+A piece is stored under the hash that is computed here, so no client can store one under another name. Rows belong to
+a tenant: for another tenant the same hash is not there. A tree is registered once its manifest and all its pieces are
+there, and what is registered is complete until it is removed as a whole. All that is acknowledged is on the disk; each
+call can be repeated.
+
+The file has a limit. Trees that no job needs are removed when they were not used for `KEPT`; when the file is full,
+when they were not used for `AT_HAND`, the oldest first; and pieces with the last tree that has them.
+
+As a process it reads requests from its standard input and answers on its standard output: a length in 4 bytes, and
+MessagePack. It ends with its input. So neither hashes nor the disk are ever waited for by the loop that decides.
+"""
+
+import contextlib
+import os
+import sqlite3
+import struct
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from poise.decoding import msgpack_decoder
+from poise.errors import ErrorRecord, Fault, InputError, NotFound, PoiseError, SpecError, StoreFull
+from poise.model.trees import CODE, HASH, MAX_MANIFEST, PIECE, Entry, cut, decoded, digest
+from poise.units import format_bytes
+
+LIMIT = 32 * 2**30
+"""Bytes of the file of a control plane, or of a node."""
+
+OF_ONE = 2
+"""The part of the limit that one tenant may take: one half."""
+
+KEPT, AT_HAND = 7 * 86_400, 3_600
+"""Seconds for which a tree that no job needs is kept: while there is room, and when there is none. In the second a
+client must have submitted the job for which it sends a tree."""
+
+AT_ONCE = 500
+"""Hashes in one question to the database."""
+
+ANSWER, FEW = 4 * 2**20, 16
+"""Bytes of pieces in one answer, and how many pieces are read at once."""
+
+WAIT_SECONDS = 60.0
+
+DAMAGED = "E216"
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS pieces (
+    id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, hash BLOB NOT NULL, size INTEGER NOT NULL, used INTEGER NOT NULL,
+    UNIQUE (tenant, hash)
+);
+CREATE TABLE IF NOT EXISTS contents (id INTEGER PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS trees (
+    tenant TEXT NOT NULL, hash BLOB NOT NULL, pieces BLOB NOT NULL, used INTEGER NOT NULL, PRIMARY KEY (tenant, hash)
+) WITHOUT ROWID;
+"""
+
+_bodies = msgpack_decoder(list[bytes])
+
+
+class Blobs:
+    """The file. Several processes may have it open."""
+
+    def __init__(self, path: Path, limit: int = LIMIT) -> None:
+        self._path = path
+        self._limit = limit
+        self._awaited: dict[tuple[str, bytes], dict[bytes, int]] = {}  # what registered trees lack, until it is tidied
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        self._db = sqlite3.connect(path, timeout=WAIT_SECONDS, isolation_level=None)
+        self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("PRAGMA busy_timeout = 60000")
+        self._db.executescript(_TABLES)
+
+    def close(self) -> None:
+        self._db.close()
+
+    # --- pieces ------------------------------------------------------------------------------------------------------
+
+    def missing(self, tenant: str, hashes: Iterable[bytes]) -> list[bytes]:
+        """Those of a tenant's pieces that are not here. The others count as used now."""
+        wanted = list(dict.fromkeys(hashes))
+        found: set[bytes] = set()
+        with self._writing():
+            for some in _groups(wanted):
+                rows = self._of(tenant, some, "hash, id, used")
+                found.update(row[0] for row in rows)
+                old = [(_now(), row[1]) for row in rows if row[2] < _now() - AT_HAND // 4]
+                self._db.executemany("UPDATE pieces SET used = ? WHERE id = ?", old)
+        return [one for one in wanted if one not in found]
+
+    def put(self, tenant: str, pieces: Sequence[bytes]) -> int:
+        """Store pieces of a tenant, each under its hash. Returns how many are new. Raises SpecError for one that is too
+        large, and StoreFull.
+        """
+        if any(len(one) > PIECE for one in pieces):
+            need, have = f"at most {PIECE} bytes", str(max(map(len, pieces)))
+            raise SpecError("a piece is too large", code=CODE, field="pieces", need=need, have=have)
+        hashes = [digest(one) for one in pieces]
+        new = set(self.missing(tenant, hashes))
+        self._check_room(tenant, sum(map(len, pieces)))
+        count = 0
+        with self._writing():
+            for one, data in zip(hashes, pieces, strict=True):
+                if one not in new:
+                    continue
+                row = (tenant, one, len(data), _now())
+                done = self._db.execute(
+                    "INSERT INTO pieces (tenant, hash, size, used) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", row
+                )
+                if done.rowcount:
+                    count += 1
+                    self._db.execute("INSERT INTO contents (id, data) VALUES (?, ?)", (done.lastrowid, data))
+        return count
+
+    def some(self, tenant: str, hashes: Sequence[bytes]) -> list[bytes]:
+        """The first of these pieces of a tenant, as many as fit into one answer. Raises as `get`."""
+        found: list[bytes] = []
+        size = 0
+        for at in range(0, len(hashes), FEW):
+            for one in self.get(tenant, hashes[at : at + FEW]):
+                size += len(one)
+                if found and size > ANSWER:
+                    return found
+                found.append(one)
+        return found
+
+    def get(self, tenant: str, hashes: Sequence[bytes]) -> list[bytes]:
+        """Pieces of a tenant, in this order. Raises NotFound for one that is not here, or not that tenant's."""
+        found: dict[bytes, bytes] = {}
+        for some in _groups(list(dict.fromkeys(hashes))):
+            marks = ",".join("?" * len(some))
+            query = f"SELECT hash, data FROM pieces JOIN contents USING (id) WHERE tenant = ? AND hash IN ({marks})"  # noqa: S608 — question marks only
+            found.update(self._db.execute(query, (tenant, *some)).fetchall())
+        gone = [one for one in hashes if one not in found]
+        if gone:
+            raise NotFound("a piece is not here", code=DAMAGED, field="pieces", have=gone[0].hex(), hint="submit again")
+        return [found[one] for one in hashes]
+
+    # --- trees -------------------------------------------------------------------------------------------------------
+
+    def register(self, tenant: str, tree: bytes, pieces: bytes) -> list[bytes]:
+        """Take in a tree of which the manifest has these pieces. Returns the pieces of files that are missing still;
+        the tree is registered when there are none. Raises SpecError for a manifest that is none, lies, or is not here.
+        """
+        if len(pieces) > MAX_MANIFEST // PIECE * HASH or len(pieces) % HASH:
+            raise SpecError("the manifest is too large", code=CODE, field="tree", need=format_bytes(MAX_MANIFEST))
+        manifest = b"".join(self.get(tenant, list(cut(pieces))))
+        if digest(manifest) != tree:
+            raise SpecError("the manifest has another hash", code=CODE, field="tree", need=tree.hex())
+        left = self._awaited.pop((tenant, tree), None)
+        left = self._missing_of(tenant, decoded(manifest).entries if left is None else left)
+        if left:
+            self._awaited[tenant, tree] = left
+        else:
+            with self._writing():
+                row = (tenant, tree, pieces, _now())
+                self._db.execute("INSERT OR REPLACE INTO trees (tenant, hash, pieces, used) VALUES (?, ?, ?, ?)", row)
+        return list(left)
+
+    def pieces_of(self, tenant: str, tree: bytes) -> bytes:
+        """The pieces of the manifest of a registered tree, which counts as used now. Raises NotFound."""
+        row = self._db.execute("SELECT pieces FROM trees WHERE tenant = ? AND hash = ?", (tenant, tree)).fetchone()
+        if row is None:
+            raise NotFound("the tree is not here", code=DAMAGED, field="tree", have=tree.hex(), hint="submit again")
+        with self._writing():
+            self._db.execute("UPDATE trees SET used = ? WHERE tenant = ? AND hash = ?", (_now(), tenant, tree))
+        return bytes(row[0])
+
+    def has(self, tenant: str, tree: bytes) -> bool:
+        """Whether a tree is registered; it counts as used now."""
+        with contextlib.suppress(NotFound):
+            self.pieces_of(tenant, tree)
+            return True
+        return False
+
+    def tidy(self, needed: Collection[tuple[str, bytes]]) -> int:
+        """Remove what no job needs; `needed` are the trees that one does, with their tenants. Returns how many trees
+        are gone.
+        """
+        gone = 0
+        self._awaited.clear()
+        rows = self._db.execute("SELECT tenant, hash, used FROM trees ORDER BY used").fetchall()
+        for tenant, tree, used in rows:
+            idle = _now() - used
+            if (tenant, tree) not in needed and (
+                idle > KEPT or (idle > AT_HAND and self._size() > self._limit * 3 // 4)
+            ):
+                with self._writing():
+                    self._db.execute("DELETE FROM trees WHERE tenant = ? AND hash = ?", (tenant, tree))
+                self._drop_pieces(tenant)
+                gone += 1
+        for (tenant,) in self._db.execute("SELECT DISTINCT tenant FROM pieces").fetchall():
+            self._drop_pieces(tenant)
+        return gone
+
+    def _drop_pieces(self, tenant: str) -> None:
+        """Those of a tenant that no tree has, and that no client has sent just now."""
+        held: set[bytes] = set()
+        for (pieces,) in self._db.execute("SELECT pieces FROM trees WHERE tenant = ?", (tenant,)).fetchall():
+            held.update(cut(pieces))
+            for entry in decoded(b"".join(self.get(tenant, list(cut(pieces))))).entries:
+                held.update(entry.hashes())
+        rows = self._db.execute("SELECT id, hash, used FROM pieces WHERE tenant = ?", (tenant,)).fetchall()
+        drop = [(row[0],) for row in rows if row[1] not in held and row[2] < _now() - AT_HAND]
+        with self._writing():
+            self._db.executemany("DELETE FROM contents WHERE id = ?", drop)
+            self._db.executemany("DELETE FROM pieces WHERE id = ?", drop)
+        self._db.execute("PRAGMA incremental_vacuum").fetchall()
+
+    def shrink(self) -> None:
+        """For a node, which can fetch all of it again: remove the pieces that were used least recently, to half of the
+        limit, and what is known of trees.
+        """
+        if self._size() <= self._limit * 3 // 4:
+            return
+        rows = self._db.execute("SELECT id, size FROM pieces ORDER BY used DESC").fetchall()
+        total, drop = 0, []
+        for row, size in rows:
+            total += size
+            if total > self._limit // 2:
+                drop.append((row,))
+        with self._writing():
+            self._db.execute("DELETE FROM trees")
+            self._db.executemany("DELETE FROM contents WHERE id = ?", drop)
+            self._db.executemany("DELETE FROM pieces WHERE id = ?", drop)
+        self._db.execute("PRAGMA incremental_vacuum").fetchall()
+
+    # --- the file ----------------------------------------------------------------------------------------------------
+
+    def _missing_of(self, tenant: str, of: "Sequence[Entry] | dict[bytes, int]") -> dict[bytes, int]:
+        """The pieces that are not here, of entries or of those that were not here before, with their sizes. Each piece
+        is as long as its file says, or a node would make a file that is not what it seems. Raises SpecError.
+        """
+        wanted = of if isinstance(of, dict) else self._sizes(of)
+        left = dict(wanted)
+        with self._writing():
+            for some in _groups(list(wanted)):
+                rows = self._of(tenant, some, "hash, size, id, used")
+                for piece, size, _, _ in rows:
+                    if left.pop(piece) != size:
+                        what = "a file has another size than its pieces"
+                        raise SpecError(what, code=CODE, field="tree", have=piece.hex())
+                old = [(_now(), row[2]) for row in rows if row[3] < _now() - AT_HAND // 4]
+                self._db.executemany("UPDATE pieces SET used = ? WHERE id = ?", old)
+        return left
+
+    def _sizes(self, entries: Sequence[Entry]) -> dict[bytes, int]:
+        """How long each piece is to be."""
+        wanted: dict[bytes, int] = {}
+        for entry in entries:
+            left = entry.size
+            for piece in entry.hashes():
+                size = min(PIECE, left)
+                left -= size
+                if wanted.setdefault(piece, size) != size:
+                    raise SpecError("a piece is used with two sizes", code=CODE, field="tree", have=ascii(entry.path))
+        return wanted
+
+    def _check_room(self, tenant: str, more: int) -> None:
+        if self._size() + more > self._limit:
+            raise _full(f"at most {format_bytes(self._limit)} of files")
+        (held,) = self._db.execute("SELECT total(size) FROM pieces WHERE tenant = ?", (tenant,)).fetchone()
+        if tenant and held + more > self._limit // OF_ONE:
+            raise _full(f"at most {format_bytes(self._limit // OF_ONE)} of files of one tenant")
+
+    def _size(self) -> int:
+        pages, free, size = (
+            self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
+
+    def _of(self, tenant: str, hashes: Sequence[bytes], columns: str) -> list[tuple[Any, ...]]:
+        marks = ",".join("?" * len(hashes))
+        query = f"SELECT {columns} FROM pieces WHERE tenant = ? AND hash IN ({marks})"  # noqa: S608 — columns of ours
+        return self._db.execute(query, (tenant, *hashes)).fetchall()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One transaction. Raises StoreFull where the disk has no room."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                raise
+        except sqlite3.OperationalError as error:
+            if "full" in str(error) or "I/O" in str(error):
+                raise _full("room on the disk of the state directory") from None
+            raise
+
+
+def _full(need: str) -> StoreFull:
+    hint = "`poise rm` jobs that have ended, or leave data out of the tree by .poiseignore"
+    return StoreFull("there is no room for the files of the job", code=DAMAGED, field="sync", need=need, hint=hint)
+
+
+def _now() -> int:
+    return int(time.time())
+
+
+def _groups(hashes: list[bytes]) -> Iterator[list[bytes]]:
+    return (hashes[at : at + AT_ONCE] for at in range(0, len(hashes), AT_ONCE))
+
+
+# --- the process -----------------------------------------------------------------------------------------------------
+
+LENGTH = struct.Struct(">I")
+
+
+class Asked(msgspec.Struct, array_like=True):
+    """A request: its number, the tenant whose pieces it is about, and what is to be done with which bytes."""
+
+    number: int
+    deed: str
+    tenant: str = ""
+    tree: bytes = b""
+    data: bytes = b""
+
+
+class Told(msgspec.Struct, array_like=True):
+    """The answer to the request of this number, or why there is none."""
+
+    number: int
+    data: bytes = b""
+    error: ErrorRecord | None = None
+    status: int = 0
+
+
+_asked = msgpack_decoder(Asked)
+
+
+def answered(blobs: Blobs, asked: Asked) -> bytes:
+    """What a request is answered with. Raises PoiseError."""
+    match asked.deed:
+        case "missing":
+            return b"".join(blobs.missing(asked.tenant, cut(asked.data)))
+        case "put":
+            try:
+                pieces = _bodies.decode(asked.data)
+            except msgspec.DecodeError as error:
+                raise SpecError(f"these are no pieces: {error}", code="E101", field="pieces") from None
+            return b"%d" % blobs.put(asked.tenant, pieces)
+        case "get":
+            return msgspec.msgpack.encode(blobs.some(asked.tenant, list(cut(asked.data))))
+        case "register":
+            return b"".join(blobs.register(asked.tenant, asked.tree, asked.data))
+        case "pieces":
+            return blobs.pieces_of(asked.tenant, asked.tree)
+        case "tidy":
+            needed = msgspec.msgpack.decode(asked.data, type=list[tuple[str, bytes]])
+            return b"%d" % blobs.tidy(set(needed))
+    raise AssertionError(asked.deed)
+
+
+def serve(blobs: Blobs, reads: BinaryIO, writes: BinaryIO) -> None:
+    """Answer requests one after the other, until there are no more."""
+    while len(head := reads.read(LENGTH.size)) == LENGTH.size:
+        asked = _asked.decode(reads.read(*LENGTH.unpack(head)))
+        try:
+            told = Told(asked.number, answered(blobs, asked))
+        except PoiseError as error:
+            told = Told(asked.number, error=error.record, status=error.status)
+        except sqlite3.Error as error:
+            fault = Fault(f"the files of jobs cannot be read or written: {error}", code=DAMAGED, field="blobs.db")
+            told = Told(asked.number, error=fault.record, status=fault.status)
+        frame = msgspec.msgpack.encode(told)
+        writes.write(LENGTH.pack(len(frame)) + frame)
+        writes.flush()
+
+
+def main() -> int:
+    os.umask(0o077)
+    with contextlib.suppress(OSError):
+        os.nice(5)  # whoever decides comes first
+    try:
+        blobs = Blobs(Path(sys.argv[1]), int(sys.argv[2]))
+    except (OSError, sqlite3.Error) as error:
+        sys.stderr.write(f"the files of jobs cannot be opened: {error}\n")
+        return InputError.exit_code
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        serve(blobs, sys.stdin.buffer, sys.stdout.buffer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

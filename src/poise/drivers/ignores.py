@@ -1,0 +1,162 @@
+"""Rules of `.gitignore` and `.poiseignore`: which paths of a working tree are left out.
+
+The syntax and the precedence are those of Git: the last rule that matches decides, rules of a deeper folder stand after
+those of the folders above, and nothing below a folder that is left out is looked at. In one folder the rules of
+`.poiseignore` stand after those of `.gitignore`.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from poise.model.trees import IGNORED_BY
+
+FILES = (".gitignore", IGNORED_BY)
+"""In the order in which their rules stand."""
+
+
+class Rule(NamedTuple):
+    """One line: `matches` is tried on the path below the folder `base` (empty, or ends in a slash)."""
+
+    text: str
+    file: str
+    base: str
+    matches: re.Pattern[str]
+    includes: bool
+    folders_only: bool
+
+    def applies(self, path: str, *, is_folder: bool) -> bool:
+        return (is_folder or not self.folders_only) and self.matches.fullmatch(path, len(self.base)) is not None
+
+
+def rules_of(text: str, file: str, base: str) -> list[Rule]:
+    """The rules in a file of the folder `base`, in order."""
+    found = []
+    for line in text.splitlines():
+        pattern = _stripped(line)
+        includes = pattern.startswith("!")
+        pattern = pattern[includes:]
+        if not pattern or line.startswith("#"):
+            continue
+        folders_only = pattern.endswith("/")
+        matches = _compiled(pattern.rstrip("/") if folders_only else pattern)
+        if matches is not None:
+            found.append(Rule(line.strip(), file, base, matches, includes, folders_only))
+    return found
+
+
+def deciding(rules: Sequence[Rule], path: str, *, is_folder: bool) -> Rule | None:
+    """The rule that decides about a path; None where none does."""
+    for rule in reversed(rules):
+        if rule.applies(path, is_folder=is_folder):
+            return rule
+    return None
+
+
+def _stripped(line: str) -> str:
+    """Without spaces at the end, but for one that is escaped."""
+    line = line.rstrip("\r\n")
+    stripped = line.rstrip(" ")
+    escapes = len(stripped) - len(stripped.rstrip("\\"))
+    return stripped + " " if escapes % 2 and len(line) > len(stripped) else stripped
+
+
+def _compiled(pattern: str) -> re.Pattern[str] | None:
+    """A pattern with a slash in it counts from its folder, any other one at each depth."""
+    anchored = "/" in pattern
+    parts = _parts(pattern.removeprefix("/"))
+    made = "" if anchored else "(?:.*/)?"
+    for index, part in enumerate(parts):
+        is_last = index == len(parts) - 1
+        if part == "**":
+            made += ".+" if is_last else "(?:.*/)?"
+            continue
+        one = _of_part(part)
+        if one is None:
+            return None
+        made += one if is_last else one + "/"
+    try:
+        return re.compile(made, re.DOTALL)
+    except re.error:
+        return None
+
+
+def _parts(pattern: str) -> list[str]:
+    """Split at slashes, but for those in a class."""
+    parts, at, begun = [], 0, 0
+    while at < len(pattern):
+        if pattern[at] == "[" and (end := _class_end(pattern, at + 1)) >= 0:
+            at = end
+        elif pattern[at] == "\\":
+            at += 1
+        elif pattern[at] == "/":
+            parts.append(pattern[begun:at])
+            begun = at + 1
+        at += 1
+    return [*parts, pattern[begun:]]
+
+
+def _of_part(part: str) -> str | None:
+    """One part of a path as a regular expression; None where it can match nothing."""
+    made, at = "", 0
+    while at < len(part):
+        letter = part[at]
+        at += 1
+        if letter == "*":
+            if not made.endswith("[^/]*"):
+                made += "[^/]*"
+        elif letter == "?":
+            made += "[^/]"
+        elif letter == "[":
+            end = _class_end(part, at)
+            if end < 0:
+                return None
+            made += _class(part[at:end])
+            at = end + 1
+        elif letter == "\\":
+            if at == len(part):
+                return None
+            made += re.escape(part[at])
+            at += 1
+        else:
+            made += re.escape(letter)
+    return made
+
+
+def _class_end(part: str, at: int) -> int:
+    """Where a class that begins at `at` ends; -1 where it does not."""
+    at += part[at : at + 1] in ("!", "^")
+    at += part[at : at + 1] == "]"
+    while at < len(part):
+        if part[at] == "]":
+            return at
+        if part.startswith("[:", at) and (end := part.find(":]", at)) > 0:
+            at = end + 2
+        else:
+            at += 2 if part[at] == "\\" else 1
+    return -1
+
+
+_NAMED = {"alpha": "a-zA-Z", "digit": "0-9", "alnum": "a-zA-Z0-9", "upper": "A-Z", "lower": "a-z", "space": r"\s",
+          "xdigit": "0-9a-fA-F", "punct": r"!-\/:-@\[-`{-~"}  # fmt: skip
+
+
+def _class(text: str) -> str:
+    """A class of letters; it never contains a slash."""
+    negated = text[:1] in ("!", "^")
+    text = text[negated:]
+    made, at = "", 0
+    while at < len(text):
+        if text.startswith("[:", at) and (end := text.find(":]", at)) > 0:
+            made += _NAMED.get(text[at + 2 : end], "")
+            at = end + 2
+            continue
+        if text[at] == "\\" and at + 1 < len(text):
+            at += 1
+            made += re.escape(text[at])
+        else:
+            made += text[at] if text[at] == "-" and 0 < at < len(text) - 1 else re.escape(text[at])
+        at += 1
+    if not made:
+        return "[^/]" if negated else "(?!)"
+    return f"(?!/)[{'^' if negated else ''}{made}]"

@@ -1,0 +1,629 @@
+"""A working tree on this machine: which files of it are sent, and the hash of each.
+
+The content of a file is read once. An index of the tree, in the state directory, keeps the hashes with what the file
+system said of each file: size, times, inode, mode. A file is read again unless all of that is the same *and* the file
+was last changed well before it was read: a file that is changed within the same tick of the clock looks the same (Git
+calls such an entry racily clean). The time that counts is the change time (ctime), which no program can set, so
+`touch -r`, `rsync -t`, a rename and a checkout are all seen. On file systems of other machines, whose clock is not
+ours, nothing is believed. So an unchanged tree costs one list of names and stats, and a stale file is never sent.
+
+What is left out: version control, caches and environments, and what `.gitignore` and `.poiseignore` name. What cannot
+be sent, or looks like a secret, is an error that names it.
+"""
+
+import hashlib
+import os
+import re
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from poise.decoding import msgpack_decoder
+from poise.drivers.ignores import FILES, Rule, deciding, rules_of
+from poise.drivers.whole import write_whole
+from poise.errors import Conflict, NotFound, SpecError
+from poise.model.document import some
+from poise.model.trees import (
+    CODE,
+    IGNORED_BY,
+    MAX_ENTRIES,
+    MAX_TREE,
+    PIECE,
+    Entry,
+    Kind,
+    Manifest,
+    cut,
+    digest,
+    pieces_of,
+    too_large,
+    too_many,
+)
+
+VERSION = 1
+"""Of the index, and of the rules by which files are chosen; an index of another one is not read."""
+
+SETTLED = 2 * 10**9
+"""Nanoseconds that must lie between the last change of a file and its reading: the coarsest clock of a file system."""
+
+ALWAYS_OUT = {
+    ".git": "version control",
+    ".hg": "version control",
+    ".svn": "version control",
+    "__pycache__": "a cache",
+    ".mypy_cache": "a cache",
+    ".pytest_cache": "a cache",
+    ".ruff_cache": "a cache",
+    ".ipynb_checkpoints": "a cache",
+}
+"""Names that are left out wherever they are, and why."""
+
+ENVIRONMENT = "a virtual environment; `requirements` builds one on the node"
+
+LOCAL = frozenset(("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"))
+"""File systems whose clock is that of this machine."""
+
+SECRET_NAMES = re.compile(
+    r"\.env(?:\.(?!example$|sample$|template$|dist$)[^/]*)?|[^/]*\.(?:pem|key|p12|pfx|jks|keystore|kdbx|token)"
+    r"|id_(?:rsa|dsa|ecdsa|ed25519)(?:_sk)?|\.netrc|\.pgpass|\.pypirc|\.npmrc|\.htpasswd|\.git-credentials"
+    r"|credentials\.json|service[-_]account[^/]*\.json|token|secrets?\.(?:ya?ml|json|toml)",
+    re.IGNORECASE,
+)
+"""Names of files that hold keys or passwords."""
+
+SECRET_TEXTS = re.compile(
+    rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----|\bAKIA[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{36}|\bgithub_pat_\w{60}"
+    rb"|\bhf_[A-Za-z]{34}\b|\bglpat-[\w-]{20}|\bxox[abprs]-[\w-]{20}|\bAIza[\w-]{35}\b|\bsk-(?:proj-|ant-)?[\w-]{40}"
+)
+"""Keys and tokens as their makers write them, in texts."""
+
+SCANNED = 1 << 20
+"""Bytes up to which a file is looked at for tokens."""
+
+TRIES = 3
+SHOWN = 5
+
+READING = os.O_RDONLY
+for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
+    READING |= getattr(os, name, 0)  # each system has some of them
+"""How a file is opened: never through a link, and without waiting for whoever writes to a pipe."""
+
+MOST_SENT, SENT = 20_000, 2 * PIECE
+"""Pieces in one request, and their bytes."""
+
+
+class Known(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A file as it was when it was read; `settled` says whether it may be believed to be the same."""
+
+    size: int
+    modified: int
+    changed: int
+    inode: int
+    mode: int
+    kind: Kind
+    pieces: bytes
+    target: str
+    settled: bool
+
+
+class Folder(msgspec.Struct, array_like=True):
+    """A folder of the index: the hash of the rules that hold in it, its files and links, its folders, and what was left
+    out of it, with the reason.
+    """
+
+    rules: bytes
+    entries: dict[str, Known] = {}
+    folders: list[str] = []
+    left: dict[str, str] = {}
+
+
+class Index(msgspec.Struct, array_like=True):
+    """A tree as it was last seen, and its hash. Folders by their path below the root; the root has an empty one."""
+
+    version: int
+    root: str
+    hash: str
+    folders: dict[str, Folder]
+
+
+class Left(NamedTuple):
+    """A path that was left out."""
+
+    path: str
+    why: str
+
+
+class Snapshot:
+    """A tree as it is now. `read` counts the files whose content was read; `size` is that of all files together."""
+
+    def __init__(
+        self, root: Path, folders: dict[str, Folder], left: Sequence[Left], *, read: int = 0, known: str = ""
+    ) -> None:
+        """`known` is the hash of the tree, where that is known."""
+        self.root = root
+        self.folders = folders
+        self.left = left
+        self.read = read
+        self._known = known
+
+    @cached_property
+    def hash(self) -> str:
+        return self._known or digest(self.manifest).hex()
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """Everything in it, by path."""
+        found = []
+        for below, folder in self.folders.items():
+            for name, of in folder.entries.items():
+                found.append(Entry(below + name, of.kind, of.size, of.pieces, of.target))
+            if below and not folder.entries and not folder.folders:
+                found.append(Entry(below[:-1], "folder"))
+        found.sort(key=lambda entry: entry.path)
+        return tuple(found)
+
+    @cached_property
+    def manifest(self) -> bytes:
+        return Manifest(self.entries).encode()
+
+    @cached_property
+    def files(self) -> int:
+        return sum(len(folder.entries) for folder in self.folders.values())
+
+    @cached_property
+    def size(self) -> int:
+        return sum(one.size for folder in self.folders.values() for one in folder.entries.values())
+
+    def contents(self, wanted: set[bytes]) -> Iterator[bytes]:
+        """These pieces of its files, each once. Raises Conflict where a file has changed since it was looked at."""
+        left = set(wanted)
+        for entry in self.entries if left else ():
+            if entry.kind not in ("file", "program"):
+                continue
+            for number, piece in enumerate(entry.hashes()):
+                if piece in left:
+                    left.discard(piece)
+                    yield _read_piece(self.root / entry.path, number, piece, entry.path)
+
+    def told(self) -> str:
+        """What was left out, in one line; empty where nothing was."""
+        reasons: dict[str, list[str]] = {}
+        for one in self.left:
+            reasons.setdefault(one.why, []).append(one.path)
+        return "; ".join(f"{some(paths, SHOWN)} ({why})" for why, paths in reasons.items())
+
+
+def tree_root(folder: Path) -> Path | None:
+    """The top of the Git working tree that a folder is in; None where it is in none."""
+    return next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
+
+
+def look(root: Path, state: Path) -> Snapshot:
+    """The tree below a folder. `state` is the state directory, in which its index is kept. Raises SpecError with all
+    that keeps it from being sent.
+    """
+    root = root.resolve()
+    if not root.is_dir():
+        raise SpecError("the working tree is no folder", code=CODE, field="sync", have=str(root), hint="--sync=DIR")
+    path = _index_path(root, state)
+    known = _load(path, root)
+    scan = _Scan(root, state.resolve(), known)
+    scan.run()
+    is_known = known is not None and not scan.differs
+    snapshot = Snapshot(root, scan.folders, scan.left, read=scan.read, known=known.hash if known and is_known else "")
+    if snapshot.files > MAX_ENTRIES:
+        raise too_many(snapshot.files)
+    if snapshot.size > MAX_TREE:
+        raise too_large(snapshot.size)
+    scan.check()
+    if not is_known or scan.read:
+        _save(path, Index(VERSION, str(root), snapshot.hash, scan.folders))
+    return snapshot
+
+
+class Brought(NamedTuple):
+    """What a job is to bring along: the folder `root`, in which its commands run in `folder`; where it was not asked
+    for, `by_default`. It is used `everywhere`, or only on nodes that do not see the folder itself.
+    """
+
+    root: Path
+    folder: Path
+    everywhere: bool
+    by_default: bool
+    requirements: str
+
+    def look(self, state: Path) -> Snapshot:
+        """The tree as it is now. Raises SpecError, also where the lock file is not in it."""
+        snapshot = look(self.root, state)
+        if self.requirements and self.lock_file(snapshot) is None:
+            need, hint = "a file of the working tree that is not left out", "--requirements requirements.txt"
+            what, have = "the lock file is not in the working tree", self.requirements
+            raise SpecError(what, code=CODE, field="requirements", need=need, have=have, hint=hint)
+        return snapshot
+
+    def lock_file(self, snapshot: Snapshot) -> str | None:
+        """Its path below the root: it is looked for in the folder of the job, then at the root."""
+        for start in (self.folder, self.root):
+            path = os.path.normpath(start / self.requirements)
+            below = os.path.relpath(path, snapshot.root)
+            above, _, name = below.rpartition("/")
+            folder = snapshot.folders.get(f"{above}/" if above else "")
+            if folder is not None and name in folder.entries:
+                return below
+        return None
+
+    def told(self, spec: dict[str, Any], snapshot: Snapshot) -> dict[str, Any]:
+        """The job with the tree that was sent."""
+        inside = self.folder.is_relative_to(snapshot.root)
+        below = str(self.folder.relative_to(snapshot.root)) if inside else "."
+        sent = {"tree": snapshot.hash, "folder": "" if below == "." else below, "everywhere": self.everywhere}
+        more = {"requirements": self.lock_file(snapshot)} if self.requirements else {}
+        return {**spec, "sync": sent, **more}
+
+
+def brought(spec: Mapping[str, Any], *, remote: bool) -> Brought | None:
+    """What a job is to bring along, as it says itself; else by default its Git working tree. `remote`: the control
+    plane is on another machine. None where it brings nothing.
+    """
+    sync, requirements, folder = spec.get("sync"), spec.get("requirements"), spec.get("folder")
+    by_default = sync is None and not requirements
+    if sync is False or not isinstance(sync, bool | str | None) or (by_default and not folder):
+        return None
+    if by_default and (spec.get("serves") or spec.get("calls")):
+        return None
+    if not isinstance(requirements, str | None) or not isinstance(folder, str | None) or "\0" in f"{sync}{folder}":
+        return None  # whoever compiles it says what is wrong
+    place = Path(folder or ".").expanduser().resolve()
+    if isinstance(sync, str):
+        root: Path | None = (place / Path(sync).expanduser()).resolve()
+    else:
+        root = tree_root(place) or (None if by_default else place)
+    return None if root is None else Brought(root, place, remote or not by_default, by_default, requirements or "")
+
+
+Ask = Callable[[str, str, bytes | None], bytes]
+"""Asks a control plane: method, path and content; returns the content of its answer."""
+
+
+def sending(tree: Snapshot, ask: Ask) -> Iterator[list[bytes]]:
+    """Send what the control plane lacks of a tree, and yield what was sent, request by request. Where it lacks nothing
+    it is asked once.
+    """
+    try:
+        ask("GET", f"/v1/trees/{tree.hash}", None)
+        return
+    except NotFound:
+        pass
+    manifest = {digest(one): one for one in pieces_of(tree.manifest)}
+    names = b"".join(map(digest, pieces_of(tree.manifest)))
+    new = cut(ask("POST", "/v1/files/missing", names))
+    for pieces in _batches(manifest[one] for one in new):
+        ask("POST", "/v1/files", msgspec.msgpack.encode(pieces))
+    for _ in range(TRIES):
+        missing = set(cut(ask("POST", f"/v1/trees/{tree.hash}", names)))
+        if not missing:
+            return
+        for pieces in _batches(tree.contents(missing)):
+            ask("POST", "/v1/files", msgspec.msgpack.encode(pieces))
+            yield pieces
+    raise Conflict("files were removed while the tree was sent", code=CODE, field="sync", hint="again")
+
+
+def _batches(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        if batch and (size + len(piece) > SENT or len(batch) >= MOST_SENT):
+            yield batch
+            batch, size = [], 0
+        batch.append(piece)
+        size += len(piece)
+    if batch:
+        yield batch
+
+
+class _Scan:
+    """One walk over a tree."""
+
+    def __init__(self, root: Path, state: Path, known: Index | None) -> None:
+        self._root = str(root)
+        self._state = str(state)
+        self._known = known.folders if known is not None else {}
+        self._mounts = _mounts()
+        self._problems: dict[str, list[str]] = {}
+        self._count = 0
+        self.folders: dict[str, Folder] = {}
+        self.left: list[Left] = []
+        self.read = 0
+        self.differs = False
+
+    def run(self) -> None:
+        self._folder("", [], b"", os.stat(self._root).st_dev, self._is_local(self._root))  # noqa: PTH116 — as below
+        self.differs = self.differs or self._known.keys() != self.folders.keys()
+
+    def check(self) -> None:
+        """Raise SpecError for what cannot be sent, all of it at once."""
+        errors = []
+        for why, paths in self._problems.items():
+            hint = f"add `{paths[0]}` to {IGNORED_BY} to leave it out"
+            if why.startswith("it looks like a secret"):
+                hint += f", or `!{paths[0]}` to send it; a job gets a key by `--secret`"
+            errors.append(SpecError(why, code=CODE, field="sync", have=some(sorted(paths), SHOWN), hint=hint))
+        if errors:
+            first = errors[0]
+            others = tuple(error.record for error in errors[1:])
+            first.record = msgspec.structs.replace(first.record, others=others)
+            raise first
+
+    def _folder(self, below: str, rules: list[Rule], chain: bytes, device: int, local: bool) -> None:
+        """Take in the folder at the path `below` the root, which ends in a slash where it is not the root."""
+        try:
+            with os.scandir(self._root + "/" + below) as entries:
+                found = sorted(entries, key=_name_of)
+        except OSError as error:
+            self._problem(f"it cannot be read: {error.strerror}", below or ".")
+            return
+        for one in found:
+            if one.name in FILES and one.is_file(follow_symlinks=False):
+                text = Path(one.path).read_bytes()
+                chain = hashlib.blake2b(chain + b"\0" + os.fsencode(one.path) + b"\0" + text, digest_size=16).digest()
+        if any(one.name in FILES for one in found):
+            for name in FILES:  # in their order, which is not that of the folder
+                rules = rules + self._rules(below, name, found)
+        before = self._known.get(below)
+        same_rules = before is not None and before.rules == chain
+        known = before.entries if before is not None and same_rules else {}
+        here = self.folders[below] = Folder(chain)
+        entries_here, inside = here.entries, []
+        for one in found:
+            name = one.name
+            state = one.stat(follow_symlinks=False)
+            of = known.get(name)
+            if (
+                of is not None
+                and of.settled
+                and local
+                and state.st_ctime_ns == of.changed
+                and state.st_mtime_ns == of.modified
+                and state.st_size == of.size
+                and state.st_ino == of.inode
+                and state.st_mode == of.mode
+                and of.kind != "link"
+            ):
+                entries_here[name] = of
+                continue
+            path = below + name
+            why = before.left.get(name) if before is not None and same_rules else None
+            is_folder = stat.S_ISDIR(state.st_mode)
+            if why is None and (not same_rules or before is None or not is_folder or name not in before.folders):
+                why = self._why_out(path, name, rules, one, is_folder)
+            if why is not None:
+                here.left[name] = why
+                self.left.append(Left(path + "/" * is_folder, why))
+            elif is_folder:
+                inside.append((path + "/", state.st_dev))
+                here.folders.append(name)
+            else:
+                self._take(entries_here, name, path, state, rules, local)
+        if before is None or before != here:
+            self.differs = True
+        for path, its_device in inside:
+            is_local = local if its_device == device else self._is_local(self._root + "/" + path)
+            self._folder(path, rules, chain, its_device, is_local)
+
+    def _rules(self, below: str, name: str, found: Sequence[os.DirEntry[str]]) -> list[Rule]:
+        for one in found:
+            if one.name == name and one.is_file(follow_symlinks=False):
+                return rules_of(Path(one.path).read_text("utf-8", "replace"), name, below)
+        return []
+
+    def _why_out(
+        self,
+        path: str,
+        name: str,
+        rules: Sequence[Rule],
+        one: "os.DirEntry[str]",
+        is_folder: bool,
+    ) -> str | None:
+        """Why a path is left out; None where it is not."""
+        if is_folder and one.path == self._state:
+            return "the state directory of Poise"
+        if name in ALWAYS_OUT:
+            return ALWAYS_OUT[name]
+        rule = deciding(rules, path, is_folder=is_folder) if rules else None
+        if rule is not None:
+            return None if rule.includes else f"`{rule.text}` in {rule.base}{rule.file}"
+        if is_folder and os.path.exists(one.path + "/pyvenv.cfg"):  # noqa: PTH110 — no path object for each folder
+            return ENVIRONMENT
+        return None
+
+    def _take(
+        self,
+        entries: dict[str, Known],
+        name: str,
+        path: str,
+        state: os.stat_result,
+        rules: Sequence[Rule],
+        local: bool,
+    ) -> None:
+        """A file or a link that is new, or may have changed."""
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            self._problem("its name is not UTF-8", ascii(path))
+            return
+        self._count += 1
+        if self._count > MAX_ENTRIES:
+            raise too_many(self._count)
+        if stat.S_ISLNK(state.st_mode):
+            self._take_link(entries, name, path, state)
+            return
+        if not stat.S_ISREG(state.st_mode):
+            self._problem(f"it is {_what(state.st_mode)}, which cannot be sent", path)
+            return
+        if state.st_size > MAX_TREE:
+            raise too_large(state.st_size)
+        allowed = (rule := deciding(rules, path, is_folder=False)) is not None and rule.file == IGNORED_BY
+        if not allowed and SECRET_NAMES.fullmatch(name):
+            self._problem("it looks like a secret by its name", path)
+            return
+        try:
+            made, has_secret = self._hashed(path, local)
+        except OSError as error:
+            self._problem(f"it cannot be read: {error.strerror or error}", path)
+            return
+        if has_secret and not allowed:
+            self._problem("it looks like a secret: a key or a token is in its text", path)
+            return
+        entries[name] = made
+
+    def _take_link(self, entries: dict[str, Known], name: str, path: str, state: os.stat_result) -> None:
+        full = f"{self._root}/{path}"
+        try:
+            target = os.readlink(full)  # noqa: PTH115
+            target.encode()
+        except (OSError, UnicodeEncodeError):
+            self._problem("its target cannot be read as UTF-8", path)
+            return
+        leads_to = os.path.realpath(full)
+        if target.startswith("/") or not (leads_to + "/").startswith(self._root + "/"):
+            self._problem("the link leads out of the tree", path)
+            return
+        entries[name] = Known(0, 0, 0, state.st_ino, state.st_mode, "link", b"", target, settled=False)
+
+    def _hashed(self, path: str, local: bool) -> tuple[Known, bool]:
+        """A file with the hashes of its pieces, and whether a secret is in it. Raises OSError where it changes while it
+        is read, each time.
+        """
+        full = f"{self._root}/{path}"
+        self.read += 1
+        for _ in range(TRIES):
+            begun = time.time_ns()
+            file = os.open(full, READING)
+            try:
+                state, pieces, size, has_secret = os.fstat(file), [], 0, False
+                if not stat.S_ISREG(state.st_mode):
+                    continue
+                while data := _whole_piece(file):
+                    pieces.append(digest(data))
+                    size += len(data)
+                    if state.st_size <= SCANNED and b"\0" not in data[:1024]:
+                        has_secret = has_secret or SECRET_TEXTS.search(data) is not None
+                    if size > state.st_size:
+                        break
+                after = os.fstat(file)
+            finally:
+                os.close(file)
+            if size == state.st_size and _same(state, after):
+                kind: Kind = "program" if state.st_mode & 0o100 else "file"
+                settled = local and state.st_ctime_ns < begun - SETTLED
+                made = Known(
+                    size,
+                    state.st_mtime_ns,
+                    state.st_ctime_ns,
+                    state.st_ino,
+                    state.st_mode,
+                    kind,
+                    b"".join(pieces),
+                    "",
+                    settled,
+                )
+                return made, has_secret
+        raise OSError("it changes while it is read")
+
+    def _problem(self, why: str, path: str) -> None:
+        self._problems.setdefault(why, []).append(path)
+        self.differs = True
+
+    def _is_local(self, path: str) -> bool:
+        """Whether the times of files there are by the clock of this machine."""
+        if self._mounts is None:
+            return sys.platform == "darwin"
+        at = path.rstrip("/")
+        while at and at not in self._mounts:
+            at = at.rpartition("/")[0]
+        return self._mounts.get(at or "/") in LOCAL
+
+
+def _name_of(entry: "os.DirEntry[str]") -> str:
+    return entry.name
+
+
+def _same(one: os.stat_result, other: os.stat_result) -> bool:
+    return (one.st_size, one.st_mtime_ns, one.st_ctime_ns) == (other.st_size, other.st_mtime_ns, other.st_ctime_ns)
+
+
+def _whole_piece(file: int) -> bytes:
+    """The next piece of a file; shorter at its end only."""
+    data = os.read(file, PIECE)
+    while 0 < len(data) < PIECE and (more := os.read(file, PIECE - len(data))):
+        data += more
+    return data
+
+
+def _read_piece(path: Path, number: int, wanted: bytes, name: str) -> bytes:
+    try:
+        file = os.open(path, READING)
+        try:
+            data = os.pread(file, PIECE, number * PIECE)
+        finally:
+            os.close(file)
+    except OSError:
+        data = b""
+    if digest(data) != wanted:
+        raise Conflict("a file has changed while the tree was sent", code=CODE, field="sync", have=name, hint="again")
+    return data
+
+
+def _what(mode: int) -> str:
+    for is_one, name in ((stat.S_ISSOCK, "a socket"), (stat.S_ISFIFO, "a pipe")):
+        if is_one(mode):
+            return name
+    return "a device"
+
+
+def _mounts() -> dict[str, str] | None:
+    """The file system of each mount point; None where the system does not say."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines()
+    except OSError:
+        return None
+    found = {}
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        words = before.split(" ")
+        place = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), words[4])
+        found[place] = after.partition(" ")[0]
+    return found
+
+
+# --- the index -------------------------------------------------------------------------------------------------------
+
+_index = msgpack_decoder(Index)
+
+
+def _index_path(root: Path, state: Path) -> Path:
+    return state / "trees" / hashlib.blake2b(os.fsencode(root), digest_size=16).hexdigest()
+
+
+def _load(path: Path, root: Path) -> Index | None:
+    """The index of a tree; None where there is none that can be used: all files are read then."""
+    try:
+        index = _index.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return None
+    return index if index.version == VERSION and index.root == str(root) else None
+
+
+def _save(path: Path, index: Index) -> None:
+    """Where that cannot be done, all files are read again the next time."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(path, msgspec.msgpack.encode(index), mode=0o600)
+    except OSError:
+        return

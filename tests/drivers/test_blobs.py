@@ -1,0 +1,151 @@
+"""The store of files: what is acknowledged is there, nobody sees another's, and no hash lies."""
+
+import io
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from poise.drivers import blobs as module
+from poise.drivers.blobs import LENGTH, Asked, Blobs, Told, serve
+from poise.errors import NotFound, SpecError, StoreFull
+from poise.model.trees import PIECE, Entry, Manifest, digest
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Blobs:
+    return Blobs(tmp_path / "files.db")
+
+
+def tree_of(*contents: bytes) -> tuple[bytes, bytes]:
+    """A manifest of files with these contents, and its hash."""
+    entries = tuple(Entry(f"f{at}", "file", len(one), digest(one)) for at, one in enumerate(contents))
+    manifest = Manifest(entries).encode()
+    return digest(manifest), manifest
+
+
+def registered(store: Blobs, tenant: str, *contents: bytes) -> bytes:
+    tree, manifest = tree_of(*contents)
+    store.put(tenant, [manifest, *contents])
+    assert store.register(tenant, tree, tree) == []
+    return tree
+
+
+def test_only_what_is_missing_is_asked_for_and_all_of_it_comes_back(tmp_path: Path, store: Blobs) -> None:
+    one, two = b"one", b"two"
+    assert store.put("ann", [one]) == 1 and store.put("ann", [one]) == 0
+    assert store.missing("ann", [digest(one), digest(two), digest(two)]) == [digest(two)]
+    assert store.put("ann", [two, one]) == 1
+    store.close()
+    assert Blobs(tmp_path / "files.db").get("ann", [digest(two), digest(one)]) == [two, one]
+    assert (tmp_path / "files.db").stat().st_mode & 0o077 == 0
+
+
+def test_another_tenant_can_neither_read_nor_probe(store: Blobs) -> None:
+    tree = registered(store, "ann", b"secret")
+    assert store.missing("bob", [digest(b"secret")]) == [digest(b"secret")]
+    with pytest.raises(NotFound):
+        store.get("bob", [digest(b"secret")])
+    assert not store.has("bob", tree) and store.has("ann", tree)
+    _, manifest = tree_of(b"secret")
+    store.put("bob", [manifest])  # even who knows the manifest has to bring the files
+    assert store.register("bob", tree, tree) == [digest(b"secret")]
+    assert not store.has("bob", tree)
+
+
+def test_a_manifest_that_lies_is_refused(store: Blobs) -> None:
+    tree, manifest = tree_of(b"one")
+    store.put("ann", [manifest, b"one"])
+    with pytest.raises(SpecError, match="another hash"):
+        store.register("ann", digest(b"another"), tree)
+    with pytest.raises(NotFound):
+        store.register("ann", tree, digest(b"not here"))
+    long = Manifest((Entry("f", "file", 7, digest(b"one")),)).encode()
+    store.put("ann", [long])
+    with pytest.raises(SpecError, match="another size"):
+        store.register("ann", digest(long), digest(long))
+    both = Manifest((Entry("a", "file", 3, digest(b"one")), Entry("b", "file", 4, digest(b"one")))).encode()
+    store.put("ann", [both])
+    with pytest.raises(SpecError, match="two sizes"):
+        store.register("ann", digest(both), digest(both))
+    leads_out = Manifest((Entry("../x", "file", 3, digest(b"one")),)).encode()
+    store.put("ann", [leads_out])
+    with pytest.raises(SpecError, match="leads out"):
+        store.register("ann", digest(leads_out), digest(leads_out))
+    with pytest.raises(SpecError, match="too large"):
+        store.register("ann", tree, tree * 1000)
+
+
+def test_a_piece_too_large_or_one_too_many_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    store = Blobs(tmp_path / "files.db", limit=2**20)
+    with pytest.raises(SpecError, match="too large"):
+        store.put("ann", [b"x" * (PIECE + 1)])
+    first = os.urandom(300_000)
+    store.put("ann", [first])
+    with pytest.raises(StoreFull, match="no room") as full:
+        store.put("ann", [os.urandom(300_000)])
+    assert "of one tenant" in full.value.record.need
+    store.put("bob", [os.urandom(300_000)])
+    with pytest.raises(StoreFull):
+        store.put("eve", [os.urandom(500_000)])
+    assert store.get("ann", [digest(first)]) == [first]
+
+
+def test_trees_that_no_job_needs_go_with_their_pieces(store: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed, other = registered(store, "ann", b"a", b"both"), registered(store, "ann", b"b", b"both")
+    foreign = registered(store, "bob", b"b")
+    store.put("ann", [b"on its way"])
+    assert store.tidy({("ann", needed), ("bob", other)}) == 0, "all was used just now"
+    real = module._now
+    monkeypatch.setattr(module, "_now", lambda: real() + module.KEPT + 1)
+    store.put("ann", [b"just now"])
+    assert store.tidy({("ann", needed), ("bob", foreign)}) == 1
+    assert store.has("ann", needed) and store.has("bob", foreign) and not store.has("ann", other)
+    asked = [digest(one) for one in (b"a", b"b", b"both", b"on its way", b"just now")]
+    assert store.missing("ann", asked) == [digest(b"b"), digest(b"on its way")]
+    assert store.get("bob", [digest(b"b")]) == [b"b"]
+
+
+def test_when_it_is_full_what_no_job_needs_goes_earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Blobs(tmp_path / "files.db", limit=2**20)
+    old = registered(store, "ann", os.urandom(400_000))
+    registered(store, "bob", os.urandom(480_000))
+    real = module._now
+    monkeypatch.setattr(module, "_now", lambda: real() + module.AT_HAND + 1)
+    assert store.tidy(set()) == 1 and not store.has("ann", old)
+    store.put("eve", [os.urandom(400_000)])
+
+
+def test_a_node_drops_what_it_used_least(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Blobs(tmp_path / "files.db", limit=2**20)
+    first, last = os.urandom(400_000), os.urandom(400_000)
+    store.put("", [first])
+    real = module._now
+    monkeypatch.setattr(module, "_now", lambda: real() + 1)
+    store.put("", [last])
+    store.shrink()
+    assert store.missing("", [digest(first), digest(last)]) == [digest(first)]
+
+
+def test_the_process_answers_in_order_and_tells_what_is_wrong(store: Blobs) -> None:
+    asked = [
+        Asked(1, "put", "ann", data=msgspec.msgpack.encode([b"one"])),
+        Asked(2, "missing", "ann", data=digest(b"one") + digest(b"two")),
+        Asked(3, "get", "ann", data=digest(b"two")),
+        Asked(4, "put", "ann", data=b"\xff"),
+        Asked(5, "pieces", "ann", tree=digest(b"none")),
+    ]
+    frames = [msgspec.msgpack.encode(one) for one in asked]
+    reads, writes = io.BytesIO(b"".join(LENGTH.pack(len(one)) + one for one in frames)), io.BytesIO()
+    serve(store, reads, writes)
+    data, told = writes.getvalue(), []
+    while data:
+        (length,) = LENGTH.unpack(data[: LENGTH.size])
+        told.append(msgspec.msgpack.decode(data[LENGTH.size : LENGTH.size + length], type=Told))
+        data = data[LENGTH.size + length :]
+    assert [one.number for one in told] == [1, 2, 3, 4, 5]
+    assert (told[0].data, told[1].data) == (b"1", digest(b"two"))
+    assert [one.status for one in told[2:]] == [404, 400, 404] or [one.error is not None for one in told[2:]] == [
+        True
+    ] * 3
