@@ -19,8 +19,9 @@ from poise.decoding import json_decoder
 from poise.drivers.http import ENDED, Answer, Connection
 from poise.drivers.lock import is_held
 from poise.drivers.reach import STANDBY, door_of, environment_home, home_at, names_at, reach
-from poise.drivers.security import digest, new_secret, token_for
+from poise.drivers.security import digest, ensure_home, new_secret, token_for
 from poise.errors import (
+    Conflict,
     ErrorRecord,
     Fault,
     NotFound,
@@ -41,6 +42,7 @@ from poise.model.reports import (
     Drained,
     ExecEnd,
     ExecLine,
+    ExecOutput,
     Explanation,
     InputReport,
     JobReport,
@@ -65,10 +67,12 @@ from poise.model.reports import (
 )
 from poise.model.traces import TRACEPARENT, carried
 from poise.model.usage import NodeProfile
+from poise.units import format_bytes
 
 if TYPE_CHECKING:
     from poise.drivers.giving import Source
     from poise.drivers.sending import Sending
+    from poise.drivers.worktree import Snapshot
 
 T = TypeVar("T")
 PATIENCE = 15.0
@@ -81,6 +85,12 @@ HUSH = 60.0, 20.0
 
 POLL = 30.0, 10.0
 """Seconds that one question may wait for the end of a job; and where there is another to ask."""
+
+GONE = 66
+"""How a node says that it has no such file. (`drivers/getting.py`)"""
+
+SEND_TRIES = 3
+"""How often a tree is looked at that changes while it is sent."""
 
 LATE = 2.0
 """Seconds for which one that stands by may not know of what the one that leads has said."""
@@ -175,13 +185,48 @@ class Client:
         say: Callable[[str], None] | None = None,
         if_revision: int | None = None,
     ) -> str:
-        """Submit a job; returns its id once it is durable. `say` is called with notes, for example that the job may be
-        late. With `if_revision` it is refused (`Conflict`) once the state has changed since that revision.
+        """Submit a job; returns its id once it is durable. The working tree of a job with `sync` is sent first, as far
+        as the control plane lacks it. `say` is called with notes, for example that the job may be late. With
+        `if_revision` it is refused (`Conflict`) once the state has changed since that revision.
         """
+        spec = self._with_files(spec, say or (lambda note: None))
         accepted = self._submit(spec, key=key, user=user, if_revision=if_revision)
         if say is not None and accepted.note:
             say(accepted.note)
         return accepted.job
+
+    def _with_files(self, spec: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
+        """The job, with its working tree sent if it is to bring it along. Raises SpecError for what cannot be sent."""
+        from poise.drivers.worktree import brought  # here, since most jobs bring no files
+
+        wanted = brought(spec, remote=isinstance(self.home.elsewhere, Address))
+        if wanted is None or (wanted.by_default and not wanted.everywhere and not self.status().elsewhere):
+            return spec
+        ensure_home(self.home)
+        for left in range(SEND_TRIES - 1, -1, -1):
+            try:
+                snapshot = wanted.look(self.home.root)
+                say(self._send_tree(snapshot))
+                break
+            except Conflict:
+                if not left:
+                    raise
+        return wanted.told(spec, snapshot)
+
+    def _send_tree(self, tree: "Snapshot") -> str:
+        """Send what the control plane lacks of a tree. Returns what was sent, and what is left out, as a sentence."""
+        from poise.drivers.worktree import sending
+
+        sent = size = 0
+        for pieces in sending(tree, self._ask_raw):
+            sent, size = sent + len(pieces), size + sum(map(len, pieces))
+        how = f"{sent} pieces ({format_bytes(size)}) sent" if sent else "nothing new to send"
+        left = tree.told()
+        return f"{tree.files} files of {tree.root} go along: {how}" + (f"; left out: {left}" if left else "")
+
+    def gone_jobs(self, jobs: Sequence[str]) -> list[str]:
+        """Which of these jobs are no longer known: for a node, which keeps files of jobs."""
+        return self._call("POST", "/v1/nodes/jobs", list[str], list(jobs))
 
     def serve_calls(self, spec: dict[str, Any], *, user: str = "") -> tuple[str, str]:
         """Submit a job that serves calls: its id, and the key of its caller."""
@@ -568,6 +613,31 @@ class Client:
                     return told.capture
         raise Unreachable("the control plane has ended, and so has the capture", hint=f"`poise capture {name}`")
 
+    def get(self, name: str, path: str, *, task: str = "", rank: int | None = None) -> Iterator[bytes]:
+        """What a task has left on its node, as a tar archive piece by piece: a file or a folder, by its path in the
+        folder of the job. `task` or `rank` select one of several tasks. Raises NotFound where the node has no such
+        path, and `Fault` where it ends too early.
+        """
+        body = {"path": path, "task": task, "rank": rank}
+        decode = json_decoder(ExecLine).decode
+        self._find_leader()
+        self.status()  # that there is one to ask
+        try:
+            with self._stream(f"/v1/jobs/{_part(name)}/files", body=body) as response:
+                for line in response:
+                    told = decode(line) if line != b"\n" else None
+                    if isinstance(told, ExecOutput):
+                        yield told.data
+                    elif isinstance(told, ExecEnd) and told.exit_code == GONE:
+                        raise NotFound(told.note, field=path, hint=f"`poise show {name}`, `poise get {name}:.`")
+                    elif isinstance(told, ExecEnd) and told.exit_code:
+                        raise Fault(told.note or "the files cannot be read", code="E216", field=path)
+                    elif isinstance(told, ExecEnd):
+                        return
+        except OSError as error:
+            raise _unreachable(self.home, error) from None
+        raise Unreachable("the control plane has ended before all files came", hint=f"`poise get {name}:{path}` again")
+
     def captures(self, name: str) -> list[Capture]:
         """The captures of a job that are kept, the oldest first."""
         return self._call("GET", f"/v1/jobs/{_part(name)}/captures", list[Capture])
@@ -718,13 +788,22 @@ class Client:
 
     def _call(self, method: str, path: str, kind: type[T], body: Any = None, timeout: float = PATIENCE) -> T:
         data = _encoded(body) if body is not None else None
+        return json_decoder(kind).decode(self._ask(method, path, data, timeout))
+
+    def _ask_raw(self, method: str, path: str, data: bytes | None = None) -> bytes:
+        """Bytes for bytes."""
+        return self._ask(method, path, data, THOUGHT, "application/octet-stream")
+
+    def _ask(
+        self, method: str, path: str, data: bytes | None, timeout: float, media_type: str = "application/json"
+    ) -> bytes:
         if self._several:
             timeout = max(min(timeout, SILENCE), timeout - (PATIENCE - SILENCE))
         begun, deadline = time.monotonic(), None
         while True:
             failure: Exception | None = None
             try:
-                response, content = self._exchange(method, path, data, timeout)
+                response, content = self._exchange(method, path, data, timeout, media_type)
                 if not self._may_ask_another(response, content):
                     break
             except OSError as error:
@@ -743,7 +822,7 @@ class Client:
             time.sleep(0.05)
         if response.status >= 400:
             raise _decode_error(content, response.status)
-        return json_decoder(kind).decode(content)
+        return content
 
     def _may_ask_another(self, response: Answer, content: bytes) -> bool:
         """Whether another one may answer this. What one that stands by does not find it may not have read of yet."""
@@ -757,11 +836,13 @@ class Client:
         """Whether this one stands by, and there is another to ask, or will be: `need` is the one that leads."""
         return refused.code == NotLeading.default_code and (self._several or not refused.need)
 
-    def _exchange(self, method: str, path: str, data: bytes | None, timeout: float) -> tuple[Answer, bytes]:
+    def _exchange(
+        self, method: str, path: str, data: bytes | None, timeout: float, media_type: str
+    ) -> tuple[Answer, bytes]:
         if self._connection is None:
             self._connection = Connection(reach(self.home, timeout, self._turn))
         self._connection.sock.settimeout(timeout)
-        headers = self._headers(data)
+        headers = self._headers(data, media_type)
         if isinstance(door_of(self.home, self._turn), Address):
             headers["Accept-Encoding"] = "gzip"
         response = self._connection.ask(method, path, headers, data)
@@ -774,9 +855,9 @@ class Client:
             content = gzip.decompress(content)
         return response, content
 
-    def _headers(self, data: bytes | None) -> dict[str, str]:
+    def _headers(self, data: bytes | None, media_type: str = "application/json") -> dict[str, str]:
         headers = {"Authorization": f"Bearer {self._bearer()}"}
-        return headers if data is None else headers | {"Content-Type": "application/json"}
+        return headers if data is None else headers | {"Content-Type": media_type}
 
     @contextlib.contextmanager
     def _stream(

@@ -245,6 +245,26 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "series"
 
     @property
+    def files(self) -> Path:
+        """Files of jobs that clients have sent (`drivers/blobs.py`)."""
+        return self.root / "files.db"
+
+    @property
+    def fetched(self) -> Path:
+        """Files of jobs that nodes of this home have fetched. It can be deleted while none is fetched."""
+        return self.root / "fetched.db"
+
+    @property
+    def work(self) -> Path:
+        """Copies of working trees, in a folder for each job and in it one for each attempt."""
+        return self.root / "work"
+
+    @property
+    def environments(self) -> Path:
+        """Python environments that were built from lock files."""
+        return self.root / "environments"
+
+    @property
     def services(self) -> Path:
         """Sockets at which replicas find their gateway."""
         return self.root / "services"

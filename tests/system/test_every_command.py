@@ -39,6 +39,7 @@ WORKS = {
     "unblock": "unblock --json JOB",
     "logs": "logs --json JOB",
     "attach": "attach --json JOB",
+    "get": "get --json over:some.txt copied.txt",
     "exec": "exec --json RUNS -- true",
     "capture": "capture --json JOB --list",
     "top": "top --json",
@@ -98,6 +99,7 @@ ASKS = (
 @pytest.fixture(scope="module")
 def names(shared: Living) -> Iterator[dict[str, str]]:
     """A job that is over, one that waits, one that runs, and the node."""
+    shared.file("some.txt", "in the folder of the job")
     job = shared.poise("run", "--json", "--name", "over", "--", "true").value["id"]
     node = shared.poise("nodes", "-o", "name").text.strip()
     shared.poise("drain", node)

@@ -44,10 +44,13 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFactory
 
+from poise.agent.tidying import remove_gone
 from poise.agent.upkeep import Toll
 from poise.config import Address, Door, Endpoint, Home
 from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers.devices import Inventory, Part, identity, incarnation_of
+from poise.drivers.following import planned
+from poise.drivers.getting import Giving
 from poise.drivers.lock import take_lock
 from poise.drivers.logs import keep_pruned
 from poise.drivers.meetings import Meetings
@@ -125,6 +128,9 @@ thread that compresses is the one that beats.
 
 FIRST_REFUSAL = 4400
 """A channel that is closed by this number or a higher one was refused, and says why."""
+
+TIDY_SECONDS = 600.0
+"""How often it is looked whether jobs are gone of which files are here."""
 
 SHIP_SECONDS = 0.05
 MAX_SHIPPED = 16
@@ -228,6 +234,7 @@ class Agent:
         self._toll = Toll()
         self._shipping = Shipping(home.logs) if home.doors != (home.socket,) else None
         self._meetings = Meetings(home.gangs)
+        self._giving = Giving(home, self._on_console)
         self._held_back: list[Ended] = []
         self._written = asyncio.Event()
         self._answered = False
@@ -277,6 +284,7 @@ class Agent:
                 self._sock = None
                 self._feed(machine.Disconnected())
                 self._keepers.leave_all()
+                self._giving.leave_all()
                 self._unsent.clear()
                 # A connection is a cycle, with 50 KiB of compression where it leads to another machine: a collector
                 # that waits for 50,000 objects would keep thousands. What lives long is frozen: this takes 1 ms.
@@ -365,12 +373,13 @@ class Agent:
                     _log.info("connected to %s", self._door)  # `poise join` waits for it
                 self._answered, self._told_lack = True, ""
                 if isinstance(message, ToConsole):
-                    self._keepers.console(message)
+                    if not self._giving.takes(message):
+                        self._keepers.console(message)
                 elif isinstance(message, Met):
                     self._meetings.take(message)
                 elif not isinstance(message, Kept):
                     if isinstance(message, Desired) and message.removed:
-                        await asyncio.to_thread(remove_folders, (self._home.logs,), message.removed)
+                        await asyncio.to_thread(remove_folders, (self._home.logs, self._home.work), message.removed)
                     self._feed(message)
                 elif self._shipping is not None:
                     self._shipping.kept(message)
@@ -477,6 +486,15 @@ class Agent:
             _log.error("%s", why)
         self._feed(machine.Fitness(why))
         (self._unfit.set if why else self._unfit.clear)()
+
+    async def tidy_work(self) -> None:
+        """Remove what attempts have left of jobs that are no longer known, also where this node was away when they were
+        removed.
+        """
+        while True:
+            await asyncio.sleep(TIDY_SECONDS)
+            with contextlib.suppress(OSError, PoiseError):
+                await asyncio.to_thread(remove_gone, self._home)
 
     async def watch_fitness(self) -> None:
         """Try again what could not be started, more and more rarely; one that is unfit again soon goes on as it was."""
@@ -680,6 +698,13 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
             found["POISE_CONTROL"] = os.environ["POISE_CONTROL"]
         return found
 
+    def following(launch: Launch, result: str) -> tuple[str, ...]:
+        """Without files of its own it runs in the folder that it names, as does what was sent from this machine."""
+        if launch.tree is None or (home.elsewhere is None and not launch.tree.everywhere):
+            return ()
+        keepers.tellings.planned(launch.attempt)
+        return planned(home, launch, launch.key or worker_key(token, launch.attempt), result)
+
     keepers = Keepers(
         folder / "keepers",
         home.logs,
@@ -689,6 +714,7 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
         devices=found.devices,
         cgroups=cgroups,
         serving=serving,
+        following=following,
     )
     observed = await keepers.open()
     node = NodeMachine(found, sorted(os.sched_getaffinity(0)) if declared is None and part is None else [])
@@ -700,7 +726,14 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
     agent.adopt(observed.held, observed.ended)
     settle_memory()
     loop = asyncio.get_running_loop()
-    works = [agent.run(), agent.measure(), agent.watch_training(), agent.watch_fitness(), agent.deliver()]
+    works = [
+        agent.run(),
+        agent.tidy_work(),
+        agent.measure(),
+        agent.watch_training(),
+        agent.watch_fitness(),
+        agent.deliver(),
+    ]
     if offer.prunes:
         works.append(keep_pruned(home.logs))
     if inventory is not None:

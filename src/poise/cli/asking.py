@@ -29,11 +29,43 @@ _IN_SERVICE = {name: of for name, of in FLAGS.items() if of[1].in_service or of[
 """The flags that say what a process needs."""
 
 
+OPTIONAL_VALUE = frozenset(flag.name for _, flag in FLAGS.values() if flag.metavar.startswith("[="))
+"""Flags with a value that may be left out."""
+
+
 def _option(flag: Flag) -> Callable[[Function], Function]:
     names = (flag.short, flag.name) if flag.short else (flag.name,)
     if not flag.metavar:
         return click.option(*names, flag.keyword, is_flag=True, help=flag.help)
     return click.option(*names, flag.keyword, metavar=flag.metavar, multiple=flag.repeatable, help=flag.help)
+
+
+class Asking(click.Command):
+    """A command with the flags of jobs: those in `OPTIONAL_VALUE` take a value behind `=` only, or none."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self._told(list(args), interspersed=ctx.allow_interspersed_args))
+
+    def _told(self, args: list[str], *, interspersed: bool) -> list[str]:
+        """`--sync` as `--sync=`, which is how the parser reads a flag without a value. What follows the flags of this
+        command is left alone.
+        """
+        valued = {
+            name
+            for option in self.params
+            if isinstance(option, click.Option) and not option.is_flag and not option.count
+            for name in option.opts
+        }
+        at = 0
+        while at < len(args) and args[at] != "--":
+            if args[at] in OPTIONAL_VALUE:
+                args[at] += "="
+            elif args[at] in valued:
+                at += 1
+            elif not args[at].startswith("-") and not interspersed:
+                break
+            at += 1
+        return args
 
 
 def asking(function: Function) -> Function:
@@ -79,8 +111,11 @@ def needed(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
 
 
 def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
-    """The fields of a job that the flags set."""
-    return _said(FLAGS, flags, environ)
+    """The fields of a job that the flags set. Folders are relative to that of the command line."""
+    spec = _said(FLAGS, flags, environ)
+    if isinstance(spec.get("sync"), str):
+        spec["sync"] = str(Path(spec["sync"]).expanduser().absolute())
+    return spec
 
 
 def _said(those: Mapping[str, tuple[str, Flag]], flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:

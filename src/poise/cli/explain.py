@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from poise.cli.asking import asking, told_as_flags
+from poise.cli.asking import Asking, asking, told_as_flags
 from poise.cli.jobs import report_of
 from poise.cli.moments import at_moment
 from poise.cli.output import TEXT, forms
@@ -103,7 +103,7 @@ def _why_not(job: str, node: str, form: str) -> int:
     return 0
 
 
-@click.command(context_settings={"allow_interspersed_args": True})
+@click.command(cls=Asking, context_settings={"allow_interspersed_args": True})
 @asking
 @click.option("--all", "everything", is_flag=True, help="Name every node and unit, as `-o wide` does.")
 @forms("table", "wide", "json")

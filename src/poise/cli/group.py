@@ -8,14 +8,16 @@ from typing import Any
 import click
 
 from poise.cli.main import COMMANDS, broken_pipe, help_text
+from poise.errors import DISTRIBUTION
 
 _ANOTHER_NAME = {
     name: ours
     for ours, names in {
         "cancel": "stop kill scancel delete del terminate abort qdel bkill",
-        "ls": "ps queue squeue sacct jobs list get qstat bjobs",
+        "ls": "ps queue squeue sacct jobs list qstat bjobs",
         "show": "describe inspect scontrol info job",
         "run": "srun salloc exec",
+        "get": "cp scp download pull rsync sbcast sgather",
         "submit": "sbatch apply create qsub bsub",
         "logs": "log attach tail output",
         "rm": "remove prune",
@@ -33,6 +35,8 @@ _ANOTHER_NAME = {
     for name in names.split()
 }
 """Verbs of Slurm, Kubernetes, Docker, PBS and LSF, and ours."""
+
+UNINSTALL = f"`poise down`, then `pip uninstall {DISTRIBUTION}`; docs/how-to/install.md has the other steps"
 
 _FUNCTIONS = {"set": "set_"}
 """Commands whose name means something else in Python."""
@@ -71,7 +75,8 @@ class Commands(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise click.UsageError(f"there is no command `{args[0]}`\n\nhint: `poise {_meant(*args)}`")
+            hint = UNINSTALL if args[0] == "uninstall" else f"`poise {_meant(*args)}`"
+            raise click.UsageError(f"there is no command `{args[0]}`\n\nhint: {hint}")
         return super().resolve_command(ctx, args)
 
 

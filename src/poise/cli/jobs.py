@@ -164,6 +164,8 @@ def _job_shown(report: JobReport) -> Shown:
         head.append(f"retries: {report.retries}")
     if report.secrets:
         head.append(f"secrets: {', '.join(report.secrets)}")
+    if report.tree:
+        head.append(f"files: working tree {report.tree[:12]}; results: `poise get {report.id}:PATH`")
     if report.note and report.exit_code is None:
         head.append(f"note: {report.note}")
     if report.captures:

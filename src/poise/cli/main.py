@@ -35,6 +35,7 @@ COMMANDS = {
     "dashboard": ("poise.cli.dashboard", "Show the fleet, the queue and jobs in a browser, live"),
     "top": ("poise.cli.top", "Show the fleet and its jobs, live"),
     "logs": ("poise.cli.logs", "Print the output of a job"),
+    "get": ("poise.cli.get", "Copy a file or a folder of a job from its node"),
     "attach": ("poise.cli.attach", "Follow a running job, and send it input"),
     "exec": ("poise.cli.exec", "Run a command beside a running task: in its folder, on its devices"),
     "capture": ("poise.cli.capture", "Capture what a running task does: a flame graph, or a trace of PyTorch"),
@@ -79,7 +80,7 @@ COMMANDS = {
 
 GROUPS = {
     "First steps": ("run", "submit", "ls", "show", "logs", "wait", "cancel", "explain", "up", "down"),
-    "Jobs": ("exec", "attach", "capture", "hold", "release", "set", "retry", "rm", "schedules"),
+    "Jobs": ("get", "exec", "attach", "capture", "hold", "release", "set", "retry", "rm", "schedules"),
     "Forecasts": ("plan", "eta", "what-if"),
     "Fleet": (
         "status",

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from poise.cli.asking import asked, asking, is_script, merged, note_units, note_unused, told_as_flags
+from poise.cli.asking import Asking, asked, asking, is_script, merged, note_units, note_unused, told_as_flags
 from poise.cli.deadlines import forecast_of, has_deadline
 from poise.cli.render import NOT_FOUND, over_memory, print_json, say, tell
 from poise.cli.secrets import with_values
@@ -38,7 +38,7 @@ SAY_WHY_AFTER = 1.5
 _SHELL = re.compile(r"[\s|&;<>$`*?]")
 
 
-@click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+@click.command(cls=Asking, context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @asking
 @click.option("-q", "--quiet", is_flag=True, help="Do not forecast a deadline.")
 @click.option("--json", "as_json", is_flag=True, help="Print the finished job as JSON; its output goes to stderr.")

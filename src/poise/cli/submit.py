@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from poise.cli.asking import asked, asking, is_script, merged, note_units, note_unused, told_as_flags
+from poise.cli.asking import Asking, asked, asking, is_script, merged, note_units, note_unused, told_as_flags
 from poise.cli.deadlines import forecast_of, has_deadline
 from poise.cli.numbers import WholeRange
 from poise.cli.render import print_json, say, tell
@@ -22,7 +22,7 @@ FILE_ENDINGS = (".yaml", ".yml", ".json")
 """JSON is YAML."""
 
 
-@click.command(context_settings={"allow_interspersed_args": True})
+@click.command(cls=Asking, context_settings={"allow_interspersed_args": True})
 @asking
 @click.option(
     "--if-revision",

@@ -39,6 +39,7 @@ from poise.control.incidents import Incidents
 from poise.control.lifetime import Lifetime
 from poise.control.notices import Notifier, Targets
 from poise.control.plane import Plane, clock_of
+from poise.control.storehouse import Storehouse
 from poise.decoding import json_decoder
 from poise.drivers import calendar
 from poise.drivers.lock import take_lock
@@ -195,7 +196,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     else:
         plane.behind = ""
     lifetime = Lifetime(plane, home, until_idle=options.until_idle)
-    incidents, anomalies = Incidents(plane, home), Anomalies(plane)
+    incidents, anomalies, files = Incidents(plane, home), Anomalies(plane), Storehouse(home.files)
     names, authority = (beyond.names, beyond.authority) if beyond else ((), b"")
     app = make_app(
         plane,
@@ -208,6 +209,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
         log_limit=options.log_limit,
         incidents=incidents,
         anomalies=anomalies,
+        files=files,
     )
     tcp, port = _loopback(options.port)
     doors = [Entrance(app, [listen(home.socket), tcp, *([share(options.share)] if options.share else [])])]
@@ -222,7 +224,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     )
     standing_by = None if shared is None else asyncio.create_task(_stand_by(shared, plane, lifetime))
     leaving = asyncio.create_task(lifetime.leave_when_idle())
-    tidying = [asyncio.create_task(_tidy_folders(plane, home)), asyncio.create_task(_tidy_messages(home))]
+    tidying = [asyncio.create_task(_tidy_folders(plane, home, files)), asyncio.create_task(_tidy_messages(home))]
     tidying.append(asyncio.create_task(Notifier(plane, Targets(home)).run()))
     tidying += [asyncio.create_task(incidents.run()), asyncio.create_task(incidents.tell(Targets(home)))]
     tidying.append(asyncio.create_task(anomalies.run()))
@@ -233,6 +235,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     for task in tidying:
         task.cancel()
     deciders.close()
+    await files.close()
     plane.end()
     for told in [home.endpoint, *([options.share] if options.share else [])]:  # nobody is to wait for an answer there
         with contextlib.suppress(OSError):
@@ -276,7 +279,7 @@ async def _tidy_messages(home: Home) -> None:
         await asyncio.sleep(TIDY_MESSAGES_SECONDS)
 
 
-async def _tidy_folders(plane: Plane, home: Home) -> None:
+async def _tidy_folders(plane: Plane, home: Home, files: Storehouse) -> None:
     """What is left of jobs that are over: checkpoints, and values that a caller was killed before it removed."""
     while True:
         now, jobs = plane.clock.now(), plane.ledger.jobs
@@ -287,6 +290,10 @@ async def _tidy_folders(plane: Plane, home: Home) -> None:
         ):
             kept = {job.id for job in jobs.values() if not job.ended or now - job.ended < keep}
             await asyncio.to_thread(remove_abandoned, folder, kept, keep / SECOND)
+        try:
+            await files.tidy(plane.ledger)
+        except PoiseError as error:
+            _log.warning("files that no job needs are not removed: %s", error)
         await asyncio.sleep(TIDY_SECONDS)
 
 

@@ -22,13 +22,14 @@ from poise.control.chances import Chances
 from poise.control.consoles import Attendance, Consoles, running_tasks, takes_input
 from poise.control.deciders import Deciders
 from poise.control.gatekeeper import Gatekeeper
-from poise.control.guard import DASHBOARD, PUBLIC, App, Guard, Scope
+from poise.control.guard import DASHBOARD, KEYED, PUBLIC, App, Guard, Scope, secret_of
 from poise.control.hot import (
     CallerChannel,
     NodeChannel,
     Submission,
     Submissions,
     WorkerChannel,
+    attempt_named,
 )
 from poise.control.incidents import Incidents
 from poise.control.kept import forget_policy
@@ -39,12 +40,13 @@ from poise.control.plane import Plane
 from poise.control.routes import Content, Redirect, Request, Routes, Stream
 from poise.control.scrape import Scrape
 from poise.control.shares import Turns
+from poise.control.storehouse import Storehouse
 from poise.control.tally import Minutes
 from poise.drivers import dashboards
 from poise.drivers.captures import captures_of, read_capture
 from poise.drivers.joblogs import Wanted, follow_job
 from poise.drivers.plugins import Choice, choose, choose_document, is_file, policy_settings
-from poise.drivers.security import caller_key, worker_key
+from poise.drivers.security import caller_key, same_token, worker_key
 from poise.drivers.series import Series
 from poise.drivers.system import Effort
 from poise.drivers.tidy import remove_folders
@@ -69,10 +71,11 @@ from poise.kernel.explain import (
 from poise.kernel.find import FEW, Found, find, find_node, found_report, listed, of_rank, quota_note
 from poise.kernel.find import names as find_names
 from poise.kernel.incidents import no_such_incident
-from poise.kernel.ledger import Ledger, UnitState, attempt_of
+from poise.kernel.ledger import JobState, Ledger, UnitState, attempt_of
 from poise.kernel.overview import overview
 from poise.kernel.since import touched
 from poise.kernel.visible import Sight
+from poise.model.calls import ATTEMPT
 from poise.model.captures import LASTS, LONGEST, Capture, CaptureKind
 from poise.model.chances import DeadlineForecast
 from poise.model.changing import as_job, fields_in
@@ -122,6 +125,7 @@ from poise.model.reports import (
 from poise.model.secrets import named
 from poise.model.spec import QuotaSpec, check_name, command_of, compile_quota, compile_spec, variable_of
 from poise.model.tenants import Bearer, Role, Token
+from poise.model.trees import HASH
 from poise.model.usage import PROFILED, NodeProfile
 from poise.model.views import Snapshot
 from poise.policy.suites import ClusterPolicy
@@ -149,6 +153,10 @@ MAX_REVISION = 2**53 - 1
 """The largest integer that JSON keeps exact wherever it is read."""
 
 Revision = Annotated[int, msgspec.Meta(le=MAX_REVISION)]
+
+TreeHash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+JobIds = Annotated[list[str], msgspec.Meta(max_length=100_000)]
 
 WHOLE = b": whole\n\n"
 """Ends a stream of events that was not to be followed; without it, it was cut off."""
@@ -291,6 +299,16 @@ class CaptureRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lasts: Quantity | None = None
 
 
+class FilesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file or a folder, by its `path` in the folder of a job. `task` is needed where the job has several; of a gang
+    the `rank` (by default 0).
+    """
+
+    path: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+    task: str = ""
+    rank: Annotated[int, msgspec.Meta(ge=0, le=MAX_REVISION)] | None = None
+
+
 class TokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A token for somebody of a tenant. Its secret is made by who asks and told nobody: `hash` is its SHA-256, in
     hexadecimal digits. `expires` is a duration from now; without it the token is good until it is revoked.
@@ -325,6 +343,7 @@ def make_app(
     log_limit: int = 0,
     incidents: Incidents | None = None,
     anomalies: Anomalies | None = None,
+    files: Storehouse | None = None,
 ) -> App:
     """The whole API behind its guard. `deciders` has the policy in charge, and asks it what if. `known_as` are the
     names of this machine to others, and `authority` the certificate by which they know it, where it listens to them.
@@ -336,14 +355,17 @@ def make_app(
     series, vault, targets = Series(home.series), Vault.of(home, lambda: plane.ledger.sealed_texts()), Targets(home)
     chances = chances or Chances(plane, home)
     incidents, anomalies = incidents or Incidents(plane, home), anomalies or Anomalies(plane)
-    minutes = Minutes()
+    minutes, files = Minutes(), files or Storehouse(home.files)
     scrape = Scrape(plane, home, gate, minutes, log_limit)
 
     def allow(scope: Scope, needed: Role | None) -> None:
-        if (path := scope["path"]) not in PUBLIC:
+        if (path := scope["path"]) not in PUBLIC | KEYED:
             gate.allow(scope["bearer"], needed, path)
 
     routes = Routes(allow)
+
+    def key_of(attempt: Attempt) -> str:
+        return worker_key(token, attempt)
 
     async def settled_job(bearer: Bearer, name: str, task: str = "") -> tuple[Ledger, Found]:
         ledger = await plane.settled()
@@ -475,11 +497,67 @@ def make_app(
     ) -> Submitted:
         spec = vault.sealed(data.spec, bearer.tenant)
         compiled = targets.admit(await plane.prepare(spec, bearer.tenant, len(request.body)), bearer)
+        await files.admit(compiled)
         await chances.check(compiled, data.key, data.user)
         job = await plane.request(
             lambda number: machine.Submit(number, compiled, data.key, data.user, if_revision, bearer)
         )
         return Submitted(job, compiled.note, caller_key_of(job))
+
+    @routes.post(
+        "/v1/files/missing",
+        summary="Which of these pieces of files were not sent yet: SHA-256 hashes of 32 bytes each, in a row",
+        status=200,
+        role=SUBMITTER,
+    )
+    async def missing_files(bearer: Bearer, data: bytes) -> Content:
+        return _raw(await files.ask("missing", bearer.tenant, data=whole_hashes(data)))
+
+    @routes.post(
+        "/v1/files", summary="Send pieces of files: a MessagePack list of binaries of 1 MiB at most", role=SUBMITTER
+    )
+    async def send_files(bearer: Bearer, data: bytes) -> dict[str, int]:
+        plane.check_leading()
+        return {"stored": int(await files.ask("put", bearer.tenant, data=data))}
+
+    @routes.post(
+        "/v1/trees/{tree}",
+        summary="Register a tree by the hash of its manifest, with the hashes of its pieces; answers with the hashes "
+        "of missing pieces of its files",
+        status=200,
+        role=SUBMITTER,
+    )
+    async def register_tree(bearer: Bearer, tree: TreeHash, data: bytes) -> Content:
+        plane.check_leading()
+        return _raw(await files.ask("register", bearer.tenant, bytes.fromhex(tree), whole_hashes(data)))
+
+    @routes.get("/v1/trees/{tree}", summary="The hashes of the pieces of a tree's manifest", role=SUBMITTER)
+    async def known_tree(bearer: Bearer, tree: TreeHash) -> Content:
+        return _raw(await files.ask("pieces", bearer.tenant, bytes.fromhex(tree)))
+
+    def job_of_attempt(request: Request) -> JobState:
+        """The job of the attempt whose key a request carries. Raises `Denied`."""
+        attempt = attempt_named(request.headers)
+        job = plane.ledger.jobs.get(attempt.task.partition(".")[0]) if attempt is not None else None
+        if attempt is None or not same_token(secret_of(request.headers), key_of(attempt)) or job is None:
+            error = Denied("this is not the key of the attempt", field=ATTEMPT, have=str(attempt or "none")[:80])
+            gate.refused(error, "/v1/attempts/files")
+            raise error
+        return job
+
+    @routes.post(
+        "/v1/attempts/files",
+        summary="With the key of an attempt, which its node has: pieces of the files of its job, as many as fit into "
+        "an answer, as a MessagePack list; for no hashes, the hashes of the pieces of its manifest",
+        status=200,
+    )
+    async def files_of_attempt(request: Request, data: bytes) -> Content:
+        job = job_of_attempt(request)
+        if job.tree is None:
+            raise NotFound("the job has no files", field="job", have=job.id)
+        if data:
+            return _raw(await files.ask("get", job.tenant, data=whole_hashes(data)))
+        return _raw(await files.ask("pieces", job.tenant, bytes.fromhex(job.tree.hash)))
 
     @routes.get(
         "/v1/jobs",
@@ -775,6 +853,22 @@ def make_app(
         pieces = capture(consoles, home.logs, node, attempt, bearer, data.kind, lasts)
         return Stream(_lines(pieces, lambda: gate.stands(bearer)), "application/x-ndjson")
 
+    @routes.post(
+        "/v1/jobs/{name}/files",
+        summary="Get a file or a folder that a task has left on its node, as a tar archive in lines of JSON",
+        status=200,
+        role=SUBMITTER,
+    )
+    async def get_files(bearer: Bearer, name: str, data: FilesRequest) -> Stream:
+        plane.check_leading()
+        _, found = await settled_job(bearer, name, data.task)
+        unit, index = the_one_that_ran(found, data.rank)
+        tree = found.job.tree
+        node, attempt = unit.tasks[index].node, attempt_of(unit, index)
+        folder, within = found.job.folder, tree.folder if tree is not None else ""
+        pieces = consoles.get(node, attempt, bearer, data.path, folder=folder, within=within)
+        return Stream(_lines(pieces, lambda: gate.stands(bearer)), "application/x-ndjson")
+
     @routes.get("/v1/jobs/{name}/captures", summary="Stored captures of a job", role=VIEWER)
     async def captures(bearer: Bearer, name: str) -> list[Capture]:
         _, found = await settled_job(bearer, name)
@@ -859,6 +953,17 @@ def make_app(
     )
     async def give_up(bearer: Bearer, data: NamedNodes) -> dict[str, list[str]]:
         return {"nodes": await plane.request(lambda request: machine.GiveUp(request, data.nodes, bearer))}
+
+    @routes.post(
+        "/v1/nodes/jobs",
+        summary="For a node that keeps files of jobs: which of these are no longer known",
+        status=200,
+        role=Role.NODE,
+    )
+    async def gone_jobs(data: JobIds) -> list[str]:
+        plane.check_leading()
+        ledger = await plane.settled()
+        return [name for name in data if name not in ledger.jobs]
 
     @routes.post(
         "/v1/nodes/lend",
@@ -1061,20 +1166,28 @@ def make_app(
     async def schema() -> Content:
         return described()
 
-    def key_of(attempt: Attempt) -> str:
-        return worker_key(token, attempt)
-
     def caller_key_of(job_id: str) -> str:
         job = plane.ledger.jobs.get(job_id)
         return caller_key(token, job.id, job.tenant) if job is not None and job.calls is not None else ""
 
     hot: dict[str, tuple[Role | None, App]] = {
-        "submissions": (Role.SUBMITTER, Submissions(plane, targets, gate, chances, vault, caller_key_of)),
+        "submissions": (Role.SUBMITTER, Submissions(plane, targets, gate, chances, vault, caller_key_of, files)),
         "channel": (Role.NODE, NodeChannel(plane, gate, series, home, vault, key_of, consoles, minutes, anomalies)),
         "calls": (Role.SUBMITTER, CallerChannel(plane, gate, caller_key_of)),
         "workers": (None, WorkerChannel(plane, gate, key_of)),
     }
     return Guard(gate, routes, hot, lifetime.request, known_as)
+
+
+def whole_hashes(data: bytes) -> bytes:
+    """The hashes in a request. Raises SpecError where the last one is not whole."""
+    if len(data) % HASH:
+        raise SpecError("these are no hashes", field="data", need=f"{HASH} bytes each", have=f"{len(data)} bytes")
+    return data
+
+
+def _raw(data: bytes) -> Content:
+    return Content(data, "application/octet-stream")
 
 
 def the_one_that_takes_input(found: Found) -> tuple[UnitState, int]:
@@ -1100,6 +1213,25 @@ def the_one_that_runs(found: Found, ledger: Ledger, rank: int | None) -> tuple[U
     if len({unit.id for unit, _ in tasks}) == 1:
         return tasks[0]
     return _only_one(found, tasks, "run")
+
+
+def the_one_that_ran(found: Found, rank: int | None) -> tuple[UnitState, int]:
+    """Of what is meant, the only task that has been on a node and has this rank, or the first of the only gang, and its
+    number in its unit. Raises `SpecError`.
+    """
+    tasks = [
+        (unit, index)
+        for unit in found.units
+        for index, (spec, state) in enumerate(zip(unit.spec.tasks, unit.tasks, strict=True))
+        if spec.name in found.tasks and state.node and (rank is None or spec.rank == rank)
+    ]
+    if not tasks:
+        which = "nothing" if rank is None else f"no rank {rank}"
+        hint = f"`poise show {found.job.id}` tells what it does"
+        raise SpecError(f"{which} of {found.name} has run yet", field="job", have=found.name, hint=hint)
+    if len({unit.id for unit, _ in tasks}) == 1:
+        return tasks[0]
+    return _only_one(found, tasks, "have run")
 
 
 def _only_one(found: Found, tasks: list[tuple[UnitState, int]], what: str) -> tuple[UnitState, int]:

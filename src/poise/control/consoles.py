@@ -16,7 +16,7 @@ from poise.errors import Busy, PoiseError
 from poise.kernel.controller import Cancel
 from poise.kernel.find import Found
 from poise.kernel.ledger import Ledger, UnitState
-from poise.model.messages import Attempt, Credit, Exec, Fed, Feed, FromConsole, Leave, Left, Piece, Said
+from poise.model.messages import Attempt, Credit, Exec, Fed, Feed, FromConsole, Get, Leave, Left, Piece, Said
 from poise.model.reports import ExecEnd, ExecLine, ExecOutput, ExecStarted
 from poise.model.tenants import Bearer
 
@@ -93,6 +93,23 @@ class Consoles:
         """Run a command beside an attempt on this node, for as long as somebody reads what it writes; or the program
         that takes captures, with these arguments. Raises `Busy`.
         """
+        running = self._new(node, bearer)
+        order = Exec(name=running.name, attempt=attempt, argv=argv, env=env, stdin=stdin, tty=tty, capture=capture)
+        async with contextlib.aclosing(self._said(running, order)) as lines:
+            async for line in lines:
+                yield line
+
+    async def get(
+        self, node: str, attempt: Attempt, bearer: Bearer, path: str, *, folder: str, within: str
+    ) -> AsyncGenerator[ExecLine]:
+        """What an attempt has left on this node, as a tar archive. Raises `Busy`."""
+        running = self._new(node, bearer)
+        order = Get(name=running.name, attempt=attempt, path=path, folder=folder, within=within)
+        async with contextlib.aclosing(self._said(running, order)) as lines:
+            async for line in lines:
+                yield line
+
+    def _new(self, node: str, bearer: Bearer) -> Running:
         theirs = sum(one.bearer.tenant == bearer.tenant for one in self._running.values())
         left = MOST - (len(self._running) - theirs)
         if theirs >= left // 2:
@@ -104,7 +121,11 @@ class Consoles:
             )
         running = Running(f"x{secrets.token_hex(12)}", node, bearer)
         self._running[running.name] = running
-        order = Exec(name=running.name, attempt=attempt, argv=argv, env=env, stdin=stdin, tty=tty, capture=capture)
+        return running
+
+    async def _said(self, running: Running, order: Exec | Get) -> AsyncGenerator[ExecLine]:
+        """What a node says under a name, for as long as somebody reads it."""
+        node = running.node
         if not self._plane.tell(node, order):
             running.said.put_nowait(Left(name=running.name, code=126, note=f"node {node} is not connected"))
         try:

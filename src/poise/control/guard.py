@@ -29,7 +29,7 @@ DASHBOARD = "/"
 """Leads a browser to the dashboard."""
 
 PUBLIC = frozenset({"/healthz", AUTHORITY, DASHBOARD})
-KEYED = frozenset({"/v1/workers"})
+KEYED = frozenset({"/v1/workers", "/v1/attempts/files"})
 """Routes that take the key of an attempt in place of a token, and check it themselves."""
 
 HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "poise"})

@@ -23,6 +23,7 @@ from poise.control.guard import Receive, Scope, Send, hang_up, refuse, secret_of
 from poise.control.notices import Targets
 from poise.control.plane import Plane
 from poise.control.shares import Turns
+from poise.control.storehouse import Storehouse
 from poise.control.tally import Held, Minutes
 from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers import meetings
@@ -122,11 +123,12 @@ async def submit(
     vault: Vault,
     bearer: Bearer,
     key_of: "KeyOf",
+    files: Storehouse,
     line: bytes,
     done: "Done",
 ) -> None:
     """Compile one submission and post it; raises PoiseError when it cannot be compiled, or has a strict deadline that
-    is unlikely to be met. Only the latter is waited for, and what is large.
+    is unlikely to be met. Only the latter is waited for, what is large, and what comes with files.
     """
     try:
         submission = _submission.decode(line)
@@ -134,6 +136,8 @@ async def submit(
         raise not_json(error) from None
     spec = vault.sealed(submission.spec, bearer.tenant)
     compiled = targets.admit(await plane.prepare(spec, bearer.tenant, len(line)), bearer)
+    if compiled.tree is not None:
+        await files.admit(compiled)
     if compiled.strict:
         await chances.check(compiled, submission.key, submission.user)
     answer = _answering(done, compiled.note, key_of)
@@ -144,7 +148,14 @@ class Submissions:
     """One `POST` of many lines; answers stream back while lines still come in, for as long as the token stands."""
 
     def __init__(
-        self, plane: Plane, targets: Targets, gate: Gatekeeper, chances: Chances, vault: Vault, key_of: KeyOf
+        self,
+        plane: Plane,
+        targets: Targets,
+        gate: Gatekeeper,
+        chances: Chances,
+        vault: Vault,
+        key_of: KeyOf,
+        files: Storehouse,
     ) -> None:
         self._plane = plane
         self._targets = targets
@@ -152,6 +163,7 @@ class Submissions:
         self._chances = chances
         self._vault = vault
         self._key_of = key_of
+        self._files = files
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         bearer: Bearer = scope["bearer"]
@@ -189,7 +201,8 @@ class Submissions:
                 continue
             done = stream.expect()
             try:
-                await submit(self._plane, self._targets, self._chances, self._vault, bearer, self._key_of, line, done)
+                accepting = (self._plane, self._targets, self._chances, self._vault, bearer, self._key_of, self._files)
+                await submit(*accepting, line, done)
             except PoiseError as error:
                 done(Accepted(error=error.record))
 
@@ -488,7 +501,7 @@ class WorkerChannel:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = text_headers(scope)
-        attempt = _attempt_of(headers)
+        attempt = attempt_named(headers)
         if attempt is None or not same_token(secret_of(headers), self._key_of(attempt)):
             error = Denied("this is not the key of the attempt", field=ATTEMPT, have=str(attempt or "none")[:80])
             self._gate.refused(error, scope["path"])
@@ -519,7 +532,7 @@ class WorkerChannel:
                 self._plane.disconnect_worker(attempt, channel)
 
 
-def _attempt_of(headers: Mapping[str, str]) -> Attempt | None:
+def attempt_named(headers: Mapping[str, str]) -> Attempt | None:
     """Which one a worker says that it is."""
     task, _, epoch = headers.get(ATTEMPT.lower(), "").rpartition("#")
     return Attempt(task, int(epoch)) if epoch.isdecimal() and len(epoch) < 20 else None
@@ -589,10 +602,10 @@ class Channel:
 
 
 def _with_keys(desired: Desired, key_of: Callable[[Attempt], str]) -> Desired:
-    if not any(launch.serves for launch in desired.launches):
+    if not any(launch.serves or launch.tree for launch in desired.launches):
         return desired
     replace = msgspec.structs.replace
-    launches = (replace(of, key=key_of(of.attempt)) if of.serves else of for of in desired.launches)
+    launches = (replace(of, key=key_of(of.attempt)) if of.serves or of.tree else of for of in desired.launches)
     return replace(desired, launches=tuple(launches))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from poise import __version__
-from poise.control.guard import PUBLIC, ErrorBody
+from poise.control.guard import KEYED, PUBLIC, ErrorBody
 from poise.control.hot import Accepted
 from poise.control.routes import Content, Redirect, Route, Stream
 from poise.model.captures import CaptureLine
@@ -76,7 +76,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
 def _kinds(route: Route) -> Iterator[Any]:
     """The types of what a route takes and gives as JSON."""
     yield from (one.kind for one in route.parameters.values())
-    if route.body is not None:
+    if route.body not in (None, bytes):
         yield route.body
     if route.returns not in (Content, Redirect, Stream):
         yield route.returns
@@ -98,8 +98,10 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
             if not one.is_required and one.default is not None:
                 told["schema"]["default"] = one.default
     if route.body is not None:
-        body = {"schema": schema_of[route.body]}
-        made["requestBody"] = {"required": True, "content": {"application/json": body}}
+        is_raw = route.body is bytes
+        body = {"schema": {"type": "string", "format": "binary"} if is_raw else schema_of[route.body]}
+        media_type = "application/octet-stream" if is_raw else "application/json"
+        made["requestBody"] = {"required": True, "content": {media_type: body}}
     if (route.method, route.path) == ("POST", "/v1/jobs"):
         made["requestBody"]["content"][LINES] = body
         made["responses"]["200"] = _answer(
@@ -107,7 +109,7 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
             schema_of[Accepted],
             LINES,
         )
-    if route.path in PUBLIC:
+    if route.path in PUBLIC | KEYED:
         made["security"] = []
     refusals = _refusals(route.method.lower(), route.path, made)
     made["responses"] |= {status: _answer(REFUSALS[status], schema_of[ErrorBody]) for status in refusals}
@@ -120,6 +122,8 @@ def _good(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
         case "/":
             location = {"Location": {"schema": {"type": "string"}}}
             return {"description": "The address of the dashboard", "headers": location}
+        case path if route.returns is Content and path.startswith(("/v1/files", "/v1/trees", "/v1/attempts")):
+            return _answer("Bytes", {"type": "string", "format": "binary"}, "application/octet-stream")
         case "/metrics":
             return _answer("Metrics, in the text format of Prometheus", {"type": "string"}, "text/plain")
         case "/v1/authority":
@@ -129,6 +133,9 @@ def _good(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
             return _answer(about, schema_of[LogLine], LINES)
         case "/v1/jobs/{name}/exec":
             about = "Lines: `started`, with a name for its input, what it writes, and its `end`; some are empty"
+            return _answer(about, schema_of[ExecLine], LINES)
+        case "/v1/jobs/{name}/files":
+            about = "Lines: `started`, the archive piece by piece, and its `end`; some are empty"
             return _answer(about, schema_of[ExecLine], LINES)
         case "/v1/jobs/{name}/capture":
             about = "Lines: `started`, with the node, and `ended`, with the capture or an error; some are empty"

@@ -1,9 +1,9 @@
 """The routes of the API: which function answers which method and path, for whom, and what it is given.
 
 A route is an async function, and its parameters say what it takes: `bearer` is who asks, `request` the request itself,
-`data` the body, JSON of the type that is written there; a name that the path has in braces is a part of the path, and
-every other one is of the query, where it may be left out (one that ends with `_` is without it there). What it returns
-is sent as JSON, unless it is a `Content`, a `Redirect` or a `Stream`.
+`data` the body, JSON of the type that is written there, or as it is where that is `bytes`; a name that the path has in
+braces is a part of the path, and every other one is of the query, where it may be left out (one that ends with `_` is
+without it there). What it returns is sent as JSON, unless it is a `Content`, a `Redirect` or a `Stream`.
 """
 
 import asyncio
@@ -114,7 +114,7 @@ class Route:
         }
         self._takes_bearer = "bearer" in kinds
         self._takes_request = "request" in kinds
-        self._decoder = json_decoder(self.body) if self.body is not None else None
+        self._decoder = json_decoder(self.body) if self.body not in (None, bytes) else None
 
     async def answer(self, scope: Scope, receive: Receive, names: Mapping[str, str]) -> Any:
         """What the function returns. `names` are those of the path. Raises `PoiseError`, and `GoneError`."""
@@ -127,9 +127,9 @@ class Route:
         if self._takes_bearer:
             given["bearer"] = scope["bearer"]
         body = b""
-        if self._decoder is not None:
+        if self.body is not None:
             body = await _whole(receive)
-            given["data"] = _decoded(self._decoder, body)
+            given["data"] = body if self._decoder is None else _decoded(self._decoder, body)
         if self._takes_request:
             given["request"] = Request(text_headers(scope), body, scope.get("scheme", "http"))
         return await self.handler(**given)

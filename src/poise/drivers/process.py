@@ -280,9 +280,12 @@ class Keepers:
         spare: int = 2,
         idle_seconds: float = 60.0,
         serving: Callable[[Launch], Mapping[str, str]] = lambda launch: {},
+        following: Callable[[Launch, str], tuple[str, ...]] = lambda launch, result: (),
     ) -> None:
         """`serving` gives the variables by which an attempt that serves calls finds the control plane; training keeps
-        its checkpoints in `checkpoints`.
+        its checkpoints in `checkpoints`. `following` makes ready for an attempt that brings its files, and gives the
+        folder of its command and the program, with arguments, that goes before the command; nothing where it runs in
+        the folder that is named.
         """
         self.on_change = lambda running, ended: None
         self.on_fitness = lambda why: None
@@ -297,6 +300,7 @@ class Keepers:
         self.limits: dict[Attempt, int] = {}  # time limits other than those that attempts were launched with
         self.closing = False
         self._serving = serving
+        self._following = following
         cgroup = None
         if cgroups is not None and cgroups.writable:
             cgroup = {"version": cgroups.version, "parent": cgroups.parent, "home": cgroups.home}
@@ -478,6 +482,8 @@ class Keepers:
         """The `run` line of an attempt."""
         launch = held.launch
         attempt = launch.attempt
+        followed = self._following(launch, result_path(self._results, attempt)) if launch.tree is not None else ()
+        folder, first = (followed[0], followed[1:]) if followed else (launch.folder, ())
         stem = log_stem(self._logs_text, attempt)
         result = result_path(self._results, attempt)
         gang_folder = self._gangs.join(launch) if launch.gang else ""
@@ -488,9 +494,9 @@ class Keepers:
         if launch.serves:
             env.update(self._serving(launch))
         order = Order(
-            argv=launch.argv,
+            argv=(*first, *launch.argv),
             env=env,
-            folder=launch.folder,
+            folder=folder,
             cpus=held.cpus,
             memory=launch.shape.memory,
             out=stem + ".out",
@@ -501,7 +507,7 @@ class Keepers:
             until=self.until.get(attempt, 0),
             append=attempt.epoch > 1 and "%a" not in launch.output.replace("%%", ""),
             **limits_of(launch)
-            | {"output": output_path(launch), "time_limit": self.limits.get(attempt, launch.time_limit)}
+            | {"output": output_path(launch, folder), "time_limit": self.limits.get(attempt, launch.time_limit)}
             | ({"stdin": False, "tty": 0} if launch.rank else {}),
         )
         return _encode(_Run(attempt, order, launch)) + b"\n"
@@ -1141,14 +1147,14 @@ def _lost(left: Sequence[int]) -> Ending:
     return Ending(outcome="lost", note="its keeper was killed" + note)
 
 
-def output_path(launch: Launch) -> str:
-    """The file that a user has named for the output of an attempt; empty where there is none."""
+def output_path(launch: Launch, folder: str) -> str:
+    """The file that a user has named for the output of an attempt, below its folder; empty where there is none."""
     if not launch.output:
         return ""
     job, _, task = launch.attempt.task.partition(".")
     number = launch.rank if launch.gang else launch.part
     stands = {"%%": "%", "%j": job, "%t": task, "%r": str(number), "%a": str(launch.attempt.epoch)}
-    return str(Path(launch.folder or "/") / re.sub("%.", lambda sign: stands.get(sign[0], sign[0]), launch.output))
+    return str(Path(folder or "/") / re.sub("%.", lambda sign: stands.get(sign[0], sign[0]), launch.output))
 
 
 def orders_path(result: str) -> str:

@@ -21,10 +21,23 @@ _log = logging.getLogger("poise.agent")
 
 _Seen = tuple[int, int, int]
 
+MOST_NOTED = 1000
+"""Bytes of the reason why files could not be made."""
+
 
 def result_path(folder: str, attempt: Attempt) -> str:
     """The file for the result of an attempt; `folder` ends in a slash."""
     return f"{folder}{attempt.task}.{attempt.epoch}.json"
+
+
+def plan_path(result: str) -> str:
+    """The file that says how the files of an attempt are made, beside the one for its result."""
+    return f"{report_path(result)}.plan"
+
+
+def failure_path(result: str) -> str:
+    """The file for why they could not be made."""
+    return f"{report_path(result)}.failure"
 
 
 def report_path(result: str) -> str:
@@ -77,6 +90,10 @@ class Tellings:
         ends in order, in a gang all of its members, so its exit code says as little of the work as SIGKILL would.
         """
         ending = done.ending
+        if ending.outcome == "failed" and (why := self._why_unprepared(done.attempt)):
+            return msgspec.structs.replace(
+                done, ending=msgspec.structs.replace(ending, outcome="unstartable", note=why)
+            )
         training = None if ending.outcome in ("done", "returned") else self.last(done.attempt)
         if training is None:
             return done
@@ -87,6 +104,21 @@ class Tellings:
         if ending.progress < 0 <= training.safe:
             ending = msgspec.structs.replace(ending, progress=training.safe)
         return done if ending is done.ending else msgspec.structs.replace(done, ending=ending)
+
+    def _why_unprepared(self, attempt: Attempt) -> str:
+        """Why the files of an attempt could not be made; empty where they were."""
+        try:
+            text = _read(failure_path(result_path(self._folder, attempt)))
+        except OSError:
+            return ""
+        if text is None:
+            return ""
+        self._seen.setdefault(attempt, (0, 0, 0))
+        return text[:MOST_NOTED].decode("utf-8", "replace")
+
+    def planned(self, attempt: Attempt) -> None:
+        """There is a plan of its files."""
+        self._seen.setdefault(attempt, (0, 0, 0))
 
     def forget(self, attempts: Iterable[Attempt]) -> None:
         """These have ended, and that is known elsewhere."""

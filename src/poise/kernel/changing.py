@@ -104,6 +104,7 @@ def to_retry(ledger: Ledger, name: str, bearer: Bearer) -> tuple[Compiled, str]:
         retry_of=job.id,
         secrets=job.secrets,
         notify=job.notify,
+        tree=job.tree,
     )
     return compiled, job.user
 

@@ -1879,6 +1879,7 @@ class Controller:
             generation=unit.generation,
             founded=unit.placed_in if spec.least else 0,
             submitted=job.submitted,
+            tree=job.tree,
             **limits_of(spec),
         )
 

@@ -119,6 +119,7 @@ def job_report(
         remaining=_sum_known(known_run(ledger, unit) for unit in job.units if unit.spec.name in path and not unit.over),
         note=job.note,
         retries=retries_of(unit.spec.retry for unit in job.units) if tasks and job.calls is None else "",
+        tree=job.tree.hash if job.tree is not None else "",
         secrets=tuple(sorted({*job.secrets}.union(*(unit.spec.secrets for unit in job.units)))),
         hold=job.hold and not job.ended,
         calls=_calls_report(job.calls) if job.calls is not None else None,
@@ -535,6 +536,12 @@ def policy_report(ledger: Ledger) -> PolicyReport:
     return PolicyReport(policy=began.policy, asked=began.asked, recipe=began.recipe)
 
 
+HERE = ("", "home")
+"""How nodes have come that see the files of the control plane: by the token of its home, or as long ago as no log says
+by which.
+"""
+
+
 def status_report(
     ledger: Ledger,
     version: str,
@@ -559,6 +566,7 @@ def status_report(
         nodes=len(ledger.nodes),
         lost=sum(node.status == "lost" for node in ledger.nodes.values()),
         held=held,
+        elsewhere=sum(node.status == "up" and node.by not in HERE for node in ledger.nodes.values()),
         fleet=fleet,
         up=up,
         stands_by=behind is not None,

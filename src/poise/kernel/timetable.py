@@ -73,6 +73,7 @@ def compiled(ledger: Ledger, schedule: ScheduleState, turn: Turn) -> Compiled:
         tenant=job.tenant,
         secrets=job.secrets,
         notify=job.notify,
+        tree=job.tree,
     )
 
 

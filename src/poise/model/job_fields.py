@@ -847,6 +847,21 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
     ] = msgspec.field(name="class", default="")
 
 
+class SentSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """Files that a client has sent, in place of `sync: true`."""
+
+    tree: Annotated[
+        str, msgspec.Meta(pattern="^[0-9a-f]{64}$"), Field("SHA-256 of the manifest, in hexadecimal digits.")
+    ]
+    folder: Annotated[str, Field("Folder of the commands, relative to the root of the tree.")] = ""
+    everywhere: Annotated[bool, Field("Use the copy also on nodes that see the original folder.")] = False
+
+
+def _sync(given: str, environ: Mapping[str, str]) -> bool | str:
+    """`--sync` alone sends the working tree of the folder, `--sync=DIR` another one, `--sync=off` none."""
+    return given == "" or (given if given != "off" else False)
+
+
 class JobSpec(TaskSpec, forbid_unknown_fields=True):
     """A whole job: the fields of a task, or `kind: graph` and `tasks`."""
 
@@ -869,6 +884,36 @@ class JobSpec(TaskSpec, forbid_unknown_fields=True):
         Field(
             "Working folder of the commands, relative to the file's folder; by default that folder itself.",
             example="/data/experiment",
+        ),
+    ] = ""
+    sync: Annotated[
+        bool | str | SentSpec | None,
+        Field(
+            "Send the working tree with the job: each attempt runs in its own copy of it. `true`: the Git working tree "
+            "of the folder, or else the folder; a path: that folder. `false`: send nothing. By default, a job from a "
+            "Git working tree sends it if nodes of other machines have joined, and runs in the folder itself on nodes "
+            "that see it.",
+            example="false",
+            form={"anyOf": [{"type": "boolean"}, {"type": "string", "minLength": 1}]},
+            flag=Flag(
+                "--sync",
+                "[=DIR]",
+                "Run in a copy of the working tree, which is sent to the node; =off: do not. "
+                "[default: on nodes of other machines]",
+                reads=_sync,
+            ),
+            calls=False,
+        ),
+    ] = None
+    requirements: Annotated[
+        str,
+        Field(
+            "A lock file in the working tree: `requirements.txt`, `uv.lock` or `pyproject.toml`, relative to its root. "
+            "Each node builds a Python environment from it once; its `python` is first in the PATH of the commands. It "
+            "needs `sync`.",
+            example="requirements.txt",
+            flag=Flag("--requirements", "FILE", "Build a Python environment from this lock file of the working tree."),
+            calls=False,
         ),
     ] = ""
     after: Annotated[
@@ -1025,6 +1070,7 @@ RECORDS: tuple[type[msgspec.Struct], ...] = (
     DeadlineSpec,
     PhaseSpec,
     ArtifactSpec,
+    SentSpec,
 )
 """The records of a job file. The fields of a task are those of a job too."""
 

@@ -14,6 +14,7 @@ from poise.model.deadlines import IfLate
 from poise.model.notices import Notify
 from poise.model.resources import Shape
 from poise.model.tenants import DEFAULT
+from poise.model.trees import Tree
 from poise.units import SECOND
 
 Outcome = Literal[
@@ -314,7 +315,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     `note` is what the user was told when it was submitted, `user` who the client says its user is, for people to read.
     With `calls` its units are workers that serve calls of functions. One on `hold` waits until it is released.
     `retry_of` is the job of which it runs again what was not done. `secrets` are variables of all its units, as sealed
-    texts (`model/secrets.py`). `notify` says who is told of it.
+    texts (`model/secrets.py`). `notify` says who is told of it. With a `tree` its commands run in a copy of
+    files that were sent with it.
     """
 
     id: str
@@ -333,6 +335,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     retry_of: str = ""
     secrets: dict[str, str] = {}
     notify: Notify | None = None
+    tree: Tree | None = None
 
     def sealed_texts(self) -> Iterator[str]:
         """Those of the job and of its units."""

@@ -12,6 +12,7 @@ from poise.model.jobs import Ending, Limits, Speedups
 from poise.model.load import Load, Upkeep
 from poise.model.resources import Node, Shape
 from poise.model.training import Orders, Training
+from poise.model.trees import Tree
 from poise.model.usage import MAX_WINDOWS, Window
 from poise.units import SECOND
 
@@ -37,7 +38,8 @@ class Launch(Limits, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     sent what was last answered: when that runs out, nothing of it runs. A member of an elastic `gang` joins it in a
     `generation`, as `rank` of `world`; `founded` is the epoch in which the gang was placed (0: it is not elastic);
     `first` is the address of the machine of its first member (empty: there is one machine only). Its job was
-    `submitted` then, which tells it from others of that name.
+    `submitted` then, which tells it from others of that name. With a `tree` it runs in a copy of files that it fetches
+    by its `key`.
     """
 
     attempt: Attempt
@@ -64,6 +66,7 @@ class Launch(Limits, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     key: str = ""
     submitted: int = 0
     first: str = ""
+    tree: Tree | None = None
 
     @property
     def orders(self) -> Orders:
@@ -286,6 +289,19 @@ class Exec(msgspec.Struct, frozen=True, tag="exec", kw_only=True, omit_defaults=
     capture: tuple[str, ...] = ()
 
 
+class Get(msgspec.Struct, frozen=True, tag="get", kw_only=True, omit_defaults=True):
+    """Give a file or a folder that an attempt has left, as a tar archive: `path` in its folder, which is `folder` on
+    this node, or in its copy of a tree `within`. What it holds comes as `Said` under this name, at most `CREDIT` bytes
+    before a `Credit`; at its end comes `Left`.
+    """
+
+    name: str
+    attempt: Attempt
+    path: str
+    folder: str = ""
+    within: str = ""
+
+
 class Credit(msgspec.Struct, frozen=True, tag="credit", kw_only=True):
     """So many more bytes of output may come of the command of this name."""
 
@@ -323,7 +339,7 @@ FromAgent = Hello | Report | Beat
 ToAgent = Desired | Acked | Heard
 
 FromConsole = Fed | Said | Left
-ToConsole = Feed | Exec | Credit | Leave
+ToConsole = Feed | Exec | Get | Credit | Leave
 """What a node passes on between people and commands. It changes nothing that the ledger knows."""
 
 ToNode = ToAgent | Kept | Met | ToConsole

@@ -113,7 +113,8 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     `secrets` are names.
     `remaining` is the expected run time of the rest of the critical path; None where a run time in it is unknown.
     `hold`: it is on hold, and what of it has not started does not start.
-    `unnotified` are notices that could not be delivered, each with the reason.
+    `unnotified` are notices that could not be delivered, each with the reason. `tree` is the hash of the files that it
+    brings along.
     """
 
     id: str
@@ -138,6 +139,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     hold: bool = False
     unnotified: dict[str, str] = {}
     captures: tuple[Capture, ...] = ()
+    tree: str = ""
 
 
 JobStatus = Literal["waiting", "pending", "placed", "running", "idle", "done", "failed", "cancelled", "skipped"]
@@ -396,6 +398,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     of the home runs, and it is what another one says, or else the log. One that `stands_by` tells what the one that
     leads has written. `leader` is the address of the one that leads in its place, where it is known. `held` nodes have
     been silent for too long, and are not given up yet: most of the fleet is missing, or nodes are still coming back.
+    `elsewhere` counts nodes that have joined with a token of their own: they see the files of another machine.
     `phases` says how long the phases of its rounds took lately (`view`, `decide`, `wait`, `apply`), and of its commits
     (`append`, `sync`).
     """
@@ -411,6 +414,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     lost: int = 0
     held: int = 0
+    elsewhere: int = 0
     fleet: str = ""
     up: bool = True
     stands_by: bool = False

@@ -44,6 +44,7 @@ from poise.model.job_fields import (
     JobSpec,
     PriorityName,
     ResourcesSpec,
+    SentSpec,
     SplitSpec,
     TaskSpec,
     WorkersSpec,
@@ -76,6 +77,7 @@ from poise.model.secrets import compiled as compiled_secrets
 from poise.model.secrets import size_of
 from poise.model.sweep import check_placeholders, combinations, in_env, in_words, names_of
 from poise.model.tenants import DEFAULT, class_of_tenant
+from poise.model.trees import Tree, is_safe
 from poise.units import (
     SECOND,
     format_cpu,
@@ -153,6 +155,7 @@ class Compiled(NamedTuple):
     secrets: Mapping[str, str] = {}
     recurs: Rule | None = None
     notify: Notify | None = None
+    tree: Tree | None = None
 
     @property
     def all_after(self) -> tuple[tuple[str, ...], ...]:
@@ -183,6 +186,7 @@ class Compiled(NamedTuple):
             retry_of=self.retry_of,
             secrets=dict(self.secrets),
             notify=self.notify,
+            tree=self.tree,
         )
 
 
@@ -267,7 +271,30 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], tenant: str,
         secrets=_job_secrets(top, found) if top.secrets else {},
         recurs=_recurs(top, found),
         notify=compile_notify(top.notify, top.notify_on, "notify", found),
+        tree=_tree(top, found),
     )
+
+
+def _tree(top: JobSpec, found: Findings) -> Tree | None:
+    """The files of the job; None where it brings none. They have no hash until a client has sent them."""
+    if top.requirements and not is_safe(top.requirements):
+        need, hint = "a path in the working tree", "requirements: requirements.txt"
+        found.add(SpecError("the lock file is not in the tree", field="requirements", need=need, hint=hint))
+    if isinstance(top.sync, SentSpec):
+        if top.sync.folder and not is_safe(top.sync.folder):
+            found.add(
+                SpecError("the folder is not in the tree", field="sync.folder", have=ascii(top.sync.folder[:200]))
+            )
+        return Tree(
+            hash=top.sync.tree,
+            folder=top.sync.folder,
+            everywhere=top.sync.everywhere,
+            requirements=top.requirements,
+        )
+    if top.requirements and top.sync is False:
+        what, hint = "the environment is built from a lock file that is sent with the job", "sync: true"
+        found.add(SpecError(what, field="requirements", hint=hint))
+    return Tree(hash="", requirements=top.requirements) if top.sync or top.requirements else None
 
 
 def _recurs(top: JobSpec, found: Findings) -> Rule | None:

@@ -7,7 +7,7 @@ import click
 import msgspec
 import pytest
 
-from poise.cli.asking import asked, asking, merged, note_units, told_as_flags
+from poise.cli.asking import Asking, asked, asking, merged, note_units, told_as_flags
 from poise.cli.main import main
 from poise.errors import SpecError
 from poise.model.job_fields import JobSpec, ResourcesSpec
@@ -57,6 +57,9 @@ def flags_of(*given: str) -> dict[str, Any]:
         ("--node a --node b", "resources", {"node": ["a", "b"]}),
         ("--label zone=eu,us --label spot!=yes", "resources", {"label": {"zone": ["eu", "us"], "spot": ["!yes"]}}),
         ("--no-preempt", "preemptible", False),
+        ("--sync=/else/where", "sync", "/else/where"),
+        ("--sync=", "sync", True),
+        ("--sync=off", "sync", False),
         ("--lease exclusive", "lease", "exclusive"),
         ("--secret A --secret B=@token.txt", "secrets", {"A": None, "B": {"file": "token.txt"}}),
         ("--deadline 30m", "deadline", "30m"),
@@ -65,6 +68,29 @@ def flags_of(*given: str) -> dict[str, Any]:
 )
 def test_a_flag_sets_its_field(given: str, field: str, value: object) -> None:
     assert flags_of(*given.split()) == {field: value}
+
+
+def test_a_flag_whose_value_may_be_left_out_takes_no_other_word() -> None:
+    told: list[tuple[Any, tuple[str, ...]]] = []
+
+    @click.command(cls=Asking)
+    @asking
+    @click.argument("words", nargs=-1)
+    def command(words: tuple[str, ...], **flags: Any) -> None:
+        told.append((asked(flags, {}).get("sync"), words))
+
+    for line in ("--sync job.yaml", "--sync=/d job.yaml", "--name --sync job.yaml", "-- job.yaml --sync", "x --sync y"):
+        command.main(line.split(), standalone_mode=False)
+    assert told == [
+        (True, ("job.yaml",)),
+        ("/d", ("job.yaml",)),
+        (None, ("job.yaml",)),
+        (None, ("job.yaml", "--sync")),
+        (True, ("x", "y")),
+    ]
+    command.allow_interspersed_args = False
+    command.main(["x", "--sync"], standalone_mode=False)
+    assert told[-1] == (None, ("x", "--sync"))
 
 
 def test_every_field_has_a_flag_or_a_reason() -> None:
@@ -77,7 +103,7 @@ def test_every_field_has_a_flag_or_a_reason() -> None:
         "--backoff 1s "
         "--hang 1s --time-limit 1h --interactive --tty --output o "
         "--env A=1 --secret B --sweep a=1,2 --at-most 2 --lease exclusive "
-        "--every 1h --cron * --time-zone UTC --overlap skip "
+        "--every 1h --cron * --time-zone UTC --overlap skip --sync=.. --requirements r.txt "
         "--notify command:x --notify-on end"
     )
     told = flags_of(*examples.split())

@@ -21,7 +21,7 @@ VERBS = {
     "srun hostname": "run",
     "sinfo": "nodes",
     "ps": "ls",
-    "get pods": "ls",
+    "cp j1:out .": "get",
     "describe j1": "show",
     "svc": "services",
     "apply -f x.yaml": "submit",
@@ -93,3 +93,7 @@ def test_what_is_waited_for_runs_once(flags: tuple[str, ...], capsys: pytest.Cap
     assert main(["run", *flags, "--", "true"]) == 125
     assert "`poise submit`, which makes schedules" in capsys.readouterr().err
     assert main(["rm"]) == main(["rm", "j1", "--all"]) == main(["rm", "j1", "--older-than", "7d"]) == 1
+
+
+def test_uninstall_is_no_command_and_names_the_steps() -> None:
+    assert "pip uninstall poise-scheduler" in suggested("uninstall")

@@ -3,6 +3,9 @@
 import asyncio
 import contextlib
 import json
+import shutil
+import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -18,7 +21,9 @@ from poise.control.guard import App
 from poise.control.lifetime import Lifetime
 from poise.control.observers import Observers, Timings
 from poise.control.plane import Plane
+from poise.control.storehouse import Storehouse
 from poise.control.tally import Tally
+from poise.drivers.blobs import Asked, Blobs, answered
 from poise.drivers.security import digest
 from poise.kernel.controller import AddToken, Controller, Settings
 from poise.kernel.ledger import Ledger
@@ -162,6 +167,22 @@ class _Chances(Chances):
         return deadlines.answer(ledger, policy_named("poise"), Settings(), few)
 
 
+class Kept(Storehouse):
+    """Files that are kept here, and not in a process of their own."""
+
+    def __init__(self) -> None:
+        folder = tempfile.mkdtemp(prefix="poise-files-")
+        super().__init__(Path(folder) / "files.db")
+        weakref.finalize(self, shutil.rmtree, folder)
+
+    async def ask(self, deed: str, tenant: str = "", tree: bytes = b"", data: bytes = b"") -> bytes:
+        blobs = Blobs(self.path)
+        try:
+            return answered(blobs, Asked(1, deed, tenant, tree, data))
+        finally:
+            blobs.close()
+
+
 class Desk:
     """Ask the API about a world. `tokens` are secrets: each is known by the name that it was given."""
 
@@ -179,6 +200,7 @@ class Desk:
             Deciders(lambda: self.world.ledger.leader.began, Times()),
             known_as=known_as,
             chances=self.chances,
+            files=Kept(),
         )
 
     def token(self, secret: str, tenant: str, role: Role, *, lasts: int = 0) -> str:

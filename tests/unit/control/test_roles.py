@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from poise.drivers.security import digest, worker_key
@@ -12,6 +13,8 @@ from poise.kernel.ledger.state import job_status
 from poise.model.calls import ATTEMPT
 from poise.model.messages import Attempt
 from poise.model.tenants import Role
+from poise.model.trees import Entry, Manifest
+from poise.model.trees import digest as digest_of
 from poise.testing import World
 from poise.units import SECOND
 from unit.control.desk import OWNER, Answer, Desk
@@ -26,6 +29,11 @@ NEEDS = {
     "GET /v1/whoami": Role.VIEWER,
     "GET /v1/jobs": Role.VIEWER,
     "POST /v1/jobs": Role.SUBMITTER,
+    "POST /v1/files": Role.SUBMITTER,
+    "POST /v1/files/missing": Role.SUBMITTER,
+    "GET /v1/trees/{tree}": Role.SUBMITTER,
+    "POST /v1/trees/{tree}": Role.SUBMITTER,
+    "POST /v1/jobs/{name}/files": Role.SUBMITTER,
     "GET /v1/jobs/{name}": Role.VIEWER,
     "POST /v1/jobs/{name}/cancel": Role.SUBMITTER,
     "POST /v1/cancel": Role.SUBMITTER,
@@ -51,6 +59,7 @@ NEEDS = {
     "POST /v1/nodes/{name}/drain": Role.OPERATOR,
     "POST /v1/nodes/lost": Role.OPERATOR,
     "POST /v1/nodes/lend": Role.OPERATOR,
+    "POST /v1/nodes/jobs": Role.NODE,
     "GET /v1/incidents": Role.VIEWER,
     "GET /v1/incidents/{name}": Role.VIEWER,
     "GET /v1/schedules": Role.VIEWER,
@@ -85,6 +94,9 @@ ENOUGH = {
 }
 """The roles that may do what needs a role."""
 
+WITH_A_KEY = {"POST /v1/attempts/files"}
+"""Routes that take the key of an attempt in place of a token."""
+
 BARE = {
     "GET /v1/schema/openapi.json": Role.VIEWER,
     "STREAM /v1/jobs": Role.SUBMITTER,
@@ -112,6 +124,7 @@ def walk(job: str = "j9") -> Iterator[tuple[str, str, Role]]:
         method, path = route.split()
         path = path.replace("/nodes/{name}", "/nodes/n9").replace("{name}", job).replace("{node}", "n1")
         path = path.replace("{kind}", "job").replace("{tenant}", "zed").replace("{token_id}", "t99")
+        path = path.replace("{tree}", "f" * 64)
         path = path.replace("{capture}", "main.1.capture-1.stacks.svg")
         if path in ("/v1/events", "/v1/audit"):
             path += "?after=0&follow=false"
@@ -124,6 +137,7 @@ def ask(desk: Desk, method: str, path: str, secret: str | None) -> Any:
         "change": b'{"spec": {"priority": "low"}}',
         "input": b"{}",
         "exec": b'{"run": ["true"]}',
+        "files": b'{"path": "out.txt"}',
         "capture": b"{}",
         "remove": b'{"jobs": ["j9"]}',
     }
@@ -134,7 +148,7 @@ def ask(desk: Desk, method: str, path: str, secret: str | None) -> Any:
 def test_every_route_is_in_the_table_and_says_what_it_needs(desk: Desk) -> None:
     document = desk.call("GET", "/v1/schema/openapi.json").value
     routes = {f"{method.upper()} {path}" for path, of in document["paths"].items() for method in of}
-    assert routes == NEEDS.keys() | {"GET /", "GET /healthz", "GET /v1/authority"}
+    assert routes == NEEDS.keys() | {"GET /", "GET /healthz", "GET /v1/authority"} | WITH_A_KEY
 
 
 @pytest.mark.parametrize(
@@ -160,9 +174,10 @@ def test_a_role_is_enough_or_it_is_not(desk: Desk, role: Role) -> None:
     desk.call("DELETE", "/v1/quotas/zed")
 
 
-def test_a_node_offers_itself_and_nothing_else(desk: Desk) -> None:
+def test_a_node_offers_itself_asks_which_jobs_are_gone_and_nothing_else(desk: Desk) -> None:
     allowed = [path for method, path, _ in walk() if ask(desk, method, path, Role.NODE.name).status != 403]
-    assert allowed == ["/v1/channel"]
+    assert allowed == ["/v1/nodes/jobs", "/v1/channel"]
+    assert desk.call("POST", "/v1/nodes/jobs", b'["j1", "j99"]', who=Role.NODE.name).value == ["j99"]
     assert ask(desk, "WEBSOCKET", "/v1/channel", Role.OPERATOR.name).status == 403
 
 
@@ -196,6 +211,34 @@ def test_a_worker_of_calls_shows_the_key_of_its_attempt_before_it_is_heard(desk:
     for secret, attempt in ((None, "j1.main#1"), (OWNER, "j1.main#1"), *((key, other) for other in others)):
         answer = dial(secret, attempt)
         assert (answer.status, answer.code) == (401, "E130"), (secret, attempt)
+
+
+def test_files_are_given_to_the_attempt_whose_key_is_shown(desk: Desk) -> None:
+    sent = b"the file of ann"
+    manifest = Manifest((Entry("f", "file", len(sent), digest_of(sent)),)).encode()
+    tree, bodies = digest_of(manifest), msgspec.msgpack.encode([manifest, sent])
+    assert desk.call("POST", "/v1/files", bodies, who="SUBMITTER").value == {"stored": 2}
+    assert desk.call("POST", f"/v1/trees/{tree.hex()}", tree, who="SUBMITTER").body == b""
+    spec = msgspec.json.encode({"spec": {"run": ["cat", "f"], "sync": {"tree": tree.hex()}}})
+    job = desk.call("POST", "/v1/jobs", spec, who="SUBMITTER").value["job"]
+    desk.world.job("theirs", tenant="bob")
+
+    def ask_for(data: bytes, attempt: str, key: str | None) -> Answer:
+        more = {ATTEMPT: attempt}
+        return desk.call("POST", "/v1/attempts/files", data, who=key, more=more)
+
+    own = Attempt(f"{job}.main", 1)
+    key = worker_key(OWNER, own)
+    assert ask_for(b"", str(own), key).body == tree
+    assert msgspec.msgpack.decode(ask_for(digest_of(sent), str(own), key).body) == [sent]
+    assert ask_for(digest_of(b"another"), str(own), key).status == 404
+    assert ask_for(b"half a hash", str(own), key).status == 422
+    theirs = Attempt("j2.main", 1)
+    assert ask_for(digest_of(sent), str(theirs), worker_key(OWNER, theirs)).status == 404
+    gone = Attempt("j99.main", 1)
+    wrong = [(str(gone), worker_key(OWNER, gone)), (str(theirs), key), (str(own), None), (str(own), OWNER), ("", key)]
+    for attempt, secret in wrong:
+        assert ask_for(digest_of(sent), attempt, secret).status == 401, attempt
 
 
 def test_it_goes_by_the_names_that_it_has_for_others() -> None:

@@ -27,7 +27,7 @@ AT_LARGE = (
     "/v1/changes?after=1",
     "/v1/names/node", "/v1/names/tenant",
     "/v1/names/job?typed=j", "/v1/events?after=0&follow=false", "/v1/events?after=0&follow=false&decisions=true",
-    "/v1/refusals", "/v1/incidents", "/v1/schedules", "/v1/names/schedule", "/metrics",
+    "/v1/refusals", "/v1/incidents", "/v1/schedules", "/v1/names/schedule", "/metrics", f"/v1/trees/{'f' * 64}",
 )  # fmt: skip
 ABOUT_A_JOB = (
     "", "/explanation?all=true", "/deadline", "/unblock", "/logs", "/why-not/n0", "/why-not/n9",
@@ -149,6 +149,7 @@ def test_every_route_that_tells_something_is_asked() -> None:
     asked |= {f"/v1/jobs/{{name}}{part.partition('?')[0]}" for part in ABOUT_A_JOB}
     asked = {re.sub("/n[0-9]$", "/{node}", path) for path in asked}
     asked = {re.sub("/names/[a-z]+$", "/names/{kind}", path) for path in asked}
+    asked = {re.sub("/trees/f+$", "/trees/{tree}", path) for path in asked}
     asked = {re.sub("/captures/.+$", "/captures/{capture}", path) for path in asked}
     telling = {route.split()[1] for route in NEEDS if route.startswith("GET") or route.endswith("/plan")}
     assert asked == telling

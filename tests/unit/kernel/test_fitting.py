@@ -98,6 +98,12 @@ def test_a_node_or_a_label_that_nobody_has() -> None:
             "`labels:` in `devices.yaml` of a machine, or in a fleet file, gives it one",
         ),
         (
+            {"exclude_node": ["hopper", "east-1", "ascend", "elsewhere"]},
+            "exclude_node",
+            "ascend, east-1, hopper",
+            "exclude fewer nodes; `poise nodes` lists all",
+        ),
+        (
             {"node": "hopper", "label": {"zone": "east"}},
             "",
             "",

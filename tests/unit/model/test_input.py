@@ -79,8 +79,8 @@ def launch(output: str, **more: Any) -> Launch:
 
 
 def test_the_name_of_the_file() -> None:
-    assert output_path(launch("")) == ""
-    assert output_path(launch("out/%j.%t.%a.%%r")) == "/data/out/j7.main[3].2.%r"
-    assert output_path(launch("%r", gang="j7.main", rank=3)) == "/data/3"
-    assert output_path(launch("%r", part=4, parts=5)) == "/data/4"
-    assert output_path(launch("/else/where")) == "/else/where"
+    assert output_path(launch(""), "/data") == ""
+    assert output_path(launch("out/%j.%t.%a.%%r"), "/data") == "/data/out/j7.main[3].2.%r"
+    assert output_path(launch("%r", gang="j7.main", rank=3), "/data") == "/data/3"
+    assert output_path(launch("%r", part=4, parts=5), "/copy") == "/copy/4"
+    assert output_path(launch("/else/where"), "/data") == "/else/where"

@@ -183,6 +183,7 @@ class Jobs(Room, dict[str, JobState]):
             retry_of=job.retry_of,
             secrets=job.secrets,
             notify=job.notify,
+            tree=job.tree,
             turns=turns,
         )
         self._index(made)

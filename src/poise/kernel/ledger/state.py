@@ -20,6 +20,7 @@ from poise.model.profiles import Profile
 from poise.model.quotas import Quota
 from poise.model.recurring import Rule
 from poise.model.tenants import DEFAULT, Token
+from poise.model.trees import Tree
 
 NO_WORK = Work()
 
@@ -32,8 +33,8 @@ class JobState(msgspec.Struct, gc=False):
     one more while it is on `hold`: as long as there is any, nothing of it becomes pending. `notified` are the notices
     that are dealt with, each with why it could not be delivered, if so. Of one that serves calls,
     `calls` is the book of them and the units are its workers. Where only so many parts of a task run at once, `turns`
-    is, by task, how many have had their turn beyond the first. `secrets` are sealed. `held_for` is why Poise has put it
-    on hold; empty where a user has.
+    is, by task, how many have had their turn beyond the first. `secrets` are sealed; `tree` is
+    what it brings along. `held_for` is why Poise has put it on hold; empty where a user has.
     """
 
     id: str
@@ -61,6 +62,7 @@ class JobState(msgspec.Struct, gc=False):
     held_for: str = ""
     notify: Notify | None = None
     notified: dict[str, str] = {}
+    tree: Tree | None = None
 
     def sealed_texts(self) -> Iterator[str]:
         """Those of the job and of its units."""

@@ -1,0 +1,308 @@
+"""`poise.agent.prepare PLAN -- COMMAND…`: makes the files of an attempt, and becomes its command.
+
+It runs in place of the command, as the first thing of its attempt: under its limits, with its logs, ended as it would
+be. So an agent that is killed meanwhile changes nothing, and a control plane that is away is waited for. What is wrong
+with the files or the environment ends the attempt with that as the reason; the node is not to blame.
+
+The plan is a file, because it holds the key of the attempt, which neither the command nor other users may see. It is
+removed once it is read. Pieces of files come from the control plane, and each is checked by its hash. They are kept in
+`fetched.db` of the state directory, for all attempts of this node; what is there is not fetched again. The copy of the
+tree is made of them, for this attempt alone: what it writes changes nothing else.
+"""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from poise.config import Home
+from poise.decoding import json_decoder, msgpack_decoder
+from poise.drivers.blobs import DAMAGED, Blobs
+from poise.drivers.environments import Environments
+from poise.drivers.following import Plan, held, make_room
+from poise.drivers.http import Connection
+from poise.drivers.reach import home_at, home_elsewhere, reach
+from poise.errors import ErrorRecord, Fault, PoiseError, Unreachable, from_record
+from poise.model.calls import ATTEMPT
+from poise.model.trees import Entry, cut, decoded, digest
+
+NOT_PREPARED = 125
+"""Exit code where there is no command to become."""
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+
+PATIENCE = 1800.0
+"""Seconds for which a control plane that is away is waited for."""
+
+ASK_SECONDS = 60.0
+PAUSES = 0.1, 5.0
+MOST_ASKED = 2048
+"""Hashes in one question."""
+
+LONG = 2.0
+"""Seconds from which on it is told how long the files took."""
+
+AT_ONCE = 4 * 2**20
+"""Bytes of files that are held in memory at once."""
+
+
+def home_of(plan: Plan) -> Home:
+    """The state directory of the node, and the way to its control plane."""
+    if plan.addresses:
+        return home_elsewhere(Path(plan.root), plan.addresses)
+    return home_at(plan.root, {"POISE_CONTROL": plan.control})
+
+
+class Source:
+    """The control plane, as far as it gives an attempt its files."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._home = home_of(plan)
+        self._attempt, self._key = str(plan.attempt), plan.key
+        self._connection: Connection | None = None
+        self._turn = 0
+
+    def ask(self, data: bytes, alive: "Alive") -> bytes:
+        """Pieces, or where nothing is asked for the hashes of the manifest's. Waits for a control plane that is away.
+        Raises PoiseError.
+        """
+        deadline, pause, refused = time.monotonic() + PATIENCE, PAUSES[0], 0
+        while True:
+            try:
+                return self._ask(data)
+            except OSError as error:
+                failure: PoiseError = Unreachable("no control plane gives the files", have=str(error))
+            except PoiseError as error:
+                failure = error
+                if error.status < 500:  # another one of several may have read more of the log, or hold the files
+                    refused += 1
+                    if refused >= len(self._home.doors):
+                        raise
+            self.close()
+            self._turn += 1
+            if time.monotonic() > deadline:
+                raise failure
+            alive()
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSES[1])
+
+    def _ask(self, data: bytes) -> bytes:
+        if self._connection is None:
+            self._connection = Connection(reach(self._home, ASK_SECONDS, self._turn))
+        headers = {"Authorization": f"Bearer {self._key}", ATTEMPT: self._attempt}
+        headers["Content-Type"] = "application/octet-stream"
+        answer = self._connection.ask("POST", "/v1/attempts/files", headers, data)
+        content = answer.read()
+        if answer.is_last:
+            self.close()
+        if answer.status >= 400:
+            try:
+                raise from_record(_refused.decode(content)["error"], answer.status)
+            except (msgspec.DecodeError, KeyError):
+                raise Fault(f"the control plane answered {answer.status}") from None
+        return content
+
+    def close(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.close()
+            self._connection = None
+
+
+class Alive:
+    """Says that the attempt gets on."""
+
+    def __init__(self, progress: str) -> None:
+        self._progress = progress
+
+    def __call__(self) -> None:
+        if self._progress:
+            with contextlib.suppress(OSError):
+                Path(self._progress).touch()
+
+
+_plan = json_decoder(Plan)
+_refused = json_decoder(dict[str, ErrorRecord])
+_pieces = msgpack_decoder(list[bytes])
+
+
+def prepared(plan: Plan) -> dict[str, str]:
+    """Make the files of an attempt. Returns the variables that its command gets in addition. Raises PoiseError and
+    OSError.
+    """
+    home, alive, begun = home_of(plan), Alive(plan.progress), time.monotonic()
+    blobs = Blobs(home.fetched)
+    try:
+        entries = fetched(blobs, plan, Source(plan), alive)
+        held(Path(plan.folder))
+        make_room(home.work, sum(entry.size for entry in entries))
+        written(blobs, entries, Path(plan.folder), alive)
+    finally:
+        blobs.close()
+    if (took := time.monotonic() - begun) > LONG:
+        say(f"{len(entries)} files were fetched and copied, in {took:.1f} s")
+    if not plan.tree.requirements:
+        return {}
+    environments = Environments(home.environments, alive=alive, say=say)
+    return environments.ensure(Path(plan.folder), plan.tree.requirements, plan.tree.hash)
+
+
+def fetched(blobs: Blobs, plan: Plan, source: Source, alive: Alive) -> tuple[Entry, ...]:
+    """What the tree of an attempt consists of, once all its pieces are here."""
+    tree = bytes.fromhex(plan.tree.hash)
+    if not blobs.has("", tree):
+        blobs.shrink()
+        pieces = source.ask(b"", alive)
+        _fetch(blobs, source, list(cut(pieces)), alive)
+        missing = blobs.register("", tree, pieces)
+        if missing:
+            _fetch(blobs, source, missing, alive)
+            missing = blobs.register("", tree, pieces)
+        if missing:
+            raise Fault("files of the job were removed while they were fetched", code=DAMAGED, field="sync")
+    source.close()
+    return decoded(b"".join(blobs.get("", list(cut(blobs.pieces_of("", tree)))))).entries
+
+
+def _fetch(blobs: Blobs, source: Source, wanted: Sequence[bytes], alive: Alive) -> None:
+    left = blobs.missing("", wanted)
+    while left:
+        few = left[:MOST_ASKED]
+        try:
+            given = _pieces.decode(source.ask(b"".join(few), alive))
+        except msgspec.DecodeError as error:
+            raise Fault(f"the control plane gave no pieces: {error}", code=DAMAGED) from None
+        if not given or any(digest(data) != one for one, data in zip(few, given, strict=False)):
+            raise Fault("the control plane gave another piece than it was asked for", code=DAMAGED, field="sync")
+        blobs.put("", given)
+        left = left[len(given) :]
+        alive()
+
+
+def written(blobs: Blobs, entries: Sequence[Entry], folder: Path, alive: Alive) -> None:
+    """Make the tree in a folder. No path is followed through a link, whoever makes one there meanwhile; what is there
+    already, which only the log of the attempt can be, stays. Raises OSError and PoiseError.
+    """
+    with _Folders(folder) as folders:
+        for few in _together(entries):
+            hashes = list(dict.fromkeys(piece for entry in few for piece in entry.hashes()))
+            contents = (
+                dict(zip(hashes, blobs.get("", hashes), strict=True)) if sum(e.size for e in few) <= AT_ONCE else {}
+            )
+            for entry in few:
+                _write(blobs, contents, entry, folders)
+            alive()
+        for entry in entries:
+            if entry.kind == "folder":
+                folders.of(entry.path + "/")
+            elif entry.kind == "link":
+                parent, name = folders.of(entry.path), entry.path.rpartition("/")[2]
+                with contextlib.suppress(FileExistsError):
+                    os.symlink(entry.target, name, dir_fd=parent)
+
+
+def _together(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Files in groups of a size that memory holds; a large one is alone."""
+    group: list[Entry] = []
+    size = 0
+    for entry in entries:
+        if entry.kind not in ("file", "program"):
+            continue
+        if group and (size + entry.size > AT_ONCE or len(group) >= MOST_ASKED):
+            yield group
+            group, size = [], 0
+        group.append(entry)
+        size += entry.size
+    if group:
+        yield group
+
+
+def _write(blobs: Blobs, contents: dict[bytes, bytes], entry: Entry, folders: "_Folders") -> None:
+    parent, name = folders.of(entry.path), entry.path.rpartition("/")[2]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        file = os.open(name, flags, 0o755 if entry.kind == "program" else 0o644, dir_fd=parent)
+    except FileExistsError:
+        return
+    try:
+        for piece in entry.hashes():
+            data = memoryview(contents[piece] if contents else blobs.get("", [piece])[0])
+            while data:
+                data = data[os.write(file, data) :]
+    finally:
+        os.close(file)
+
+
+class _Folders:
+    """The folders of a tree, opened one below the other; none of them is a link."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._open: list[tuple[str, int]] = [("", os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))]
+
+    def of(self, path: str) -> int:
+        """The folder that holds a path."""
+        wanted = path.split("/")[:-1]
+        depth = 0
+        while depth < len(wanted) and depth + 1 < len(self._open) and self._open[depth + 1][0] == wanted[depth]:
+            depth += 1
+        while len(self._open) > depth + 1:
+            os.close(self._open.pop()[1])
+        for part in wanted[depth:]:
+            above = self._open[-1][1]
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, 0o755, dir_fd=above)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._open.append((part, os.open(part, flags, dir_fd=above)))
+        return self._open[-1][1]
+
+    def __enter__(self) -> "_Folders":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _name, file in self._open:
+            os.close(file)
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"poise: {text}\n")
+    sys.stderr.flush()
+
+
+def _fail(plan: Plan, why: str) -> int:
+    say(why)
+    with contextlib.suppress(OSError):
+        Path(plan.failure).write_text(why)
+    return NOT_PREPARED
+
+
+def main() -> int:
+    path, command = Path(sys.argv[1]), sys.argv[3:]
+    try:
+        plan = _plan.decode(path.read_bytes())
+    except FileNotFoundError:
+        say("the node could not say which files the job has: its disk is full")
+        return NOT_PREPARED
+    path.unlink()
+    try:
+        more = prepared(plan)
+        os.chdir(f"{plan.folder}/{plan.tree.folder}")
+    except PoiseError as error:
+        told = error.record
+        rest = "; ".join(part for part in (told.have, told.hint) if part)
+        return _fail(plan, f"{told.code}: {told.message}{f' ({rest})' if rest else ''}")
+    except OSError as error:
+        return _fail(plan, f"the files of the job cannot be made here: {error}")
+    environment = dict(os.environ) | more
+    try:
+        os.execvpe(command[0], command, environment)  # noqa: S606 — what the user asks for
+    except FileNotFoundError:
+        say(f"{command[0]}: no such command")
+        return NOT_FOUND
+    except OSError as error:
+        say(f"{command[0]}: {error.strerror}")
+        return NOT_EXECUTABLE

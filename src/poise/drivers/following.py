@@ -1,0 +1,115 @@
+"""The folder of an attempt that brings its files along, and the plan by which `poise.agent.prepare` fills it."""
+
+import fcntl
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import msgspec
+
+from poise.config import Home
+from poise.drivers.tellings import failure_path, plan_path
+from poise.drivers.whole import write_whole
+from poise.model.messages import Attempt, Launch
+from poise.model.trees import Tree
+
+SPARE = 20
+"""The part of the disk that copies leave free: a twentieth."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where the attempt finds the control plane, by which key, and where its files go. `failure` is the file for why
+    they could not be made, `progress` the one that is touched meanwhile (empty: none).
+    """
+
+    attempt: Attempt
+    tree: Tree
+    key: str
+    folder: str
+    root: str
+    failure: str
+    addresses: str = ""
+    control: str = ""
+    progress: str = ""
+
+
+PREPARE = (
+    "import os, sys; sys.path[:] = sys.argv.pop(1).split(os.pathsep); "
+    "from poise.agent.prepare import main; sys.exit(main())"
+)
+"""Runs `poise.agent.prepare`, isolated: the folder of the attempt and variables of the job may name modules too."""
+
+
+def work_folder(home: Home, attempt: Attempt) -> Path:
+    """The copy of the working tree of an attempt."""
+    job, _, task = attempt.task.partition(".")
+    return home.work / job / f"{task}.{attempt.epoch}"
+
+
+def held(folder: Path) -> None:
+    """Hold the copy of an attempt for as long as this process, and what it starts, are there."""
+    file = os.open(f"{folder}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(file, fcntl.LOCK_SH)
+    os.set_inheritable(file, True)
+
+
+def make_room(work: Path, size: int) -> None:
+    """Remove the oldest copies of attempts that have ended, until there is room for `size` more bytes beside a
+    twentieth of the disk.
+    """
+
+    def is_enough() -> bool:
+        disk = shutil.disk_usage(work)
+        return disk.free - size >= disk.total // SPARE
+
+    if is_enough():
+        return
+    locks = [(path.stat().st_mtime, path) for path in work.glob("*/*.lock")]
+    for _, path in sorted(locks):
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(file)
+        if is_enough():
+            return
+
+
+def planned(home: Home, launch: Launch, key: str, result: str) -> tuple[str, ...]:
+    """Write the plan of an attempt. Returns the folder of its command, and what goes before the command. A disk that is
+    full is told by the attempt, which finds no plan.
+    """
+    if launch.tree is None:
+        raise AssertionError("a launch without files has no plan")
+    folder = work_folder(home, launch.attempt)
+    inner = folder / launch.tree.folder
+    plan = Plan(
+        attempt=launch.attempt,
+        tree=launch.tree,
+        key=key,
+        folder=str(folder),
+        root=str(home.root),
+        failure=failure_path(result),
+        addresses=home.addresses,
+        control=os.environ.get("POISE_CONTROL", ""),
+        progress=result.removesuffix(".json") + ".progress" if launch.hang else "",
+    )
+    try:
+        inner.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(Path(plan_path(result)), msgspec.json.encode(plan), mode=0o600)
+    except OSError:
+        inner = home.root
+    return str(inner), sys.executable, "-I", "-c", PREPARE, _import_path(), plan_path(result), "--"
+
+
+def _import_path() -> str:
+    """Where this agent finds its modules, but for the folder in which it was started."""
+    here = str(Path(__file__).resolve().parents[2])
+    others = [place for place in sys.path if place not in ("", here, str(Path.cwd()))]
+    return os.pathsep.join([here, *others])

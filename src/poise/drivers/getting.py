@@ -1,0 +1,181 @@
+"""What attempts have left on a node, given to whoever may ask for it: one tar archive, piece by piece.
+
+A path is followed name by name from the folder of the attempt, and never through a link: what a command has left there
+cannot lead to files elsewhere. A link itself is in the archive, if it stays in it. A file is read as far as it reached
+when it was opened; one that shrinks meanwhile is filled up, because its size has been told already.
+"""
+
+import asyncio
+import contextlib
+import os
+import stat
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from poise.config import Home
+from poise.drivers.following import work_folder
+from poise.drivers.keeper import CREDIT
+from poise.model.messages import Credit, FromConsole, Get, Leave, Left, Said, ToConsole
+from poise.model.trees import is_safe
+
+GONE, UNREADABLE = 66, 74
+"""Exit codes (of sysexits.h): there is no such path; it cannot be read."""
+
+AT_ONCE = 64 * 1024
+MOST_ENTRIES = 1_000_000
+BLOCK = 512
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class GoneError(Exception):
+    """There is no such path."""
+
+
+class Giving:
+    """What is being given; `say` sends it on."""
+
+    def __init__(self, home: Home, say: Callable[[FromConsole], None]) -> None:
+        self._home = home
+        self._say = say
+        self._under_way: dict[str, _Given] = {}
+
+    def takes(self, message: ToConsole) -> bool:
+        """Whether a message is about what is given here; it is then seen to."""
+        if isinstance(message, Get):
+            given = self._under_way[message.name] = _Given(message.name, self._pieces(message), self._say)
+            given.task = asyncio.get_running_loop().create_task(given.run())
+            given.task.add_done_callback(lambda _: self._under_way.pop(message.name, None))
+            return True
+        if not isinstance(message, Credit | Leave) or message.name not in self._under_way:
+            return False
+        given = self._under_way[message.name]
+        if isinstance(message, Credit):
+            given.credit += message.bytes
+            given.more.set()
+        elif given.task is not None:
+            given.task.cancel()
+        return True
+
+    def leave_all(self) -> None:
+        """Nobody waits for any of it."""
+        for given in self._under_way.values():
+            if given.task is not None:
+                given.task.cancel()
+
+    def _pieces(self, get: Get) -> Iterator[bytes]:
+        copy = work_folder(self._home, get.attempt)
+        inner = f"{get.within}/{get.path}" if get.within and copy.is_dir() else get.path
+        return archive(copy if copy.is_dir() else Path(get.folder or "/"), os.path.normpath(inner))
+
+
+class _Given:
+    """One archive, as far as there is credit for it."""
+
+    def __init__(self, name: str, pieces: Iterator[bytes], say: Callable[[FromConsole], None]) -> None:
+        self.name = name
+        self.credit = CREDIT
+        self.more = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+        self._pieces = pieces
+        self._say = say
+
+    async def run(self) -> None:
+        left = Left(name=self.name, code=0)
+        try:
+            while (piece := await asyncio.to_thread(next, self._pieces, None)) is not None:
+                while self.credit <= 0:
+                    self.more.clear()
+                    await self.more.wait()
+                self.credit -= len(piece)
+                self._say(Said(name=self.name, stream="out", data=piece))
+        except GoneError as error:
+            left = Left(name=self.name, code=GONE, note=str(error))
+        except OSError as error:
+            left = Left(name=self.name, code=UNREADABLE, note=f"it cannot be read: {error.strerror or error}")
+        self._say(left)
+
+
+def archive(folder: Path, path: str) -> Iterator[bytes]:
+    """A file or a folder below a folder, as pieces of a tar archive. Raises GoneError, and OSError."""
+    if path != "." and not is_safe(path):
+        raise GoneError("a path leads out of the folder of the job")
+    try:
+        top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        raise GoneError("the node has no files of this attempt") from None
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, top)
+        *above, name = path.split("/")
+        try:
+            for part in above:
+                top = os.open(part, _FOLDER, dir_fd=top)
+                stack.callback(os.close, top)
+            state = os.stat(name, dir_fd=top, follow_symlinks=False)
+        except OSError:
+            raise GoneError("the node has no such file, or it is behind a link") from None
+        yield from _together(_entries(top, name, name, state, [0]))
+
+
+def _together(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Small pieces in one, and the end of the archive."""
+    waiting = bytearray()
+    for piece in pieces:
+        waiting += piece
+        while len(waiting) >= AT_ONCE:
+            yield bytes(waiting[:AT_ONCE])
+            del waiting[:AT_ONCE]
+    yield bytes(waiting) + bytes(2 * BLOCK)
+
+
+def _entries(parent: int, name: str, shown: str, state: os.stat_result, count: list[int]) -> Iterator[bytes]:
+    """An entry of a folder, and all below it."""
+    count[0] += 1
+    if count[0] > MOST_ENTRIES:
+        raise OSError(f"there are more than {MOST_ENTRIES} files")
+    info = tarfile.TarInfo(shown)
+    info.mode, info.mtime = stat.S_IMODE(state.st_mode) & 0o777, int(state.st_mtime)
+    if stat.S_ISREG(state.st_mode):
+        yield from _of_file(parent, name, info)
+    elif stat.S_ISLNK(state.st_mode):
+        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=parent)
+        yield _head(info)
+    elif stat.S_ISDIR(state.st_mode):
+        info.type = tarfile.DIRTYPE
+        yield _head(info)
+        folder = os.open(name, _FOLDER if name != "." else os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            for inner in sorted(os.listdir(folder)):  # noqa: PTH208 — a folder that is open
+                try:
+                    found = os.stat(inner, dir_fd=folder, follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                yield from _entries(folder, inner, f"{shown}/{inner}", found, count)
+        finally:
+            os.close(folder)
+
+
+def _of_file(parent: int, name: str, info: tarfile.TarInfo) -> Iterator[bytes]:
+    try:
+        file = os.open(name, _FILE, dir_fd=parent)
+    except FileNotFoundError:
+        return
+    try:
+        state = os.fstat(file)
+        if not stat.S_ISREG(state.st_mode):
+            return
+        left = info.size = state.st_size
+        yield _head(info)
+        while left:
+            data = os.read(file, min(AT_ONCE, left)) or bytes(min(AT_ONCE, left))
+            left -= len(data)
+            yield data
+        yield bytes(-info.size % BLOCK)
+    finally:
+        os.close(file)
+
+
+def _head(info: tarfile.TarInfo) -> bytes:
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
