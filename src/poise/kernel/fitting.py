@@ -173,6 +173,11 @@ def _nowhere(nodes: Sequence[Node], unit: Unit) -> SpecError:
         if label and not any(node.label(label) for node in nodes):
             message, field, have = f"`{unit.name}`: no node has a label `{label}`", name, ""
             hint = f"`--{name} node`; `poise nodes -o wide` shows all labels"
+    if field == "resources" and (out := [name for name in names if name in where.without]):
+        without = msgspec.structs.replace(where, without=())
+        if any(without.admits(node) for node in nodes):
+            message, field = f"`{unit.name}`: every node that it could run on is excluded", "exclude_node"
+            have, hint = some(out, FEW), "exclude fewer nodes; `poise nodes` lists all"
     at = "resources" if field == "resources" else f"resources.{field}"
     return SpecError(message, code="E110", field=at, need=where.describe(), have=have, hint=hint)
 
