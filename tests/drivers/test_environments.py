@@ -78,7 +78,8 @@ def test_an_environment_without_packages_is_built_once_and_is_read_only(
 ) -> None:
     (tmp_path / "r.txt").write_text("# nothing\n")
     half = tmp_path / "environments" / key(tmp_path, "r.txt") / "half"
-    half.mkdir(parents=True)  # whoever built it was killed
+    half.mkdir(parents=True)
+    (half.parent / ".complete").write_text("/another/home")  # the state directory was moved
     said: list[str] = []
     made = Environments(tmp_path / "environments", say=said.append)
     first = made.ensure(tmp_path, "r.txt", "t1")

@@ -399,6 +399,17 @@ def test_the_job_is_told_where_in_the_tree_it_runs(tree: Path) -> None:
             wanted.look(tree.parent / "state")
 
 
+def test_full_paths_of_files_of_the_tree_lead_to_the_copy(tree: Path) -> None:
+    """As the path of a script with directives does."""
+    made(tree, sub__a="1", top="2", out__log="3", **{".gitignore": "out\n"})
+    words = ["sh", f"{tree}/sub/a", f"{tree}/top", f"{tree}/out/log", "/bin/sh", f"{tree}/sub", 3]
+    spec = {"run": words, "folder": str(tree / "sub"), "sync": ".."}
+    wanted = brought(spec, remote=False)
+    assert wanted is not None
+    told = wanted.told(spec, wanted.look(tree.parent / "state"))
+    assert told["run"] == ["sh", "./a", "../top", f"{tree}/out/log", "/bin/sh", f"{tree}/sub", 3]
+
+
 def test_only_what_is_missing_is_sent_and_an_unchanged_tree_is_one_question(tree: Path) -> None:
     made(tree, a="1", b="2")
     store = Blobs(tree.parent / "files.db")

@@ -120,6 +120,12 @@ def test_a_working_tree_runs_where_nothing_is_shared(far: Far) -> None:
     job = far.living.client().submit({"run": [sys.executable, "main.py"], "folder": str(far.tree / "sub")})
     assert far.living.client().wait(job, PATIENCE).exit_code == 0, far.messages()
     assert far.output(job) == f"two {far.home.work / job / 'main.1' / 'sub'}\n"
+    far.file("sub/job.sh", "#!/bin/sh\n#POISE sync=true\ncat ../lib/name.py\n")
+    done = far.poise("run", "sub/job.sh", "--sync")  # what follows the script is the script's
+    assert (done.code, done.text) == (1, ""), "the script runs in the folder where it was typed"
+    done = far.poise("run", "--", "sh", "-c", "cd sub && sh job.sh")
+    assert done.text == "WHO = 'two'\n", "a Git working tree goes along by default"
+    (far.tree / "lib" / "name.py").unlink()
 
 
 def test_a_kill_of_agent_and_control_plane_in_between_loses_nothing(far: Far) -> None:

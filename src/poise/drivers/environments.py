@@ -62,7 +62,7 @@ class Environments:
         self._remove_old(key)
         place = self._folder / key
         with self._locked(place):
-            if not (place / MARK).exists():
+            if not _is_whole(place):
                 self._build(place, path, lock_file)
             (place / MARK).touch()
         return {"VIRTUAL_ENV": str(place), "PATH": f"{place}/bin:{os.environ.get('PATH', os.defpath)}"}
@@ -73,10 +73,10 @@ class Environments:
         file = os.open(f"{place}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             while True:
-                is_built = (place / MARK).exists()
+                is_built = _is_whole(place)
                 with contextlib.suppress(BlockingIOError):
                     fcntl.flock(file, (fcntl.LOCK_SH if is_built else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-                    if is_built <= (place / MARK).exists():  # else it was removed in between
+                    if is_built <= _is_whole(place):  # else it was removed in between
                         break
                 self._alive()
                 time.sleep(LOOK_SECONDS)
@@ -116,7 +116,7 @@ class Environments:
         wanted.unlink(missing_ok=True)
         for folder, _, _ in os.walk(place):
             Path(folder).chmod(0o555 if folder != str(place) else 0o755)
-        (place / MARK).touch()
+        (place / MARK).write_text(str(place))
         self._say(f"the environment is built, in {time.monotonic() - begun:.1f} s")
 
     def _run(self, command: list[str], folder: Path | None) -> None:
@@ -171,6 +171,14 @@ class Environments:
                 continue
             finally:
                 os.close(file)
+
+
+def _is_whole(place: Path) -> bool:
+    """Whether an environment was built to its end, and in this place: it does not work in another one."""
+    try:
+        return (place / MARK).read_text() == str(place)
+    except OSError:
+        return False
 
 
 def _remove(place: Path) -> None:

@@ -155,6 +155,12 @@ class Snapshot:
     def hash(self) -> str:
         return self._known or digest(self.manifest).hex()
 
+    def holds(self, path: str) -> bool:
+        """Whether a file, or a link, is in it at this path below its root."""
+        above, _, name = path.rpartition("/")
+        folder = self.folders.get(f"{above}/" if above else "")
+        return folder is not None and name in folder.entries
+
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
         """Everything in it, by path."""
@@ -251,9 +257,7 @@ class Brought(NamedTuple):
         for start in (self.folder, self.root):
             path = os.path.normpath(start / self.requirements)
             below = os.path.relpath(path, snapshot.root)
-            above, _, name = below.rpartition("/")
-            folder = snapshot.folders.get(f"{above}/" if above else "")
-            if folder is not None and name in folder.entries:
+            if snapshot.holds(below):
                 return below
         return None
 
@@ -262,8 +266,22 @@ class Brought(NamedTuple):
         inside = self.folder.is_relative_to(snapshot.root)
         below = str(self.folder.relative_to(snapshot.root)) if inside else "."
         sent = {"tree": snapshot.hash, "folder": "" if below == "." else below, "everywhere": self.everywhere}
-        more = {"requirements": self.lock_file(snapshot)} if self.requirements else {}
+        more: dict[str, Any] = {"requirements": self.lock_file(snapshot)} if self.requirements else {}
+        if isinstance(spec.get("run"), list):
+            more["run"] = [self._word(word, snapshot) for word in spec["run"]]
         return {**spec, "sync": sent, **more}
+
+    def _word(self, word: Any, snapshot: Snapshot) -> Any:
+        """A word of the command; the full path of a file of the tree becomes one that leads to the copy."""
+        if not isinstance(word, str) or not word.startswith("/"):
+            return word
+        above, _, name = word.rpartition("/")
+        path = f"{os.path.realpath(above or '/')}/{name}"
+        start = self.folder if self.folder.is_relative_to(snapshot.root) else snapshot.root
+        if not snapshot.holds(os.path.relpath(path, snapshot.root)):
+            return word
+        near = os.path.relpath(path, start)
+        return near if "/" in near else f"./{near}"
 
 
 def brought(spec: Mapping[str, Any], *, remote: bool) -> Brought | None:

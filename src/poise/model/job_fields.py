@@ -859,7 +859,7 @@ class SentSpec(msgspec.Struct, forbid_unknown_fields=True):
 
 def _sync(given: str, environ: Mapping[str, str]) -> bool | str:
     """`--sync` alone sends the working tree of the folder, `--sync=DIR` another one, `--sync=off` none."""
-    return given == "" or (given if given != "off" else False)
+    return {"": True, "true": True, "off": False, "false": False}.get(given, given)
 
 
 class JobSpec(TaskSpec, forbid_unknown_fields=True):

@@ -60,6 +60,7 @@ def flags_of(*given: str) -> dict[str, Any]:
         ("--sync=/else/where", "sync", "/else/where"),
         ("--sync=", "sync", True),
         ("--sync=off", "sync", False),
+        ("--sync=true", "sync", True),
         ("--lease exclusive", "lease", "exclusive"),
         ("--secret A --secret B=@token.txt", "secrets", {"A": None, "B": {"file": "token.txt"}}),
         ("--deadline 30m", "deadline", "30m"),
