@@ -699,11 +699,10 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
         return found
 
     def following(launch: Launch, result: str) -> tuple[str, ...]:
-        """Without files of its own it runs in the folder that it names, as does what was sent from this machine."""
-        if launch.tree is None or (home.elsewhere is None and not launch.tree.everywhere):
-            return ()
-        keepers.tellings.planned(launch.attempt)
-        return planned(home, launch, launch.key or worker_key(token, launch.attempt), result)
+        made = planned(home, launch, launch.key or worker_key(token, launch.attempt), result)
+        if made:
+            keepers.tellings.planned(launch.attempt)
+        return made
 
     keepers = Keepers(
         folder / "keepers",

@@ -82,11 +82,12 @@ def make_room(work: Path, size: int) -> None:
 
 
 def planned(home: Home, launch: Launch, key: str, result: str) -> tuple[str, ...]:
-    """Write the plan of an attempt. Returns the folder of its command, and what goes before the command. A disk that is
-    full is told by the attempt, which finds no plan.
+    """Write the plan of an attempt. Returns the folder of its command, and what goes before the command; nothing for an
+    attempt that runs in the folder that it names: it brings no files, or it was submitted where this node sees that
+    folder. A disk that is full is told by the attempt, which finds no plan.
     """
-    if launch.tree is None:
-        raise AssertionError("a launch without files has no plan")
+    if launch.tree is None or (home.elsewhere is None and not launch.tree.everywhere):
+        return ()
     folder = work_folder(home, launch.attempt)
     inner = folder / launch.tree.folder
     plan = Plan(

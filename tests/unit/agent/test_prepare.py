@@ -11,7 +11,7 @@ import pytest
 
 from poise.agent import prepare
 from poise.agent.prepare import Alive, Source, fetched, written
-from poise.config import Home
+from poise.config import Address, Home
 from poise.drivers.blobs import Blobs
 from poise.drivers.following import Plan, held, make_room, planned
 from poise.errors import Fault, SpecError
@@ -170,7 +170,7 @@ def test_it_becomes_the_command_and_imports_nothing_of_the_job(tmp_path: Path) -
         argv=("sh", "-c", "cat f; echo $PWD $WHO"),
         shape=Shape(),
         slots=1,
-        tree=Tree(hash=digest(manifest).hex(), folder="sub"),
+        tree=Tree(hash=digest(manifest).hex(), folder="sub", everywhere=True),
     )
     result = tmp_path / "j1.main.1.json"
     folder, *first = planned(Home(tmp_path / "home"), launch, "key", str(result))
@@ -181,3 +181,15 @@ def test_it_becomes_the_command_and_imports_nothing_of_the_job(tmp_path: Path) -
     assert not Path(first[-2]).exists(), "the key is gone once it is read"
     again = subprocess.run([*first, "true"], cwd=folder, env=environ, capture_output=True, text=True)
     assert again.returncode == prepare.NOT_PREPARED
+
+
+def test_where_the_folder_is_seen_it_runs_there_unless_the_copy_counts_everywhere(tmp_path: Path) -> None:
+    here, there = Home(tmp_path), Home(tmp_path, Address("head", 7718, "a" * 64))
+    for home, tree, is_copied in (
+        (here, None, False),
+        (here, Tree(hash="0" * 64), False),
+        (here, Tree(hash="0" * 64, everywhere=True), True),
+        (there, Tree(hash="0" * 64), True),
+    ):
+        launch = Launch(attempt=Attempt("j1.main", 1), argv=("true",), shape=Shape(), slots=1, tree=tree)
+        assert bool(planned(home, launch, "key", str(tmp_path / "j1.main.1.json"))) == is_copied
