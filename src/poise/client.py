@@ -197,7 +197,7 @@ class Client:
 
     def _with_files(self, spec: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
         """The job, with its working tree sent if it is to bring it along. Raises SpecError for what cannot be sent."""
-        from poise.drivers.worktree import brought  # here, since most jobs bring no files
+        from poise.drivers.bringing import brought  # here, since most commands submit nothing
 
         wanted = brought(spec, remote=isinstance(self.home.elsewhere, Address))
         if wanted is None or (wanted.by_default and not wanted.everywhere and not self.status().elsewhere):

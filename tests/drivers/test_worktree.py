@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from poise.drivers import worktree
 from poise.drivers.blobs import Asked, Blobs, answered
+from poise.drivers.bringing import brought, tree_root
 from poise.drivers.ignores import deciding, rules_of
-from poise.drivers.worktree import Snapshot, brought, look, sending, tree_root
+from poise.drivers.worktree import Snapshot, look, sending
 from poise.errors import Conflict, SpecError
 from poise.model.trees import PIECE, digest
 

@@ -5,7 +5,6 @@ so equal trees have equal names, and whoever receives a piece or a manifest can 
 and is not trusted: `checked` refuses each path that could lead out of the folder in which the tree is made.
 """
 
-import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -83,6 +82,8 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
 
 def digest(data: bytes) -> bytes:
     """The hash of a piece."""
+    import hashlib  # OpenSSL comes with it, and each command imports this module
+
     return hashlib.sha256(data).digest()
 
 

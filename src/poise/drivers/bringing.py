@@ -1,0 +1,92 @@
+"""Which working tree a job brings along. Each submission asks, so this module is small."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from poise.errors import SpecError
+
+if TYPE_CHECKING:
+    from poise.drivers.worktree import Snapshot
+
+CODE = "E141"
+
+
+class Brought(NamedTuple):
+    """What a job is to bring along: the folder `root`, in which its commands run in `folder`; where it was not asked
+    for, `by_default`. It is used `everywhere`, or only on nodes that do not see the folder itself.
+    """
+
+    root: Path
+    folder: Path
+    everywhere: bool
+    by_default: bool
+    requirements: str
+
+    def look(self, state: Path) -> "Snapshot":
+        """The tree as it is now. Raises SpecError, also where the lock file is not in it."""
+        from poise.drivers.worktree import look  # here, since most jobs bring no files
+
+        snapshot = look(self.root, state)
+        if self.requirements and self.lock_file(snapshot) is None:
+            need, hint = "a file of the working tree that is not left out", "--requirements requirements.txt"
+            what, have = "the lock file is not in the working tree", self.requirements
+            raise SpecError(what, code=CODE, field="requirements", need=need, have=have, hint=hint)
+        return snapshot
+
+    def lock_file(self, snapshot: "Snapshot") -> str | None:
+        """Its path below the root: it is looked for in the folder of the job, then at the root."""
+        for start in (self.folder, self.root):
+            path = os.path.normpath(start / self.requirements)
+            below = os.path.relpath(path, snapshot.root)
+            if snapshot.holds(below):
+                return below
+        return None
+
+    def told(self, spec: dict[str, Any], snapshot: "Snapshot") -> dict[str, Any]:
+        """The job with the tree that was sent."""
+        inside = self.folder.is_relative_to(snapshot.root)
+        below = str(self.folder.relative_to(snapshot.root)) if inside else "."
+        sent = {"tree": snapshot.hash, "folder": "" if below == "." else below, "everywhere": self.everywhere}
+        more: dict[str, Any] = {"requirements": self.lock_file(snapshot)} if self.requirements else {}
+        if isinstance(spec.get("run"), list):
+            more["run"] = [self._word(word, snapshot) for word in spec["run"]]
+        return {**spec, "sync": sent, **more}
+
+    def _word(self, word: Any, snapshot: "Snapshot") -> Any:
+        """A word of the command; the full path of a file of the tree becomes one that leads to the copy."""
+        if not isinstance(word, str) or not word.startswith("/"):
+            return word
+        above, _, name = word.rpartition("/")
+        path = f"{os.path.realpath(above or '/')}/{name}"
+        start = self.folder if self.folder.is_relative_to(snapshot.root) else snapshot.root
+        if not snapshot.holds(os.path.relpath(path, snapshot.root)):
+            return word
+        near = os.path.relpath(path, start)
+        return near if "/" in near else f"./{near}"
+
+
+def brought(spec: Mapping[str, Any], *, remote: bool) -> Brought | None:
+    """What a job is to bring along, as it says itself; else by default its Git working tree. `remote`: the control
+    plane is on another machine. None where it brings nothing.
+    """
+    sync, requirements, folder = spec.get("sync"), spec.get("requirements"), spec.get("folder")
+    by_default = sync is None and not requirements
+    if sync is False or not isinstance(sync, bool | str | None) or (by_default and not folder):
+        return None
+    if by_default and (spec.get("serves") or spec.get("calls")):
+        return None
+    if not isinstance(requirements, str | None) or not isinstance(folder, str | None) or "\0" in f"{sync}{folder}":
+        return None  # whoever compiles it says what is wrong
+    place = Path(folder or ".").expanduser().resolve()
+    if isinstance(sync, str):
+        root: Path | None = (place / Path(sync).expanduser()).resolve()
+    else:
+        root = tree_root(place) or (None if by_default else place)
+    return None if root is None else Brought(root, place, remote or not by_default, by_default, requirements or "")
+
+
+def tree_root(folder: Path) -> Path | None:
+    """The top of the Git working tree that a folder is in; None where it is in none."""
+    return next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
