@@ -211,6 +211,12 @@ class Client:
             except Conflict:
                 if not left:
                     raise
+            except SpecError as error:
+                if not wanted.by_default:
+                    raise
+                told = "; ".join(f"{one.message}: {one.have}" for one in error.record.all())
+                say(f"the working tree does not go along, because {told}; {error.record.hint}; or `--sync=off`")
+                return spec
         return wanted.told(spec, snapshot)
 
     def _send_tree(self, tree: "Snapshot") -> str:

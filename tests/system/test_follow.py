@@ -125,6 +125,13 @@ def test_a_working_tree_runs_where_nothing_is_shared(far: Far) -> None:
     assert (done.code, done.text) == (1, ""), "the script runs in the folder where it was typed"
     done = far.poise("run", "--", "sh", "-c", "cd sub && sh job.sh")
     assert done.text == "WHO = 'two'\n", "a Git working tree goes along by default"
+    far.file(".env", "TOKEN=1\n")
+    refused = far.poise("submit", "--sync", "--json", "--", "true")
+    assert (refused.error["code"], refused.error["have"]) == ("E141", ".env")
+    noted = far.poise("submit", "--hold", "--", "true")
+    assert noted.code == 0 and "does not go along" in noted.err and "`!.env`" in noted.err, noted
+    far.poise("cancel", noted.text.strip())
+    (far.tree / ".env").unlink()
     (far.tree / "lib" / "name.py").unlink()
 
 
