@@ -21,7 +21,6 @@ from poise.model.resources import Device, Node
 GIVEN: dict[tuple[str, str], Any] = {
     ("ScaleRules", "share"): 0.25,
     ("TokenRequest", "hash"): "f" * 64,
-    ("SentSpec", "tree"): "f" * 64,
 }
 """Fields whose values have to be of a kind that their type does not tell."""
 

@@ -850,9 +850,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
 class SentSpec(msgspec.Struct, forbid_unknown_fields=True):
     """Files that a client has sent, in place of `sync: true`."""
 
-    tree: Annotated[
-        str, msgspec.Meta(pattern="^[0-9a-f]{64}$"), Field("SHA-256 of the manifest, in hexadecimal digits.")
-    ]
+    tree: Annotated[str, Field("SHA-256 of the manifest, in hexadecimal digits.")] = ""
     folder: Annotated[str, Field("Folder of the commands, relative to the root of the tree.")] = ""
     everywhere: Annotated[bool, Field("Use the copy also on nodes that see the original folder.")] = False
 

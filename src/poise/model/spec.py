@@ -281,6 +281,9 @@ def _tree(top: JobSpec, found: Findings) -> Tree | None:
         need, hint = "a path in the working tree", "requirements: requirements.txt"
         found.add(SpecError("the lock file is not in the tree", field="requirements", need=need, hint=hint))
     if isinstance(top.sync, SentSpec):
+        if not re.fullmatch("[0-9a-f]{64}", top.sync.tree):
+            what, need = "this is not the hash of a tree", "64 hexadecimal digits"
+            found.add(SpecError(what, field="sync.tree", need=need, have=ascii(top.sync.tree[:100]), hint="sync: true"))
         if top.sync.folder and not is_safe(top.sync.folder):
             found.add(
                 SpecError("the folder is not in the tree", field="sync.folder", have=ascii(top.sync.folder[:200]))
