@@ -89,6 +89,8 @@ POLL = 30.0, 10.0
 GONE = 66
 """How a node says that it has no such file. (`drivers/getting.py`)"""
 
+JSON = "application/json"
+
 SEND_TRIES = 3
 """How often a tree is looked at that changes while it is sent."""
 
@@ -800,9 +802,7 @@ class Client:
         """Bytes for bytes."""
         return self._ask(method, path, data, THOUGHT, "application/octet-stream")
 
-    def _ask(
-        self, method: str, path: str, data: bytes | None, timeout: float, media_type: str = "application/json"
-    ) -> bytes:
+    def _ask(self, method: str, path: str, data: bytes | None, timeout: float, media_type: str = JSON) -> bytes:
         if self._several:
             timeout = max(min(timeout, SILENCE), timeout - (PATIENCE - SILENCE))
         begun, deadline = time.monotonic(), None
@@ -849,7 +849,7 @@ class Client:
             self._connection = Connection(reach(self.home, timeout, self._turn))
         self._connection.sock.settimeout(timeout)
         headers = self._headers(data, media_type)
-        if isinstance(door_of(self.home, self._turn), Address):
+        if isinstance(door_of(self.home, self._turn), Address) and media_type == JSON:  # hashes are not compressed
             headers["Accept-Encoding"] = "gzip"
         response = self._connection.ask(method, path, headers, data)
         content = response.read()
@@ -861,7 +861,7 @@ class Client:
             content = gzip.decompress(content)
         return response, content
 
-    def _headers(self, data: bytes | None, media_type: str = "application/json") -> dict[str, str]:
+    def _headers(self, data: bytes | None, media_type: str = JSON) -> dict[str, str]:
         headers = {"Authorization": f"Bearer {self._bearer()}"}
         return headers if data is None else headers | {"Content-Type": media_type}
 
