@@ -44,9 +44,20 @@ class Wish(NamedTuple):
     there: int
 
 
-def assign(draft: Draft, candidates: Sequence[Candidate], standings: Mapping[str, float]) -> dict[str, int]:
+class Part(NamedTuple):
+    """What an elastic unit is to have: so many `devices` of a `model`. Those that it `has` are of the model `here`."""
+
+    model: int
+    devices: int
+    has: int = 0
+    here: int = 0
+
+
+def assign(
+    draft: Draft, candidates: Sequence[Candidate], standings: Mapping[str, float], shared_out: Iterable[Part] = ()
+) -> dict[str, int]:
     """The model, as an index, for each unit that should run. Those that run and are not in `standings`, or cannot be
-    asked to yield now, stay where they are and are not in the answer.
+    asked to yield now, stay where they are and are not in the answer. What is `shared_out` to others is not there.
     """
     fleet = draft.fleet
     room = {index: 0 for index, model in enumerate(fleet.models) if model.kind != "cpu"}
@@ -57,6 +68,9 @@ def assign(draft: Draft, candidates: Sequence[Candidate], standings: Mapping[str
         for one in kept:
             for index in room:
                 room[index] -= one.shape.gpus * one.tasks if draft.able(one.shape).models[index] else 0
+    for part in shared_out:
+        room[part.model] -= part.devices
+        room[part.here] += part.has
     names = {model.called: index for index, model in enumerate(fleet.models) if model.kind != "cpu"}
     entries: list[Entry] = []
     left = dict(zip([one.unit for one in draft.running.residents], draft.running.left.tolist(), strict=True))

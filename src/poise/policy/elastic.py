@@ -27,8 +27,11 @@ eight tasks it is then 4.7 times as fast as with one (Amdahl, 1967)."""
 PAYS = 0.3
 """A task beyond the least has to bring this part of what one task alone does; it would be idle for most of its time."""
 
-BISECTIONS = 50
+BISECTIONS = 24
 """Halvings of the interval in which the price of a device is looked for."""
+
+RISES = 8
+"""How often the price of each model of device is raised at most, because the others have risen."""
 
 
 class Bid(NamedTuple):
@@ -61,31 +64,67 @@ def share_out(gains: Floats, widths: Ints, devices: int) -> Ints:
     each (`widths`), is as large as can be: a device has a price, each unit takes the size that gains it most beyond
     that, and the price is the lowest at which there are enough. Devices left over go to the largest gains for a device.
     """
-    every, tasks = np.arange(len(gains)), np.arange(gains.shape[1])
-    takes = widths[:, None] * tasks
-    gains = np.where(takes <= devices, gains, -np.inf)
-    slopes = (gains[:, 1:] - gains[:, :1]) / takes[:, 1:]
-    low, high = 0.0, float(slopes.max(initial=0.0)) + 1e-9
-    sizes = np.zeros(len(gains), np.int64)
-    for _ in range(BISECTIONS):
-        price = (low + high) / 2
-        chosen = (gains - price * takes).argmax(axis=1)
-        if int((widths * chosen).sum()) <= devices:
-            high, sizes = price, chosen
-        else:
-            low = price
-    left = devices - int((widths * sizes).sum())
-    while left > 0:
-        more = takes - takes[every, sizes][:, None]
-        slopes = np.where(
-            (more > 0) & (more <= left), (gains - gains[every, sizes][:, None]) / np.maximum(more, 1), 0.0
-        )
-        place, size = divmod(int(slopes.argmax()), len(tasks))
-        if slopes[place, size] <= 0:
-            break
-        left -= int(more[place, size])
-        sizes[place] = size
+    _, sizes = share_out_models(gains[:, None, :], widths, np.array([devices]))
     return sizes
+
+
+def share_out_models(gains: Floats, widths: Ints, devices: Ints) -> tuple[Ints, Ints]:
+    """The same with M models of device, of which a unit takes one: its model and its tasks there, by `gains`
+    (J, M, K + 1) and how many `devices` (M) there are. Each model has its own price. Prices begin at nothing and only
+    rise, each to the lowest at which there is enough of it beside the others, until there is enough of all: so they
+    end at the lowest for which that holds (the ascending auction of Demange, Gale and Sotomayor, 1986).
+    """
+    every, (_, models, sizes) = np.arange(len(gains)), gains.shape
+    tasks = np.arange(sizes)
+    takes = widths[:, None, None] * tasks
+    gains = np.where(takes <= devices[:, None], gains, -np.inf)
+    without = gains[:, :, 0].max(axis=1)
+    slopes = (gains[:, :, 1:] - without[:, None, None]) / takes[:, :, 1:]
+    highest = slopes.max(axis=(0, 2), initial=0.0) + 1e-9
+    prices = np.zeros(models)
+
+    def choose() -> tuple[Ints, Ints]:
+        best = (gains - prices[:, None] * takes).reshape(len(gains), -1).argmax(axis=1)
+        return best // sizes, best % sizes
+
+    def lacks() -> Ints:
+        on, chosen = choose()
+        return np.bincount(on, widths * chosen, models).astype(np.int64) - devices
+
+    for attempt in range(RISES):
+        short = lacks() > 0
+        if attempt and not short.any():
+            break
+        for model in range(models):
+            if attempt and not short[model]:
+                continue
+            low, high = float(prices[model]), float(highest[model])
+            for _ in range(BISECTIONS):
+                prices[model] = (low + high) / 2
+                if lacks()[model] <= 0:
+                    high = float(prices[model])
+                else:
+                    low = float(prices[model])
+            prices[model] = high
+    on, chosen = choose()
+    left = -lacks()
+    for place in np.argsort(gains[every, on, chosen] / np.maximum(1, widths * chosen)).tolist():
+        if left[on[place]] < 0 and chosen[place]:  # the prices have not settled
+            left[on[place]] += widths[place] * chosen[place]
+            on[place], chosen[place] = gains[place, :, 0].argmax(), 0
+    while left.any():
+        now = widths * chosen
+        more = np.broadcast_to(takes, gains.shape).copy()
+        more[every, on] -= now[:, None]
+        better = gains - gains[every, on, chosen][:, None, None]
+        better = np.where((more > 0) & (more <= left[:, None]), better / np.maximum(more, 1), 0.0)
+        place, model, size = map(int, np.unravel_index(int(better.argmax()), better.shape))
+        if better[place, model, size] <= 0:
+            break
+        left[on[place]] += now[place]
+        left[model] -= widths[place] * size
+        on[place], chosen[place] = model, size
+    return on, chosen
 
 
 def worth_having(speeds: Sequence[float], least: int) -> int:

@@ -17,7 +17,7 @@ from poise.model.jobs import Work
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate
 from poise.policy.allowance import Allowance
-from poise.policy.elastic import Bid, share_out, speeds_with, step, worth_having
+from poise.policy.elastic import Bid, share_out_models, speeds_with, step, worth_having
 from poise.policy.place import Draft
 from poise.policy.reclaim import worth
 from poise.policy.running import lost_work
@@ -46,14 +46,26 @@ UNSERVED = 1000.0
 ON_TIME = 1000.0
 """How much more the tasks are worth that meet a deadline."""
 
+ROUNDING = 1e-9
+"""Speeds differ by more than this part, or not at all."""
+
 WEIGHED_SIZES = 2**14
 """Units times sizes that are weighed in one round, which takes some 15 ms; beyond that all units keep theirs."""
+
+
+class Size(NamedTuple):
+    """So many tasks, on a model of device by its place among those that are shared out."""
+
+    tasks: int
+    model: int = 0
 
 
 class Unit(NamedTuple):
     """A unit that takes part: its `speeds` with 0, 1, ... tasks, and from `least` to `most` tasks of `width` devices
     each. It has `work` left, in seconds of one device, and is worth `weight`. It has `size` tasks now, and a change of
-    size loses `lost` seconds of their work. It needs `share` tasks to be on time (0: no deadline presses).
+    size loses `lost` seconds of their work. `rates` are by model of device how fast it is there, over the fastest (0:
+    it cannot run there). It has devices of the model `here`, and another model loses `moves` seconds of its work. To be
+    on time it has to be so many times as fast as one task on the fastest model (`pace`, 0: no deadline presses).
     """
 
     name: str
@@ -66,7 +78,10 @@ class Unit(NamedTuple):
     size: int = 0
     lost: float = 0.0
     guess: bool = False
-    share: int = 0
+    pace: float = 0.0
+    rates: Sequence[float] = (1.0,)
+    here: int = 0
+    moves: float = 0.0
 
 
 class Begun(NamedTuple):
@@ -99,38 +114,48 @@ def hand_out(begun: Sequence[Begun], draft: Draft, allowance: Allowance, most: M
             heappush(steps, (*found, number, bid))
 
 
-def sizes(units: Sequence[Unit], devices: int) -> dict[str, int]:
-    """Tasks for each unit, out of so many devices for all.
+def sizes(units: Sequence[Unit], devices: Sequence[int]) -> dict[str, Size]:
+    """Tasks for each unit, and a model of device for all of them, out of so many `devices` of each model.
 
     Of units whose work is known the speeds are added up, each as often as by its place in the order of the work that is
     left: with `k^p` as speedup that is the optimum for the mean completion (heSRPT, Berg et al., 2020). What is a guess
     has a worth that is as steep at a fair share, and falls with it: so all such units get some.
     """
-    units = [unit for unit in units if unit.least * unit.width <= devices]
-    widest = min(devices, max([unit.most for unit in units], default=0))
-    if not 0 < len(units) * widest <= WEIGHED_SIZES:
+    units = [unit for unit in units if unit.least * unit.width <= max(devices, default=0)]
+    widest = min(max(devices, default=0), max([unit.most for unit in units], default=0))
+    if not 0 < len(units) * widest * len(devices) <= WEIGHED_SIZES:
         return {}
-    worths = _by_place(units)
-    kept = np.array([unit.least if unit.size else 0 for unit in units])  # whatever others would gain
-    widths = np.array([unit.width for unit in units])
-    gains = np.full((len(units), widest + 1), -inf)
+    worths, total = _by_place(units), sum(devices)
+    kept = np.zeros((len(units), len(devices)), np.int64)
+    gains = np.full((len(units), len(devices), widest + 1), -inf)
     for place, unit in enumerate(units):
         speeds = unit.width * np.array(unit.speeds[: min(unit.most, widest) + 1])
-        if unit.guess:
-            fair = devices // (unit.width * len(units))
-            base = float(speeds[min(len(speeds) - 1, max(1, unit.least, fair))])
-            speeds = 2 * base - base**2 / np.maximum(speeds, base / UNSERVED)
-        gain = worths[place] * speeds
-        if unit.size:
-            again = worths[place] * unit.width * unit.speeds[unit.size] * unit.lost / (HORIZON / SECOND)
-            gain[: unit.size] -= again
-            gain[unit.size + 1 :] -= again
-        if unit.share:
-            gain[unit.share :] += ON_TIME * unit.weight * max(worths) * unit.width
-        gain[1 : max(1, unit.least)] = -inf
-        gains[place, : len(gain) - kept[place]] = gain[kept[place] :]
-    more = share_out(gains, widths, devices - int((kept * widths).sum()))
-    return {unit.name: int(size) for unit, size in zip(units, kept + more, strict=True)}
+        now = unit.rates[unit.here] * unit.speeds[unit.size] * unit.width if unit.size else 0.0
+        fair = float(speeds[min(len(speeds) - 1, max(1, unit.least, total // (unit.width * len(units))))])
+        for model, rate in enumerate(unit.rates):
+            if not rate:
+                continue
+            here = unit.size > 0 and model == unit.here
+            does = rate * speeds
+            gain = worths[place] * (2 * fair - fair**2 / np.maximum(does, fair / UNSERVED) if unit.guess else does)
+            if unit.size:
+                again = worths[place] * now * (unit.lost if here else max(unit.lost, unit.moves)) / (HORIZON / SECOND)
+                gain[: unit.size if here else None] -= again
+                gain[unit.size + 1 if here else len(gain) :] -= again
+            if unit.pace:
+                on_time = rate * np.array(unit.speeds[: len(gain)]) >= unit.pace * (1 - ROUNDING)
+                gain[on_time] += ON_TIME * unit.weight * max(worths) * unit.width
+            gain[1 : max(1, unit.least)] = -inf
+            if unit.size and not here:
+                gain[0] = -inf  # whatever others would gain, what runs keeps its least
+            kept[place, model] = unit.least if here else 0
+            gains[place, model, : len(gain) - kept[place, model]] = gain[kept[place, model] :]
+    widths = np.array([unit.width for unit in units])
+    left = np.array(devices) - (kept * widths[:, None]).sum(axis=0)
+    on, more = share_out_models(gains, widths, left)
+    return {
+        unit.name: Size(int(kept[place, on[place]] + more[place]), int(on[place])) for place, unit in enumerate(units)
+    }
 
 
 def changes(resident: Resident, to: int, now: int) -> bool:
@@ -151,13 +176,15 @@ def _by_place(units: Sequence[Unit]) -> list[float]:
     return worths
 
 
-def units_of(draft: Draft, waiting: Sequence[Candidate]) -> tuple[list[Unit], int]:
-    """All elastic units that run on whole devices and may change, and all that waits for such; and the devices that
-    there are for them.
+def units_of(draft: Draft, waiting: Sequence[Candidate], models: Sequence[int]) -> tuple[list[Unit], list[int]]:
+    """All elastic units that run on whole devices and may change, and all that waits for such; and the devices of each
+    of these `models` that there are for them. With no models devices are alike.
     """
     view, running = draft.view, draft.running
     left = dict(zip([one.unit for one in running.residents], running.left.tolist(), strict=True))
-    units, devices = list[Unit](), draft.whole_devices_free()
+    units = list[Unit]()
+    devices = [draft.whole_devices_free(model) for model in models] or [draft.whole_devices_free()]
+    places = {view.fleet.models[model].called: place for place, model in enumerate(models)}
     for one in view.elastic:
         if not one.shape.gpus or one.shape.share != WHOLE or one.serves or one.stopping or not one.preemptible:
             continue
@@ -165,7 +192,10 @@ def units_of(draft: Draft, waiting: Sequence[Candidate]) -> tuple[list[Unit], in
         on_one = int(draft.able(one.shape).by_row(draft.fleet).max(initial=0))
         speeds, seconds = speeds_with(told, one.most, on_one), max(1.0, left.get(one.unit, SECOND) / SECOND)
         width, now = one.shape.gpus, max(1, one.size)
-        devices += width * one.size
+        rates, here = _rates(draft, one, models), places.get(one.model, 0)
+        if not rates[here]:
+            continue
+        devices[here] += width * one.size
         units.append(
             Unit(
                 one.unit,
@@ -173,12 +203,15 @@ def units_of(draft: Draft, waiting: Sequence[Candidate]) -> tuple[list[Unit], in
                 max(1, one.least),
                 max(now, worth_having(speeds, max(1, one.least))),
                 width,
-                seconds * speeds[now] * width,
+                seconds * speeds[now] * width * rates[here],
                 worth(one.priority, one.weight),
                 one.size,
                 0.0 if one.resizes else lost_work(one, view.now) / SECOND,
                 not one.declared and _is_guess(draft, one.kind, one.shape, one.declared, one.work),
-                draft.timely.shares.get(one.unit, 0),
+                draft.timely.paces.get(one.unit, 0.0),
+                rates,
+                here,
+                lost_work(one, view.now) / SECOND,
             )
         )
     for candidate in waiting:
@@ -190,7 +223,7 @@ def units_of(draft: Draft, waiting: Sequence[Candidate]) -> tuple[list[Unit], in
             most, work = worth_having(speeds, least), run * speeds[least] * shape.gpus
         else:
             speeds, most, work = tuple(map(float, range(least + 1))), least, run * least * shape.gpus
-        pressed = draft.timely.shares.get(candidate.unit, 0) if candidate.unit in draft.timely.pressed else 0
+        pressed = candidate.least and candidate.unit in draft.timely.pressed
         units.append(
             Unit(
                 candidate.unit,
@@ -201,10 +234,24 @@ def units_of(draft: Draft, waiting: Sequence[Candidate]) -> tuple[list[Unit], in
                 work,
                 worth(candidate.priority, candidate.weight),
                 guess=_is_guess(draft, candidate.kind, shape, candidate.declared, candidate.work),
-                share=min(most, pressed),
+                pace=draft.timely.paces.get(candidate.unit, 0.0) if pressed else 0.0,
+                rates=_rates(draft, candidate, models),
             )
         )
     return units, devices
+
+
+def _rates(draft: Draft, one: Resident | Candidate, models: Sequence[int]) -> tuple[float, ...]:
+    """How fast it is on each of these models over the fastest that it can run on; 0 where it cannot."""
+    if not models:
+        return (1.0,)
+    shape = one.shape
+    of, able = (
+        draft.speeds.of(one.kind, shape.wants.precision, one.declared, one.work, devices=True),
+        draft.able(shape).models,
+    )
+    fastest = min([of[model].mean for model in models if able[model]], default=1)
+    return tuple(fastest / max(1, of[model].mean) if able[model] else 0.0 for model in models)
 
 
 def _is_guess(draft: Draft, kind: str, shape: Shape, declared: int, work: Work) -> bool:

@@ -328,9 +328,10 @@ class Draft:
         self._summaries.clear()
         self._now = None
 
-    def whole_devices_free(self) -> int:
-        """How many devices of open nodes nobody has any of."""
-        return int(((self.share == WHOLE) & (self.fleet.closed == 0)[:, None]).sum())
+    def whole_devices_free(self, model: int = -1) -> int:
+        """How many devices of open nodes nobody has any of; of one model only, if one is said."""
+        free = (self.share == WHOLE) & (self.fleet.closed == 0)[:, None]
+        return int((free if model < 0 else free & (self.fleet.device_model == model)).sum())
 
     def kept_now(self, unit: str) -> int:
         """For how many tasks of a unit there is room already where room is kept for it."""

@@ -21,7 +21,7 @@ from poise.model.profiles import expected_run, is_brief
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
 from poise.policy.allowance import Allowance
-from poise.policy.assign import assign
+from poise.policy.assign import Part, assign
 from poise.policy.choose import choose
 from poise.policy.elastic import speeds_with, worth_having
 from poise.policy.elasticflow import ElasticFlow
@@ -191,6 +191,7 @@ class _Round:
         self._yielding: set[str] = set()
         self._target: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
+        self._shared_out: dict[str, Part] = {}
 
     def place_all(self, ordered: list[Candidate]) -> Plan | None:
         """A place for every candidate, but for those of later lanes than some that are not shown; None if there is none
@@ -258,13 +259,15 @@ class _Round:
         """Serve the candidates in order."""
         recipe = self.recipe
         if self._shares_elastic(ordered):
-            self._sizes = sizes(*units_of(self.draft, list(islice(filter(_takes_whole, ordered), WEIGHED_WAITING))))
-            self._sizes |= self._begun_anew(ordered)
+            self._share_out(ordered)
             last = np.array([self._sizes.get(one.unit, 1) == 0 for one in ordered], bool)
             ordered = self._last(ordered, last)
-        if self._is_uneven():
+        if self._is_uneven:
             within = (one for one in ordered if not (one.tenant and self.allowance.against(one)))
-            self._target = assign(self.draft, list(islice(within, WEIGHED - self._attempts)), self._prices.of)
+            rest = [one for one in within if one.unit not in self._shared_out]
+            prices = {unit: price for unit, price in self._prices.of.items() if unit not in self._shared_out}
+            self._target = assign(self.draft, rest[: WEIGHED - self._attempts], prices, self._shared_out.values())
+            self._target |= {unit: one.model for unit, one in self._shared_out.items()}
         elif self._weighs_worth and not self._sizes:
             ordered = self._most_worth_first(ordered)
         first = ""  # the unit that nobody may overtake, where overtaking is not allowed
@@ -332,9 +335,26 @@ class _Round:
 
     def _shares_elastic(self, ordered: Sequence[Candidate]) -> bool:
         """Whether elastic units on whole devices wait or run, and all of them are weighed together."""
-        if not (self.recipe.elastic and self._weighs_worth) or self._is_uneven():
+        if not (self.recipe.elastic and self._weighs_worth):
             return False
         return any(one.shape.gpus for one in self.view.elastic) or any(one.least and one.shape.gpus for one in ordered)
+
+    def _share_out(self, ordered: Sequence[Candidate]) -> None:
+        """Sizes for all elastic units on whole devices and all gangs of them that wait; where devices are unequal also
+        a model for each elastic one.
+        """
+        fleet, waiting = self.view.fleet, list(islice(filter(_takes_whole, ordered), WEIGHED_WAITING))
+        models = [index for index, model in enumerate(fleet.models) if model.kind != "cpu"] if self._is_uneven else []
+        units, there = units_of(self.draft, waiting, models)
+        found = sizes(units, there)
+        self._sizes = {unit: size.tasks for unit, size in found.items()} | self._begun_anew(ordered)
+        if models:
+            elastic = {one.name: one for one in units if one.least < one.most}
+            for unit, size in found.items():
+                if unit in elastic and self._sizes[unit]:
+                    one = elastic[unit]
+                    gets, has = one.width * self._sizes[unit], one.width * one.size
+                    self._shared_out[unit] = Part(models[size.model], gets, has, models[one.here])
 
     def _left_out(self, waiting: Ints) -> Ints:
         """Of what waits for whole devices (by place), what is not among that which is worth most together with what
@@ -357,6 +377,7 @@ class _Round:
         fits = [first + number not in chosen and width <= devices for number, width in enumerate(widths)]
         return waiting[fits]  # the others keep room for later
 
+    @cached_property
     def _is_uneven(self) -> bool:
         """Whether there are devices of several models, and who runs where may be changed."""
         names = [model.name for model in self.view.fleet.models if model.kind != "cpu"]
@@ -452,7 +473,7 @@ class _Round:
     def _rests(self) -> bool:
         """Whether nothing that runs could be grown or moved, even if there were more room."""
         view, recipe = self.view, self.recipe
-        if self._until is not None or (recipe.elastic and view.elastic) or self._is_uneven():
+        if self._until is not None or (recipe.elastic and view.elastic) or self._is_uneven:
             return False
         return not recipe.reallocate or not (view.stragglers or view.phased or (view.fleet.levels == HOT).any())
 
@@ -958,16 +979,19 @@ class _Round:
         here = [one for one in self.view.elastic if one.unit in self._sizes and one.unit not in self._yielding]
         short = sum(_width(one) for one in self._waiting if self._sizes.get(one.unit))
         for one in here:
-            if one.resizes and one.size < self._sizes[one.unit]:
+            if one.resizes and one.size < self._sizes[one.unit] and not self._changes_model(one):
                 self._grow_in_place(one)
         if now < again:
             self._ask_again(again)
             return
-        changing = [one for one in here if changes(one, self._sizes[one.unit], now)]
+        moving = [one for one in here if self._changes_model(one)]
+        changing = [one for one in here if one not in moving and changes(one, self._sizes[one.unit], now)]
         if any(one.shape.gpus for one in self._waiting):
+            moving = []
             changing = [one for one in changing if one.resizes or self._sizes[one.unit] <= one.size]
-        changing = self._attainable(changing)
+        changing = self._attainable(changing, moving)
         short += sum(one.shape.gpus * max(0, self._sizes[one.unit] - one.size) for one in changing)
+        short += sum(one.size for one in changing if one in moving)
         if not changing or not short:
             self._ask_again(now + COOL_DOWN)
             return
@@ -977,8 +1001,12 @@ class _Round:
         for one in changing:
             to = self._sizes[one.unit]
             rank = f"{to} tasks are worth more"
+            if one in moving:
+                rank += f" on {self.view.fleet.models[self._target[one.unit]].called}"
             why = Why(policy=self.recipe.name, base=self.view.revision, rank=rank)
-            if one.resizes and to >= max(1, one.least):
+            if one in moving:
+                self.decisions.append(Preempt(unit=one.unit, cause="move", why=why))
+            elif one.resizes and to >= max(1, one.least):
                 if to < one.size:
                     members = sorted(member.task for _, member in self._members.of[one.unit] if not member.stopping)
                     leaves = tuple(members[to - one.size :])
@@ -987,19 +1015,35 @@ class _Round:
                 cause: Literal["grow", "shrink"] = "grow" if to > one.size else "shrink"
                 self.decisions.append(Preempt(unit=one.unit, cause=cause, why=why))
 
-    def _attainable(self, changing: Sequence[Resident]) -> list[Resident]:
-        """Those that shrink, and of those that would restart to grow as many as find room: in what is free, and in what
-        the others give back. That room is what they get.
+    def _changes_model(self, one: Resident) -> bool:
+        """Whether a running elastic unit should be on another model."""
+        part = self._shared_out.get(one.unit)
+        return part is not None and part.model != part.here
+
+    def _attainable(self, changing: Sequence[Resident], moving: Sequence[Resident]) -> list[Resident]:
+        """Those that shrink, and of those that would restart to grow, or on another model, as many as find room: in
+        what is free, and in what the others give back. That room is what they get.
         """
-        now, room = self.view.now, self.draft.whole_devices_free()
+        now = self.view.now
+        models = {part.model for part in self._shared_out.values()} | {part.here for part in self._shared_out.values()}
+        room = {model: self.draft.whole_devices_free(model) for model in models or {-1}}
+        on = {unit: part.here for unit, part in self._shared_out.items()}
         shrink = [one for one in changing if self._sizes[one.unit] <= one.size]
-        room += sum(one.shape.gpus * (one.size - max(one.least, self._sizes[one.unit])) for one in shrink)
+        for one in shrink:
+            room[on.get(one.unit, -1)] += one.shape.gpus * (one.size - max(one.least, self._sizes[one.unit]))
         grow = list[Resident]()
+        for one in moving:
+            part = self._shared_out[one.unit]
+            if now >= one.since + COOL_DOWN * (1 + one.preempted + one.moved) and part.devices <= room[part.model]:
+                room[part.model] -= part.devices
+                room[part.here] += part.has
+                grow.append(one)
         for one in changing:
-            to = min(self._sizes[one.unit], one.size + room // one.shape.gpus)
+            model = on.get(one.unit, -1)
+            to = min(self._sizes[one.unit], one.size + room[model] // one.shape.gpus)
             if to > one.size and changes(one, to, now):
                 self._sizes[one.unit] = to
-                room -= one.shape.gpus * (to - one.size)
+                room[model] -= one.shape.gpus * (to - one.size)
                 grow.append(one)
         return shrink + grow
 
@@ -1019,7 +1063,8 @@ class _Round:
         wanted = self._sizes.get(resident.unit, resident.most)
         most = self.allowance.room_for(resident.tenant, resident.shape, wanted - resident.size - leaving)
         there, here = self._runs_by_row(resident)
-        spots = more_of(resident, self.draft, self._members, most, there <= here)
+        runs_well = there == here if resident.unit in self._shared_out else there <= here
+        spots = more_of(resident, self.draft, self._members, most, runs_well)
         if spots:
             self.allowance.use(resident.tenant, resident.shape, len(spots))
             rank = f"room for {resident.size + len(spots)} of its tasks"
@@ -1114,7 +1159,7 @@ class _Round:
         nowhere: set[tuple[Shape, int]] = set()  # room only shrinks in a round
         for unit, index in self._target.items():
             resident, model = units.get(unit), fleet.models[index].called
-            if resident is None or resident.model == model or unit in self._yielding:
+            if resident is None or resident.model == model or unit in self._yielding or unit in self._shared_out:
                 continue
             shape = _on_model(resident.shape, fleet.models[index].name)
             if (shape, resident.size) in nowhere:

@@ -51,13 +51,13 @@ class Promise(NamedTuple):
 
 class Timely(NamedTuple):
     """The units that are `pressed`: they wait, and have to start now. By unit, what is promised to a running one, and
-    how many tasks an elastic one needs (`shares`). `next` is the instant at which the next unit is pressed (0: none).
-    Units whose deadline is not kept are in none of these.
+    how fast an elastic one has to be, over one task on the fastest device (`paces`). `next` is the instant at which the
+    next unit is pressed (0: none). Units whose deadline is not kept are in none of these.
     """
 
     pressed: frozenset[str] = frozenset()
     promised: Mapping[str, Promise] = {}
-    shares: Mapping[str, int] = {}
+    paces: Mapping[str, float] = {}
     next: int = 0
 
     def makes_late(self, resident: Resident, run: int, risk: float) -> bool:
@@ -97,7 +97,7 @@ class _Look:
 
     def __init__(self, view: Snapshot, speeds: Speeds, running: Running) -> None:
         self.view, self.speeds, self.running = view, speeds, running
-        self.shares: dict[str, int] = {}
+        self.paces: dict[str, float] = {}
         known: tuple[Speeds, dict[str, _OwedBy]] | None = view.fleet.runs.get("owed")
         self._same, self._owed_before = (known[0] is speeds, known[1]) if known is not None else (False, {})
         self._owed: dict[str, _OwedBy] = {}
@@ -127,7 +127,7 @@ class _Look:
             kept = met(owed, total, now, taken)
             starts, owed_by = latest_starts(kept, total), {one.unit: one for one in kept}
             for unit in {one.unit for one in owed} - starts.keys():
-                self.shares.pop(unit, None)
+                self.paces.pop(unit, None)
             for one in waiting:
                 if one.unit in starts:
                     if starts[one.unit] <= now:
@@ -140,7 +140,7 @@ class _Look:
                     lost = lost_work(resident, now) + GRACE
                     promised[resident.unit] = Promise(time, ns, varies * ns, lost)
         fleet.runs["owed"] = self.speeds, self._owed
-        return Timely(frozenset(pressed), promised, self.shares, min(soonest, default=0))
+        return Timely(frozenset(pressed), promised, self.paces, min(soonest, default=0))
 
     def _residents(self) -> dict[str, tuple[Resident, int, float]]:
         """By unit: how long it goes on, and how uncertain that is as a part of it."""
@@ -153,18 +153,31 @@ class _Look:
     def _running(self, one: Resident, left: int, varies: float) -> Owed:
         tasks, weight = one.size, CLASS_WEIGHT[one.priority] * one.weight
         if one.least:
-            speeds = speeds_with(self.view.speedups.get(one.unit), one.most)
-            work = left * speeds[one.size]
-            time = one.due - self.view.now
+            speeds, rate = speeds_with(self.view.speedups.get(one.unit), one.most), self._rate(one)
+            work, time = left * speeds[one.size], one.due - self.view.now
+            self.paces[one.unit] = rate * speeds[tasks]
             if left * (1 + SAFETY / 2 * varies) > time:  # else it stays as it is: a change costs something
-                again = work if one.resizes else work + lost_work(one, self.view.now) * speeds[one.size]
-                larger = _fewest(time, again * (1 + SAFETY * varies), one.least, speeds)
-                if larger > tasks and again <= time * speeds[larger]:
-                    tasks, work = larger, again
-            self.shares[one.unit] = tasks
+                lost = lost_work(one, self.view.now) * speeds[one.size]
+                on = [(rate, work if one.resizes else work + lost), (1.0, rate * (work + lost))]
+                for to, again in on if rate < 1 else on[:1]:
+                    larger = _fewest(time, again * (1 + SAFETY * varies), one.least, speeds)
+                    if (to > rate or larger > tasks) and again <= time * speeds[larger]:
+                        self.paces[one.unit] = to * speeds[larger]
+                        tasks, work = larger, again
+                        break
             left = int(work / speeds[tasks])
         owed = Owed(one.unit, one.due, left, _width(one.shape, tasks), weight)
         return _by_chance(owed, one.due - self.view.now, varies * left)
+
+    def _rate(self, one: Resident) -> float:
+        """How fast it is where it runs, over the fastest device that it can run on."""
+        shape, models = one.shape, self.view.fleet.models
+        if not shape.gpus:
+            return 1.0
+        of = self.speeds.of(one.kind, shape.wants.precision, one.declared, one.work, devices=True)
+        able = ability(self.view.fleet, shape).models
+        runs = {model.called: of[index].mean for index, model in enumerate(models) if able[index]}
+        return min(1.0, min(runs.values()) / max(1, runs[one.model])) if one.model in runs else 1.0
 
     def _waiting(self, one: Candidate) -> Owed:
         owed = self._owed_by(one)
@@ -193,7 +206,8 @@ class _Look:
         if one.least:
             speeds = speeds_with(self.view.speedups.get(one.unit), one.tasks)
             work = left * speeds[one.least]
-            tasks = self.shares[one.unit] = _fewest(time - GRACE, work * (1 + part), one.least, speeds)
+            tasks = _fewest(time - GRACE, work * (1 + part), one.least, speeds)
+            self.paces[one.unit] = speeds[tasks]
             left = int(work / speeds[tasks])
         margin = time if varies.source == "default" else int(part * left) + GRACE
         weight = CLASS_WEIGHT[one.priority] * one.weight

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from poise.engine.twin import Twin
 from poise.kernel.controller import Settings
 from poise.model.events import Event, Placed, Preempted
-from poise.model.jobs import Priority, Task, Unit
+from poise.model.jobs import Priority, Speedups, Task, Unit
 from poise.model.resources import Device, Node, Shape
-from poise.model.workload import Arrival, Steady, Truth
+from poise.model.workload import Arrival, Scaling, Seats, Steady, Truth
 from poise.policy.assign import Entry, improve
 from poise.policy.suites import policy_named
 from poise.units import MINUTE, SECOND
@@ -22,9 +22,22 @@ HARDLY = {"fast": 1.1, "slow": 1.0}
 BY_KIND = {"leans": RATES, "even": EVEN, "hardly": HARDLY}
 
 
-def node(name: str, model: str) -> Node:
-    devices = (Device(index=0, memory=2**34, uuid=name, model=model),)
-    return Node(name=name, incarnation="1", cpu=2**40, memory=2**50, devices=devices)
+NO_LOSS = Scaling(loss=0.0, apart=(1.0, 1.0, 1.0, 1.0))
+
+
+class Tells(msgspec.Struct, frozen=True):
+    """Reports how an elastic job scales."""
+
+    scaling: Scaling
+
+    def speedups(self, progress: float, seats: Seats, most: int, /, *, spread: bool) -> Speedups:
+        told = tuple(round(1000 * self.scaling.speedup(tasks, 0)) for tasks in range(1, most + 1))
+        return Speedups(told, told)
+
+
+def node(name: str, model: str, devices: int = 1) -> Node:
+    of = tuple(Device(index=index, memory=2**34, uuid=f"{name}-{index}", model=model) for index in range(devices))
+    return Node(name=name, incarnation="1", cpu=2**40, memory=2**50, devices=of)
 
 
 def job(kind: str, at: float, seconds: float, tasks: int = 1) -> Arrival:
@@ -41,6 +54,24 @@ def job(kind: str, at: float, seconds: float, tasks: int = 1) -> Arrival:
     )
     pace = Steady(seconds * max(rates.values()), tasks, rates)
     return Arrival(at=int(at * SECOND), units=(unit,), truths={"main": Truth(pace=pace, saves=True)})
+
+
+def elastic(kind: str, seconds: float, *, due: float = 0) -> Arrival:
+    """One to four tasks that scale without loss and tell it; so many seconds with one on the fast model."""
+    names = [f"main[{rank}]" for rank in range(4)]
+    unit = Unit(
+        name="main",
+        tasks=tuple(Task(name=name, argv=("work",), rank=rank, world=4) for rank, name in enumerate(names)),
+        least=1,
+        shape=Shape(gpus=1),
+        kind=kind,
+        expect=int(seconds * SECOND),
+        deadline=int(due * SECOND),
+        checkpoint=SECOND,
+    )
+    rates = BY_KIND[kind]
+    truth = Truth(pace=Steady(seconds * max(rates.values()), 1, rates, NO_LOSS), saves=True, telling=Tells(NO_LOSS))
+    return Arrival(at=0, units=(unit,), truths={"main": truth})
 
 
 class Run:
@@ -80,6 +111,24 @@ def test_two_do_not_change_places_where_one_of_them_would_find_too_few_devices()
     nodes = [node("n1", "fast"), node("n2", "fast"), node("n3", "slow")]
     run = Run(nodes, job("hardly", 0, 100, tasks=2), job("leans", 0, 240))
     assert run.ends() == {"j1": 100, "j2": 100 + (240 - 100 / 4)}
+
+
+def test_two_elastic_jobs_do_not_share_the_fast_devices_beside_idle_slow_ones() -> None:
+    """100 s on four fast devices and 110 s on four slow ones; both would take 200 s on two fast ones each. The one on
+    the slow ones has 9.091 s of its 100 s left when the fast ones are free, and goes there.
+    """
+    fleet = [node("n1", "fast", 4), node("n2", "slow", 4)]
+    assert sorted(Run(fleet, elastic("hardly", 400), elastic("hardly", 400)).ends().values()) == [100, 109.091]
+
+
+def test_the_fast_devices_go_to_the_elastic_job_that_is_on_time_only_there() -> None:
+    """300 s on four fast devices, 1200 s on four slow ones. The other is shorter; it has the slow ones meanwhile, on
+    which it takes 500 s, and at 300 s has done three fifths: the rest takes 50 s on the fast ones.
+    """
+    fleet = [node("n1", "fast", 4), node("n2", "slow", 4)]
+    ends = Run(fleet, elastic("leans", 1200, due=400), elastic("leans", 500)).ends()
+    assert ends["j1"] == 300
+    assert 350 <= ends["j2"] <= 360
 
 
 def test_what_runs_on_a_slow_device_moves_to_a_fast_one_when_that_is_free() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from poise.model.jobs import Speedups
-from poise.policy.elastic import share_out, speeds_with, worth_having
+from poise.policy.elastic import share_out, share_out_models, speeds_with, worth_having
 
 CONCAVE = (0.0, 1.0, 1.8, 2.4, 2.75)
 LINEAR = (0.0, 1.0, 2.0, 3.0, 4.0)
@@ -16,6 +16,25 @@ def shared(devices: int, *units: tuple[float, tuple[float, ...]]) -> list[int]:
     for place, (worth, speeds) in enumerate(units):
         gains[place, : len(speeds)] = worth * np.array(speeds)
     return [int(tasks) for tasks in share_out(gains, np.ones(len(units), np.int64), devices)]
+
+
+def on_two(fast: int, slow: int, *units: tuple[float, float]) -> list[tuple[int, int]]:
+    """The model and the tasks of each of these, that scale without loss to four, by what they are worth on a fast
+    device and on a slow one.
+    """
+    gains = np.array([[worth * np.array(LINEAR) for worth in both] for both in units])
+    on, tasks = share_out_models(gains, np.ones(len(units), np.int64), np.array([fast, slow]))
+    return list(zip(on.tolist(), tasks.tolist(), strict=True))
+
+
+def test_each_model_has_its_price() -> None:
+    """On two fast and four slow devices 2 * 2 + 4 * 0.25 = 5 the one way, 2 * 1 + 4 * 0.5 = 4 the other."""
+    assert on_two(2, 4, (0.01, 0.0025), (0.02, 0.005)) == [(1, 4), (0, 2)]
+
+
+def test_who_loses_least_on_the_slow_model_takes_it() -> None:
+    """The second is worth more anywhere; 3 * 4 + 1.9 * 4 beats 2 * 4 + 2 * 4 the other way: it loses less."""
+    assert on_two(4, 4, (0.02, 0.002), (0.03, 0.019)) == [(0, 4), (1, 4)]
 
 
 def test_equal_work_that_scales_alike_shares_evenly() -> None:

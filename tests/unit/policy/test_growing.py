@@ -1,5 +1,9 @@
 """Elastic units beside idle devices: they take what brings enough, once, and no more than their tenant may have."""
 
+from typing import Any
+
+import pytest
+
 from poise.policy.growing import Unit, sizes
 from poise.testing import World
 
@@ -55,34 +59,79 @@ LINEAR = tuple(map(float, range(9)))
 """Speeds with 0 to 8 tasks that scale without loss."""
 
 
+def tasks(units: list[Unit]) -> dict[str, int]:
+    """By unit, on eight devices alike."""
+    return {unit: size.tasks for unit, size in sizes(units, [8]).items()}
+
+
 def test_the_shorter_of_two_known_units_gets_more() -> None:
     """By place the short one counts 1.23 times (1 + 1 to the power 0.3), and scaling has no loss: it gets all."""
     short, long = Unit("short", LINEAR, 1, 8, 1, 600.0, 2.0), Unit("long", LINEAR, 1, 8, 1, 6000.0, 2.0)
-    assert sizes([short, long], 8) == {"short": 8, "long": 0}
+    assert tasks([short, long]) == {"short": 8, "long": 0}
 
 
 def test_units_of_unknown_length_share_evenly() -> None:
     units = [Unit(name, LINEAR, 1, 8, 1, work, 2.0, guess=True) for name, work in (("a", 1.0), ("b", 2.0))]
-    assert sizes(units, 8) == {"a": 4, "b": 4}
+    assert tasks(units) == {"a": 4, "b": 4}
 
 
 def test_a_running_unit_keeps_its_least_and_a_restart_must_pay() -> None:
     """To go from 6 tasks to fewer would lose 10 minutes of them, as much as ten minutes of 6 other tasks gain."""
     long = Unit("long", LINEAR, 2, 8, 1, 6000.0, 2.0, size=6, lost=600.0)
     short = Unit("short", LINEAR, 1, 8, 1, 600.0, 2.0)
-    assert sizes([long, short], 8) == {"long": 6, "short": 2}
-    assert sizes([long._replace(lost=0.0), short], 8) == {"long": 2, "short": 6}
+    assert tasks([long, short]) == {"long": 6, "short": 2}
+    assert tasks([long._replace(lost=0.0), short]) == {"long": 2, "short": 6}
 
 
 def test_tasks_that_meet_a_deadline_come_first() -> None:
-    due, short = Unit("due", LINEAR, 1, 8, 1, 6000.0, 2.0, share=5), Unit("short", LINEAR, 1, 8, 1, 60.0, 2.0)
-    assert sizes([short, due], 8) == {"short": 3, "due": 5}
+    due, short = Unit("due", LINEAR, 1, 8, 1, 6000.0, 2.0, pace=5.0), Unit("short", LINEAR, 1, 8, 1, 60.0, 2.0)
+    assert tasks([short, due]) == {"short": 3, "due": 5}
 
 
 def test_what_could_never_fit_and_what_is_too_much_to_weigh_is_left_out() -> None:
-    assert sizes([Unit("wide", tuple(map(float, range(20))), 16, 19, 1, 60.0, 2.0)], 8) == {}
+    assert tasks([Unit("wide", tuple(map(float, range(20))), 16, 19, 1, 60.0, 2.0)]) == {}
 
 
 def test_a_running_unit_keeps_its_least_beside_one_that_would_be_late() -> None:
-    due, long = Unit("due", LINEAR, 1, 8, 1, 6000.0, 16.0, share=7), Unit("long", LINEAR, 2, 8, 1, 60.0, 2.0, size=2)
-    assert sizes([long, due], 8)["long"] >= 2
+    due, long = Unit("due", LINEAR, 1, 8, 1, 6000.0, 16.0, pace=7.0), Unit("long", LINEAR, 2, 8, 1, 60.0, 2.0, size=2)
+    assert tasks([long, due])["long"] >= 2
+
+
+UNEQUAL = [4, 4]
+"""Devices of a fast model, and of one that is half as fast."""
+
+
+def two_models(name: str, work: float, **fields: Any) -> Unit:
+    return Unit(name, LINEAR, 1, 4, 1, work, 2.0, rates=(1.0, 0.5), **fields)
+
+
+def test_two_elastic_units_share_two_models_and_no_device_is_idle() -> None:
+    """Both on the fast model would do the work of 4 tasks, one on each that of 6. The shorter counts 1.23 times."""
+    assert sizes([two_models("long", 6000.0), two_models("short", 600.0)], UNEQUAL) == {"short": (4, 0), "long": (4, 1)}
+
+
+def test_what_is_on_time_only_on_the_fast_model_gets_it() -> None:
+    """The longer one needs three fast tasks, or six slow ones, and there are four of these; without the deadline the
+    shorter has the fast model, see above.
+    """
+    units = [two_models("long", 6000.0, pace=3.0), two_models("short", 600.0)]
+    assert sizes(units, UNEQUAL) == {"long": (4, 0), "short": (4, 1)}
+
+
+@pytest.mark.parametrize(("moves", "on"), [(599.0, 0), (601.0, 1)])
+def test_a_running_unit_changes_its_model_where_that_pays(moves: float, on: int) -> None:
+    """Four fast tasks do the work of two more than four slow ones, in ten minutes 1200 s. The move loses so many
+    seconds of the work of two.
+    """
+    assert sizes([two_models("runs", 6000.0, size=4, here=1, moves=moves)], UNEQUAL) == {"runs": (4, on)}
+
+
+def test_a_unit_that_runs_keeps_its_least_on_its_model() -> None:
+    """The other counts 1.23 times: with three fast devices 3.69 + 1, with the slow one 0.62 + 4."""
+    here, other = two_models("here", 6e6, size=1, here=0, moves=1e9), two_models("other", 60.0)
+    assert sizes([here, other], [4, 1]) == {"here": (1, 0), "other": (3, 0)}
+
+
+def test_what_cannot_run_on_a_model_is_given_none_of_it() -> None:
+    units = [two_models(name, 600.0)._replace(rates=(0.0, 1.0)) for name in ("a", "b")]
+    assert {size.model for size in sizes(units, UNEQUAL).values() if size.tasks} == {1}
