@@ -154,13 +154,14 @@ def _units(residents: Iterable[tuple[Resident, ...]]) -> list[Resident]:
 
 
 def _running(draft: Draft, resident: Resident, here: int, standing: float, left: int) -> Entry:
+    """An elastic unit changes its model only where its size is chosen."""
     now, shape = draft.view.now, resident.shape
     of = draft.speeds.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=True)
     left = max(SECOND, left)
     lost, weight, able = lost_work(resident, now), worth(resident.priority, resident.weight), draft.able(shape).models
     worths = [(standing, here)]
     for index, can in enumerate(able[: len(of)]):
-        if can and index != here and draft.fleet.models[index].kind != "cpu":
+        if can and index != here and draft.fleet.models[index].kind != "cpu" and not resident.least:
             there = left * of[index].mean // max(1, of[here].mean) + lost
             worths.append((weight / (there / SECOND), index))
     devices = shape.gpus * resident.size

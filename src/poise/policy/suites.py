@@ -341,7 +341,7 @@ class _Round:
 
     def _share_out(self, ordered: Sequence[Candidate]) -> None:
         """Sizes for all elastic units on whole devices and all gangs of them that wait; where devices are unequal also
-        a model for each elastic one.
+        a model for each elastic one that is to start, or to be larger than its least.
         """
         fleet, waiting = self.view.fleet, list(islice(filter(_takes_whole, ordered), WEIGHED_WAITING))
         models = [index for index, model in enumerate(fleet.models) if model.kind != "cpu"] if self._is_uneven else []
@@ -351,8 +351,11 @@ class _Round:
         if models:
             elastic = {one.name: one for one in units if one.least < one.most}
             for unit, size in found.items():
-                if unit in elastic and self._sizes[unit]:
-                    one = elastic[unit]
+                if unit not in elastic or not self._sizes[unit]:
+                    continue
+                one = elastic[unit]
+                stays = one.size == one.least and one.here == size.model
+                if not (stays and self._sizes[unit] == one.least):  # else it may be asked to yield as others may
                     gets, has = one.width * self._sizes[unit], one.width * one.size
                     self._shared_out[unit] = Part(models[size.model], gets, has, models[one.here])
 

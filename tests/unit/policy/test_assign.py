@@ -131,6 +131,15 @@ def test_the_fast_devices_go_to_the_elastic_job_that_is_on_time_only_there() -> 
     assert 350 <= ends["j2"] <= 360
 
 
+def test_a_short_elastic_job_makes_a_long_one_with_its_least_yield_on_unequal_devices() -> None:
+    """Both devices are taken by jobs of 4000 s, each with its least. A job of 100 s comes after a minute."""
+    fleet = [node("n1", "fast"), node("n2", "slow")]
+    long = [elastic("even", 4000), elastic("even", 4000)]
+    run = Run(fleet, *long, msgspec.structs.replace(elastic("even", 100), at=60 * SECOND))
+    assert run.ends()["j3"] == 160
+    assert len(run.of(Preempted)) == 1
+
+
 def test_what_runs_on_a_slow_device_moves_to_a_fast_one_when_that_is_free() -> None:
     """The second needs 400 s on the slow device; after 100 s a quarter is done, and the rest takes 75 s."""
     run = Run([node("n1", "fast"), node("n2", "slow")], job("leans", 0, 100), job("leans", 0, 100.1))
