@@ -5,12 +5,12 @@ longer be on time, or was given up so that more is, is ordinary work to every ru
 """
 
 from collections.abc import Mapping, Sequence
-from math import erf, pi, sqrt
+from math import erf, exp, pi, sqrt
 from typing import NamedTuple
 
 from poise.model.fleet import CPU, DEVICES, Resident
 from poise.model.jobs import CLASS_WEIGHT, GRACE
-from poise.model.profiles import Estimate
+from poise.model.profiles import CERTAIN, Estimate
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import Candidate, Snapshot
 from poise.policy.deadlines import Owed, latest_starts, met
@@ -28,9 +28,16 @@ RISK = 0.1
 EXCHANGE = 0.4
 """The same where the other work has a deadline itself, which it would miss."""
 
+WIDE = 5.0
+"""Standard deviations beyond which a normal distribution is not cut off by a bound."""
+
 SAFETY = 2.0
 """Mean deviations of its estimate by which work starts before it has to. Nine in ten runs are shorter than twice what
 is declared of them (lognormal errors with a P90 of 2, as the twin draws them)."""
+
+
+OF_CLASS = ("history", "default")
+"""Sources of estimates, by how they begin, that say nothing of this very run but what its class takes."""
 
 
 class Promise(NamedTuple):
@@ -148,7 +155,24 @@ class _Look:
         if not running.residents:
             return {}
         rows = zip(running.residents, running.left.tolist(), running.varies.tolist(), strict=True)
-        return {one.unit: (one, left, part) for one, left, part in rows if not one.stopping}
+        return {one.unit: (one, *self._of_resident(one, left, part)) for one, left, part in rows if not one.stopping}
+
+    def _of_resident(self, one: Resident, left: int, varies: float) -> tuple[int, float]:
+        """What is left of a running unit with a deadline, and its uncertainty: by what is known of it, or else of its
+        class, and of the deadline.
+        """
+        time = one.due - self.view.now
+        if not one.due or time <= 0 or not self._is_of_class(self.speeds.of_attempt(one), one):
+            return left, varies
+        speeds = speeds_with(self.view.speedups.get(one.unit), one.most) if one.least else (0.0, 1.0)
+        left, deviation = _by_deadline(left, varies, int(time * max(speeds) / speeds[one.size if one.least else 1]))
+        return left, deviation / left
+
+    def _is_of_class(self, estimate: Estimate, one: Resident | Candidate) -> bool:
+        """Whether nothing is known of this very run but its deadline."""
+        if one.progress or (estimate.source == "throughput table" and one.declared):
+            return False
+        return estimate.source.startswith(OF_CLASS) or estimate.source == "throughput table"
 
     def _running(self, one: Resident, left: int, varies: float) -> Owed:
         tasks, weight = one.size, CLASS_WEIGHT[one.priority] * one.weight
@@ -202,9 +226,14 @@ class _Look:
                 self._owed[one.unit] = known
                 return known.owed
             varies = min((of[index] for index in range(len(of)) if models[index]), key=_mean, default=varies)
-        part, time = SAFETY * varies.deviation / max(1, varies.mean), one.due - self.view.now
+        speeds = speeds_with(self.view.speedups.get(one.unit), one.tasks) if one.least else (0.0, 1.0)
+        uncertain, time = varies.deviation / max(1, varies.mean), one.due - self.view.now
+        if not one.left and self._is_of_class(varies, one):
+            most = int((one.due - one.ready - GRACE) * max(speeds) / speeds[max(1, one.least)])
+            left, deviation = _by_deadline(left, uncertain, most)
+            uncertain = deviation / left
+        part = SAFETY * uncertain
         if one.least:
-            speeds = speeds_with(self.view.speedups.get(one.unit), one.tasks)
             work = left * speeds[one.least]
             tasks = _fewest(time - GRACE, work * (1 + part), one.least, speeds)
             self.paces[one.unit] = speeds[tasks]
@@ -220,6 +249,30 @@ class _Look:
 def _by_chance(owed: Owed, time: int, deviation: float) -> Owed:
     """The same, worth as much as its weight times the chance that it ends in time once it runs."""
     return owed._replace(worth=owed.worth * chance_of(time, owed.left, deviation))
+
+
+def _by_deadline(left: int, varies: float, most: int) -> tuple[int, float]:
+    """What is left of a run of which only its class is known, and the mean deviation of that. Who sets a deadline
+    expects that the run is shorter than the time for it, `most`: so it is one of the runs of its class that are, unless
+    hardly any is.
+    """
+    deviation = varies * left
+    return shorter_than(left, deviation, most) if most > 0 and left - CERTAIN * deviation <= most else (left, deviation)
+
+
+def shorter_than(left: int, deviation: float, most: int) -> tuple[int, float]:
+    """The mean and the mean deviation of a run, foreseen by these, that is known to take at most so long: a normal
+    distribution from nothing to there.
+    """
+    sigma = max(1.0, deviation) * sqrt(pi / 2)
+    low, high = -left / sigma, (most - left) / sigma
+    part = (erf(high / sqrt(2)) - erf(low / sqrt(2))) / 2
+    if high > WIDE or part <= 0:
+        return left, deviation
+    at_low, at_high = exp(-low * low / 2) / sqrt(2 * pi), exp(-high * high / 2) / sqrt(2 * pi)
+    shift = (at_low - at_high) / part
+    spread = 1 + (low * at_low - high * at_high) / part - shift * shift
+    return max(1, int(left + sigma * shift)), sigma * sqrt(max(0.0, spread)) * sqrt(2 / pi)
 
 
 def chance_of(time: int, left: int, deviation: float) -> float:

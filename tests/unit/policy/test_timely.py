@@ -2,7 +2,7 @@
 
 import pytest
 
-from poise.policy.timely import chance_of
+from poise.policy.timely import chance_of, shorter_than
 from poise.testing import World, node
 from poise.units import SECOND
 
@@ -93,3 +93,41 @@ def test_for_a_deadline_work_that_loses_something_yields_though_much_waits() -> 
     world.job("due", gpu=1, expect="10m", deadline="15m").after("1s").round()
     assert world.status("due") in ("placed", "running")
     assert world.status("long") == "pending"
+
+
+def _after_runs_of_ten_minutes() -> World:
+    """Three runs of the class `c` took ten minutes: 10 minutes with a mean deviation of 3.2. Long work is running."""
+    world = World().nodes(1, gpus=1)
+    for name in ("first", "second", "third"):
+        world.job(name, gpu=1, **{"class": "c"}).round().start(name).after("10m").finish(name, run="10m")
+    return world.job("long", gpu=1, expect="10h", checkpoint="30s").round().start("long").after("40m")
+
+
+def test_a_deadline_says_that_the_run_is_expected_to_be_shorter() -> None:
+    """Its user says no run time, and a deadline below the mean of its class: many runs of the class are shorter."""
+    world = _after_runs_of_ten_minutes().job("due", gpu=1, deadline="9m", **{"class": "c"}).after("1s").round()
+    assert (world.status("due"), world.status("long")) == ("placed", "pending")
+
+
+def test_a_declared_run_time_is_believed_before_a_deadline() -> None:
+    """After two minutes there are nine for its ten: it is late, and shorter work goes first."""
+    world = World().nodes(1, gpus=1).job("here", gpu=1, expect="1h", preemptible=False, **{"class": "other"}).round()
+    world.start("here").job("due", gpu=1, expect="10m", deadline="11m").job("short", gpu=1, expect="1m")
+    world.after("2m").finish("here").round()
+    assert (world.status("short"), world.status("due")) == ("placed", "pending")
+
+
+def test_what_is_foreseen_of_a_run_that_is_known_to_be_shorter() -> None:
+    """A normal distribution below its mean has its mean one mean deviation lower, and 0.6 of its deviation (the
+    half-normal: the square root of 1 - 2 / pi). Far below its bound nothing changes.
+    """
+    mean, deviation = shorter_than(1000 * SECOND, 10 * SECOND, 1000 * SECOND)
+    assert mean / SECOND == pytest.approx(990)
+    assert deviation / SECOND == pytest.approx(6.028, abs=1e-3)
+    assert shorter_than(1000 * SECOND, 10 * SECOND, 2000 * SECOND) == (1000 * SECOND, 10 * SECOND)
+
+
+@pytest.mark.parametrize("most", [1, 10, 100, 300])
+def test_a_run_that_is_known_to_be_shorter_takes_some_time(most: int) -> None:
+    mean, deviation = shorter_than(100 * SECOND, 50 * SECOND, most * SECOND)
+    assert 0 < mean < most * SECOND and 0 < deviation < 50 * SECOND
