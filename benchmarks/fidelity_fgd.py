@@ -32,7 +32,8 @@ import msgspec
 import numpy as np
 
 from poise.engine.twin import Twin
-from poise.kernel.controller import Cancel, Settings
+from poise.kernel.controller import Settings
+from poise.kernel.messages import Cancel
 from poise.model.events import Event, JobSubmitted, Placed
 from poise.model.jobs import Task, Unit
 from poise.model.resources import WHOLE, Device, Node, Shape, Wants

@@ -49,7 +49,8 @@ def main() -> int:
     """Runs in place of `python -m poise.control`."""
     from poise.control import __main__ as control
     from poise.engine.host import Host
-    from poise.kernel.controller import Controller, FromNode
+    from poise.kernel.controller import Controller
+    from poise.kernel.messages import FromNode
     from poise.model.events import Event, NodeLost, NodeSuspected
 
     notes, sys.argv = Path(sys.argv[1]), [sys.argv[0], *sys.argv[2:]]

@@ -32,20 +32,9 @@ from poise.client import Client
 from poise.config import Home
 from poise.control.api import CANCELLED_AT_ONCE
 from poise.drivers.lock import holder
-from poise.kernel.controller import (
-    Append,
-    CancelJobs,
-    Checkpoint,
-    Controller,
-    Decide,
-    Decided,
-    Durable,
-    Effect,
-    FromNode,
-    Settings,
-    Submit,
-)
+from poise.kernel.controller import Controller, Settings
 from poise.kernel.ledger import Ledger
+from poise.kernel.messages import Append, CancelJobs, Checkpoint, Decide, Decided, Durable, Effect, FromNode, Submit
 from poise.model.events import Event, decode_event, encode_event
 from poise.model.messages import Hello
 from poise.model.resources import Node

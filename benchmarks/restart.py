@@ -25,8 +25,9 @@ from poise.control.decider import InlineDecider
 from poise.control.plane import Plane
 from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import SystemClock, boot_id
-from poise.kernel.controller import Controller, Message, Settings, Submit
+from poise.kernel.controller import Controller, Settings
 from poise.kernel.ledger import Ledger
+from poise.kernel.messages import Message, Submit
 from poise.model.events import Event, decode_event, encode_event
 from poise.model.jobs import Ending
 from poise.model.messages import Desired, Ended, Hello, Report, ToNode

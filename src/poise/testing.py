@@ -16,13 +16,15 @@ import msgspec
 
 from poise.drivers.calendar import around
 from poise.errors import PoiseError, StoreFull
-from poise.kernel.controller import (
+from poise.kernel.controller import Controller, Settings, with_latest_policy
+from poise.kernel.explain import reasons
+from poise.kernel.ledger import JobState, Ledger, TaskState, UnitState, attempt_of, job_status
+from poise.kernel.messages import (
     Append,
     AppendFailed,
     Cancel,
     ChangeJob,
     Checkpoint,
-    Controller,
     Decide,
     Decided,
     Drain,
@@ -48,13 +50,9 @@ from poise.kernel.controller import (
     SayWorker,
     Send,
     SetQuota,
-    Settings,
     Submit,
     TryRecover,
-    with_latest_policy,
 )
-from poise.kernel.explain import reasons
-from poise.kernel.ledger import JobState, Ledger, TaskState, UnitState, attempt_of, job_status
 from poise.model.calls import FromCaller, FromWorker, Result, Results
 from poise.model.changing import as_job, fields_in
 from poise.model.decisions import Plan, Reason

@@ -22,8 +22,9 @@ from poise.drivers.sqlite import LogReader, SqliteStore
 from poise.drivers.system import SystemClock
 from poise.engine.host import AT_ONCE, Host, load_ledger
 from poise.errors import StoreFull, StoreNewer
-from poise.kernel.controller import AddToken, Controller, Settings, Submit
+from poise.kernel.controller import Controller, Settings
 from poise.kernel.ledger import Ledger
+from poise.kernel.messages import AddToken, Submit
 from poise.model.decisions import Plan
 from poise.model.events import Event, JobSubmitted, NodeLost, NodeSuspected, decode_event, encode_event
 from poise.model.messages import Beat, Desired, Heard, Hello

@@ -21,7 +21,7 @@ from poise.engine.host import Host
 from poise.engine.scenario import TENANTS, scenario_of
 from poise.engine.seeds import nemeses_of, shrink, try_scenario, try_seed
 from poise.kernel import controller, verify
-from poise.kernel.controller import Controller, Reply
+from poise.kernel.controller import Controller
 from poise.kernel.ledger import Ledger, NodeState
 from poise.kernel.ledger.jobs import Jobs
 from poise.kernel.ledger.lifecycle import Lifecycle
@@ -29,6 +29,7 @@ from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.quotas import Quotas
 from poise.kernel.ledger.seats import Seats
 from poise.kernel.ledger.units import UnitState
+from poise.kernel.messages import Reply
 from poise.kernel.node import NodeMachine
 from poise.model.decisions import Hold, Plan
 from poise.model.events import Started

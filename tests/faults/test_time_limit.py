@@ -8,7 +8,7 @@ from poise.drivers.nemeses import shipped
 from poise.engine.scenario import Act, Incident, Scenario, scenario_of
 from poise.engine.seeds import nemeses_of
 from poise.engine.simulation import Simulation
-from poise.kernel.controller import ChangeJob, Reply
+from poise.kernel.messages import ChangeJob, Reply
 from poise.model.events import Finished, decode_event
 from poise.model.record import unseal
 from poise.model.resources import Node

@@ -15,17 +15,8 @@ import msgspec
 
 from poise import __version__
 from poise.drivers.logfile import open_log, write_log
-from poise.kernel.controller import (
-    AddToken,
-    CancelJobs,
-    Configure,
-    FromCallWorker,
-    IncidentDone,
-    Locked,
-    NoticeDone,
-    Saw,
-)
 from poise.kernel.ledger import Ledger
+from poise.kernel.messages import AddToken, CancelJobs, Configure, FromCallWorker, IncidentDone, Locked, NoticeDone, Saw
 from poise.model.calls import Call, Calling, Function, Ready, Result, Resume, Returning, Value
 from poise.model.events import Event, Noticed, decode_event, encode_event
 from poise.model.jobs import Ending, Speedups

@@ -46,7 +46,7 @@ RECORDS = record_types(
 HELD = {"Application", "Callable", "Curve", "Ledger", "Pace", "Path", "PoiseError", "Timer", "deque"}
 """Classes whose instances belong to one process: a record that holds one is read there and never written."""
 
-LOCAL = {"poise.config.Home", "poise.kernel.controller.Decide", "poise.kernel.controller.Decided"}
+LOCAL = {"poise.config.Home", "poise.kernel.messages.Decide", "poise.kernel.messages.Decided"}
 """Records that stay in one process, and hold none of those."""
 
 

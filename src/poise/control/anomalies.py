@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from poise.control.plane import Plane
-from poise.kernel import controller as machine
+from poise.kernel import messages
 from poise.kernel.ledger import UnitState
 from poise.kernel.peers import FEWEST, Differs, Peers, Values
 from poise.model.events import Noticed
@@ -125,7 +125,7 @@ class Anomalies:
         gang.told.update(differs)
 
     def _say(self, noticed: Noticed) -> None:
-        self._plane.post(machine.Saw(noticed))
+        self._plane.post(messages.Saw(noticed))
 
 
 def _amount(signal: str, value: float) -> str:

@@ -23,14 +23,7 @@ from poise.control.consoles import Attendance, Consoles, running_tasks, takes_in
 from poise.control.deciders import Deciders
 from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import DASHBOARD, KEYED, PUBLIC, App, Guard, Scope, secret_of
-from poise.control.hot import (
-    CallerChannel,
-    NodeChannel,
-    Submission,
-    Submissions,
-    WorkerChannel,
-    attempt_named,
-)
+from poise.control.hot import CallerChannel, NodeChannel, Submission, Submissions, WorkerChannel, attempt_named
 from poise.control.incidents import Incidents
 from poise.control.kept import forget_policy
 from poise.control.lifetime import Lifetime
@@ -53,8 +46,7 @@ from poise.drivers.tidy import remove_folders
 from poise.drivers.vault import Vault
 from poise.engine.lookahead import LookAhead
 from poise.errors import Denied, NotFound, NotLeading, SpecError, StoreFull
-from poise.kernel import controller as machine
-from poise.kernel import whatif
+from poise.kernel import messages, whatif
 from poise.kernel.audit import audit_report
 from poise.kernel.changing import to_remove
 from poise.kernel.demand import demand
@@ -500,7 +492,7 @@ def make_app(
         await files.admit(compiled)
         await chances.check(compiled, data.key, data.user)
         job = await plane.request(
-            lambda number: machine.Submit(number, compiled, data.key, data.user, if_revision, bearer)
+            lambda number: messages.Submit(number, compiled, data.key, data.user, if_revision, bearer)
         )
         return Submitted(job, compiled.note, caller_key_of(job))
 
@@ -603,7 +595,7 @@ def make_app(
         role=SUBMITTER,
     )
     async def cancel(bearer: Bearer, name: str) -> Submitted:
-        return Submitted(await plane.request(lambda request: machine.Cancel(request, name, bearer)))
+        return Submitted(await plane.request(lambda request: messages.Cancel(request, name, bearer)))
 
     @routes.post(
         "/v1/jobs/{name}/hold",
@@ -612,7 +604,7 @@ def make_app(
         role=SUBMITTER,
     )
     async def hold(bearer: Bearer, name: str) -> Submitted:
-        return Submitted(await plane.request(lambda request: machine.HoldJob(request, name, True, bearer)))
+        return Submitted(await plane.request(lambda request: messages.HoldJob(request, name, True, bearer)))
 
     @routes.post(
         "/v1/jobs/{name}/release",
@@ -621,7 +613,7 @@ def make_app(
         role=SUBMITTER,
     )
     async def release(bearer: Bearer, name: str) -> Submitted:
-        return Submitted(await plane.request(lambda request: machine.HoldJob(request, name, False, bearer)))
+        return Submitted(await plane.request(lambda request: messages.HoldJob(request, name, False, bearer)))
 
     @routes.post(
         "/v1/jobs/{name}/change",
@@ -632,7 +624,9 @@ def make_app(
     async def change(bearer: Bearer, name: str, data: Change) -> Changed:
         fields = fields_in(data.spec)
         compiled = compile_spec(as_job(data.spec), wall=plane.clock.wall(), tenant=bearer.tenant)
-        changed: Changed = await plane.request(lambda number: machine.ChangeJob(number, name, compiled, fields, bearer))
+        changed: Changed = await plane.request(
+            lambda number: messages.ChangeJob(number, name, compiled, fields, bearer)
+        )
         return changed
 
     @routes.post(
@@ -642,7 +636,7 @@ def make_app(
         role=SUBMITTER,
     )
     async def retry(bearer: Bearer, name: str) -> Submitted:
-        return Submitted(await plane.request(lambda request: machine.RetryJob(request, name, bearer)))
+        return Submitted(await plane.request(lambda request: messages.RetryJob(request, name, bearer)))
 
     @routes.post(
         "/v1/cancel",
@@ -661,7 +655,7 @@ def make_app(
             few = latest_first[first : first + CANCELLED_AT_ONCE]
             known = ((name, ledger.jobs.get(name)) for name in few)
             these = tuple(name for name, job in known if job and (all_tenants or job.tenant == bearer.tenant))
-            tenants += await plane.request(partial(machine.CancelJobs, jobs=these, bearer=bearer))
+            tenants += await plane.request(partial(messages.CancelJobs, jobs=these, bearer=bearer))
         return Cancelled(tenants.total(), dict(tenants))
 
     @routes.post(
@@ -686,7 +680,7 @@ def make_app(
         for first in range(0, len(ended), REMOVED_AT_ONCE):
             few = tuple(job.id for job in ended[first : first + REMOVED_AT_ONCE])
             await asyncio.to_thread(remove_folders, (home.logs, home.values, home.meetings, home.checkpoints), few)
-            removed += await plane.request(partial(machine.RemoveJobs, jobs=few, bearer=bearer))
+            removed += await plane.request(partial(messages.RemoveJobs, jobs=few, bearer=bearer))
         return Removed(tuple(removed))
 
     @routes.get(
@@ -941,7 +935,7 @@ def make_app(
     )
     async def drain(bearer: Bearer, name: str, data: DrainRequest) -> Drained:
         drained: Drained = await plane.request(
-            lambda request: machine.Drain(request, name, data.on, bearer, data.moves)
+            lambda request: messages.Drain(request, name, data.on, bearer, data.moves)
         )
         return drained
 
@@ -952,7 +946,7 @@ def make_app(
         role=OPERATOR,
     )
     async def give_up(bearer: Bearer, data: NamedNodes) -> dict[str, list[str]]:
-        return {"nodes": await plane.request(lambda request: machine.GiveUp(request, data.nodes, bearer))}
+        return {"nodes": await plane.request(lambda request: messages.GiveUp(request, data.nodes, bearer))}
 
     @routes.post(
         "/v1/nodes/jobs",
@@ -972,7 +966,7 @@ def make_app(
         role=OPERATOR,
     )
     async def lend(bearer: Bearer, data: NamedNodes) -> dict[str, str]:
-        return {"node": await plane.request(lambda request: machine.Lend(request, data.nodes, bearer))}
+        return {"node": await plane.request(lambda request: messages.Lend(request, data.nodes, bearer))}
 
     @routes.get(
         "/v1/incidents", summary="Incidents, oldest first: the open ones, and the latest closed ones", role=VIEWER
@@ -1001,7 +995,7 @@ def make_app(
         role=SUBMITTER,
     )
     async def hold_schedule(bearer: Bearer, name: str) -> ScheduleChanged:
-        return ScheduleChanged(await plane.request(lambda number: machine.HoldSchedule(number, name, True, bearer)))
+        return ScheduleChanged(await plane.request(lambda number: messages.HoldSchedule(number, name, True, bearer)))
 
     @routes.post(
         "/v1/schedules/{name}/release",
@@ -1010,7 +1004,7 @@ def make_app(
         role=SUBMITTER,
     )
     async def release_schedule(bearer: Bearer, name: str) -> ScheduleChanged:
-        return ScheduleChanged(await plane.request(lambda number: machine.HoldSchedule(number, name, False, bearer)))
+        return ScheduleChanged(await plane.request(lambda number: messages.HoldSchedule(number, name, False, bearer)))
 
     @routes.delete(
         "/v1/schedules/{name}",
@@ -1019,7 +1013,7 @@ def make_app(
         role=SUBMITTER,
     )
     async def remove_schedule(bearer: Bearer, name: str) -> ScheduleChanged:
-        return ScheduleChanged(await plane.request(lambda number: machine.RemoveSchedule(number, name, bearer)))
+        return ScheduleChanged(await plane.request(lambda number: messages.RemoveSchedule(number, name, bearer)))
 
     @routes.get("/v1/quotas", summary="Quotas of tenants, and their use", role=VIEWER)
     async def quotas(bearer: Bearer) -> list[QuotaReport]:
@@ -1035,7 +1029,7 @@ def make_app(
         check_name(tenant, "tenant")
         quota = compile_quota(data)
         note = quota_note(await plane.settled(), tenant, lifted=False)
-        await plane.request(lambda request: machine.SetQuota(request, tenant, quota, bearer))
+        await plane.request(lambda request: messages.SetQuota(request, tenant, quota, bearer))
         return {"tenant": tenant, "note": note}
 
     @routes.delete(
@@ -1046,7 +1040,7 @@ def make_app(
     )
     async def lift_quota(bearer: Bearer, tenant: str) -> dict[str, str]:
         note = quota_note(await plane.settled(), tenant, lifted=True)
-        await plane.request(lambda request: machine.SetQuota(request, tenant, None, bearer))
+        await plane.request(lambda request: messages.SetQuota(request, tenant, None, bearer))
         return {"tenant": tenant, "note": note}
 
     @routes.get("/v1/policy", summary="The policy that decides", role=VIEWER)
@@ -1059,7 +1053,7 @@ def make_app(
         choice = chosen(data)
         await deciders.try_out(choice)
         told = policy_settings(choice, plane.clock.wall())
-        await plane.request(lambda request: machine.Configure(request=request, bearer=bearer, **told))
+        await plane.request(lambda request: messages.Configure(request=request, bearer=bearer, **told))
         forget_policy(home)
         return policy_report(await plane.settled())
 
@@ -1095,7 +1089,7 @@ def make_app(
         if data.expires is not None and not lasts:
             raise SpecError("the token would expire at once", code="E103", field="expires", hint="expires: 30d")
         made = await plane.request(
-            lambda request: machine.AddToken(
+            lambda request: messages.AddToken(
                 request=request,
                 tenant=data.tenant,
                 role=Role[data.role.upper()],
@@ -1109,7 +1103,7 @@ def make_app(
 
     @routes.delete("/v1/tokens/{token_id}", summary="Revoke a token", status=202, role=ADMIN)
     async def revoke_token(bearer: Bearer, token_id: str) -> dict[str, str]:
-        return {"token": await plane.request(lambda request: machine.RevokeToken(request, token_id, bearer))}
+        return {"token": await plane.request(lambda request: messages.RevokeToken(request, token_id, bearer))}
 
     @routes.get(
         "/v1/events", summary="The log as server-sent events, from `after` on; `decisions` only, or all", role=VIEWER
@@ -1144,7 +1138,7 @@ def make_app(
     @routes.post("/v1/shutdown", summary="Stop the control plane; running work continues", status=202, role=ADMIN)
     async def shutdown(bearer: Bearer) -> dict[str, bool]:
         with contextlib.suppress(StoreFull, NotLeading):  # it cannot be recorded then, and is done all the same
-            await plane.request(lambda request: machine.AskToStop(request, bearer))
+            await plane.request(lambda request: messages.AskToStop(request, bearer))
         asyncio.get_running_loop().call_later(0.05, lifetime.shut_down)
         return {"stopping": True}
 

@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator
 
 from poise.control.plane import Plane
 from poise.errors import Busy, PoiseError
-from poise.kernel.controller import Cancel
 from poise.kernel.find import Found
 from poise.kernel.ledger import Ledger, UnitState
+from poise.kernel.messages import Cancel
 from poise.model.messages import Attempt, Credit, Exec, Fed, Feed, FromConsole, Get, Leave, Left, Piece, Said
 from poise.model.reports import ExecEnd, ExecLine, ExecOutput, ExecStarted
 from poise.model.tenants import Bearer

@@ -34,6 +34,7 @@ from poise.drivers.vault import Vault
 from poise.engine.host import Answer
 from poise.errors import Busy, Denied, ErrorRecord, InputError, NotFound, PoiseError, SpecError
 from poise.kernel import controller as machine
+from poise.kernel import messages
 from poise.kernel.dispatch import not_served
 from poise.kernel.frames import Broken, Frames
 from poise.model.calls import ATTEMPT, FromCaller, FromWorker, Over, Ready, Resume, ToCaller, ToWorker
@@ -141,7 +142,9 @@ async def submit(
     if compiled.strict:
         await chances.check(compiled, submission.key, submission.user)
     answer = _answering(done, compiled.note, key_of)
-    plane.ask(lambda request: machine.Submit(request, compiled, submission.key, submission.user, bearer=bearer), answer)
+    plane.ask(
+        lambda request: messages.Submit(request, compiled, submission.key, submission.user, bearer=bearer), answer
+    )
 
 
 class Submissions:
@@ -303,7 +306,7 @@ class NodeChannel:
         until = self._plane.clock.now() + wait
         if until > self._told_crowded + SECOND:
             self._told_crowded = until
-            self._plane.post(machine.Crowded(until))
+            self._plane.post(messages.Crowded(until))
         seconds = -(-wait // SECOND)
         error = Busy("too many nodes connect at once", need=f"another try after {seconds} s", hint="the agent waits")
         await refuse(scope, send, error, retry_after=seconds)
@@ -369,7 +372,7 @@ class NodeChannel:
             try:
                 launches.append(self._unlocked(launch))
             except PoiseError as error:
-                self._plane.post(machine.Locked(launch.attempt, f"{error}: {error.record.hint}"))
+                self._plane.post(messages.Locked(launch.attempt, f"{error}: {error.record.hint}"))
         return msgspec.structs.replace(desired, launches=tuple(launches))
 
     def _unlocked(self, launch: Launch) -> Launch:
@@ -610,7 +613,7 @@ def _with_keys(desired: Desired, key_of: Callable[[Attempt], str]) -> Desired:
 
 
 def _answering(done: Done, note: str, key_of: KeyOf) -> Answer:
-    def answer(reply: machine.Reply) -> None:
+    def answer(reply: messages.Reply) -> None:
         if reply.error is not None:
             done(Accepted(error=reply.error.record))
         else:

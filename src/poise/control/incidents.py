@@ -22,7 +22,7 @@ from poise.drivers import incidentfile
 from poise.drivers.logfile import has_log, read_home
 from poise.drivers.outputs import endings
 from poise.errors import PoiseError
-from poise.kernel import controller as machine
+from poise.kernel import messages
 from poise.kernel.incidents import Incidents as Folded
 from poise.model.events import Event, decode_event
 from poise.model.incidents import IncidentNotice, IncidentReport, Moment
@@ -182,6 +182,8 @@ class Incidents:
             await asyncio.to_thread(targets.send, target, notice_id, msgspec.json.encode(notice), told, trusted=True)
 
         failed = await until_taken(notice_id, send, self._delays)
-        if await until_recorded(self._plane, lambda number: machine.IncidentDone(number, name, moment, target, failed)):
+        if await until_recorded(
+            self._plane, lambda number: messages.IncidentDone(number, name, moment, target, failed)
+        ):
             async with self._turn:
                 await self._caught_up()  # so that it is known to be told before this is no longer going

@@ -21,7 +21,7 @@ from poise.control.plane import Plane
 from poise.drivers import webhooks
 from poise.drivers.webhooks import Undelivered
 from poise.errors import NotLeading, PoiseError, SpecError, StoreFull, located
-from poise.kernel import controller as machine
+from poise.kernel import messages
 from poise.kernel.explain import job_report
 from poise.kernel.ledger import JobState
 from poise.model.notices import (
@@ -73,7 +73,7 @@ async def until_taken(name: str, send: Callable[[], Awaitable[None]], delays: Se
     raise AssertionError("the last delay is None")
 
 
-async def until_recorded(plane: Plane, done: Callable[[int], machine.Message]) -> bool:
+async def until_recorded(plane: Plane, done: Callable[[int], messages.Message]) -> bool:
     """Record that a notice is dealt with. False if another control plane leads now: it sends the notice again."""
     while True:
         try:
@@ -237,7 +237,7 @@ class Notifier:
                 await asyncio.get_running_loop().run_in_executor(self._threads, now)
 
         failed = await until_taken(notice.id, send, self._delays)
-        await until_recorded(self._plane, partial(machine.NoticeDone, job=job.id, notice=name, failed=failed))
+        await until_recorded(self._plane, partial(messages.NoticeDone, job=job.id, notice=name, failed=failed))
 
     def _send(self, target: str, notice: Notice, notify: Notify | None) -> None:
         """On a thread. Raises `Undelivered`."""

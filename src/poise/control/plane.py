@@ -17,7 +17,7 @@ from poise.drivers.plugins import with_latest_policy_here
 from poise.drivers.system import SystemClock, boot_id, boottime
 from poise.engine.host import Answer, Handle, Host
 from poise.errors import NotLeading, PoiseError
-from poise.kernel import controller as machine
+from poise.kernel import messages
 from poise.kernel.controller import Controller
 from poise.kernel.ledger import Ledger
 from poise.kernel.overview import Rates, rates
@@ -173,15 +173,15 @@ class Plane(Host):
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
-    def ask(self, make: Callable[[int], machine.Message], answer: Answer) -> None:
+    def ask(self, make: Callable[[int], messages.Message], answer: Answer) -> None:
         self.check_leading()
         super().ask(make, answer)
 
-    async def request(self, make: Callable[[int], machine.Message]) -> Any:
+    async def request(self, make: Callable[[int], messages.Message]) -> Any:
         """Post a request and wait for its answer. Raises what it was refused with."""
         future: asyncio.Future[Any] = self._loop.create_future()
 
-        def answer(reply: machine.Reply) -> None:
+        def answer(reply: messages.Reply) -> None:
             if future.done():
                 return
             if reply.error is not None:

@@ -17,7 +17,7 @@ from poise.engine.host import Answer, Host, load_ledger
 from poise.engine.network import End
 from poise.engine.timeline import WALL, Killed, Process, SimulatedClock, Timeline
 from poise.errors import Conflict, PoiseError, StoreDamaged
-from poise.kernel import controller as machine
+from poise.kernel import messages
 from poise.kernel.controller import Controller, Settings, with_latest_policy
 from poise.kernel.ledger import Ledger
 from poise.model.decisions import Place, Plan, Preempt, Resize, Spot, Why
@@ -175,12 +175,12 @@ class SimulatedControl:
         channel.on_message, channel.on_close = hear, closed
         return True
 
-    def ask(self, make: Callable[[int], machine.Message], answer: Answer) -> bool:
+    def ask(self, make: Callable[[int], messages.Message], answer: Answer) -> bool:
         """A request that has arrived. False: nobody is there."""
         if self.host is None or self.process.paused_until > self.process.timeline.now:
             return False
 
-        def reply(given: machine.Reply) -> None:
+        def reply(given: messages.Reply) -> None:
             self.pass_door()
             answer(given)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import msgspec
 
 from poise.errors import Conflict, NotLeading, PoiseError, StoreFull, newer
-from poise.kernel import controller as machine
+from poise.kernel import messages
 from poise.kernel.controller import Controller
 from poise.kernel.dispatch import served
 from poise.kernel.ledger import Ledger
@@ -48,7 +48,7 @@ LOOK_AT_LOCK = 1.0
 has lost it still hears.
 """
 
-Answer = Callable[[machine.Reply], None]
+Answer = Callable[[messages.Reply], None]
 
 
 class Handle(Protocol):
@@ -132,7 +132,7 @@ class Host:
         self._leave = leave
         self._tell = tell
         self._guard = guard
-        self._inbox: deque[machine.Message] = deque()
+        self._inbox: deque[messages.Message] = deque()
         self._scheduled = False
         self._timer: Handle | None = None
         self._due: int | None = None
@@ -171,12 +171,12 @@ class Host:
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
-    def post(self, message: machine.Message) -> None:
+    def post(self, message: messages.Message) -> None:
         """Hand a message to the controller in the next turn of the loop."""
         self._inbox.append(message)
         self._schedule()
 
-    def ask(self, make: Callable[[int], machine.Message], answer: Answer) -> None:
+    def ask(self, make: Callable[[int], messages.Message], answer: Answer) -> None:
         """Post a request; `answer` is called when it is durable, or refused."""
         self._next_request += 1
         self._requests[self._next_request] = answer
@@ -217,12 +217,12 @@ class Host:
     def disconnect(self, node: str, channel: Connection) -> None:
         if self._channels.get(node) is channel:
             del self._channels[node]
-            self.post(machine.Gone(node))
+            self.post(messages.Gone(node))
 
     def hear(self, node: str, channel: Connection, message: FromAgent, by: str = "") -> None:
         """A message from a node that came by this token; only its newest connection is heard."""
         if self._channels.get(node) is channel:
-            self.post(machine.FromNode(node, message, by))
+            self.post(messages.FromNode(node, message, by))
 
     # --- callers and workers -----------------------------------------------------------------------------------------
 
@@ -239,12 +239,12 @@ class Host:
 
     def hear_caller(self, job: str, tenant: str, channel: Channel, message: FromCaller) -> None:
         if self._callers.get(job) is channel:
-            self.post(machine.FromJobCaller(job, message, tenant))
+            self.post(messages.FromJobCaller(job, message, tenant))
 
     def disconnect_caller(self, job: str, channel: Channel) -> None:
         if self._callers.get(job) is channel:
             del self._callers[job]
-            self.post(machine.CallerGone(job))
+            self.post(messages.CallerGone(job))
 
     def connect_worker(self, attempt: Attempt, channel: Channel) -> None:
         old = self._workers.get(attempt)
@@ -254,7 +254,7 @@ class Host:
 
     def hear_worker(self, attempt: Attempt, channel: Channel, message: FromWorker) -> None:
         if self._workers.get(attempt) is channel:
-            self.post(machine.FromCallWorker(attempt, message))
+            self.post(messages.FromCallWorker(attempt, message))
 
     def disconnect_worker(self, attempt: Attempt, channel: Channel) -> None:
         if self._workers.get(attempt) is channel:
@@ -286,7 +286,7 @@ class Host:
             self._timers.call_later(HEAR_FIRST, self._run)
             return
         self._scheduled = False
-        effects: list[machine.Effect] = []
+        effects: list[messages.Effect] = []
         for _ in range(min(AT_ONCE, len(self._inbox))):
             effects.extend(self._handle(self._inbox.popleft(), now))
         if self._inbox:
@@ -300,9 +300,9 @@ class Host:
         self._perform(effects, self.clock.now() - began)
         self._arm()
 
-    def _handle(self, message: machine.Message, now: int) -> Sequence[machine.Effect]:
+    def _handle(self, message: messages.Message, now: int) -> Sequence[messages.Effect]:
         planned = self._planned
-        if not isinstance(message, machine.Decided) or not planned or planned[0].plan is not message.plan:
+        if not isinstance(message, messages.Decided) or not planned or planned[0].plan is not message.plan:
             return self.controller.handle(message, now)
         (_, answered, (asked, view)), began = planned.popleft(), self.clock.now()
         effects = self.controller.handle(message, now)
@@ -342,61 +342,61 @@ class Host:
             self._heard_until = until
             self._schedule()
 
-    def _perform(self, effects: Sequence[machine.Effect], view_took: int = 0) -> None:
+    def _perform(self, effects: Sequence[messages.Effect], view_took: int = 0) -> None:
         """Carry out what the controller asks for; `view_took` is for how long it made the view, if there is one."""
         appends: list[Event] = []
         expected, is_due = -1, False
         for effect in effects:
             match effect:
-                case machine.Append():
+                case messages.Append():
                     if not appends:
                         expected = effect.expected
                     appends.extend(effect.events)
-                case machine.Reply():
+                case messages.Reply():
                     answer = self._requests.pop(effect.request, None)
                     if answer is not None:
                         answer(effect)
-                case machine.Send():
+                case messages.Send():
                     channel = self._channels.get(effect.node)
                     if channel is not None:
                         channel.send(effect.message)
-                case machine.SayCaller():
+                case messages.SayCaller():
                     channel = self._callers.get(effect.job)
                     if channel is not None:
                         channel.send(effect.message)
-                case machine.SayWorker():
+                case messages.SayWorker():
                     channel = self._workers.get(effect.attempt)
                     if channel is not None:
                         channel.send(effect.message)
-                case machine.HangCaller():
+                case messages.HangCaller():
                     self._tell(f"the caller of {effect.job} is hung up on: {effect.error}")
                     channel = self._callers.pop(effect.job, None)
                     if channel is not None:  # told why, it leaves by itself; nothing more is heard of it
                         channel.send(Over(f"a call was refused: {effect.error}"))
-                        self.post(machine.CallerGone(effect.job))
-                case machine.HangCalls():
+                        self.post(messages.CallerGone(effect.job))
+                case messages.HangCalls():
                     self._hang_up(self._callers)
                     self._hang_up(self._workers)
-                case machine.Decide():
+                case messages.Decide():
                     asked = _Asked(self.clock.now(), view_took)
                     self._decider.decide(effect.view, partial(self._on_plan, effect.view, asked))
-                case machine.Hang():
+                case messages.Hang():
                     channel = self._channels.pop(effect.node, None)
                     if channel is not None:
                         channel.close()
-                case machine.Checkpoint():
+                case messages.Checkpoint():
                     is_due = True
-                case machine.TryRecover():
+                case messages.TryRecover():
                     if self.store.recover():
                         self._tell("the log can be written again")
-                        self.post(machine.Recovered())
+                        self.post(messages.Recovered())
                         self._saw(self._noticing.room(self.clock.now()))
         if self._append(appends, expected) and is_due:
             self._save()
 
     def _on_plan(self, view: Snapshot, asked: _Asked, plan: Plan) -> None:
         self._planned.append(_Planned(plan, self.clock.now(), asked))
-        self.post(machine.Decided(plan, view))
+        self.post(messages.Decided(plan, view))
 
     def _append(self, events: Sequence[Event], expected: int) -> bool:
         """Whether there was anything to write, and the log has taken it."""
@@ -424,7 +424,7 @@ class Host:
             return
         with self._guard():
             now = self.clock.now()
-            self._perform(self.controller.handle(machine.Durable(revision), now))
+            self._perform(self.controller.handle(messages.Durable(revision), now))
             self._observe_durable(revision, now)
             self._published_up_to(revision)
             if self._inbox:
@@ -442,7 +442,7 @@ class Host:
     def _saw(self, noticed: Noticed | None) -> None:
         """Have something recorded that was noticed here, if anything was."""
         if noticed is not None:
-            self.post(machine.Saw(noticed))
+            self.post(messages.Saw(noticed))
 
     def _appended(self, events: Sequence[Event], expected: int) -> None:
         """These were handed to the log, which may still refuse them."""
@@ -480,7 +480,7 @@ class Host:
         self._undurable.clear()
         self._taken_back(self.store.durable())
         ledger = load_ledger(self.store)
-        self._perform(self.controller.handle(machine.AppendFailed(ledger, known), self.clock.now()))
+        self._perform(self.controller.handle(messages.AppendFailed(ledger, known), self.clock.now()))
         self._published_up_to(ledger.revision)
         self._schedule()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from poise.engine.scenario import Act
 from poise.engine.timeline import WALL
 from poise.errors import PoiseError
-from poise.kernel.controller import Cancel, Configure, Drain, Message, Reply, SetQuota, Submit
+from poise.kernel.messages import Cancel, Configure, Drain, Message, Reply, SetQuota, Submit
 from poise.model.quotas import Quota
 from poise.model.resources import PLENTY
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role

@@ -18,8 +18,9 @@ import msgspec
 from poise.engine.host import Host
 from poise.engine.timeline import Process, SimulatedClock, Timeline, Timer
 from poise.errors import PoiseError
-from poise.kernel.controller import Controller, Decided, Drain, GiveUp, Message, Reply, Settings, Submit
+from poise.kernel.controller import Controller, Settings
 from poise.kernel.ledger import Ledger, UnitState, attempt_of
+from poise.kernel.messages import Decided, Drain, GiveUp, Message, Reply, Submit
 from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.fleet import model_under

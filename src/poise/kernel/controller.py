@@ -25,6 +25,52 @@ from poise.kernel.find import find, find_node
 from poise.kernel.fitting import check_all
 from poise.kernel.lateness import Lateness
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of, orders_of
+from poise.kernel.messages import (
+    AddToken,
+    Append,
+    AppendFailed,
+    AskToStop,
+    CallerGone,
+    Cancel,
+    CancelJobs,
+    ChangeJob,
+    Checkpoint,
+    Configure,
+    Crowded,
+    Decide,
+    Decided,
+    Drain,
+    Durable,
+    Effect,
+    FromCallWorker,
+    FromJobCaller,
+    FromNode,
+    GiveUp,
+    Gone,
+    Hang,
+    HangCaller,
+    HangCalls,
+    HoldJob,
+    HoldSchedule,
+    IncidentDone,
+    Lend,
+    Locked,
+    Message,
+    NoticeDone,
+    Recovered,
+    RemoveJobs,
+    RemoveSchedule,
+    Reply,
+    RetryJob,
+    RevokeToken,
+    Saw,
+    SayCaller,
+    SayWorker,
+    Send,
+    SetQuota,
+    Submit,
+    TryRecover,
+)
 from poise.kernel.outage import Outage
 from poise.kernel.schedulable import prepare
 from poise.kernel.spans import root_of, run_of
@@ -33,7 +79,6 @@ from poise.kernel.timetable import Calendar
 from poise.kernel.turns import Turns
 from poise.kernel.verify import verify_hold, verify_place, verify_preempt, verify_resize
 from poise.kernel.watch import Fired, Watch
-from poise.model.calls import FromCaller, FromWorker, ToCaller, ToWorker
 from poise.model.changing import LIVE
 from poise.model.decisions import Ask, Hold, Place, Plan, Preempt, Rejection, Resize, Why
 from poise.model.events import (
@@ -85,7 +130,6 @@ from poise.model.events import (
     Triggered,
     UnitsCancelled,
 )
-from poise.model.incidents import Moment
 from poise.model.jobs import Ending, Job, limits_of
 from poise.model.load import Load, Upkeep
 from poise.model.messages import (
@@ -107,11 +151,10 @@ from poise.model.messages import (
     Told,
 )
 from poise.model.profiles import ENOUGH_RUNS
-from poise.model.quotas import Quota
 from poise.model.reports import Changed, Drained
 from poise.model.resources import ALLOCATED, Device, Node, Shape, identity_of, is_declared
 from poise.model.spec import Compiled
-from poise.model.tenants import DEFAULT, HOME, Bearer, Role, Token
+from poise.model.tenants import DEFAULT, Bearer, Role, Token
 from poise.model.times import Times
 from poise.model.traces import TRACEPARENT
 from poise.model.training import DEVICE_MEMORY, LIBRARY_THREADS, PHASE, TELL_EVERY, THREADS, Training, is_news
@@ -203,369 +246,6 @@ def with_latest_policy(settings: Settings, began: Began | None) -> Settings:
         settings, policy=began.policy, recipe=began.recipe, code=began.code, asked=began.asked
     )
 
-
-# --- messages --------------------------------------------------------------------------------------------------------
-
-
-class Submit(msgspec.Struct, frozen=True):
-    """Answered with the id of the job, or of the schedule, once it is durable. `key` makes a repeated submission
-    harmless; with `if_revision` it is refused unless the ledger is of that revision: as it was when somebody looked at
-    a plan.
-    """
-
-    request: int
-    compiled: Compiled
-    key: str = ""
-    user: str = ""
-    if_revision: int | None = None
-    bearer: Bearer = HOME
-
-
-class Cancel(msgspec.Struct, frozen=True):
-    request: int
-    job: str
-    bearer: Bearer = HOME
-
-
-class CancelJobs(msgspec.Struct, frozen=True):
-    """Cancel whole jobs, by id. Answered with how many that were of each tenant: those that are over, already
-    being cancelled, forgotten or not visible to the bearer are passed over.
-    """
-
-    request: int
-    jobs: tuple[str, ...]
-    bearer: Bearer = HOME
-
-
-class HoldJob(msgspec.Struct, frozen=True):
-    """Put a job on hold, or release it."""
-
-    request: int
-    job: str
-    on: bool
-    bearer: Bearer = HOME
-
-
-class ChangeJob(msgspec.Struct, frozen=True):
-    """Change these `fields` of a job, or of some of its tasks, to what they are in `compiled`. Answered with
-    `Changed`.
-    """
-
-    request: int
-    job: str
-    compiled: Compiled
-    fields: tuple[str, ...]
-    bearer: Bearer = HOME
-
-
-class RetryJob(msgspec.Struct, frozen=True):
-    """Submit the unfinished part of an ended job again. Answered with the new job's id."""
-
-    request: int
-    job: str
-    bearer: Bearer = HOME
-
-
-class RemoveJobs(msgspec.Struct, frozen=True):
-    """Remove ended jobs, by name or id: all of them or none. Answered with their ids."""
-
-    request: int
-    jobs: tuple[str, ...]
-    bearer: Bearer = HOME
-
-
-class HoldSchedule(msgspec.Struct, frozen=True):
-    """Put a schedule on hold, or release it. What was due meanwhile is passed over."""
-
-    request: int
-    schedule: str
-    on: bool
-    bearer: Bearer = HOME
-
-
-class RemoveSchedule(msgspec.Struct, frozen=True):
-    request: int
-    schedule: str
-    bearer: Bearer = HOME
-
-
-class NoticeDone(msgspec.Struct, frozen=True):
-    """A notice of a job was delivered, or given up because it `failed`."""
-
-    request: int
-    job: str
-    notice: str
-    failed: str = ""
-
-
-class IncidentDone(msgspec.Struct, frozen=True):
-    """A target was told of an incident, or is given up because it `failed`."""
-
-    request: int
-    incident: str
-    moment: Moment
-    target: str
-    failed: str = ""
-
-
-class Drain(msgspec.Struct, frozen=True):
-    """`node` is a node, or a device of one: `n1:0`. With `moves`, what runs on a node goes on elsewhere."""
-
-    request: int
-    node: str
-    on: bool
-    bearer: Bearer = HOME
-    moves: bool = False
-
-
-class Configure(msgspec.Struct, frozen=True):
-    """Another policy is to decide; its fields are those of `Configured`. Answered with the revision."""
-
-    request: int
-    policy: str
-    asked: float
-    recipe: dict[str, Any] = {}
-    code: str = ""
-    bearer: Bearer = HOME
-
-
-class GiveUp(msgspec.Struct, frozen=True):
-    """What runs the nodes says that these are gone: all that it misses together, so that an outage is known for one.
-    Should one of them speak all the same, it is taken in anew.
-    """
-
-    request: int
-    nodes: tuple[str, ...]
-    bearer: Bearer = HOME
-
-
-class Lend(msgspec.Struct, frozen=True):
-    """Others wait for one of these machines: empty the node whose work loses least by it, though there is no room for
-    it elsewhere. Answered with the name of that node, or with none where each runs what may not be preempted.
-    """
-
-    request: int
-    nodes: tuple[str, ...]
-    bearer: Bearer = HOME
-
-
-class SetQuota(msgspec.Struct, frozen=True):
-    request: int
-    tenant: str
-    quota: Quota | None
-    bearer: Bearer = HOME
-
-
-class AddToken(msgspec.Struct, frozen=True, kw_only=True):
-    """Answered with the `Token`, also when it is asked again. `hash` is the SHA-256 of its secret; it `lasts` so many
-    nanoseconds, 0: for ever.
-    """
-
-    request: int
-    tenant: str
-    role: Role
-    hash: str
-    name: str = ""
-    lasts: int = 0
-    bearer: Bearer = HOME
-
-
-class RevokeToken(msgspec.Struct, frozen=True):
-    request: int
-    id: str
-    bearer: Bearer = HOME
-
-
-class AskToStop(msgspec.Struct, frozen=True):
-    """Recorded; whoever sent it ends the control plane once it is answered."""
-
-    request: int
-    bearer: Bearer = HOME
-
-
-class FromNode(msgspec.Struct, frozen=True):
-    """A node has said something, `by` the token with which it came (see `NodeJoined`)."""
-
-    node: str
-    message: FromAgent
-    by: str = ""
-
-
-class Locked(msgspec.Struct, frozen=True):
-    """The secrets of an attempt could not be opened, and `why`: it was not sent to its node."""
-
-    attempt: Attempt
-    why: str
-
-
-class Saw(msgspec.Struct, frozen=True):
-    """A detector noticed something. It is recorded, unless the log is full."""
-
-    noticed: Noticed
-
-
-class FromJobCaller(msgspec.Struct, frozen=True):
-    """The caller of a job that serves calls, who is of this tenant, has said something."""
-
-    job: str
-    message: FromCaller
-    tenant: str = DEFAULT
-
-
-class CallerGone(msgspec.Struct, frozen=True):
-    """Its connection has closed; it may come back."""
-
-    job: str
-
-
-class FromCallWorker(msgspec.Struct, frozen=True):
-    """A worker of such a job has said something. When its connection closes nothing follows: it may come back, and
-    holds what it holds until its attempt is over.
-    """
-
-    attempt: Attempt
-    message: FromWorker
-
-
-class Gone(msgspec.Struct, frozen=True):
-    """A node's connection has closed; it is lost only if it stays away."""
-
-    node: str
-
-
-class Crowded(msgspec.Struct, frozen=True):
-    """Nodes come faster than they can be let in; those that were turned away come back by `until`."""
-
-    until: int
-
-
-class Durable(msgspec.Struct, frozen=True):
-    revision: int
-
-
-class AppendFailed(msgspec.Struct, frozen=True):
-    """The log could not be written; `ledger` has been reloaded from what is durable."""
-
-    ledger: Ledger
-    error: PoiseError
-
-
-class Recovered(msgspec.Struct, frozen=True):
-    """The log can be written again."""
-
-
-class Decided(msgspec.Struct, frozen=True):
-    """The plan for a view; without one it was made by hand, and cannot be made again."""
-
-    plan: Plan
-    view: Snapshot | None = None
-
-
-Request = (
-    Submit
-    | Cancel
-    | CancelJobs
-    | HoldJob
-    | ChangeJob
-    | RetryJob
-    | RemoveJobs
-    | HoldSchedule
-    | RemoveSchedule
-    | NoticeDone
-    | IncidentDone
-    | Drain
-    | GiveUp
-    | Lend
-    | SetQuota
-    | Configure
-    | AddToken
-    | RevokeToken
-    | AskToStop
-)
-Message = (
-    Request
-    | FromNode
-    | Locked
-    | Saw
-    | Gone
-    | Crowded
-    | FromJobCaller
-    | CallerGone
-    | FromCallWorker
-    | Durable
-    | AppendFailed
-    | Recovered
-    | Decided
-)
-
-
-# --- effects ---------------------------------------------------------------------------------------------------------
-
-
-class Append(msgspec.Struct, frozen=True):
-    """Write these events; the last of them has revision `expected` + their number."""
-
-    events: tuple[Event, ...]
-    expected: int
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """The answer to a request."""
-
-    request: int
-    value: Any = None
-    error: PoiseError | None = None
-
-
-class Send(msgspec.Struct, frozen=True):
-    node: str
-    message: ToAgent
-
-
-class SayCaller(msgspec.Struct, frozen=True):
-    job: str
-    message: ToCaller
-
-
-class SayWorker(msgspec.Struct, frozen=True):
-    attempt: Attempt
-    message: ToWorker
-
-
-class HangCaller(msgspec.Struct, frozen=True):
-    """Close the connection of a job's caller, for what it said."""
-
-    job: str
-    error: PoiseError
-
-
-class HangCalls(msgspec.Struct, frozen=True):
-    """Close the connections of all callers and workers, so that they say anew what they have."""
-
-
-class Hang(msgspec.Struct, frozen=True):
-    """Close the node's connection, so that it says anew what it holds."""
-
-    node: str
-
-
-class Decide(msgspec.Struct, frozen=True):
-    view: Snapshot
-
-
-class Checkpoint(msgspec.Struct, frozen=True):
-    """Save the state of the ledger as it is once all effects of this turn are carried out: it was last saved long ago.
-    Encoding it is the shell's, since that takes long where much is kept.
-    """
-
-
-class TryRecover(msgspec.Struct, frozen=True):
-    """See whether the log can be written again; `Recovered` follows if so."""
-
-
-Effect = (
-    Append | Reply | Send | Hang | SayCaller | SayWorker | HangCaller | HangCalls | Decide | Checkpoint | TryRecover
-)
 
 QUIET = (
     Held,

@@ -25,8 +25,9 @@ from poise.control.storehouse import Storehouse
 from poise.control.tally import Tally
 from poise.drivers.blobs import Asked, Blobs, answered
 from poise.drivers.security import digest
-from poise.kernel.controller import AddToken, Controller, Settings
+from poise.kernel.controller import Controller, Settings
 from poise.kernel.ledger import Ledger
+from poise.kernel.messages import AddToken
 from poise.kernel.overview import Rates
 from poise.model.chances import DeadlineForecast, DeadlineQuestion
 from poise.model.observed import Happened

@@ -25,7 +25,8 @@ from poise.drivers.plugins import build, choose
 from poise.drivers.security import digest
 from poise.drivers.sqlite import SqliteStore
 from poise.engine.host import load_ledger
-from poise.kernel.controller import AddToken, Controller, Settings
+from poise.kernel.controller import Controller, Settings
+from poise.kernel.messages import AddToken
 from poise.model.events import Event, decode_event, encode_event
 from poise.model.tenants import Role
 from poise.model.times import Times

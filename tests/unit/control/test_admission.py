@@ -13,7 +13,7 @@ from uvicorn.protocols.websockets import websockets_sansio_impl
 from poise.control.__main__ import is_news
 from poise.control.admission import GROWTH, LONGEST_WAIT, MOST, Admission
 from poise.control.guard import Scope
-from poise.kernel.controller import Crowded
+from poise.kernel.messages import Crowded
 from poise.testing import World
 from poise.units import MILLISECOND, SECOND
 from unit.control.desk import OWNER, Desk

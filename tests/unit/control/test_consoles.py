@@ -12,7 +12,7 @@ from poise.control import consoles
 from poise.control.consoles import Attendance, Consoles
 from poise.control.plane import Plane
 from poise.errors import Busy
-from poise.kernel.controller import Cancel
+from poise.kernel.messages import Cancel
 from poise.model.messages import Attempt, Credit, Exec, Fed, Feed, Leave, Left, Piece, Said
 from poise.model.reports import ExecEnd, ExecLine, ExecOutput, ExecStarted
 from poise.model.tenants import Bearer, Role

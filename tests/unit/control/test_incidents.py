@@ -7,8 +7,8 @@ import pytest
 
 from poise.control.anomalies import Anomalies
 from poise.drivers.outputs import endings
-from poise.kernel.controller import IncidentDone, Saw
 from poise.kernel.incidents import MOST_NAMED
+from poise.kernel.messages import IncidentDone, Saw
 from poise.kernel.visible import Sight
 from poise.model.incidents import ElementKind, IncidentReport, Step, Suspect
 from poise.model.tenants import HOME, Bearer, Role

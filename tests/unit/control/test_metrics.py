@@ -16,8 +16,8 @@ from poise.control.gauges import Busiest, Gauges, log_size
 from poise.control.plane import Plane
 from poise.control.tally import Held, Minutes, Tally
 from poise.drivers.exposition import text
-from poise.kernel.controller import Decided, FromNode, Submit
 from poise.kernel.ledger import Ledger
+from poise.kernel.messages import Decided, FromNode, Submit
 from poise.model.load import Load
 from poise.model.messages import Beat, Hello
 from poise.model.observed import CommitTook, RoundTook

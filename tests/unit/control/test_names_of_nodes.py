@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from poise.errors import Conflict
-from poise.kernel.controller import OF_THE_HOME, FromNode
+from poise.kernel.controller import OF_THE_HOME
 from poise.kernel.frames import Frames
+from poise.kernel.messages import FromNode
 from poise.model.messages import Hello
 from poise.model.resources import Device, Node
 from poise.model.tenants import Role

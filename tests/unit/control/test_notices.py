@@ -19,8 +19,8 @@ from poise.control.plane import Plane
 from poise.drivers.schemas import schema_of
 from poise.drivers.webhooks import is_public
 from poise.errors import SpecError, StoreFull
-from poise.kernel.controller import Cancel, NoticeDone, Submit
 from poise.kernel.ledger import JobState
+from poise.kernel.messages import Cancel, NoticeDone, Submit
 from poise.model.spec import compile_spec
 from poise.model.tenants import HOME, Bearer, Role
 from poise.testing import WALL

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from poise.control.observers import WAITING, Observers, Timings
-from poise.kernel.controller import FromNode, Submit
+from poise.kernel.messages import FromNode, Submit
 from poise.model.events import Event
 from poise.model.messages import Hello
 from poise.model.observed import CommitTook, Happened, Observed, RoundTook

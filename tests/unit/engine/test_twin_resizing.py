@@ -3,8 +3,8 @@
 import pytest
 
 from poise.engine.twin import DETECTED_AFTER
-from poise.kernel.controller import Drain
 from poise.kernel.ledger import Ledger
+from poise.kernel.messages import Drain
 from poise.model.events import Placed, Preempted, Resized
 from poise.model.jobs import Priority
 from poise.model.workload import Arrival, Steady, Truth

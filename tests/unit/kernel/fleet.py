@@ -10,10 +10,12 @@ from collections.abc import Iterator, Sequence
 
 from poise.errors import StoreFull
 from poise.kernel import node as node_side
-from poise.kernel.controller import (
+from poise.kernel.controller import Controller, Settings
+from poise.kernel.frames import Broken, Frames
+from poise.kernel.ledger import Ledger, UnitState, attempt_of
+from poise.kernel.messages import (
     Append,
     AppendFailed,
-    Controller,
     Decide,
     Decided,
     Durable,
@@ -25,12 +27,9 @@ from poise.kernel.controller import (
     Recovered,
     Reply,
     Send,
-    Settings,
     Submit,
     TryRecover,
 )
-from poise.kernel.frames import Broken, Frames
-from poise.kernel.ledger import Ledger, UnitState, attempt_of
 from poise.kernel.node import NodeMachine
 from poise.model.events import Event
 from poise.model.jobs import Ending, Outcome

@@ -6,8 +6,8 @@ import pytest
 
 from poise.errors import Busy
 from poise.kernel import controller
-from poise.kernel.controller import AddToken
 from poise.kernel.ledger import Ledger
+from poise.kernel.messages import AddToken
 from poise.model.events import Began, Event
 from poise.model.tenants import Role
 from poise.testing import World, replay

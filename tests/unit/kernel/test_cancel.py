@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from poise.errors import Conflict, NotFound
-from poise.kernel.controller import CancelJobs
 from poise.kernel.explain import exit_code
+from poise.kernel.messages import CancelJobs
 from poise.kernel.visible import Sight
 from poise.model.events import JobCancelled, JobsCancelled, UnitsCancelled
 from poise.model.quotas import Amounts

@@ -3,7 +3,8 @@
 import msgspec
 
 from poise.kernel.audit import audit_report
-from poise.kernel.controller import ROUND, Configure, Decide, Decided, Settings, with_latest_policy
+from poise.kernel.controller import ROUND, Settings, with_latest_policy
+from poise.kernel.messages import Configure, Decide, Decided
 from poise.kernel.replay import replay as decide_again
 from poise.model.decisions import Plan
 from poise.model.events import Configured, Placed, Remembered, Round

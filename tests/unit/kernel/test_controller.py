@@ -7,19 +7,10 @@ import pytest
 
 from poise.errors import Busy, Conflict, InputError, NotFound, SpecError, StoreFull
 from poise.kernel import controller as machine
-from poise.kernel.controller import (
-    Append,
-    Checkpoint,
-    Decide,
-    Decided,
-    Drain,
-    GiveUp,
-    Send,
-    Submit,
-    TryRecover,
-)
+from poise.kernel import messages
 from poise.kernel.explain import node_report
 from poise.kernel.ledger import Ledger
+from poise.kernel.messages import Append, Checkpoint, Decide, Decided, Drain, GiveUp, Send, Submit, TryRecover
 from poise.kernel.verify import verify_place
 from poise.model.decisions import Place, Plan, Preempt, Rejection, Spot, Why
 from poise.model.events import (
@@ -81,7 +72,7 @@ def test_effects_wait_for_their_own_revision_only() -> None:
     world.job("a")
     first = len(world.log)
     world.job("b")
-    world.say(machine.Durable(first))
+    world.say(messages.Durable(first))
     assert [reply.value for reply in world.replies] == ["j1"]
 
 
@@ -182,7 +173,7 @@ def test_a_plan_made_before_the_disk_was_full_is_not_applied() -> None:
     world = World().nodes(1).job("a")
     plan = world.plan()
     world.fail_disk()
-    world.say(machine.Decided(plan))
+    world.say(messages.Decided(plan))
     assert world.status("a") == "pending"
 
 
@@ -287,10 +278,10 @@ def test_what_nobody_overtakes_is_not_decided_anew_for_what_comes_behind_it() ->
         """It comes while a round is decided that does not know of it, and that may let all start who waited."""
         world = World("fifo").nodes(1, cpu=2).job("runs", cpu=1, expect="1h").round().start("runs")
         world.job("first", cpu=2, expect="1h").job("second", cpu=2, memory="1GiB", expect="1h").after("1ms")
-        world.controller.handle(machine.Cancel(8, "runs"), world.now)
+        world.controller.handle(messages.Cancel(8, "runs"), world.now)
         assert decides(world)
         world.controller.handle(Submit(9, compile_spec(more, wall=WALL)), world.now)
-        world.controller.handle(machine.Decided(Plan(base=0, policy="fifo")), world.now)
+        world.controller.handle(messages.Decided(Plan(base=0, policy="fifo")), world.now)
         return decides(world)
 
     alike = {"run": "true", "resources": {"cpu": 2, "memory": "1GiB"}}
@@ -306,7 +297,7 @@ def test_one_round_at_a_time() -> None:
     assert decides(world)
     world.controller.handle(Submit(9, compile_spec({"run": "x"}, wall=WALL)), world.now)
     assert not decides(world)  # the answer to the first is not in
-    world.controller.handle(machine.Decided(Plan(base=0, policy="x")), world.now)
+    world.controller.handle(messages.Decided(Plan(base=0, policy="x")), world.now)
     assert decides(world)
 
 
@@ -336,7 +327,7 @@ def test_after_a_full_head_the_rest_is_decided_at_once() -> None:
 
 def test_what_the_policy_remembers_comes_back_as_the_log_holds_it() -> None:
     world = World().nodes(1)
-    world.say(machine.Decided(Plan(base=0, policy="x", memory={"b": (1, 2), "a": 1})))
+    world.say(messages.Decided(Plan(base=0, policy="x", memory={"b": (1, 2), "a": 1})))
     assert isinstance(world.log[-1], Remembered)
     seen = world.ledger.snapshot(world.now).memory
     assert (dict(seen), list(seen)) == ({"a": 1, "b": [1, 2]}, ["a", "b"])

@@ -1,6 +1,7 @@
 """Deciding takes time: what the controller does between asking for a plan and being handed it."""
 
-from poise.kernel.controller import ROUND, Decide, Decided
+from poise.kernel.controller import ROUND
+from poise.kernel.messages import Decide, Decided
 from poise.model.decisions import Plan
 from poise.testing import World
 from poise.units import SECOND

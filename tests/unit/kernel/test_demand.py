@@ -2,8 +2,8 @@
 
 import msgspec
 
-from poise.kernel.controller import GiveUp
 from poise.kernel.demand import demand
+from poise.kernel.messages import GiveUp
 from poise.model.resources import ALLOCATED
 from poise.testing import World, node
 from poise.units import MINUTE, SECOND

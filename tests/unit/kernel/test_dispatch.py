@@ -7,8 +7,8 @@ import pytest
 
 from poise.errors import SpecError
 from poise.kernel.book import CallBook
-from poise.kernel.controller import CallerGone, FromCallWorker, FromJobCaller, HangCaller
 from poise.kernel.dispatch import ORPHANED, WARM
+from poise.kernel.messages import CallerGone, FromCallWorker, FromJobCaller, HangCaller
 from poise.model.calls import (
     INLINE,
     Accepted,

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from poise.kernel.controller import Cancel, Drain
+from poise.kernel.messages import Cancel, Drain
 from poise.model.events import JobSubmitted, Started
 from poise.testing import node, replay
 from poise.units import MILLISECOND, SECOND

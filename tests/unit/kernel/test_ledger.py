@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 
 from poise.errors import InputError
-from poise.kernel.controller import Decided
 from poise.kernel.explain import job_report
 from poise.kernel.ledger import InvariantBroken, Ledger, deciding_ending
 from poise.kernel.ledger.profiles import MAX_PROFILES
 from poise.kernel.ledger.queues import HEAD
 from poise.kernel.ledger.tasks import PAST_ATTEMPTS
+from poise.kernel.messages import Decided
 from poise.model.decisions import Plan, Preempt, Spot, Why
 from poise.model.events import Began, Finished, JobSubmitted, NodeJoined, Placed, decode_event, encode_event
 from poise.model.fleet import DEVICES

@@ -8,8 +8,8 @@ from hypothesis import note
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from poise.errors import InputError, NotFound
-from poise.kernel.controller import CancelJobs
 from poise.kernel.ledger import Ledger
+from poise.kernel.messages import CancelJobs
 from poise.model.events import Finished, Placed
 from poise.model.jobs import Ending, Outcome
 from poise.model.messages import DeviceFault

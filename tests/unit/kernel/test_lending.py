@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from poise.kernel.controller import Lend
+from poise.kernel.messages import Lend
 from poise.model.events import Preempted
 from poise.testing import World
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from poise.kernel.audit import audit_report
-from poise.kernel.controller import Locked
+from poise.kernel.messages import Locked
 from poise.kernel.visible import Sight
 from poise.model.calls import Call, Calling, Function, Resume, Value
 from poise.model.events import JobHeld, JobSubmitted

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from poise.errors import SpecError
-from poise.kernel.controller import NoticeDone
 from poise.kernel.explain import job_report
+from poise.kernel.messages import NoticeDone
 from poise.kernel.visible import Sight
 from poise.model.events import Notified
 from poise.model.tenants import Bearer, Role

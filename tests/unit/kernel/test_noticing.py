@@ -1,6 +1,6 @@
 """What the control plane notices of its own store and clock."""
 
-from poise.kernel.controller import Saw
+from poise.kernel.messages import Saw
 from poise.kernel.noticing import FAST_AGAIN, Noticing
 from poise.kernel.visible import Sight
 from poise.model.events import Noticed

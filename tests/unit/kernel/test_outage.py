@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from poise.kernel.controller import ROUND, Crowded, GiveUp
+from poise.kernel.controller import ROUND
+from poise.kernel.messages import Crowded, GiveUp
 from poise.model.events import NodeLost
 from poise.model.messages import Beat
 from poise.testing import World, node

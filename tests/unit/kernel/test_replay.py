@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from poise.kernel.controller import Decided
 from poise.kernel.ledger import Ledger
+from poise.kernel.messages import Decided
 from poise.kernel.replay import UNRECORDED, UNSEEN, replay
 from poise.model.decisions import Hold, Place, Plan
 from poise.model.events import Event, Held, NodeLost, Placed, Preempted, Remembered, Round, decode_event, encode_event

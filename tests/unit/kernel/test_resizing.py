@@ -2,10 +2,10 @@
 
 import pytest
 
-from poise.kernel.controller import Decided
 from poise.kernel.explain import story, task_status
 from poise.kernel.history import History
 from poise.kernel.ledger import Ledger, attempt_of
+from poise.kernel.messages import Decided
 from poise.kernel.replay import replay
 from poise.kernel.verify import verify_resize
 from poise.model.decisions import Plan, Preempt, Rejection, Resize, Spot, Why

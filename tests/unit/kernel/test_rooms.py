@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from poise.kernel import ledger as package
-from poise.kernel.controller import AddToken
 from poise.kernel.ledger import InvariantBroken, Ledger, State, nodes
+from poise.kernel.messages import AddToken
 from poise.model.events import NodeForgotten, NodeJoined
 from poise.model.jobs import Speedups
 from poise.model.tenants import Role

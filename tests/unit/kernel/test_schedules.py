@@ -8,8 +8,8 @@ import pytest
 
 from poise.drivers.calendar import around
 from poise.errors import Conflict, NotFound, PoiseError, SpecError
-from poise.kernel.controller import AddToken, RevokeToken, Submit
 from poise.kernel.ledger import Ledger, ScheduleState
+from poise.kernel.messages import AddToken, RevokeToken, Submit
 from poise.kernel.visible import Sight
 from poise.model.events import JobSubmitted, ScheduleAdded, ScheduleTurn
 from poise.model.secrets import Sealed

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from poise.errors import Conflict, NotFound
-from poise.kernel.controller import AddToken, RevokeToken
 from poise.kernel.ledger.tokens import PAST_TOKENS
+from poise.kernel.messages import AddToken, RevokeToken
 from poise.model.events import JobSubmitted, decode_event, encode_event
 from poise.model.jobs import Job
 from poise.model.tenants import Bearer, Role, declared_class

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from poise.kernel.controller import Decided
+from poise.kernel.messages import Decided
 from poise.kernel.verify import verify_place, verify_preempt
 from poise.model.decisions import Hold, Place, Plan, Preempt, Reason, Rejection, Spot, Why
 from poise.model.events import Placed, PolicyFailed, Preempted

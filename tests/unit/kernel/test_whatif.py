@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from poise.errors import Conflict, NotFound, SpecError
-from poise.kernel.controller import Submit
 from poise.kernel.explain import job_report, question
 from poise.kernel.find import find
+from poise.kernel.messages import Submit
 from poise.kernel.whatif import unblock, why_not
 from poise.model.events import Preempted
 from poise.model.reports import Suggestion, UnblockReport, Waiting, WhyNot

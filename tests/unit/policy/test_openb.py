@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from poise.engine.twin import Twin
-from poise.kernel.controller import Cancel, Settings
+from poise.kernel.controller import Settings
+from poise.kernel.messages import Cancel
 from poise.model.events import Event, Placed
 from poise.model.fleet import Fleet
 from poise.model.jobs import Task, Unit

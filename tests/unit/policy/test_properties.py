@@ -20,8 +20,8 @@ from hypothesis import Phase, given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from poise.errors import InputError
-from poise.kernel.controller import Decided, FromNode
 from poise.kernel.ledger import UnitState
+from poise.kernel.messages import Decided, FromNode
 from poise.model.decisions import Hold, Place, Plan, Preempt
 from poise.model.events import Finished
 from poise.model.jobs import Ending, Outcome

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 
 from poise.errors import InputError
-from poise.kernel.controller import Decided
 from poise.kernel.explain import story, what_for
 from poise.kernel.ledger.queues import HEAD
+from poise.kernel.messages import Decided
 from poise.model.decisions import Hold, Place, Preempt, Spot
 from poise.model.events import Placed, Preempted
 from poise.model.load import Load
