@@ -117,7 +117,8 @@ def _kind_for(work: Demand, kinds: Sequence[Kind], settings: Settings) -> Kind |
     enough = [kind for kind in large if _limit(kind, settings) >= needed(work, settings)]
     if not enough:
         most = max(_limit(kind, settings) for kind in large)
-        return f"it may run for {_longest(work)} s, and no allocation is longer than {most} s"
+        runs = f"{_longest(work)} s before {settings.drain} s to drain"
+        return f"it may run for {runs}, and allocations last {most} s at most"
     return min(enough, key=lambda kind: (not kind.idle, kind.limit, kind.cpus, kind.partition))
 
 

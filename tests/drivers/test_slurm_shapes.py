@@ -92,7 +92,7 @@ def test_gpus_are_asked_for_where_they_are() -> None:
     ("work", "why"),
     [
         (demand(1, MINUTE, cpu=32_000), "no partition has such nodes: 32 CPU"),
-        (demand(1, 48 * HOUR), "no allocation is longer than 86400 s"),
+        (demand(1, 48 * HOUR), "allocations last 86400 s at most"),
         (demand(1, MINUTE, gpus=1), "1 GPU"),
         (demand(9, MINUTE, together=9, cpu=16_000), "`nodes=8` is too few"),
     ],

@@ -181,7 +181,7 @@ def test_an_allocation_on_which_nothing_runs_is_given_back_and_one_that_ends_is_
     brief = on.submit("true", expect="1s")
     assert on.living.poise("wait", brief).code == 0
     until(lambda: not on.cluster.jobs(), "it is given back", on.messages)
-    runs = on.submit("[ $POISE_EPOCH = 2 ] || exec sleep 1000; echo moved", expect="10s")
+    runs = on.submit("[ $POISE_EPOCH = 2 ] || exec sleep 1000; echo moved", expect="10s", checkpoint="5s")
     on.until_running(runs)
     [allocation] = on.cluster.jobs()
     waits = on.submit("true", expect="55s", **{"class": "long"})  # 110 s at most, and 20 to drain

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,7 @@ from poise.decoding import json_decoder
 from poise.drivers.whole import write_whole
 from poise.errors import NotFound, PoiseError, Unreachable
 from poise.model.reports import DemandReport
+from poise.model.resources import ALLOCATED
 from poise.ports import Contact, GrowingSubstrate, Machine, Pilot, Substrate
 
 BEGIN_SECONDS = 20.0
@@ -71,6 +72,12 @@ class Nodes:
     def gone(self, *names: str) -> None:
         with contextlib.suppress(NotFound):  # none of them has ever joined
             self._client.give_up(*names)
+
+    def gone_but(self, there: Collection[str]) -> None:
+        """Give up the nodes of allocations, except these."""
+        nodes = (node for node in self._client.nodes() if ALLOCATED in node.labels and node.status != "lost")
+        if gone := [node.name for node in nodes if node.name not in there]:
+            self.gone(*gone)
 
     def lend(self, machines: Mapping[str, str]) -> str:
         before = self.emptied
@@ -128,6 +135,7 @@ class Pilots:
         self._nodes = nodes
         self._contact = contact
         self._now = now
+        self._begun = False
         self._known: set[Pilot] = set()
         self._beginning: dict[Pilot, float] = {}  # until when each is to have begun
         self._given_back: dict[str, float] = {}  # machines, and when
@@ -139,6 +147,9 @@ class Pilots:
     def keep(self) -> None:
         """A pilot on every machine that is there, and none for those that have gone."""
         if isinstance(self._substrate, GrowingSubstrate):
+            if not self._begun:  # machines that ended while nobody kept them
+                self._nodes.gone_but({pilot.node for pilot in self._substrate.pilots()})
+                self._begun = True
             self._substrate.want(self._nodes.demand())
         machines = {machine.id: machine for machine in self._substrate.machines()}
         pilots = self._still_there(machines)

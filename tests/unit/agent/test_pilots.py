@@ -22,8 +22,10 @@ from poise.agent.pilots import (
 from poise.client import Client
 from poise.config import Home
 from poise.errors import PoiseError, StoreFull, Unreachable
+from poise.model.reports import DemandReport
+from poise.model.resources import ALLOCATED
 from poise.ports import Contact, Machine, Pilot
-from poise.testing import World
+from poise.testing import World, node
 from unit.control.desk import Desk
 
 T = TypeVar("T")
@@ -343,3 +345,30 @@ def test_at_the_end_all_is_released_but_where_commands_go_on(client: AtDesk, yar
     client.desk.world.finish("a")
     assert keeper.end()
     assert yard.nodes == []
+
+
+class Growing(Yard):
+    """It gets machines when it is asked to."""
+
+    def __init__(self, client: AtDesk) -> None:
+        super().__init__(client)
+        self.wanted: list[DemandReport] = []
+
+    def want(self, demand: DemandReport) -> None:
+        self.wanted.append(demand)
+
+
+def test_a_substrate_that_grows_is_told_what_waits_and_its_machines_that_ended_meanwhile_are_lost(
+    client: AtDesk, nodes: Nodes
+) -> None:
+    world = client.desk.world
+    for name in ("n3", "n4"):
+        world.join(msgspec.structs.replace(node(name, cpu=1), labels={ALLOCATED: "7"}))
+    yard = Growing(client)
+    yard.there["m-n3"] = "n3"
+    yard.held[Pilot("n3", "m-n3")] = 1.0
+    world.job("a", cpu=2)
+    Keeper(yard, nodes).keep()
+    assert statuses(client) == {"n1": "up", "n2": "up", "n3": "up", "n4": "lost"}
+    [demand] = yard.wanted
+    assert [entry.cpu for entry in demand.waits] == [2000]
