@@ -10,6 +10,8 @@ before the allocation does. Short allocations of one node start soonest, so only
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from poise.model.reports import Demand
 from poise.units import SECOND
 from poise_slurm.commands import Kind
@@ -76,11 +78,15 @@ def wanted(
     left = list(standing)
     asked: list[Shape] = []
     refused: list[Refused] = []
-    for work in sorted(demand, key=lambda one: (-one.together, -one.gpus, -one.cpu)):
+    placed: dict[tuple[Kind, int, int, int, int], Demand] = {}  # work that asks for the same, of all classes
+    for work in demand:
         kind = _kind_for(work, kinds, settings)
         if isinstance(kind, str):
             refused.append(Refused(work, kind))
             continue
+        key = kind, -work.together, -work.gpus, -work.cpu, -work.memory
+        placed[key] = _together(placed[key], work) if key in placed else work
+    for (kind, *_), work in sorted(placed.items(), key=lambda item: item[0][1:]):
         for shape in _shapes(work, kind, settings):
             there = next((one for one in left if _serves(one, shape, work, settings)), None)
             if there is not None:
@@ -98,6 +104,17 @@ def needed(work: Demand, settings: Settings) -> int:
 
 def _longest(work: Demand) -> int:
     return max(-(-work.longest // SECOND), GUESS if work.unknown else 0)
+
+
+def _together(one: Demand, other: Demand) -> Demand:
+    """The work of both, which asks for the same."""
+    return msgspec.structs.replace(
+        one,
+        tasks=one.tasks + other.tasks,
+        work=one.work + other.work,
+        longest=max(one.longest, other.longest),
+        unknown=one.unknown + other.unknown,
+    )
 
 
 def _kind_for(work: Demand, kinds: Sequence[Kind], settings: Settings) -> Kind | str:

@@ -47,6 +47,12 @@ def test_many_brief_tasks_get_no_more_nodes_than_there_is_work_for() -> None:
     assert {(shape.nodes, shape.cpus) for shape in shapes} == {(1, 16)}
 
 
+def test_brief_tasks_of_many_classes_share_an_allocation() -> None:
+    work = [demand(1, SECOND) for _ in range(10)]
+    shapes, refused = wanted(work, [MAIN], [], SETTINGS)
+    assert ([shape.cpus for shape in shapes], refused) == ([10], [])
+
+
 def test_idle_nodes_are_used_for_less_work() -> None:
     idle = MAIN._replace(idle=5)
     assert len(ask(demand(1000, SECOND))) == 1

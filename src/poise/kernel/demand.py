@@ -27,11 +27,14 @@ def demand(ledger: Ledger, now: int, counted: int = COUNTED) -> DemandReport:
 
 
 def _waits(ledger: Ledger, now: int, counted: int) -> list[Demand]:
-    """Work of one shape, and of one number of tasks that start together, is one entry."""
-    found: dict[tuple[str, int], Demand] = {}
+    """Work of one shape, of one number of tasks that start together, and of one class is one entry."""
+    found: dict[tuple[str, int, str], Demand] = {}
     left = counted
     for unit in islice(ledger.active.recovering.values(), counted):  # what a lost node held
         if unit.free_at <= now:
+            _count(found, ledger, unit, 1)
+    for unit in islice(ledger.active.values(), counted):  # what a node that is drained shall hand over
+        if unit.spec.preemptible and any(_hands_over(ledger, task.node) for task in unit.tasks if task.active):
             _count(found, ledger, unit, 1)
     for queue in ledger.queues.values():
         seen = 0
@@ -48,6 +51,10 @@ def _waits(ledger: Ledger, now: int, counted: int) -> list[Demand]:
     return list(found.values())
 
 
+def _hands_over(ledger: Ledger, node: str) -> bool:
+    return node in ledger.nodes and ledger.nodes[node].condition == "emptying"
+
+
 def _busy(ledger: Ledger, now: int, counted: int) -> dict[str, int]:
     """Of very many attempts the first ones say it."""
     found: dict[str, int] = {}
@@ -60,13 +67,14 @@ def _busy(ledger: Ledger, now: int, counted: int) -> dict[str, int]:
     return found
 
 
-def _count(found: dict[tuple[str, int], Demand], ledger: Ledger, unit: UnitState, units: int) -> None:
+def _count(found: dict[tuple[str, int, str], Demand], ledger: Ledger, unit: UnitState, units: int) -> None:
     shape, tasks = unit.shape, len(unit.tasks)
     together = unit.spec.least or tasks
     run = known_run(ledger, unit)
     longest = must_last(ledger.shown.candidate(unit), ledger.profiles)
-    before = found.get((shape.key(), together))
-    found[shape.key(), together] = Demand(
+    key = shape.key(), together, unit.spec.kind
+    before = found.get(key)
+    found[key] = Demand(
         tasks=tasks * units + (before.tasks if before else 0),
         together=together,
         cpu=shape.cpu,

@@ -3,8 +3,9 @@
 import msgspec
 
 from poise.kernel.demand import demand
-from poise.kernel.messages import GiveUp
+from poise.kernel.messages import Drain, GiveUp
 from poise.model.resources import ALLOCATED
+from poise.model.tenants import HOME
 from poise.testing import World, node
 from poise.units import MINUTE, SECOND
 
@@ -32,6 +33,20 @@ def test_what_runs_and_what_waits_for_others_is_not_told() -> None:
     [node] = world.where("a")
     assert found.busy.keys() == {node}
     assert 45 * MINUTE <= found.busy[node] <= 50 * MINUTE
+
+
+def test_what_a_drained_node_shall_hand_over_waits_for_another_one() -> None:
+    world = World().nodes(1, cpu=1).job("a", cpu=1).round().start("a")
+    world.ask(Drain(world.request(), "n1", True, HOME, moves=True))
+    [entry] = demand(world.ledger, world.now).waits
+    assert entry.tasks == 1
+
+
+def test_a_long_class_says_nothing_of_a_brief_one_of_the_same_shape() -> None:
+    world = World().job("a", cpu=1, expect="1s").job("b", cpu=1, expect="1h", **{"class": "long"})
+    brief, long = sorted(demand(world.ledger, world.now).waits, key=lambda entry: entry.work)
+    assert (brief.work, long.work) == (SECOND, 60 * MINUTE)
+    assert brief.longest < MINUTE < long.longest
 
 
 def test_what_a_lost_node_held_waits_for_another_one() -> None:
