@@ -37,6 +37,7 @@ from poise.control.storehouse import Storehouse
 from poise.control.tally import Minutes
 from poise.drivers import dashboards
 from poise.drivers.captures import captures_of, read_capture
+from poise.drivers.clusters import kept_cluster
 from poise.drivers.joblogs import Wanted, follow_job
 from poise.drivers.plugins import Choice, choose, choose_document, is_file, policy_settings
 from poise.drivers.security import caller_key, same_token, worker_key
@@ -348,6 +349,7 @@ def make_app(
     chances = chances or Chances(plane, home)
     incidents, anomalies = incidents or Incidents(plane, home), anomalies or Anomalies(plane)
     minutes, files = Minutes(), files or Storehouse(home.files)
+    cluster = kept_cluster(home)
     scrape = Scrape(plane, home, gate, minutes, log_limit)
 
     def allow(scope: Scope, needed: Role | None) -> None:
@@ -413,6 +415,7 @@ def make_app(
             behind=plane.behind,
             held=controller.held,
             phases=plane.timings.phases(),
+            substrate=cluster.name if cluster is not None else "",
         )
         return Sight(ledger, bearer).status(told)
 

@@ -542,6 +542,12 @@ by which.
 """
 
 
+def _is_elsewhere(ledger: Ledger, by: str, substrate: str) -> bool:
+    """Whether a node that has come by this token sees the files of another machine."""
+    token = ledger.tokens.get(by)
+    return by not in HERE and (not substrate or token is None or token.name != substrate)
+
+
 def status_report(
     ledger: Ledger,
     version: str,
@@ -552,8 +558,11 @@ def status_report(
     behind: str | None = None,
     held: int = 0,
     phases: dict[str, PhaseTimes] | None = None,
+    substrate: str = "",
 ) -> StatusReport:
-    """What there is at a glance."""
+    """What there is at a glance. The machines of the `substrate`, whose token has its name, count as those of one
+    cluster with shared files.
+    """
     return StatusReport(
         version=version,
         policy=ledger.leader.policy,
@@ -566,7 +575,9 @@ def status_report(
         nodes=len(ledger.nodes),
         lost=sum(node.status == "lost" for node in ledger.nodes.values()),
         held=held,
-        elsewhere=sum(node.status == "up" and node.by not in HERE for node in ledger.nodes.values()),
+        elsewhere=sum(
+            node.status == "up" and _is_elsewhere(ledger, node.by, substrate) for node in ledger.nodes.values()
+        ),
         fleet=fleet,
         up=up,
         stands_by=behind is not None,

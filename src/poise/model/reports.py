@@ -398,7 +398,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     of the home runs, and it is what another one says, or else the log. One that `stands_by` tells what the one that
     leads has written. `leader` is the address of the one that leads in its place, where it is known. `held` nodes have
     been silent for too long, and are not given up yet: most of the fleet is missing, or nodes are still coming back.
-    `elsewhere` counts nodes that have joined with a token of their own: they see the files of another machine.
+    `elsewhere` counts nodes that have joined with a token of their own: they see the files of another machine. Those
+    of the substrate of `--on` do not count.
     `phases` says how long the phases of its rounds took lately (`view`, `decide`, `wait`, `apply`), and of its commits
     (`append`, `sync`).
     """

@@ -7,9 +7,11 @@ import pytest
 from poise.control.storehouse import trees_of
 from poise.errors import SpecError
 from poise.kernel.changing import to_retry
+from poise.kernel.controller import AddToken
+from poise.kernel.explain import status_report
 from poise.model.messages import Attempt
 from poise.model.spec import compile_spec
-from poise.model.tenants import HOME
+from poise.model.tenants import HOME, Role
 from poise.model.trees import Tree
 from poise.testing import World
 
@@ -60,3 +62,15 @@ def test_it_goes_to_the_node_and_to_a_retry() -> None:
 def test_files_are_needed_by_all_that_may_run_again() -> None:
     world = World().nodes(1).job("a", sync=SENT).job("b").job("nightly", sync=SENT | {"tree": "cd" * 32}, every="1h")
     assert {(tenant, one.hash[:2]) for tenant, one in trees_of(world.ledger)} == {("default", "ab"), ("default", "cd")}
+
+
+def test_machines_of_a_substrate_do_not_count_as_elsewhere() -> None:
+    world = World().nodes(3)
+    for name in ("slurm", "far"):
+        request = world.request()
+        world.ask(AddToken(request=request, tenant="default", role=Role.NODE, hash=name[0] * 64, name=name, lasts=0))
+    one, other = (token.id for token in world.ledger.tokens.values())
+    for name, by in (("n1", "home"), ("n2", one), ("n3", other)):
+        world.ledger.nodes[name].by = by
+    assert status_report(world.ledger, "1").elsewhere == 2
+    assert status_report(world.ledger, "1", substrate="slurm").elsewhere == 1
