@@ -63,6 +63,7 @@ CREATE TABLE IF NOT EXISTS trees (
 """
 
 _bodies = msgpack_decoder(list[bytes])
+_needed = msgpack_decoder(list[tuple[str, bytes]])
 
 
 class Blobs:
@@ -360,7 +361,7 @@ def answered(blobs: Blobs, asked: Asked) -> bytes:
         case "pieces":
             return blobs.pieces_of(asked.tenant, asked.tree)
         case "tidy":
-            needed = msgspec.msgpack.decode(asked.data, type=list[tuple[str, bytes]])
+            needed = _needed.decode(asked.data)
             return b"%d" % blobs.tidy(set(needed))
     raise AssertionError(asked.deed)
 
