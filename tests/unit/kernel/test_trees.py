@@ -7,8 +7,8 @@ import pytest
 from poise.control.storehouse import trees_of
 from poise.errors import SpecError
 from poise.kernel.changing import to_retry
-from poise.kernel.controller import AddToken
 from poise.kernel.explain import status_report
+from poise.kernel.messages import AddToken
 from poise.model.messages import Attempt
 from poise.model.spec import compile_spec
 from poise.model.tenants import HOME, Role
