@@ -21,6 +21,7 @@ from poise.model.calls import Call, Calling, Function, Ready, Result, Resume, Re
 from poise.model.events import Event, Noticed, decode_event, encode_event
 from poise.model.jobs import Ending, Speedups
 from poise.model.messages import Attempt, DeviceFault, Hello, Report, Running, Told
+from poise.model.resources import ALLOCATED
 from poise.model.secrets import Sealed, sealed
 from poise.model.tenants import HOME, Role
 from poise.model.training import Saved, Training
@@ -269,9 +270,20 @@ def shrunk() -> World:
     return world.restart(from_checkpoint=True).connect("n1").finish_all(run="2s")
 
 
+def sent() -> World:
+    """A job brings its files; a node of an allocation has an end, which is too early for another; who only reads."""
+    world = World()
+    ends = msgspec.structs.replace(node("n1", cpu=4), until=world.now + 600 * SECOND, labels={ALLOCATED: "7"})
+    world.join(ends).join(node("n2", cpu=1))
+    world.ask(AddToken(request=world.request(), tenant="ops", role=Role.OBSERVER, hash="1" * 64, name="watcher"))
+    world.job("files", cpu=1, sync={"tree": "ab" * 32, "folder": "src"}, requirements="requirements.txt", expect="1m")
+    world.job("long", cpu=1, expect="2h").job("longer", cpu=1, expect="3h").round().start("files", "long").after("1m")
+    return world.restart(from_checkpoint=True).connect("n1").connect("n2").finish_all(run="2s")
+
+
 SCENES: tuple[Callable[[], World], ...] = (
     noops, gangs, lost, calls, tenants, troubles, scaling, training, resizing, emptied, deadlines, cancelled,
-    changed, recurring, configured, shrunk,
+    changed, recurring, configured, shrunk, sent,
 )  # fmt: skip
 
 
