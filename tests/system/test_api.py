@@ -174,14 +174,14 @@ def test_the_document_describes_every_route_in_full(document: Any) -> None:
             errors = {status: answer for status, answer in operation["responses"].items() if status >= "4"}
             assert {"403", "500", "503"} <= set(errors)
             assert ("401" in errors) == (path not in PUBLIC)
-            assert ("404" in errors) == ("{" in path or path in ("/v1/profiles", "/v1/authority")), path
+            assert ("404" in errors) == ("{" in path or path in ("/", "/v1/profiles", "/v1/authority")), path
             for answer in errors.values():
                 assert answer["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ErrorBody"}
-            good = [answer for status, answer in operation["responses"].items() if status.startswith("2")]
+            good = [answer for status, answer in operation["responses"].items() if status < "4"]
             assert good
             for answer in good:
                 assert answer["description"]
-                assert all("schema" in content for content in answer["content"].values()), (method, path)
+                assert all("schema" in content for content in answer.get("content", {}).values()), (method, path)
             written = {parameter["name"] for parameter in operation.get("parameters", []) if parameter["in"] == "path"}
             assert written == set(re.findall(r"{(\w+)}", path))
     assert len(names) == sum(map(len, document["paths"].values()))

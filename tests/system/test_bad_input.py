@@ -133,11 +133,11 @@ def test_everything_wrong_with_a_file_is_told_at_once(caller: Caller) -> None:
 
 
 def test_a_script_with_directives(caller: Caller) -> None:
-    lines = '#!/bin/sh\n#POISE cpu=0.1 env=WHO=me\n#SBATCH --mem=1G\necho "$WHO $1"\n'
+    lines = '#!/bin/sh\n#POISE cpu=0.1 env=WHO=me\n#SBATCH --mem=1G -J from-slurm\necho "$WHO $1"\n'
     script = caller.living.file("script.sh", lines)
     done = caller.living.poise("run", script, "twice")
     assert (done.code, done.out) == (0, b"me twice\n")
-    assert "`#POISE memory=1GiB`" in done.err
+    assert "from-slurm" in [job.name for job in caller.living.client().jobs()]
     wrong = caller.living.poise("run", caller.living.file("wrong.sh", "#POISE cpu=many\n"), "--json")
     assert (wrong.code, caller.living.poise("submit", caller.living.file("late.sh", "echo\n#POISE gpu=1\n")).code) == (
         125,
