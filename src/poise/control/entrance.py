@@ -4,7 +4,7 @@ Whoever connects is a *stranger* until it has asked for something: nobody knows 
 connection holds a descriptor, and memory where there is TLS. So strangers have so much time, and there are so many of
 one origin. A handshake costs the one who listens more than the one who calls, and is begun when there is something to
 read and room for one more; who has to wait for that waits in turn. Where too many say nothing, the one that has done so
-for longest gives way to the next.
+for longest gives way to the next. A handshake that was begun is given its whole time, however many wait.
 """
 
 import asyncio
@@ -25,11 +25,13 @@ from poise.control.heads import Heads
 from poise.control.lines import Lines
 
 SILENT_SECONDS, HANDSHAKE_SECONDS = 5.0, 10.0
-"""Limits on the time to the first byte, and on the handshake. The second includes the wait for a slot; the wait for
-room before that has the same limit."""
+"""Limits on the time to the first byte, and on the handshake. The wait for room and then the wait for a slot have the
+same limit, each by itself: a handshake that was begun when most of its time was over would be begun for nothing."""
 
-CROWDED_SECONDS = 2.0
-"""A handshake that has taken this long ends when another one waits for its slot. It needs two round trips."""
+SLOW_SECONDS = 2.0
+"""A handshake that has taken this long goes on without its slot, and the next one begins. It is not ended: on a slow
+machine all of them take this long, and each would be ended for the next. So at most `HANDSHAKE_SECONDS / SLOW_SECONDS`
+times the number of slots go on at once."""
 
 MAX_STRANGERS, MAX_SILENT = 256, 4096
 """Connections of one origin that were taken in and have asked for nothing yet; and those before them, which say nothing
@@ -57,59 +59,21 @@ TakeIn = Callable[[socket.socket, Callable[[], None]], Coroutine[Any, Any, None]
 
 
 class Handshakes:
-    """Slots for handshakes: `most` here, and of each of these one `among` those of all origins."""
+    """Slots for handshakes: `most` here, and each of these needs one of `among` too."""
 
     def __init__(self, most: int, among: "Handshakes | None" = None) -> None:
-        self._slots = asyncio.Semaphore(most)
-        self._pools: tuple[Handshakes, ...] = (self,) if among is None else (self, among)
-        self._waiting = 0
-        self._slow: set[asyncio.Timeout] = set()
+        slots = asyncio.Semaphore(most)
+        self._slots: tuple[asyncio.Semaphore, ...] = (slots,) if among is None else (slots, *among._slots)
 
     @contextlib.asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it during a handshake. Raises TimeoutError if that gives way to another one."""
-        async with contextlib.AsyncExitStack() as stack:
-            for pool in self._pools:
-                await stack.enter_async_context(pool._slot())
-            handshake = await stack.enter_async_context(asyncio.timeout(None))
-            for pool in self._pools:
-                stack.enter_context(pool._under_way(handshake))
+        """Wait for a slot, and hold it during a handshake, but for no longer than `SLOW_SECONDS`."""
+        with contextlib.ExitStack() as held:
+            for slots in self._slots:
+                await slots.acquire()
+                held.callback(slots.release)
+            held.callback(asyncio.get_running_loop().call_later(SLOW_SECONDS, held.close).cancel)
             yield
-
-    @contextlib.asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
-        self._waiting += 1
-        try:
-            self._give_way()
-            await self._slots.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            yield
-        finally:
-            self._slots.release()
-
-    @contextlib.contextmanager
-    def _under_way(self, handshake: asyncio.Timeout) -> Iterator[None]:
-        look = asyncio.get_running_loop().call_later(CROWDED_SECONDS, self._is_slow, handshake)
-        try:
-            yield
-        finally:
-            look.cancel()
-            self._slow.discard(handshake)
-
-    def _is_slow(self, handshake: asyncio.Timeout) -> None:
-        self._slow.add(handshake)
-        self._give_way()
-
-    def _give_way(self) -> None:
-        """End the slow handshakes if another one waits and no slot is free."""
-        if not self._waiting or not self._slots.locked():
-            return
-        for handshake in self._slow:
-            if not handshake.expired():
-                handshake.reschedule(0)
-        self._slow.clear()
 
 
 class Strangers:
@@ -190,7 +154,8 @@ class Arrival:
 
     async def _come_in(self) -> None:
         try:
-            async with asyncio.timeout(HANDSHAKE_SECONDS), self._strangers.handshakes.one():
+            async with asyncio.timeout(HANDSHAKE_SECONDS) as limit, self._strangers.handshakes.one():
+                limit.reschedule(self._loop.time() + HANDSHAKE_SECONDS)
                 await self._take_in(self._sock, self._no_stranger)
         except OSError as error:  # also TLS errors and TimeoutError
             _log.debug("no connection was made: %s", error or "the handshake took too long")
