@@ -6,6 +6,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -17,8 +18,10 @@ from drivers.notes import Note, Owner, encode, lease_of, note, noted_at
 from drivers.postgres_server import NOBODY, PostgresServer, running
 from poise.errors import Fault, InputError, NotLeading, StoreAway, StoreFull
 from poise.model.record import seal
+from poise.ports import StoredCheckpoint
 from poise.units import SECOND
 from poise_ha.postgres import store as postgres_store
+from poise_ha.postgres.store import PostgresWriter
 
 
 @pytest.fixture
@@ -103,6 +106,29 @@ def test_a_large_commit_has_the_time_that_it_takes(server: PostgresServer, url: 
         server.run(f"CREATE FUNCTION slow() RETURNS trigger AS '{sleep}' LANGUAGE plpgsql", url)
         server.run("CREATE TRIGGER slow AFTER INSERT ON poise.log EXECUTE FUNCTION slow()", url)
         assert store.append([Note("x" * 2**20)] * 4, expected=0) == 4
+
+
+def test_a_connection_that_falls_silent_within_a_transaction_holds_up_commits_no_longer_than_any_other(
+    server: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rollback would be waited for without a limit, while the lease is renewed: nothing would be written."""
+    monkeypatch.setattr(postgres_store, "WITHIN", 2.0)
+    noted_at(url).close()
+    sleep = "BEGIN PERFORM pg_sleep(4); RETURN NULL; END"
+    server.run(f"CREATE FUNCTION slow() RETURNS trigger AS '{sleep}' LANGUAGE plpgsql", url)
+    server.run("CREATE TRIGGER slow AFTER INSERT ON poise.checkpoint EXECUTE FUNCTION slow()", url)
+    through, wire = server.wire(url)
+    writer = PostgresWriter(through, pytest.fail)
+    with contextlib.closing(wire), contextlib.closing(writer), ThreadPoolExecutor() as threads:
+        writing = threads.submit(writer.add_checkpoint, StoredCheckpoint(1, b"state"))
+        until(lambda: server.run(SLEEPERS, url), "the transaction is under way")
+        wire.cut()
+        try:
+            with pytest.raises(StoreAway, match="it takes too long"):
+                writing.result(PATIENCE)
+        finally:
+            wire.mend()
+        writer.probe()
 
 
 def test_large_records_are_written_and_read_a_few_at_a_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

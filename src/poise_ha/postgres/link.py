@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -51,15 +51,19 @@ class PostgresLink(Link[Any]):
 
     async def answer(self, question: Callable[[Any], Awaitable[Answer]], within: float = WITHIN) -> Answer:
         async with self._one_at_a_time:
+            until = asyncio.get_running_loop().time() + within
+            limit = asyncio.timeout_at(until)
             try:
-                async with asyncio.timeout(within):
+                async with limit:
                     if self._connection is None or self._connection.is_closed():
                         self._connection = await self._connected()
                         await self._connection.execute(_SETTLE)
-                    return await question(self._connection)
+                    with self._given_up_at(until):
+                        return await question(self._connection)
             except _AWAY as error:
                 self._hang_up()  # it may be in the middle of something
-                raise StoreAway(f"`{self.name}` does not answer: {why(error)}", hint="Poise retries") from error
+                reason = why(TimeoutError() if limit.expired() else error)
+                raise StoreAway(f"`{self.name}` does not answer: {reason}", hint="Poise retries") from error
             except (asyncpg.PostgresError, ValueError) as error:
                 raise _unusable(self._url, self.name, error) from error
 
@@ -77,6 +81,15 @@ class PostgresLink(Link[Any]):
                 failure = error
                 self._places.rotate(-1)
         raise failure
+
+    @contextlib.contextmanager
+    def _given_up_at(self, moment: float) -> Iterator[None]:
+        """A transaction that is cancelled waits for its rollback, without a limit where the connection is silent."""
+        late = asyncio.get_running_loop().call_at(moment, self._hang_up)
+        try:
+            yield
+        finally:
+            late.cancel()
 
     def _hang_up(self) -> None:
         if self._connection is not None:

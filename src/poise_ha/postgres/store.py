@@ -101,7 +101,7 @@ class PostgresWriter(LedWriter):
 
     def _append(self, rows: Rows) -> None:
         for part in parts_of(rows, LARGEST):
-            within = WITHIN + sum(len(record) for _, record in part) / SLOWEST
+            within = _time_for(sum(len(record) for _, record in part))
             self._link.ask(functools.partial(self._insert, part), within)
 
     async def _insert(self, rows: Rows, connection: Any) -> None:
@@ -125,7 +125,7 @@ class PostgresWriter(LedWriter):
                 await connection.execute(insert, revision, state, checksum(revision, state))
                 await connection.execute(f"DELETE FROM poise.checkpoint WHERE revision IN ({older})", CHECKPOINTS_KEPT)  # noqa: S608
 
-        self._link.ask(add, LARGE)
+        self._link.ask(add, _time_for(len(state)))  # commits wait meanwhile
 
     def prune(self, before: int) -> bool:
         async def prune(connection: Any) -> bool:
@@ -158,3 +158,8 @@ class PostgresWriter(LedWriter):
 
     def close(self) -> None:
         self._link.close()
+
+
+def _time_for(size: int) -> float:
+    """Seconds that writing so many bytes may take."""
+    return WITHIN + size / SLOWEST
