@@ -78,8 +78,9 @@ class Follower:
             )
 
         self._training = training
+        self._agree(world)
         self._teller.tell(training, now=step == steps)
-        return self._agreed()
+        return self.stopping
 
     def rests(self) -> None:
         """No steps come for a while, and none is missed: the framework saves, for example."""
@@ -106,14 +107,16 @@ class Follower:
         if self.stopping:
             raise SystemExit(ENDED_AS_ASKED)
 
-    def _agreed(self) -> bool:
-        """Whether any worker was asked to end: the signal does not reach all of them in the same step."""
-        if dist.is_initialized() and dist.get_world_size() > 1:
+    def _agree(self, world: int) -> None:
+        """Whether any worker was asked to end: the signal does not reach all of them in the same step. And the mean
+        loss, of which a framework may give each worker its own.
+        """
+        if world > 1:
             device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-            asked = torch.tensor([float(self.stopping)], device=device)
-            dist.all_reduce(asked)
-            self.stopping = bool(asked.item())
-        return self.stopping
+            votes = torch.tensor([float(self.stopping), self.loss / world], dtype=torch.float64, device=device)
+            dist.all_reduce(votes)
+            asked, self.loss = votes.tolist()
+            self.stopping = bool(asked)
 
     def _asked_to_end(self, number: int, frame: FrameType | None) -> None:
         self.stopping = True

@@ -1,5 +1,6 @@
 """Trainers of other frameworks: asked to end they save themselves, and started again they go on."""
 
+import os
 import signal
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,7 +9,9 @@ import msgspec
 import pytest
 
 from poise.model.training import Training
+from poise_train.adapter import Follower
 from train.gangs import Ran, run
+from train.groups import together
 
 HUGGING_FACE = """
 import json, os, signal, sys
@@ -103,3 +106,19 @@ def test_a_trainer_that_is_asked_to_end_saves_itself_and_goes_on(package: str, s
     assert (told.step, told.progress, told.batch, told.effective) == (6, 1_000_000, 4, 4)
     assert told.loss > 0
     assert told.restored == "what the trainer saved at step 4"
+
+
+def followed(rank: int, world: int, folder: str) -> dict[str, float]:
+    """The loss that a worker reports after a step in which it had its own."""
+    report = Path(folder) / f"report.{rank}"
+    os.environ["POISE_REPORT"] = str(report)
+    follower = Follower()
+    follower.begin(0)
+    follower.loss = 1.0 + rank
+    assert not follower.step(1, steps=1, batch=4)
+    return {"loss": msgspec.json.decode(report.read_bytes(), type=Training).loss}
+
+
+def test_a_trainer_reports_the_loss_of_all_workers(tmp_path: Path) -> None:
+    """Lightning gives each worker that of its own part of a step."""
+    assert together(followed, 2, tmp_path, str(tmp_path)) == [{"loss": 1.5}] * 2

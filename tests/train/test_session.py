@@ -259,7 +259,8 @@ def test_worker_0_tells_how_it_gets_on(workers: Workers) -> None:
     assert told.goodput > 0
     last = [workers.steps(name)[-1] for name in ("a", "b")]
     assert told.loss == pytest.approx(sum(line[4] for line in last) / 2, rel=1e-5), "of all workers"
-    assert told.sent == told.plain > 0
+    weights = 64 * 32 + 32 + 32 * 10 + 10
+    assert told.sent == told.plain == 4 * weights, "of one worker in one step: a ring of two sends each gradient once"
 
 
 def test_a_session_that_cannot_begin_leaves_the_process_as_it_was(tmp_path: Path) -> None:
