@@ -18,7 +18,7 @@ LONGEST = 5 * MINUTE
 FINE = 64
 """Buckets for each doubling of a latency."""
 
-OK = 200
+OK, FAULT = 200, 500
 
 
 class _Slot:
@@ -42,12 +42,14 @@ class _Slot:
 
 class Recent(NamedTuple):
     """The figures of the last `window` nanoseconds. `answered` are answers of the model, `failed` those of them with an
-    error; `cached` are answers from the cache. Latencies are in nanoseconds, 0 without answers.
+    error, `faulty` those with status 500 and above; `cached` are answers from the cache. Latencies are in nanoseconds,
+    0 without answers.
     """
 
     window: int
     answered: int
     failed: int
+    faulty: int
     cached: int
     p50: int
     p95: int
@@ -93,6 +95,7 @@ class Lately:
             window=max(1, now - self._began - first * SLOT),
             answered=of.answers.total(),
             failed=of.answers.total() - of.answers[OK],
+            faulty=sum(count for status, count in of.answers.items() if status >= FAULT),
             cached=of.cached,
             p50=_quantile(of.took, 0.5),
             p95=_quantile(of.took, 0.95),

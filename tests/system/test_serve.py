@@ -326,6 +326,12 @@ def test_under_five_times_what_it_can_do_the_accepted_are_in_time_and_the_rest_i
             time.sleep(max(0.0, began + number / 1000 - time.monotonic()))
             asked.append(pool.submit(served.ask, number))
         told = [one.result() for one in asked]
+    client = home.client()
+    until(
+        lambda: any(b"slow misses its objective" in event for event in client.events(after=0, follow=False)),
+        "the missed objective is in the log",
+        home.messages,
+    )
     assert served.end() == 0
     accepted = sorted(one.took for one in told if one.status == 200)
     refused = [one for one in told if one.status == 503]

@@ -38,6 +38,7 @@ from poise.control.entrance import Entrance
 from poise.control.incidents import Incidents
 from poise.control.lifetime import Lifetime
 from poise.control.notices import Notifier, Targets
+from poise.control.objectives import Objectives
 from poise.control.plane import Plane, clock_of
 from poise.control.storehouse import Storehouse
 from poise.decoding import json_decoder
@@ -227,7 +228,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     tidying = [asyncio.create_task(_tidy_folders(plane, home, files)), asyncio.create_task(_tidy_messages(home))]
     tidying.append(asyncio.create_task(Notifier(plane, Targets(home)).run()))
     tidying += [asyncio.create_task(incidents.run()), asyncio.create_task(incidents.tell(Targets(home)))]
-    tidying.append(asyncio.create_task(anomalies.run()))
+    tidying += [asyncio.create_task(anomalies.run()), asyncio.create_task(Objectives(plane, home, incidents).run())]
     if beyond is not None:  # what nodes of other homes send is kept here, where there may be no agent
         tidying.append(asyncio.create_task(keep_pruned(home.logs)))
     await serving

@@ -25,7 +25,7 @@ from poise.errors import PoiseError
 from poise.kernel import messages
 from poise.kernel.incidents import Incidents as Folded
 from poise.model.events import Event, decode_event
-from poise.model.incidents import IncidentNotice, IncidentReport, Moment
+from poise.model.incidents import IncidentNotice, IncidentReport, Moment, SymptomKind
 from poise.units import HOUR
 
 FIRST_AFTER = 1.0
@@ -77,6 +77,11 @@ class Incidents:
             report, tasks = folded.report(name, self._plane.ledger.leader.wall), folded.attempts(name)
         outputs = await asyncio.to_thread(endings, self._home.logs, tasks) if tasks else ()
         return msgspec.structs.replace(report, outputs=outputs)
+
+    async def going(self, kind: SymptomKind) -> list[str]:
+        """Subjects of the symptoms of a kind that last, as the log has them by now."""
+        async with self._turn:
+            return (await self._caught_up()).going(kind)
 
     async def run(self) -> None:
         """Follow the log until this is cancelled."""

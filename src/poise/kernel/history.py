@@ -130,6 +130,8 @@ class History(Following):
         self._over: dict[str, JobLine] = {}
         self._levels: list[Level] = []
         self._noted: list[_Noted] = []
+        self._replicas: dict[str, tuple[str, ...]] = {}
+        """Of services that missed their objective."""
         self._yields: list[Yielding] = []
         self._stretches: dict[str, list[Stretch]] = {}
         for name, state in ledger.nodes.items():
@@ -260,7 +262,10 @@ class History(Following):
             case Triggered():
                 self._note(event.at, "round forced", event.subject or "fleet", f"{event.trigger} {event.have}".strip())
             case Noticed():
-                jobs = (_job_of(event.subject),) if event.kind == "member-differs" else ()
+                if event.jobs:
+                    self._replicas[event.subject] = event.jobs
+                differs = event.kind == "member-differs"
+                jobs = (_job_of(event.subject),) if differs else self._replicas.get(event.subject, ())
                 kind = "over" if event.over else "noticed"
                 self._note(event.at, kind, event.subject or "control plane", event.text, *jobs)
             case PolicyFailed():

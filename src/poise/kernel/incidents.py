@@ -40,6 +40,7 @@ from poise.model.incidents import (
     Symptom,
     SymptomKind,
 )
+from poise.model.tenants import declared_class
 from poise.units import MINUTE, SECOND
 
 SETTLES, MOST_WAIT = 8 * SECOND, 20 * SECOND
@@ -74,6 +75,7 @@ MOST_HEALTHY = 4_000
 EVIDENCE: dict[SymptomKind, float] = {
     "node-lost": 30.0, "node-silent": 4.0, "node-unfit": 30.0, "device-failed": 30.0,
     "straggling": 18.0, "member-differs": 18.0, "node-unusual": 16.0, "deadline-missed": 1.0,
+    "objective-missed": 12.0,
     "slow-store": 30.0, "store-full": 30.0, "clock-step": 30.0, "control-restarted": 4.0, "policy-failed": 30.0,
 }  # fmt: skip
 """How much a symptom speaks for a cause: the negative logarithm of its chance without any. Of attempts that end badly
@@ -83,7 +85,7 @@ it is the negative logarithm of their share of all attempts.
 COST: dict[ElementKind, float] = {
     "device": 6.0, "node": 6.0, "rack": 5.0, "zone": 6.0, "network": 8.0,
     "control plane": 5.0, "store": 5.0, "clock": 5.0, "policy": 5.0,
-    "program": 6.0, "job": 6.5, "user": 8.0,
+    "service": 4.0, "program": 6.0, "job": 6.5, "user": 8.0,
 }  # fmt: skip
 """The negative logarithm of the chance that one element of a kind fails. That of the number of such elements is added:
 among many, one looks bad by chance.
@@ -124,12 +126,18 @@ TIE = math.log(2.0)
 """Suspects whose likelihoods differ by less than a factor of two are tied."""
 
 LASTING: frozenset[SymptomKind] = frozenset(
-    ("node-lost", "node-silent", "node-unfit", "device-failed", "slow-store", "node-unusual", "member-differs")
-)
+    (
+        "node-lost", "node-silent", "node-unfit", "device-failed", "slow-store", "node-unusual", "member-differs",
+        "objective-missed",
+    )
+)  # fmt: skip
 """Symptoms that last until an event ends them."""
 
 OF_NODES: frozenset[SymptomKind] = frozenset(("node-lost", "node-silent", "node-unfit", "node-unusual"))
 """Symptoms of whole nodes: the siblings are nodes."""
+
+LARGE: frozenset[ElementKind] = frozenset(("rack", "zone", "network"))
+"""Causes for which missed objectives alone are no evidence: nothing shows how services fare elsewhere below them."""
 
 OF_ATTEMPTS: frozenset[SymptomKind] = frozenset(OF_OUTCOME.values())
 """Symptoms of attempts: the siblings are attempts that ended well meanwhile."""
@@ -411,6 +419,12 @@ class Incidents:
         """Of all that are kept, oldest first."""
         return list(self._state.incidents)
 
+    def going(self, kind: SymptomKind) -> list[str]:
+        """Subjects of the symptoms of a kind that last, by what was read."""
+        shown = [of.shows[key] for of in self._open() for key in of.going]
+        waiting = [of for of in self._state.waiting if self._state.over.get(_key(of), -1) < of.at]
+        return list(dict.fromkeys(of.subject for of in (*shown, *waiting) if of.kind == kind))
+
     def attempts(self, incident_id: str) -> list[str]:
         """Tasks of which attempts ended badly in an incident. Raises NotFound."""
         incident = self._state.incidents.get(incident_id)
@@ -535,7 +549,8 @@ class _Judge:
             weight += attempts.gain / attempts.worth
             explained += attempts.symptoms
             why += attempts.why
-        if not weight or _has_lower(element, explained):
+        alone = element.kind in LARGE and all(symptom.kind == "objective-missed" for symptom in explained)
+        if not weight or alone or _has_lower(element, explained):
             return _Explained(-math.inf, -math.inf, [])
         return _Explained(gain, gain / weight, explained, tuple(why))
 
@@ -594,6 +609,8 @@ def affected(symptoms: Iterable[Symptom]) -> tuple[list[str], list[str]]:
     nodes: dict[str, None] = {}
     jobs: dict[str, None] = {}
     for symptom in symptoms:
+        if symptom.kind == "objective-missed":  # its suspects are all its replicas
+            continue
         on = next((element.name for element in symptom.suspects if element.kind == "node"), "")
         if on:
             nodes[on] = None
@@ -691,6 +708,8 @@ def _hint(incident: _Incident) -> str:
             return "read its messages: `poise doctor`"
         case "policy":
             return "set a policy that works: `poise policy set poise`"
+        case "service":
+            return f"compare its latency with its load and its replicas: `poise services {declared_class(name)}`"
         case "user" | "program" | "job":
             jobs = affected(incident.shows.values())[1]
             return f"read the output: `poise logs {jobs[0]}`" if jobs else "`poise ls`"

@@ -335,12 +335,26 @@ class Symptoms:
                 suspects = (STORE,)
             case "clock-step":
                 suspects = (CLOCK,)
+            case "objective-missed":
+                suspects = (Element("service", event.subject), *self._replicas(event.jobs))
             case "member-differs":
                 suspects = self._at(self.facts.places.get(event.subject))
             case _:
                 suspects = self._above(event.subject)
         if suspects:
             yield Symptom(event.at, revision, event.kind, event.subject, event.text, suspects)
+
+    def _replicas(self, jobs: Iterable[str]) -> Iterator[Element]:
+        """Where the replicas of a service run, or have failed, and their program."""
+        found: dict[Element, None] = {}
+        for job in jobs:
+            known = self.facts.jobs.get(job)
+            for program, tasks in known.units.values() if known is not None else ():
+                for task in tasks:
+                    found |= dict.fromkeys(self._at(self.facts.places.get(f"{job}.{task}")))
+                found |= {Element("program", program): None} if program else {}
+            found |= dict.fromkeys(self.facts.hit.get(job, ()))
+        yield from found
 
     def under(self, element: Element) -> list[str]:
         """The nodes below an element that are not lost: all of them hang on the network and on the control plane."""

@@ -75,6 +75,9 @@ _UNIT = re.compile(r"(?<![\w.-])j[1-9][0-9]*(?:\.[\w.\[\]-]*[\w\]])?(?![\w-])")
 _SUSPECTED_WORK = re.compile(f"(?:^suspected cause: |, before: )(?:{'|'.join(sorted(OF_WORK))}) ")
 """A change of the suspected cause from or to somebody's work, in the timeline of an incident."""
 
+_SERVICE = re.compile(r"service (\S+) ")
+"""How a line of a timeline about a service begins."""
+
 _AGAIN = re.compile(f"{OTHERS}(?:, {OTHERS})+")
 
 _WRITTEN_BY_USERS = frozenset({"name", "command", "user", "result", "artifact", "said"})
@@ -154,7 +157,7 @@ class Sight:
             timeline=tuple(
                 msgspec.structs.replace(step, text=self._without_said(step.text))
                 for step in report.timeline
-                if not _SUSPECTED_WORK.search(step.text)
+                if not _SUSPECTED_WORK.search(step.text) and self._may_read(step.text)
             ),
             undelivered={},
             outputs=report.outputs if all_own and report.cause.kind in OF_WORK else (),
@@ -166,11 +169,25 @@ class Sight:
         match suspect.kind:
             case "job":
                 return self._is_own(suspect.name)
-            case "program":
+            case "program" | "service":
                 return tenant_of_class(suspect.name) == self.bearer.tenant
             case "user":
                 return suspect.name.partition("/")[0] == self.bearer.tenant
         return True
+
+    def _may_notice(self, event: Noticed) -> bool:
+        """Whether what a detector noticed is of the fleet, or of one's own work."""
+        match event.kind:
+            case "member-differs":
+                return self._is_own(event.subject)
+            case "objective-missed":
+                return tenant_of_class(event.subject) == self.bearer.tenant
+        return True
+
+    def _may_read(self, text: str) -> bool:
+        """Not a line of a timeline about a service of others."""
+        service = _SERVICE.match(text)
+        return service is None or tenant_of_class(service[1]) == self.bearer.tenant
 
     def _without_said(self, text: str) -> str:
         """A line of a timeline without what an attempt of others, or a policy, said after the colon."""
@@ -225,8 +242,7 @@ class Sight:
             case SpeedupsTold() | TrainingTold():
                 return event if self._is_own(event.unit) else None
             case Noticed():
-                of_work = event.kind == "member-differs"
-                return event if not of_work or self._is_own(event.subject) else None
+                return event if self._may_notice(event) else None
             case Held():
                 mine = tenant_of_queue(event.queue) == self.bearer.tenant
                 return self._only(event, frozenset()) if mine else None

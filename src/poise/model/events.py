@@ -383,8 +383,9 @@ class Triggered(msgspec.Struct, frozen=True, tag="triggered", kw_only=True, omit
 
 
 class Noticed(msgspec.Struct, frozen=True, tag="noticed", kw_only=True, omit_defaults=True):
-    """A detector noticed something unusual about `subject` (a node, a task, or the control plane where it is empty), or
-    that it is `over`. `text` says for people what was measured. Only detectors write it, and nothing is decided by it.
+    """A detector noticed something unusual about `subject` (a node, a task, a service, or the control plane where it is
+    empty), or that it is `over`. `text` says for people what was measured; `jobs` are the replicas of a service. Only
+    detectors write it, and nothing is decided by it.
     """
 
     at: int
@@ -392,6 +393,7 @@ class Noticed(msgspec.Struct, frozen=True, tag="noticed", kw_only=True, omit_def
     subject: str = ""
     text: str = ""
     over: bool = False
+    jobs: tuple[str, ...] = ()
 
 
 class IncidentTold(msgspec.Struct, frozen=True, tag="incident-told", kw_only=True, omit_defaults=True):

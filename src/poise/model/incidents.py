@@ -10,17 +10,18 @@ import msgspec
 ElementKind = Literal[
     "network", "zone", "rack", "node", "device",
     "control plane", "store", "clock", "policy",
-    "user", "program", "job",
+    "user", "program", "service", "job",
 ]  # fmt: skip
 """What can be a cause: a part of the fleet, a part of the control plane, or a part of the work."""
 
-OF_WORK: frozenset[ElementKind] = frozenset(("user", "program", "job"))
+OF_WORK: frozenset[ElementKind] = frozenset(("user", "program", "service", "job"))
 """Causes that belong to a tenant."""
 
 SymptomKind = Literal[
     "node-lost", "node-silent", "node-unfit", "device-failed",
     "attempt-lost", "attempt-failed", "attempt-killed", "out-of-memory", "hung", "unstartable",
     "straggling", "member-differs", "node-unusual", "deadline-missed",
+    "objective-missed",
     "slow-store", "store-full", "clock-step", "control-restarted", "policy-failed",
 ]  # fmt: skip
 

@@ -867,8 +867,9 @@ class UnblockReport(msgspec.Struct, frozen=True, kw_only=True):
 class ServiceReport(msgspec.Struct, frozen=True, kw_only=True):
     """A service, or the version of it that is on trial, and its figures for the last `window` nanoseconds. `rate`:
     answers per second, those from the cache included. `answered`: answers of the model, `failed`: those of them with an
-    error, `cached`: answers from the cache. `p50`, `p95` and `p99`: latencies from when a request came to when its
-    answer was there, in nanoseconds, 0 without answers; deferred requests and answers from the cache do not count.
+    error, `faulty`: those with status 500 and above, `cached`: answers from the cache. `p50`, `p95` and `p99`:
+    latencies from when a request came to when its answer was there, in nanoseconds, 0 without answers; deferred
+    requests and answers from the cache do not count.
     `refused`: requests without an answer, by reason. `objective`: the latency that `p99` shall not exceed, 0 for none.
     `waiting` and `serving`: requests at this moment. `replicas` are ready, `started` are those that were asked for;
     `jobs` are their ids.
@@ -894,6 +895,7 @@ class ServiceReport(msgspec.Struct, frozen=True, kw_only=True):
     batch_mean: float
     batch_max: int
     jobs: tuple[str, ...] = ()
+    faulty: int = 0
 
     @property
     def met(self) -> bool:

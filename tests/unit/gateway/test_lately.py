@@ -22,7 +22,7 @@ def test_a_quantile_is_that_of_the_latencies() -> None:
 
 def test_a_single_answer_is_every_quantile_and_none_is_none() -> None:
     lately = Lately(0)
-    assert lately.recent(MINUTE, SECOND)[1:] == (0, 0, 0, 0, 0, 0, {}, 0, 0.0, 0)
+    assert lately.recent(MINUTE, SECOND)[1:] == (0, 0, 0, 0, 0, 0, 0, {}, 0, 0.0, 0)
     lately.answered(200, 10 * MILLISECOND, SECOND)
     of = lately.recent(MINUTE, SECOND)
     assert of.p50 == of.p95 == of.p99 == pytest.approx(10 * MILLISECOND, rel=0.012)
@@ -53,12 +53,14 @@ def test_patient_requests_and_errors_and_refusals_are_told_apart() -> None:
     lately = Lately(0)
     lately.answered(200, SECOND, 0, patient=True)
     lately.answered(500, MILLISECOND, 0)
+    lately.answered(422, MILLISECOND, 0)
     lately.cached(0)
     for why in ("late", "full", "late"):
         lately.refused(why, 0)
     for size in (1, 3):
         lately.batch(size, 0)
     of = lately.recent(MINUTE, SECOND)
-    assert (of.answered, of.failed, of.cached, of.refused) == (2, 1, 1, {"full": 1, "late": 2})
+    assert (of.answered, of.failed, of.faulty, of.cached) == (3, 2, 1, 1)
+    assert of.refused == {"full": 1, "late": 2}
     assert of.p99 < 2 * MILLISECOND, "nobody promised the patient one anything"
     assert (of.batches, of.batch_mean, of.batch_max) == (2, 2.0, 3)

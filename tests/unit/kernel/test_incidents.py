@@ -243,6 +243,68 @@ def test_parts_of_the_control_plane(event: Event, cause: str) -> None:
     assert (str(one.cause.element), one.hint.count("`")) == (cause, 2)
 
 
+class Services(Log):
+    """Services of one replica each, on these nodes."""
+
+    def __init__(self, *nodes: str) -> None:
+        super().__init__()
+        self.names = [f"s{number}" for number in range(1, len(nodes) + 1)]
+        for number, node in enumerate(nodes, start=1):
+            unit = Unit(name="main", tasks=(Task(name="main", argv=("x",)),), kind=f"s{number}-replica")
+            self.add(JobSubmitted(at=0, job=Job(id=f"j{number}", units=(unit,))))
+            self.add(Placed(at=0, unit=f"j{number}.main", epoch=1, spots=(Spot(node),), why=WHY))
+
+    def miss(self, *names: str, at: float, over: bool = False) -> "Services":
+        for name in names:
+            jobs = () if over else (f"j{name[1:]}",)
+            text = f"service {name} misses its objective: P99 310 ms, objective 200 ms"
+            noticed = Noticed(
+                at=int(at * SECOND), kind="objective-missed", subject=name, text=text, over=over, jobs=jobs
+            )
+            self.add(noticed)
+        return self
+
+
+def test_a_service_that_misses_its_objective_is_an_incident_until_it_meets_it() -> None:
+    log = Services("r1n1").miss("s1", at=10)
+    [one] = log.read(40)
+    assert (str(one.cause.element), one.title) == ("service s1", "service s1: objective missed")
+    assert one.hint == "compare its latency with its load and its replicas: `poise services s1`"
+    assert not log.read(600)[0].closed
+    log.miss("s1", at=700, over=True)
+    assert log.read(800)[0].closed == 730
+
+
+@pytest.mark.parametrize("first", ["node", "service"])
+def test_a_missed_objective_belongs_to_the_node_that_was_lost_under_a_replica(first: str) -> None:
+    log = Services("r1n1", "r2n1")
+    if first == "service":
+        log.miss("s1", at=5)
+    log.lose("r1n1", at=20)
+    log.add(Finished(at=21 * SECOND, task="j1.main", epoch=1, ending=Ending(outcome="lost")))
+    log.add(Placed(at=22 * SECOND, unit="j1.main", epoch=2, spots=(Spot("r3n3"),), why=WHY))
+    if first == "node":
+        log.miss("s1", at=60)
+    [one] = log.read(120)
+    assert (str(one.cause.element), one.symptoms["objective-missed"]) == ("node r1n1", 1)
+    [one, other] = log.miss("s2", at=130).read(160)
+    assert str(other.cause.element) == "service s2", "its replica is elsewhere"
+
+
+def test_services_of_one_node_that_miss_their_objectives_accuse_the_node_and_services_of_a_rack_no_rack() -> None:
+    [one] = Services("r1n1", "r1n1", "r1n1").miss("s1", "s2", "s3", at=10).read(40)
+    assert (str(one.cause.element), one.symptoms) == ("node r1n1", {"objective-missed": 3})
+    apart = Services("r1n1", "r1n2", "r1n3").miss("s1", "s2", "s3", at=10).read(40)
+    assert sorted(str(one.cause.element) for one in apart) == ["service s1", "service s2", "service s3"]
+
+
+def test_what_lasts_of_a_kind_is_known_before_and_after_its_cause_is() -> None:
+    for until in (0, 40):
+        made = taken(Services("r1n1", "r2n1").miss("s1", "s2", at=10).miss("s2", at=11, over=True).events)
+        made.tick(until * SECOND)
+        assert (made.going("objective-missed"), made.going("node-lost")) == (["s1"], [])
+
+
 def test_a_control_plane_that_is_killed_twice_is_an_incident_and_one_that_is_stopped_is_none() -> None:
     log, stopped = Log(), Log()
     for made in (log, stopped):
