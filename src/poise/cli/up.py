@@ -23,6 +23,7 @@ from poise.control.start import START_SECONDS, SUPERVISOR, await_end, ensure_up,
 from poise.decoding import json_decoder
 from poise.drivers.clusters import answer_of, forget_answer, keep_cluster, kept_cluster, lock_of
 from poise.drivers.dashboards import found
+from poise.drivers.gateways import running_gateways
 from poise.drivers.lock import holder, is_held
 from poise.drivers.security import ensure_home
 from poise.drivers.sockets import check_shareable
@@ -221,10 +222,10 @@ def up(
         _wait_for_cluster(home, cluster, 0.0 if already else START_SECONDS)
     if late:
         counts = "counts" if len(late) == 1 else "count"
-        say(f"poise: it is up already; {typed(flags, *late)} {counts} from the next start: `poise down --leave` first")
+        say(f"poise: it is up already; {typed(flags, *late)} {counts} from the next start: `poise down --leave`, then `poise up`")
     if gone := [name for name in KEPT if name in forgotten and name not in flags]:
         still = typed(forgotten, *gone)
-        say(f"poise: it is up already, with {still}; `--reset` counts from the next start: `poise down --leave` first")
+        say(f"poise: it is up already, with {still}; `--reset` counts from the next start: `poise down --leave`, then `poise up`")
     if machines:
         _add_machines(client, home, machines)
     if as_json:
@@ -568,6 +569,9 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
         say("poise is down" if was_up else "poise was not up")
     if left and not was_up:
         say(f"poise: {jobs}, and running commands continue; `poise down --cancel` ends them")
+    if gateways := running_gateways(home.services):
+        which = "a gateway (`poise serve`) continues" if len(gateways) == 1 else f"{len(gateways)} gateways continue"
+        say(f"poise: {which}; `kill {' '.join(map(str, gateways))}` ends {'it' if len(gateways) == 1 else 'them'}")
     return 0
 
 

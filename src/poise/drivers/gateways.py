@@ -11,6 +11,7 @@ import msgspec
 
 from poise.decoding import json_decoder
 from poise.drivers import sockets
+from poise.drivers.lock import holder
 from poise.model.reports import ServiceReport
 from poise.units import MINUTE
 
@@ -28,6 +29,12 @@ def service_reports(folder: Path, window: int = MINUTE) -> Iterator[tuple[str, l
         except (OSError, msgspec.DecodeError):
             if record.exists():  # else it has just ended
                 yield record.stem, None
+
+
+def running_gateways(folder: Path) -> list[int]:
+    """The process of each gateway that runs: SIGTERM to it ends the gateway."""
+    found = (holder(record.with_suffix(".lock")) for record in sorted(folder.glob("*.gateway")))
+    return [process for process in found if process]
 
 
 def socket_of(folder: Path, mark: str) -> Path:

@@ -1,6 +1,7 @@
 """`poise up` where it is refused before anything is started, and `poise down`."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,23 @@ def test_a_policy_whose_package_is_missing_is_refused_before_anything_starts(
     assert (error["field"], error["have"]) == ("--policy", "no highspy")
     assert error["hint"].startswith("`pip install 'poise-scheduler[lp]'`")
     assert not list(tmp_path.iterdir())
+
+
+def test_down_names_gateways_that_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POISE_HOME", str(tmp_path))
+    services = Home(tmp_path).services
+    services.mkdir()
+    for mark in ("killed", "running"):
+        (services / f"{mark}.gateway").write_text("{}")
+    with take_lock(services / "killed.lock", "gateway"):
+        pass
+    with take_lock(services / "running.lock", "gateway"):
+        assert main(["down"]) == 0
+    assert f"a gateway (`poise serve`) continues; `kill {os.getpid()}` ends it" in capsys.readouterr().err
+    assert main(["down"]) == 0
+    assert "gateway" not in capsys.readouterr().err
 
 
 def test_down_tells_what_it_cancelled_and_still_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
