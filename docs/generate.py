@@ -351,11 +351,16 @@ def exit_codes() -> str:
                 ("1 … 255", "The code of the first task that failed; of `wait JOB.TASK`, of that task."),
                 ("128 + N", "A signal N ended it: 137 is SIGKILL, 143 is SIGTERM."),
                 ("137", "Also: it exceeded its memory limit. `poise show` distinguishes the two."),
+                (
+                    "126, 127",
+                    "Also: the command could not be executed, or was not found. `poise show` prints which program.",
+                ),
                 ("124", "It reached its `time-limit`, or has hung: it was silent for longer than its `hang`."),
                 ("130", "The job or the task was cancelled, or the command was interrupted with Ctrl-C."),
                 (
                     str(OWN_FAILURE),
-                    "Poise itself failed, was used wrongly, could not run or keep the task, or `--timeout` has passed.",
+                    "Poise itself failed, was used wrongly, could not run or keep the task, or `--timeout` has passed. "
+                    "Also: the job was skipped, because a job that it needs failed or was cancelled.",
                 ),
             ],
         ),
