@@ -179,10 +179,10 @@ def _run(given: list[str]) -> int:
     except click.NoSuchOption as error:
         text = error.format_message()
         if name in ("run", "submit", "plan"):
-            from poise.cli.slurm import flags_of_slurm
+            from poise.cli.slurm import flags_of_others
 
-            meant = flags_of_slurm(error.option_name, _before_dashes(given))
-            text += f"\n\nhint: `{meant}`" if meant else ""
+            meant = flags_of_others(error.option_name, _before_dashes(given))
+            text = f"{error.message}\n\nhint: {meant}" if meant else text
         return _usage_error(text, name, given)
     except click.ClickException as error:
         return _usage_error(error.format_message(), name, given)

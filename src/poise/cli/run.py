@@ -47,9 +47,9 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
     """Run COMMAND when there is room, stream its output, and exit with its exit code.
 
     Nothing needs to be started first. The command runs in this folder and keeps PATH, HOME, VIRTUAL_ENV, CONDA_* and
-    LANG; pass on more with --env NAME. Ctrl-C cancels it. 125 means that Poise itself failed, or skipped the job. A script (.sh, .bash,
-    .py) declares its requirements in `#POISE` lines at its head. A file or a pipe on standard input is passed on. -it
-    gives the command this terminal; Ctrl-P Ctrl-Q detaches.
+    LANG; pass on more with --env NAME. Ctrl-C cancels it. 125 means that Poise itself failed, or skipped the job. A
+    script (.sh, .bash, .py) declares its requirements in `#POISE` lines at its head. A file or a pipe on standard input
+    is passed on. -it gives the command this terminal; Ctrl-P Ctrl-Q detaches.
     """
     environ = dict(os.environ)
     spec, place = _asked_for(command, asked(flags, environ), environ)

@@ -1,5 +1,5 @@
 """The options of Slurm in the words of Poise: those of `#SBATCH` lines, by which scripts are run, and those that
-somebody types, which are told.
+somebody types, which are told; and of the latter those of Docker, torchrun and others too.
 """
 
 import re
@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from poise.units import duration_of_slurm
+from poise.units import duration_of_slurm, parse_duration
 
 _VARIABLE = re.compile(r"\bSLURM_[A-Z0-9_]+\b")
 _LINE = re.compile(r"#SBATCH\s+(.*)")
@@ -95,18 +95,25 @@ def _read(number: int, line: str) -> Read:
     return Read(number, tuple(told), tuple(lost))
 
 
-def flags_of_slurm(option: str, given: Sequence[str]) -> str:
-    """The flags that say the same as an option of Slurm in a command line; empty where there are none."""
-    at = next((number for number, word in enumerate(given) if word.startswith(option)), len(given))
+def flags_of_others(option: str, given: Sequence[str]) -> str:
+    """A hint with the flags that say the same as an option of Slurm or another program in a command line; empty where
+    there are none.
+    """
+    begins = option if len(option) == 2 else f"{option}="
+    at = next((at for at, word in enumerate(given) if word == option or word.startswith(begins)), len(given))
     word, *after = given[at : at + 2] or [""]
     value = word.removeprefix(option).removeprefix("=") or "".join(after)
-    translate = _OF_SLURM.get(_SHORT.get(option[1:], "") if len(option) == 2 else option[2:])
+    if option == "--gpus" and value == "all":
+        return "`--gpu N`: `poise nodes` lists the devices"
+    name = option.lstrip("-").replace("_", "-")
+    translate = _TYPED.get(name) or _OF_SLURM.get(_SHORT.get(name, "") if len(option) == 2 else name)
     try:
-        told = translate(value).split(" ") if translate and value else []
+        told = shlex.split(translate(value)) if translate and value else []
     except ValueError:
         return ""
     parts = [one.partition("=") for one in told]
-    return " ".join(f"--{name.replace('_', '-')} {text}" for name, _, text in parts)
+    flags = " ".join(f"--{name.replace('_', '-')} {shlex.quote(text)}" for name, _, text in parts)
+    return f"`{flags}`" if flags else ""
 
 
 def _for_each(directive: str) -> str:
@@ -124,16 +131,40 @@ def _dependency(text: str) -> str:
     for one in text.split(","):
         how, *jobs = one.split(":")
         field = {"afterok": "after", "afterany": "after_any", "afternotok": "after_failure"}.get(how)
-        if field is None or not all(_is_whole(job) for job in jobs):
+        numbers = [job.removeprefix("j") for job in jobs]
+        if field is None or not all(map(_is_whole, numbers)):
             raise ValueError(text)
-        told += [f"{field}=j{job}" for job in jobs]
+        told += [f"{field}=j{number}" for number in numbers]
     return " ".join(told)
 
 
 def _memory(text: str) -> str:
     """Slurm's units are binary, and a bare number is of MiB."""
-    number, unit = text[:-1], text[-1:].upper()
-    return f"{number}{unit}iB" if unit in "KMGT" and unit else f"{text}MiB"
+    match = re.fullmatch(r"([0-9]+)(?:([KMGT])(?:I?B)?)?", text.upper())
+    if match is None:
+        raise ValueError(text)
+    return f"{match[1]}{match[2] or 'M'}iB"
+
+
+def _bytes(text: str) -> str:
+    """Docker's units are binary too, and a bare number is of bytes."""
+    return text if _is_whole(text) else _memory(text)
+
+
+def _time(text: str) -> str:
+    """Slurm's `1:00:00`, or ours."""
+    try:
+        parse_duration(text)
+    except ValueError:
+        return duration_of_slurm(text)
+    return text
+
+
+def _variable(text: str) -> str:
+    """Docker's `-e A=B`. Without a name, `-e` is Slurm's file for errors, to which nothing corresponds."""
+    if not re.match("[A-Za-z_][A-Za-z0-9_]*(=|$)", text):
+        raise ValueError(text)
+    return f"env={shlex.quote(text)}"
 
 
 def _whole(text: str) -> int:
@@ -211,6 +242,24 @@ _OF_SLURM: dict[str, Callable[[str], str]] = {
     "output": _output,
 }
 """What it takes to say the same here."""
+
+_TYPED: dict[str, Callable[[str], str]] = {
+    "cpus": lambda text: f"cpu={text}",
+    "m": lambda text: f"memory={_bytes(text)}",
+    "ram": lambda text: f"memory={_bytes(text)}",
+    "walltime": lambda text: f"time-limit={_time(text)}",
+    "timeout": lambda text: f"time-limit={_time(text)}",
+    "time": lambda text: f"time-limit={duration_of_slurm(text) if _is_whole(text) else _time(text)}",
+    "retry": lambda text: f"retries={_whole(text)}",
+    "restart": lambda text: f"retries={_whole(text.removeprefix('on-failure:'))}",
+    "e": _variable,
+    "nodes": lambda text: f"workers={_whole(text)} spread=node",
+    "N": lambda text: f"workers={_whole(text)} spread=node",
+    "nnodes": lambda text: f"workers={_whole(text)} spread=node",
+    "nproc-per-node": lambda text: f"workers={_whole(text)} together=node",
+    "num-processes": lambda text: f"workers={_whole(text)}",
+}
+"""Options that somebody may type and that a `#SBATCH` line does not have, or says otherwise."""
 
 _SHORT = {
     "d": "dependency",

@@ -56,6 +56,9 @@ def own_home() -> Home:
     return home
 
 
+RESTART = "`poise down --leave`, then `poise up`"
+
+
 @click.command()
 @click.option(
     "--policy",
@@ -222,10 +225,10 @@ def up(
         _wait_for_cluster(home, cluster, 0.0 if already else START_SECONDS)
     if late:
         counts = "counts" if len(late) == 1 else "count"
-        say(f"poise: it is up already; {typed(flags, *late)} {counts} from the next start: `poise down --leave`, then `poise up`")
+        say(f"poise: it is up already; {typed(flags, *late)} {counts} from the next start: {RESTART}")
     if gone := [name for name in KEPT if name in forgotten and name not in flags]:
         still = typed(forgotten, *gone)
-        say(f"poise: it is up already, with {still}; `--reset` counts from the next start: `poise down --leave`, then `poise up`")
+        say(f"poise: it is up already, with {still}; `--reset` counts from the next start: {RESTART}")
     if machines:
         _add_machines(client, home, machines)
     if as_json:

@@ -126,7 +126,7 @@ def test_what_the_scheduler_refuses_is_told_with_its_line(tmp_path: Path) -> Non
     assert found == {"resources.memory": f"{tmp_path}/train.sh:2", "env.1": f"{tmp_path}/train.sh:3"}
 
 
-LOST = ("partition", "16:00", "now+0", "now+1month", "n[1-3]", "%x")
+LOST = ("partition", "16:00", "now+0", "now+1month", "n[1-3]", "%x", "lots")
 """What nothing here corresponds to is named."""
 
 
@@ -150,6 +150,8 @@ LOST = ("partition", "16:00", "now+0", "now+1month", "n[1-3]", "%x")
         ("-n 2 -o out/%j", "cpu=2 output=out/%j"),
         ("-o out/%A_%4a.log", "output=out/%j_%r.log"),
         ("--output=%x.log -n 2", "cpu=2"),
+        ("--mem=2GB -n 2", "memory=2GiB cpu=2"),
+        ("--mem=lots -n 2", "cpu=2"),
     ],
 )
 def test_slurms_lines_are_translated_and_what_has_no_counterpart_is_named(line: str, same: str) -> None:

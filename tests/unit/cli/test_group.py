@@ -1,5 +1,8 @@
 """Words that are no commands of ours."""
 
+import json
+import shlex
+
 import click
 import pytest
 
@@ -34,6 +37,50 @@ VERBS = {
     "xyzzy": "--help",
 }
 """What is typed, and what is suggested."""
+
+
+FLAGS = {
+    "--mem 2GiB": "--memory 2GiB",
+    "--mem=500": "--memory 500MiB",
+    "-m 8g": "--memory 8GiB",
+    "-m8g": "--memory 8GiB",
+    "--gpus 2": "--gpu 2",
+    "--cpus 2": "--cpu 2",
+    "--walltime 1h": "--time-limit 1h",
+    "--walltime=01:30:00": "--time-limit 1h30m",
+    "--timeout 1h": "--time-limit 1h",
+    "--time-limit 2h --time 90": "--time-limit 90m",
+    "--retry 3": "--retries 3",
+    "-e A=B": "--env A=B",
+    "-e 'A=two words'": "--env 'A=two words'",
+    "--nodes 2": "--workers 2 --spread node",
+    "--nproc-per-node 2": "--workers 2 --together node",
+    "--nproc_per_node=2": "--workers 2 --together node",
+    "--ntasks 4": "--workers 4",
+    "--array 0-9": "--parts 10",
+    "--dependency=afterany:j3": "--after-any j3",
+    "--dependency afterok:3": "--after j3",
+    "--job-name 'a job'": "--name 'a job'",
+}
+"""Flags of other programs, and those that are suggested."""
+
+
+@pytest.mark.parametrize("typed", FLAGS)
+def test_a_flag_of_another_program_suggests_ours_and_nothing_else(
+    typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", "--json", *shlex.split(typed), "--", "true"]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["hint"] == f"`{FLAGS[typed]}`"
+    assert "mean" not in error["message"] and "ossible" not in error["message"]
+    command = poise.get_command(click.Context(poise), "submit")
+    assert command is not None
+    command.make_context("submit", [*shlex.split(FLAGS[typed]), "--", "true"])  # it can be typed
+
+
+def test_all_gpus_have_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "--json", "--gpus", "all", "--", "true"]) == 1
+    assert json.loads(capsys.readouterr().out)["error"]["hint"] == "`--gpu N`: `poise nodes` lists the devices"
 
 
 def suggested(typed: str) -> str:
