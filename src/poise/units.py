@@ -34,7 +34,9 @@ _BYTES = {"": 1, "b": 1} | {
     for power, prefix in enumerate("kmgtp", start=1)
     for suffix, base in (("b", 1000), ("ib", 1024), ("i", 1024), ("", 1024))
 }
-_SHORT_UNIT = re.compile(r"\s*[0-9.]+\s*([kmgtp])\s*", re.IGNORECASE)
+_UNSURE_UNIT = re.compile(r"\s*([0-9.]+)\s*([kmgtpKMGTP](?!b)|[KMGTP])(b?)\s*")
+_WORD = re.compile(r"([0-9]{1,9})\s*(weeks?|w|days?|hours?|hrs?|minutes?|mins?|seconds?|secs?)\b,?\s*", re.IGNORECASE)
+_WORDS = re.compile(rf"\s*(?:{_WORD.pattern})+", re.IGNORECASE)
 _NUMBER_UNIT = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([a-zA-Z]*)")  # longer numbers are no quantities
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15, "e": 10**18}
 _RATE = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([kKMGTP]?)(bit|b|B|Byte|bps)(?:/s|ps)?\s*")
@@ -101,10 +103,28 @@ def parse_bytes(text: str | int | float) -> int:
     return _bounded(Decimal(match[1]) * _BYTES[unit], text)
 
 
-def unit_meant(text: object) -> str:
-    """The unit that a short one is taken for, where an amount of memory has one: `GiB` for `4G`; else empty."""
-    match = _SHORT_UNIT.fullmatch(text) if isinstance(text, str) else None
-    return f"{match[1].upper()}iB" if match else ""
+def bytes_meant(text: object) -> str:
+    """An amount of memory with the unit that it is taken for, where it has a short one or one of bits; else empty.
+
+    >>> bytes_meant("4G"), bytes_meant("2Gb"), bytes_meant("2GB")
+    ('4GiB', '2GB', '')
+    """
+    match = _UNSURE_UNIT.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        return ""
+    return f"{match[1]}{match[2].upper()}{'B' if match[3] else 'iB'}"
+
+
+def duration_meant(text: object) -> str:
+    """A duration as it can be typed, where its units are written out; else empty.
+
+    >>> duration_meant("7days"), duration_meant("2 weeks"), duration_meant("1 hour 30 minutes")
+    ('7d', '14d', '1h30m')
+    """
+    if not isinstance(text, str) or not _WORDS.fullmatch(text):
+        return ""
+    found = ((int(count), unit[0].lower()) for count, unit in _WORD.findall(text))
+    return "".join(f"{7 * count}d" if unit == "w" else f"{count}{unit}" for count, unit in found)
 
 
 @_remembered

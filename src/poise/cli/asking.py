@@ -17,7 +17,7 @@ from poise.model.fields import Flag
 from poise.model.job_fields import flagged
 from poise.model.secrets import each
 from poise.model.sweep import PREFIX
-from poise.units import unit_meant
+from poise.units import bytes_meant
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -182,15 +182,14 @@ def note_unused(spec: dict[str, Any]) -> None:
 
 
 def note_units(spec: dict[str, Any]) -> None:
-    """Tell how an amount of memory with a short unit is read: `4G` is 4 GiB here, and 4 GB elsewhere."""
+    """Tell how an amount of memory is read that has a short unit or one of bits: `4G` is 4 GiB here, 4 GB elsewhere."""
     tasks = spec.get("tasks")
     for task in (spec, *(tasks.values() if isinstance(tasks, dict) else ())):
         found = task.get("resources") if isinstance(task, dict) else None
         resources = found if isinstance(found, dict) else {}
         for name in ("memory", "gpu_memory"):
-            if unit := unit_meant(resources.get(name)):
-                given = str(resources[name]).strip()
-                say(f"poise: {name} {given} is read as {given[:-1].strip()}{unit}")
+            if meant := bytes_meant(resources.get(name)):
+                say(f"poise: {name} {str(resources[name]).strip()} is read as {meant}")
 
 
 def merged(spec: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import click
 from poise.cli.render import LOGGED, say
 from poise.control.start import may_be_asked
 from poise.errors import SpecError
-from poise.units import SECOND, parse_duration
+from poise.units import SECOND, duration_meant, parse_duration
 
 if TYPE_CHECKING:  # the log brings the ledger
     from poise.config import Home
@@ -106,4 +106,8 @@ def _read(read: Callable[[str], Read], text: str, field: str) -> Read:
         return read(text)
     except ValueError:
         need = "14:30, 2026-12-01T12:00:00Z, or 5m (five minutes ago)"
-        raise SpecError("the time cannot be read", code="E103", field=field, have=text[:80], need=need) from None
+        meant = duration_meant(text)
+        hint = f"{field} {meant}" if meant else ""
+        raise SpecError(
+            "the time cannot be read", code="E103", field=field, have=text[:80], need=need, hint=hint
+        ) from None

@@ -78,6 +78,7 @@ class Findings:
         self._errors: list[ErrorRecord] = []
         self._wrong: set[str] = set()
         self._above: set[str] = set()
+        self._typed: dict[str, str] = {}
         self._more = 0
 
     def __bool__(self) -> bool:
@@ -99,7 +100,7 @@ class Findings:
             self._wrong.add(record.field)
             self._above.update(above(record.field))
             if len(self._errors) < MAX_TOLD:
-                self._errors.append(msgspec.structs.replace(record, others=()))
+                self._errors.append(msgspec.structs.replace(record, field=self._as_typed(record.field), others=()))
             else:
                 self._more += 1
 
@@ -163,6 +164,7 @@ class Findings:
     def _right_struct(self, value: dict[Any, Any], kind: inspect.StructType, at: str) -> Any:
         fields = {field.encode_name: field for field in kind.fields}
         made: dict[str, Any] = {}
+        known = set(value)
         for name, inner in value.items():
             if not self._is_name(name, at):
                 continue
@@ -170,18 +172,30 @@ class Findings:
                 meant, hint = _other_field(name, fields, inner)
                 what = f"there is no field `{name[:80]}` here"
                 self.add(SpecError(what, field=_in(at, name), have=name[:80], hint=hint))
-                if meant:
-                    self._wrong.add(_in(at, meant))  # that it is missing is not worth telling
-                continue
+                if not meant or meant in known:
+                    continue
+                known.add(meant)  # that it is missing is not worth telling
+                if not _is_mapping(inner, fields[meant].type):
+                    self._wrong.add(_in(at, meant))
+                    continue
+                self._typed[_in(at, meant)] = _in(at, name)  # what is wrong in it is told too
+                name = meant
             hints = _hints(kind.cls)
             kept = self._right(inner, fields[name].type, _in(at, name), tuple(words_of(hints[fields[name].name])))
             if kept is not _WRONG:
                 made[name] = kept
-        missing = [name for name, field in fields.items() if field.required and name not in value]
+        missing = [name for name, field in fields.items() if field.required and name not in known]
         for name in missing:
             need = _expected(fields[name].type, ())
             self.add(SpecError(f"the field `{name}` is missing", field=_in(at, name), need=need))
         return {name: _stand_in(field.type) for name, field in fields.items() if field.required} | made
+
+    def _as_typed(self, field: str) -> str:
+        """The path of a field as it is in the document, where a name in it is misspelt."""
+        for one in (field, *above(field)):
+            if one in self._typed:
+                return self._typed[one] + field[len(one) :]
+        return field
 
     @property
     def _is_enough(self) -> bool:
@@ -278,6 +292,11 @@ def _fits(value: Any, kind: inspect.Type) -> bool:
     if isinstance(kind, inspect.LiteralType):
         return isinstance(value, str)
     return any(isinstance(kind, of) and isinstance(value, python) for of, python in _OF_PYTHON)
+
+
+def _is_mapping(value: Any, kind: inspect.Type) -> bool:
+    """Whether it is a mapping, in a place for one."""
+    return isinstance(value, dict) and any(_fits(value, one) for one in _alternatives(kind))
 
 
 _SAID: tuple[tuple[type[inspect.Type], str], ...] = (

@@ -27,6 +27,7 @@ from poise.errors import SpecError
 from poise.model.document import shown
 from poise.units import (
     DAY,
+    duration_meant,
     duration_of_slurm,
     format_bytes,
     format_cpu,
@@ -180,7 +181,11 @@ def parse_or_raise(parse: Any, value: Quantity, field: str, limit: int) -> int:
         parsed = int(parse(value))
     except ValueError as error:
         have = shown(value)
-        raise SpecError("the quantity cannot be read", code="E103", field=field, need=str(error), have=have) from None
+        meant = duration_meant(value) if parse is parse_duration else ""
+        hint = f"did you mean `{meant}`?" if meant else ""
+        raise SpecError(
+            "the quantity cannot be read", code="E103", field=field, need=str(error), have=have, hint=hint
+        ) from None
     if parsed > limit:
         have = shown(value)
         need = f"at most {_WRITTEN.get(parse, str)(limit)}"

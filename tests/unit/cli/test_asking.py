@@ -135,9 +135,11 @@ def test_a_short_unit_of_memory_is_told_as_it_is_read(capsys: pytest.CaptureFixt
     graph = {"tasks": {"a": {"resources": {"memory": "4G", "gpu_memory": "8GiB"}}, "b": {"resources": {"memory": 7}}}}
     note_units(graph)
     note_units({"run": "x", "resources": {"gpu_memory": "1.5 t"}})
+    note_units({"run": "x", "resources": {"memory": "2Gb", "gpu_memory": "2gb"}})
     assert capsys.readouterr().err.splitlines() == [
         "poise: memory 4G is read as 4GiB",
         "poise: gpu_memory 1.5 t is read as 1.5TiB",
+        "poise: memory 2Gb is read as 2GB",
     ]
 
 

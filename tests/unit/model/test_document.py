@@ -57,6 +57,20 @@ def test_a_job_with_several_mistakes() -> None:
     assert records["array"].hint == "did you mean `parts`?"
 
 
+def test_what_is_wrong_in_a_misspelt_mapping_is_told_too() -> None:
+    records = told({"run": "x", "resorces": {"gpus": 1, "memory": "lots", "cpu": 2}, "retyr": {"limit": -1}})
+    assert set(records) == {"resorces", "resorces.gpus", "resorces.memory", "retyr", "retyr.limit"}
+    assert records["resorces"].hint == "did you mean `resources`?"
+    assert set(told({"run": "x", "resorces": {"cpu": "many"}, "resources": {"cpu": 1}})) == {"resorces"}
+
+
+def test_a_duration_with_long_units_is_told_in_short_ones() -> None:
+    records = told({"run": "x", "time-limit": "7days", "grace": "1 hour 30 minutes", "expect": "soon"})
+    assert records["time-limit"].hint == "did you mean `7d`?"
+    assert records["grace"].hint == "did you mean `1h30m`?"
+    assert "did you mean" not in records["expect"].hint
+
+
 def test_a_graph_tells_of_every_task_and_of_every_cycle() -> None:
     tasks = {
         "a": {"run": "x", "needs": ["b", "nobody"], "gpu": 1},
