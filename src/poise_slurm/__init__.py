@@ -1,8 +1,9 @@
 """`--on slurm[:PARTITION,…][,NAME=VALUE,…]`: nodes of allocations that this user gets from Slurm."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from poise.errors import InputError
 from poise.model.reports import Check
@@ -22,7 +23,7 @@ def check(argument: str) -> None:
             field="--on",
             need=", ".join(COMMANDS),
             have=f"no {', '.join(missing)} in PATH",
-            hint="run `poise up --on slurm` on a login node",
+            hint="`ssh` to a login node of the cluster, and run it there",
         )
 
 
@@ -38,11 +39,11 @@ def examine(argument: str, folder: str) -> Iterator[Check]:
     return checks(parse_settings(argument), Path(folder))
 
 
-def hand_over(compiled: Compiled, script: str) -> Handed:
+def hand_over(spec: Mapping[str, Any], compiled: Compiled, script: str) -> Handed:
     """Submit one job as it is, with the `#SBATCH` lines of its script."""
     from poise_slurm.handing import hand_over
 
-    return hand_over(compiled, script)
+    return hand_over(spec, compiled, script)
 
 
 def connect(argument: str, home: str, folder: str) -> Substrate:

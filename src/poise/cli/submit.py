@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import msgspec
 
 from poise.cli.asking import Asking, asked, asking, is_script, merged, note_units, note_unused, told_as_flags
 from poise.cli.deadlines import forecast_of, has_deadline
@@ -15,7 +16,7 @@ from poise.cli.secrets import absolute, with_values
 from poise.client import current_home
 from poise.control import start
 from poise.control.start import user_name
-from poise.errors import Place, SpecError, located
+from poise.errors import Place, PoiseError, SpecError, located
 from poise.model.document import above
 
 FILE_ENDINGS = (".yaml", ".yml", ".json")
@@ -80,7 +81,12 @@ def _hand_over(via: str, source: Sequence[str], spec: dict[str, Any], quiet: boo
     from poise.model.spec import compile_spec
 
     script = Path(source[0]).read_text() if is_script(source[0]) else ""
-    handed = handing_of(via)(compile_spec(spec, wall=time.time()), script)
+    try:
+        handed = handing_of(via)(spec, compile_spec(spec, wall=time.time()), script)
+    except PoiseError as error:
+        if error.record.field == "--on":  # as `poise up` calls it
+            error.record = msgspec.structs.replace(error.record, field="--via")
+        raise
     if as_json:
         print_json(handed._asdict())
         return 0

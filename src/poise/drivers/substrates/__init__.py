@@ -7,7 +7,7 @@ Installed packages offer them as entry points; Poise's own are in its `pyproject
 The code of a driver is loaded only when its name is given.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
@@ -65,13 +65,16 @@ def examined(driver: SubstrateDriver, on: str, argument: str, folder: Path) -> I
     yield from examine(argument, str(folder))
 
 
-def handing_of(name: str) -> Callable[[Compiled, str], Handed]:
-    """The function by which a system takes one job as it is, with the text of its script. Raises `InputError` if it
-    cannot be used from here, or takes none.
+HandOver = Callable[[Mapping[str, Any], Compiled, str], Handed]
+
+
+def handing_of(name: str) -> HandOver:
+    """The function by which a system takes one job as it is: as its user wrote it, compiled, and with the text of its
+    script. Raises `InputError` if it cannot be used from here, or takes none.
     """
     driver = driver_of(name)
     driver.check("")
-    hand_over: Callable[[Compiled, str], Handed] | None = getattr(driver, "hand_over", None)
+    hand_over: HandOver | None = getattr(driver, "hand_over", None)
     if hand_over is None:
         raise InputError(f"`{name}` takes no jobs", field="--via", have=name, hint=f"`poise up --on {name}`")
     return hand_over
