@@ -11,7 +11,7 @@ from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.messages import Attempt, Ended, FromAgent, Launch, Running, ToNode
 from poise.model.observed import Observed
-from poise.model.reports import DemandReport
+from poise.model.reports import DemandReport, Request
 from poise.model.resources import Node
 from poise.model.training import Orders
 from poise.units import Instant
@@ -266,8 +266,10 @@ class Substrate(Protocol):
 class GrowingSubstrate(Substrate, Protocol):
     """A substrate whose machines come when they are asked for, such as Slurm."""
 
-    def want(self, demand: DemandReport) -> None:
-        """Ask for machines for work that waits, and mark those as `leaving` that are wanted no more."""
+    def want(self, demand: DemandReport) -> Sequence[Request]:
+        """Ask for machines for work that waits, and mark those as `leaving` that are wanted no more. Returns the
+        requests that are not met, and those that cannot be made, for `poise doctor` and `poise explain`.
+        """
         ...
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from poise.errors import Fault
-from poise.model.reports import DemandReport
+from poise.model.reports import DemandReport, Request
 from poise.ports import Contact, Machine, Pilot
 from poise.units import SECOND
 from poise_slurm import commands
@@ -94,10 +94,11 @@ class SlurmCluster:
         self._kinds_at = now()
         self._listed_at = 0.0  # when that was asked for; 0 until it has answered
         self._settled: float | None = None  # since when work has waited
-        self._failed, self._again_at = 0, 0.0
+        self._failed, self._again_at, self._why = 0, 0.0, ""
         self._idle: dict[str, float] = {}  # machines on which nothing runs, and since when
         self._unwanted: set[str] = set()
         self._refused: list[Refused] = []
+        self._waiting: list[Job] = []  # as Slurm has listed them last
 
     # --- what there is -----------------------------------------------------------------------------------------------
 
@@ -129,7 +130,28 @@ class SlurmCluster:
 
     # --- what is asked for -------------------------------------------------------------------------------------------
 
-    def want(self, demand: DemandReport) -> None:
+    def want(self, demand: DemandReport) -> list[Request]:
+        self._request(demand)
+        return self._unmet() if demand.waits else []
+
+    def _unmet(self) -> list[Request]:
+        """What the work that waits cannot have, or not yet."""
+        found = [
+            Request(text=f"no allocation for {_count(one.demand.tasks, 'task')}: {one.why}", refused=True)
+            for one in self._refused
+        ]
+        if self._now() < self._again_at:
+            found.append(Request(text=self._why, refused=True))
+        listed = {job.tag: job for job in self._waiting}
+        for one in known_allocations(self._folder):
+            asked, job = one.asked(), listed.get(one.tag)
+            if asked is not None and one.job() and not one.states():
+                nodes = f"{_count(asked.shape.nodes, 'node')} of {asked.shape.partition}"
+                state = f"{job.state.lower()}, {job.reason}" if job is not None else "submitted"
+                found.append(Request(text=f"job {one.job()}, {nodes}: {state}", starts=job.start if job else 0))
+        return found
+
+    def _request(self, demand: DemandReport) -> None:
         self._look()
         ranks = self._ranks()
         self._mark_idle(ranks, demand.busy)
@@ -145,7 +167,7 @@ class SlurmCluster:
         standing, waiting = self._standing(ranks, demand.busy)
         shapes, refused = wanted(demand.waits, self._kinds, standing, self._settings)
         for one in refused if refused != self._refused else ():
-            _log.warning("no allocation for %d tasks: %s", one.demand.tasks, one.why)
+            _log.warning("no allocation for %s: %s", _count(one.demand.tasks, "task"), one.why)
         self._refused = refused
         for shape in shapes[: max(0, WAITING - waiting)]:
             if not self._ask(shape):
@@ -167,7 +189,8 @@ class SlurmCluster:
         """Ask for nothing for a while, longer each time until a pilot begins."""
         pause = PAUSES[min(self._failed, len(PAUSES) - 1)]
         self._failed, self._again_at = self._failed + 1, self._now() + pause
-        _log.warning("%s; the next allocation is asked for in %g s", why, pause)
+        self._why = f"{why}; Poise asks again {pause:g} s later"
+        _log.warning(self._why)
 
     def _standing(self, ranks: Mapping[str, _Rank], busy: Mapping[str, int]) -> tuple[list[Standing], int]:
         """The allocations that there are or will be, and how many of them wait."""
@@ -232,6 +255,7 @@ class SlurmCluster:
             _log.warning("%s: %s", error, error.record.have)
             return
         self._listed_at = now
+        self._waiting = [job for job in jobs.values() if job.state in WAITS]
         for one in known:
             self._compare(one, jobs.get(one.tag), before[one.tag], now)
 
@@ -340,6 +364,10 @@ class SlurmCluster:
         orders = one.orders() if one is not None else None
         if one is not None and orders is not None:
             one.order(change(orders))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _pilots_of(one: Allocation) -> list[_Rank]:

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from poise.errors import Fault
-from poise.model.reports import Demand, DemandReport
+from poise.model.reports import Demand, DemandReport, Request
 from poise.units import SECOND
 from poise_slurm import commands
 from poise_slurm.allocations import State, known_allocations
@@ -60,10 +61,13 @@ def keeper(slurm: Slurm, folder: Path) -> SlurmCluster:
     return SlurmCluster(Settings(), folder, lambda: slurm.time, lambda: slurm.time)
 
 
-def wait(slurm: Slurm, cluster: SlurmCluster, seconds: float) -> None:
+def wait(slurm: Slurm, cluster: SlurmCluster, seconds: float, demand: DemandReport = WAITS) -> list[Request]:
+    """The requests that are not met then."""
+    unmet: list[Request] = []
     for _ in range(round(seconds)):
         slurm.time += 1
-        cluster.want(WAITS)
+        unmet = cluster.want(demand)
+    return unmet
 
 
 def test_one_allocation_is_asked_for_however_long_it_waits(slurm: Slurm, tmp_path: Path) -> None:
@@ -121,3 +125,32 @@ def test_an_allocation_whose_job_has_begun_is_a_machine_until_it_ends(slurm: Slu
     assert machine.leaving, "it ends in less than a minute"
     slurm.time += 60
     assert cluster.machines() == []
+
+
+def test_it_is_told_which_allocation_waits_and_why_until_its_pilot_begins(slurm: Slurm, tmp_path: Path) -> None:
+    cluster = keeper(slurm, tmp_path)
+    assert wait(slurm, cluster, 2) == [Request(text="job 1, 1 node of main: submitted")]
+    [job] = slurm.jobs.values()
+    slurm.jobs[job.tag] = job._replace(start=5000, reason="Priority")
+    [request] = wait(slurm, cluster, 60)
+    assert request == Request(text="job 1, 1 node of main: pending, Priority", starts=5000)
+    assert request.sentence(4400.0) == "job 1, 1 node of main: pending, Priority, expected to start in 10m0s"
+    assert request.sentence(5001.0) == "job 1, 1 node of main: pending, Priority"
+    assert wait(slurm, cluster, 1, DemandReport(waits=(), busy={})) == [], "nothing waits for it any more"
+    [one] = known_allocations(tmp_path / "allocations")
+    one.say(0, 0, State(host="n7", job="1", cpus=2, memory=512, devices=(), until=slurm.time + 600))
+    assert wait(slurm, cluster, 1) == []
+
+
+def test_it_is_told_which_work_can_have_no_allocation(slurm: Slurm, tmp_path: Path) -> None:
+    large = msgspec.structs.replace(ONE, tasks=3, cpu=64_000)
+    unmet = wait(slurm, keeper(slurm, tmp_path), 3, DemandReport(waits=(large,), busy={}))
+    text = "no allocation for 3 tasks: no partition has such nodes: 64 CPU, 0 MiB, 0 GPU"
+    assert unmet == [Request(text=text, refused=True)]
+
+
+def test_it_is_told_why_sbatch_refuses(slurm: Slurm, tmp_path: Path) -> None:
+    slurm.refuses = True
+    [request] = wait(slurm, keeper(slurm, tmp_path), 5)
+    assert request.refused
+    assert request.text == "`sbatch` failed: Invalid account; Poise asks again 15 s later"

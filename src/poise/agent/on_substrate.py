@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,11 +23,12 @@ from poise.agent.pilots import Nodes, Pilots
 from poise.client import Client
 from poise.config import Address, Cluster, Endpoint, Home
 from poise.decoding import json_decoder
-from poise.drivers.clusters import kept_cluster, lock_of, write_answer
+from poise.drivers.clusters import kept_cluster, lock_of, write_answer, write_requests
 from poise.drivers.lock import take_lock
 from poise.drivers.reach import home_at
 from poise.drivers.substrates import driver_of
 from poise.errors import Fault, NotFound, PoiseError
+from poise.model.reports import Request
 from poise.ports import Contact, Substrate
 
 LOOK_SECONDS = 1.0
@@ -68,12 +70,15 @@ def _keep(home: Home, cluster: Cluster) -> None:
     nodes, leads = Nodes(Client(home, patience=0), folder / "emptied.json"), not home.store.exists()
     pilots = Pilots(substrate, nodes, contact)
     stopping = _stopping()
+    told: Sequence[Request] | None = None
     while not (stopping.wait(LOOK_SECONDS) or stopping.is_set()):  # the signal may come as the wait ends
         answer = _leads(home)
         leads = leads if answer is None else answer  # it ends before this process does, in `poise down`
         with contextlib.suppress(Fault):  # the control plane is away, or its disk is full: the next look repeats this
-            if answer:
-                pilots.keep()
+            unmet = pilots.keep() if answer else ()
+            if unmet != told:
+                write_requests(home, cluster, unmet)
+                told = unmet
             pilots.open_again()  # whoever leads
     if leads and pilots.end():
         substrate.stop()

@@ -25,7 +25,7 @@ from poise.client import Client
 from poise.decoding import json_decoder
 from poise.drivers.whole import write_whole
 from poise.errors import NotFound, PoiseError, Unreachable
-from poise.model.reports import DemandReport
+from poise.model.reports import DemandReport, Request
 from poise.model.resources import ALLOCATED
 from poise.ports import Contact, GrowingSubstrate, Machine, Pilot, Substrate
 
@@ -144,13 +144,14 @@ class Pilots:
         self._compared = -math.inf
         self._restarted: dict[Pilot, float] = {}
 
-    def keep(self) -> None:
-        """A pilot on every machine that is there, and none for those that have gone."""
+    def keep(self) -> Sequence[Request]:
+        """A pilot on every machine that is there, and none for those that have gone. Returns what `want` does."""
+        unmet: Sequence[Request] = ()
         if isinstance(self._substrate, GrowingSubstrate):
             if not self._begun:  # machines that ended while nobody kept them
                 self._nodes.gone_but({pilot.node for pilot in self._substrate.pilots()})
                 self._begun = True
-            self._substrate.want(self._nodes.demand())
+            unmet = self._substrate.want(self._nodes.demand())
         machines = {machine.id: machine for machine in self._substrate.machines()}
         pilots = self._still_there(machines)
         requests = [] if self._are_beginning() else self._substrate.waiting()
@@ -167,6 +168,7 @@ class Pilots:
             name = machine.name if machine.name not in taken else f"{machine.name}-{identity[:6]}"
             taken.add(name)
             self._start(machine, name)
+        return unmet
 
     def open_again(self) -> None:
         """Open the nodes that were drained here and whose machines stay. Nobody else knows which were open."""

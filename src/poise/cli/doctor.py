@@ -2,6 +2,7 @@
 
 import contextlib
 import ipaddress
+import time
 from collections.abc import Iterator
 
 import click
@@ -14,7 +15,7 @@ from poise.config import Address, Endpoint, Home
 from poise.control.start import connected, may_be_asked, running_here, supervised
 from poise.decoding import json_decoder
 from poise.drivers.checkup import examine
-from poise.drivers.clusters import answer_of, kept_cluster, lock_of
+from poise.drivers.clusters import answer_of, kept_cluster, lock_of, requests_of
 from poise.drivers.lock import is_held
 from poise.drivers.logfile import has_log
 from poise.errors import PoiseError
@@ -163,6 +164,9 @@ def _cluster(home: Home) -> Iterator[Check]:
         yield Check(name, "warn", f"{address}: nobody speaks with it now", f"tail {home.messages}")
     else:
         yield Check(name, "ok", f"{address}: its machines are nodes")
+    for request in requests_of(home, cluster):
+        hint = f"poise doctor --on {cluster.on}" if request.refused else ""
+        yield Check(f"request to {name}", "warn" if hint else "ok", request.sentence(time.time()), hint)
 
 
 def _left(home: Home) -> Iterator[Check]:

@@ -73,10 +73,27 @@ def explain(job: str, node: str | None, unblocks: bool, everything: bool, at: st
         print_json(told)
         return 0
     _draw_explanation(told)
+    if at is None:
+        _tell_requests(home, told)
     if told.status == "failed" and at is None:
         for line in unstarted(report_of(home, job).tasks):
             say(line)
     return 0
+
+
+def _tell_requests(home: Home, told: Explanation) -> None:
+    """Of a job that waits for room: the machines that the cluster of this home was asked for, and does not have yet."""
+    from poise.drivers.clusters import kept_cluster, requests_of  # here, since few homes have a cluster
+
+    if home.elsewhere is not None or not any(_waits_for_room(waiting) for waiting in told.waiting):
+        return
+    if (cluster := kept_cluster(home)) is not None:
+        for request in requests_of(home, cluster):
+            say(f"poise: {cluster.title}: {request.sentence(time.time())}")
+
+
+def _waits_for_room(waiting: Waiting) -> bool:
+    return bool(waiting.refusing) or any(reason.code == "NO_NODES" for reason in waiting.reasons)
 
 
 @click.command()

@@ -2,19 +2,24 @@
 
     cluster.json   which cluster it is; where this is, its machines are the nodes
     answer.json    why it cannot be used, or `null` if it can; written by `poise.agent.on_substrate`
+    requests.json  the machines that work waits for; written by that process
     lock           held by that process
 
 Other files there are those of that process, and of the driver.
 """
 
+import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from poise.config import Cluster, Home
 from poise.decoding import json_decoder
+from poise.drivers.lock import is_held
 from poise.drivers.whole import write_whole
 from poise.errors import ErrorRecord, Fault
+from poise.model.reports import Request
 
 
 def kept_cluster(home: Home) -> Cluster | None:
@@ -54,6 +59,19 @@ def answer_of(home: Home, cluster: Cluster) -> Fault | None:
     fault = Fault(record.message)
     fault.record = record
     return fault
+
+
+def write_requests(home: Home, cluster: Cluster, requests: Sequence[Request]) -> None:
+    write_whole(home.substrate(cluster.name) / "requests.json", msgspec.json.encode(requests))
+
+
+def requests_of(home: Home, cluster: Cluster) -> tuple[Request, ...]:
+    """The requests for machines that are not met; none where nobody keeps the agents of the cluster."""
+    if is_held(lock_of(home, cluster)):
+        with contextlib.suppress(FileNotFoundError):
+            content = (home.substrate(cluster.name) / "requests.json").read_bytes()
+            return json_decoder(tuple[Request, ...]).decode(content)
+    return ()
 
 
 def _answer(home: Home, cluster: Cluster) -> Path:

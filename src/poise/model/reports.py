@@ -15,6 +15,7 @@ from poise.model.figures import sources_of
 from poise.model.load import Load, Upkeep
 from poise.model.resources import Link, Node
 from poise.model.training import Training
+from poise.units import SECOND, format_duration
 
 STATUSES = {
     "waiting": "for another task or job that it needs",
@@ -539,6 +540,22 @@ class DemandReport(msgspec.Struct, frozen=True, kw_only=True):
 
     waits: tuple[Demand, ...]
     busy: dict[str, int]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for machines, which a substrate has made of its system, or cannot make: which one, and its state. It is
+    expected to be met at `starts` (seconds since 1970; 0: unknown). One that is `refused` is not met unless something
+    changes.
+    """
+
+    text: str
+    starts: int = 0
+    refused: bool = False
+
+    def sentence(self, now: float) -> str:
+        """The text, and in how long it is expected to be met."""
+        left = round(self.starts - now)
+        return f"{self.text}, expected to start in {format_duration(left * SECOND)}" if left > 0 else self.text
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):

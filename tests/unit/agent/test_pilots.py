@@ -22,7 +22,7 @@ from poise.agent.pilots import (
 from poise.client import Client
 from poise.config import Home
 from poise.errors import PoiseError, StoreFull, Unreachable
-from poise.model.reports import DemandReport
+from poise.model.reports import DemandReport, Request
 from poise.model.resources import ALLOCATED
 from poise.ports import Contact, Machine, Pilot
 from poise.testing import World, node
@@ -347,6 +347,9 @@ def test_at_the_end_all_is_released_but_where_commands_go_on(client: AtDesk, yar
     assert yard.nodes == []
 
 
+UNMET = [Request(text="7 is to come")]
+
+
 class Growing(Yard):
     """It gets machines when it is asked to."""
 
@@ -354,8 +357,9 @@ class Growing(Yard):
         super().__init__(client)
         self.wanted: list[DemandReport] = []
 
-    def want(self, demand: DemandReport) -> None:
+    def want(self, demand: DemandReport) -> Sequence[Request]:
         self.wanted.append(demand)
+        return UNMET
 
 
 def test_a_substrate_that_grows_is_told_what_waits_and_its_machines_that_ended_meanwhile_are_lost(
@@ -368,7 +372,7 @@ def test_a_substrate_that_grows_is_told_what_waits_and_its_machines_that_ended_m
     yard.there["m-n3"] = "n3"
     yard.held[Pilot("n3", "m-n3")] = 1.0
     world.job("a", cpu=2)
-    Keeper(yard, nodes).keep()
+    assert Keeper(yard, nodes).keep() == UNMET
     assert statuses(client) == {"n1": "up", "n2": "up", "n3": "up", "n4": "lost"}
     [demand] = yard.wanted
     assert [entry.cpu for entry in demand.waits] == [2000]

@@ -1,8 +1,14 @@
 """`poise explain`, drawn."""
 
+from pathlib import Path
+
 import pytest
 
-from poise.cli.explain import _draw_explanation
+from poise.cli.explain import _draw_explanation, _tell_requests
+from poise.config import Cluster, Home
+from poise.drivers.clusters import keep_cluster, lock_of, write_requests
+from poise.drivers.lock import take_lock
+from poise.model.reports import Request
 from poise.testing import World
 from unit.asking import explained
 
@@ -15,3 +21,19 @@ def test_who_preempts_what_it_waits_for_is_named(capsys: pytest.CaptureFixture[s
     _draw_explanation(explained(world, "urgent"))
     shown = capsys.readouterr().out
     assert "or preempts     j1.main" in shown and "preempts it first" not in shown
+
+
+def test_the_machines_that_a_cluster_was_asked_for_are_told_of_a_job_that_waits_for_room(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, cluster = Home(tmp_path), Cluster(name="slurm", listen="0.0.0.0:7718")
+    keep_cluster(home, cluster)
+    write_requests(home, cluster, [Request(text="job 7, 1 node of main: pending, Priority")])
+    world = World("poise").job("a", cpu=1).job("b", cpu=1, after=["j1"]).round()
+    _tell_requests(home, explained(world, "a"))
+    assert capsys.readouterr().err == "", "nobody keeps its agents now"
+    with take_lock(lock_of(home, cluster), "keeper"):
+        _tell_requests(home, explained(world, "a"))
+        assert capsys.readouterr().err == "poise: Slurm: job 7, 1 node of main: pending, Priority\n"
+        _tell_requests(home, explained(world, "b"))
+        assert capsys.readouterr().err == "", "more room would not help it"
