@@ -84,6 +84,22 @@ def test_a_command_is_handed_to_slurm_as_one_job_of_its_own(on: OnSlurm) -> None
     assert on.living.client().status().unfinished == 0
 
 
+def test_what_is_handed_to_slurm_may_wait_for_other_jobs_there(on: OnSlurm) -> None:
+    handed = ("submit", "--via", "slurm", "-q")
+    first = on.living.poise(*handed, "--hold", "--", "true")
+    assert first.code == 0, first.err
+    options = ("--after", first.text.strip(), "--exclude-node", "n3", "--retries", "0", "--begin", "1h")
+    then = on.living.poise(
+        *handed, *options, "--deadline", "9h", "--if-late", "cancel", "--time-limit", "1h", "--", "true"
+    )
+    assert then.code == 0, then.err
+    told = on.cluster.call("scontrol", "show", "job", then.text.strip())
+    for field in (f"Dependency=afterok:{first.text.strip()}", "ExcNodeList=n3", "Requeue=0", "Deadline=2"):
+        assert field in told
+    assert "JobHeldUser" in on.cluster.call("scontrol", "show", "job", first.text.strip())
+    on.cluster.call("scancel", first.text.strip(), then.text.strip())
+
+
 def test_an_allocation_is_used_by_all_work_that_fits(on: OnSlurm) -> None:
     before, asked = on.cluster.jobs(), on.cluster.calls("sbatch")
     jobs = [on.submit("true", expect="1s") for _ in range(20)]
@@ -191,3 +207,12 @@ def test_an_allocation_on_which_nothing_runs_is_given_back_and_one_that_ends_is_
     until(lambda: on.living.client().job(runs).status == "done", "it moves", on.messages, seconds=300)
     assert on.living.poise("logs", runs).text == "moved\n"
     assert on.cluster.call("squeue", "-h", "-j", allocation, "-t", "all", "-o", "%T").strip() != "TIMEOUT"
+
+
+def test_work_that_no_partition_can_hold_is_told_by_doctor_and_explain(on: OnSlurm) -> None:
+    job = on.submit("true", resources={"cpu": 64})
+    text = "no allocation for 1 task: no partition has such nodes: 64 CPU"
+    until(lambda: text in on.living.poise("explain", job).err, "the keeper has looked", on.messages)
+    checks = on.living.poise("doctor", "--json").value["checks"]
+    assert [one["status"] for one in checks if text in one["text"]] == ["warn"]
+    assert on.living.poise("cancel", job).code == 0
