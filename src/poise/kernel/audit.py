@@ -14,6 +14,8 @@ from poise.model.events import (
     JobSubmitted,
     NodeDrained,
     QuotaSet,
+    RuleAnswered,
+    RulesSet,
     ScheduleAdded,
     ScheduleHeld,
     ScheduleRemoved,
@@ -84,6 +86,11 @@ def _in_words(event: AUDITED) -> str:
             return f"added token {token.id}{name}: {token.role.name.lower()} of {token.tenant}"
         case Configured():
             return f"set the policy to {event.policy}"
+        case RulesSet():
+            names = [str(rule["name"]) for rule in event.document.get("rules", ())]
+            return f"set the rules to {some(names, FEW)}" if names else "removed the rules"
+        case RuleAnswered():
+            return f"{'allowed' if event.allowed else 'denied'} rule {event.rule} for {event.subject or 'the fleet'}"
         case TokenRevoked():
             return f"revoked token {event.id}"
     return "stopped the control plane"

@@ -27,6 +27,7 @@ from poise.kernel.lateness import Lateness
 from poise.kernel.ledger import JobState, Ledger, NodeState, UnitState, attempt_of, orders_of
 from poise.kernel.messages import (
     AddToken,
+    AnswerRule,
     Append,
     AppendFailed,
     AskToStop,
@@ -68,10 +69,12 @@ from poise.kernel.messages import (
     SayWorker,
     Send,
     SetQuota,
+    SetRules,
     Submit,
     TryRecover,
 )
 from poise.kernel.outage import Outage
+from poise.kernel.ruling import Ruling
 from poise.kernel.schedulable import prepare
 from poise.kernel.spans import root_of, run_of
 from poise.kernel.straggle import Paces, stragglers
@@ -104,6 +107,7 @@ from poise.model.events import (
     NodeJoined,
     NodeLevelled,
     NodeLost,
+    NodesMeasured,
     NodeSuspected,
     NodeTrusted,
     NodeUnfit,
@@ -117,6 +121,10 @@ from poise.model.events import (
     Resized,
     Returned,
     Round,
+    RuleAnswered,
+    RuleFired,
+    RuleOver,
+    RulesSet,
     ScheduleAdded,
     ScheduleHeld,
     ScheduleRemoved,
@@ -272,6 +280,11 @@ QUIET = (
     ScheduleHeld,
     ScheduleRemoved,
     ScheduleTurn,
+    RulesSet,
+    NodesMeasured,
+    RuleFired,
+    RuleOver,
+    RuleAnswered,
 )
 """Events that change nothing for the policy, unless more waits to be placed after them; a round for nodes that have
 joined is asked for by itself.
@@ -366,6 +379,8 @@ class Controller:
             would_submit=self.would_submit,
             stop=self._stop_cancelled,
         )
+        self._calendar = calendar
+        self.ruling = Ruling(ledger, commit=self._commit, drain=self._drain, configure=self._configure)
         self.rejections: Counter[tuple[str, str]] = Counter()
         """Decisions that the ledger rejected, by kind and by the code of the first reason."""
 
@@ -400,6 +415,8 @@ class Controller:
             asked=self.settings.asked,
         )
         self._commit(began)
+        if self._calendar is not None:
+            self.ruling.restart(self.ledger, now)
         self.turns.wall_is(wall, now)
         self._dispatch = self._make_dispatch(now)
         for name, node in list(self.ledger.nodes.items()):
@@ -454,6 +471,10 @@ class Controller:
                 self._answer(message.request, lambda: self._set_quota(message, now))
             case Configure():
                 self._answer(message.request, lambda: self._configure(message, now))
+            case SetRules():
+                self._answer(message.request, lambda: self.ruling.set(message, now))
+            case AnswerRule():
+                self._answer(message.request, lambda: self.ruling.answer(message, now))
             case FromCallWorker():
                 if self._full:
                     return (HangCalls(),)
@@ -520,6 +541,7 @@ class Controller:
                 self._commit(lagging)
         self._cancel_late(now)
         self.turns.tick(now)
+        self.ruling.tick(now, self._watch)
         self._dispatch.tick(now)
         effects = list(self._flush())
         if self._may_decide(now) and self._should_decide(now):
@@ -723,7 +745,7 @@ class Controller:
         soonest = max(self._look_at, self._look_no_sooner_than) if self.settings.dead_after else FOREVER
         next_round = None if self._deciding else self._next_round()  # the plan comes as a message, and none before it
         lateness, turn = self._lateness.wakeup(self.ledger), self.turns.wakeup(self._now)
-        for at in (self._watch.due(), self._dispatch.wakeup(), lateness, turn, next_round):
+        for at in (self._watch.due(), self._dispatch.wakeup(), lateness, turn, next_round, self.ruling.due()):
             if at is not None and at < soonest:
                 soonest = at
         return None if soonest >= FOREVER else soonest
@@ -1566,8 +1588,10 @@ class Controller:
     # --- log and outbox ----------------------------------------------------------------------------------------------
 
     def _commit(self, event: Event) -> None:
+        self.ruling.before(event)
         waited = self.ledger.queues.pending
         self.ledger.apply(event)
+        self.ruling.after(event)
         self._events.append(event)
         if not isinstance(event, QUIET) or self.ledger.queues.pending > waited:
             self._dirty = True
@@ -1635,6 +1659,8 @@ class Controller:
         self._outage.expect(self._connected, now)
         self._connected.clear()
         self._dispatch, self.turns.ledger = self._make_dispatch(self.ledger.now), self.ledger
+        if self._calendar is not None:
+            self.ruling.restart(self.ledger, now)
         return (*refused, *hung, HangCalls())
 
 

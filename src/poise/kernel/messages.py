@@ -141,6 +141,25 @@ class Configure(msgspec.Struct, frozen=True):
     bearer: Bearer = HOME
 
 
+class SetRules(msgspec.Struct, frozen=True):
+    """Other rules are to be evaluated; the fields are those of `RulesSet`. Answered with the revision."""
+
+    request: int
+    document: dict[str, Any]
+    policies: dict[str, dict[str, Any]] = {}
+    bearer: Bearer = HOME
+
+
+class AnswerRule(msgspec.Struct, frozen=True):
+    """Allow or deny what a rule asks for. Answered with what was done."""
+
+    request: int
+    rule: str
+    subject: str
+    allowed: bool
+    bearer: Bearer = HOME
+
+
 class GiveUp(msgspec.Struct, frozen=True):
     """What runs the nodes says that these are gone: all that it misses together, so that an outage is known for one.
     Should one of them speak all the same, it is taken in anew.
@@ -290,6 +309,8 @@ Request = (
     | Lend
     | SetQuota
     | Configure
+    | SetRules
+    | AnswerRule
     | AddToken
     | RevokeToken
     | AskToStop

@@ -337,6 +337,8 @@ class Symptoms:
                 suspects = (CLOCK,)
             case "objective-missed":
                 suspects = (Element("service", event.subject), *self._replicas(event.jobs))
+            case "rule-fired" if not event.subject:
+                suspects = (CONTROL,)
             case "member-differs":
                 suspects = self._at(self.facts.places.get(event.subject))
             case _:

@@ -470,6 +470,72 @@ class StopAsked(msgspec.Struct, frozen=True, tag="stop-asked", kw_only=True, omi
     by: str = ""
 
 
+class RulesSet(msgspec.Struct, frozen=True, tag="rules-set", kw_only=True, omit_defaults=True):
+    """These rules are evaluated from here on: the content of a rules file, none where it is empty. `policies` has what
+    `Configured` says of the policies that they may set, by the name of the rule.
+    """
+
+    at: int
+    document: dict[str, Any] = {}
+    policies: dict[str, dict[str, Any]] = {}
+    by: str = ""
+
+
+class NodesMeasured(msgspec.Struct, frozen=True, tag="nodes-measured", kw_only=True):
+    """How busy nodes are, where that has changed noticeably: in thousandths, in the order of `Load`. Recorded only
+    while a rule reads it.
+    """
+
+    at: int
+    nodes: dict[str, tuple[int, ...]]
+
+
+class RuleFired(msgspec.Struct, frozen=True, tag="rule-fired", kw_only=True, omit_defaults=True):
+    """A rule fired for a subject (a node, or the fleet where it is empty) in its evaluation at the instant `due`, when
+    it saw what `have` says. `outcome`: `done`, only recorded (`shadow`), or `asked` for approval. `actions` are those
+    that were carried out, `failed` says why others were not. With `spent` they count against the budget.
+    `before` has the policy that was set `instead` of the
+    one `before`, where the rule set one.
+    """
+
+    at: int
+    due: int
+    rule: str
+    outcome: str
+    subject: str = ""
+    have: str = ""
+    actions: tuple[str, ...] = ()
+    failed: str = ""
+    before: dict[str, Any] = {}
+    spent: int = 0
+
+
+class RuleOver(msgspec.Struct, frozen=True, tag="rule-over", kw_only=True, omit_defaults=True):
+    """What a rule fired for is over, by its evaluation at the instant `due`, or because the rule is no longer there;
+    these `actions` are undone.
+    """
+
+    at: int
+    due: int
+    rule: str
+    subject: str = ""
+    have: str = ""
+    actions: tuple[str, ...] = ()
+
+
+class RuleAnswered(msgspec.Struct, frozen=True, tag="rule-answered", kw_only=True, omit_defaults=True):
+    """Somebody allowed what a rule had asked for, or denied it. The rest as of `RuleFired`."""
+
+    at: int
+    rule: str
+    allowed: bool
+    subject: str = ""
+    actions: tuple[str, ...] = ()
+    failed: str = ""
+    before: dict[str, Any] = {}
+    by: str = ""
+
+
 class FunctionTold(msgspec.Struct, frozen=True, tag="function", kw_only=True):
     """A job that serves calls was told of a function; calls name it by its number, counted from 0."""
 
@@ -584,6 +650,11 @@ Event = (
     | Triggered
     | Noticed
     | IncidentTold
+    | RulesSet
+    | NodesMeasured
+    | RuleFired
+    | RuleOver
+    | RuleAnswered
     | FunctionTold
     | Called
     | CallTried
@@ -611,6 +682,8 @@ AUDITED = (
     | TokenAdded
     | TokenRevoked
     | Configured
+    | RulesSet
+    | RuleAnswered
     | StopAsked
 )
 """What was done because somebody asked for it."""

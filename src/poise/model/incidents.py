@@ -23,6 +23,7 @@ SymptomKind = Literal[
     "straggling", "member-differs", "node-unusual", "deadline-missed",
     "objective-missed",
     "slow-store", "store-full", "clock-step", "control-restarted", "policy-failed",
+    "rule-fired",
 ]  # fmt: skip
 
 Moment = Literal["opened", "closed"]

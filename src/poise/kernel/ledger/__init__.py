@@ -4,6 +4,7 @@ from poise.kernel.ledger.ledger import Ledger
 from poise.kernel.ledger.places import Cordon, NodeState, device_key
 from poise.kernel.ledger.room import InvariantBroken
 from poise.kernel.ledger.state import (
+    Firing,
     JobState,
     ScheduleState,
     State,
@@ -18,6 +19,7 @@ from poise.kernel.ledger.units import CAUSES, UnitState, attempt_of, deciding_en
 __all__ = [
     "CAUSES",
     "Cordon",
+    "Firing",
     "InvariantBroken",
     "JobState",
     "Ledger",

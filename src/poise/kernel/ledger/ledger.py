@@ -35,6 +35,7 @@ from poise.kernel.ledger.profiles import Profiles
 from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.quotas import Quotas
 from poise.kernel.ledger.room import Handlers, InvariantBroken, Room, hold
+from poise.kernel.ledger.rules import RuleBook
 from poise.kernel.ledger.schedules import Schedules
 from poise.kernel.ledger.seats import Seats
 from poise.kernel.ledger.shown import Shown
@@ -64,6 +65,7 @@ class Ledger:
         changes = Changes()
         self.tokens = Tokens(state)
         self.profiles = Profiles(state)
+        self.rules = RuleBook(state)
         self.jobs = Jobs(state)
         self.schedules = Schedules(state, self.jobs)
         self.active = Active(self.jobs, changes)
@@ -96,6 +98,7 @@ class Ledger:
         self._rooms: tuple[Room, ...] = (
             self.tokens,
             self.profiles,
+            self.rules,
             self.jobs,
             self.schedules,
             self.active,

@@ -129,9 +129,25 @@ class ScheduleState(msgspec.Struct, gc=False):
         return self.job.name or self.id
 
 
+class Firing(msgspec.Struct, frozen=True):
+    """The last time that a rule fired for a subject: the events `RuleFired`, `RuleAnswered` and `RuleOver` together.
+    `since` is the instant of the evaluation that changed it last; `over`: it has ended since.
+    """
+
+    at: int
+    since: int
+    outcome: str
+    have: str = ""
+    actions: tuple[str, ...] = ()
+    failed: str = ""
+    before: dict[str, Any] = {}
+    over: bool = False
+
+
 class State(msgspec.Struct):
     """Everything that a checkpoint holds. `yielded` says which units have yielded to which that still wait.
-    `quotas` are by tenant, `cordons` by the identity of a device.
+    `quotas` are by tenant, `cordons` by the identity of a device, `firings` by
+    rule and subject as `RULE/SUBJECT`. `actions_spent` are instants of the actions of rules in the last hour.
     """
 
     revision: int = 0
@@ -159,6 +175,10 @@ class State(msgspec.Struct):
     began: Began | None = None
     schedules: dict[str, ScheduleState] = {}
     schedules_ever: int = 0
+    rules: dict[str, Any] = {}
+    rule_policies: dict[str, dict[str, Any]] = {}
+    firings: dict[str, Firing] = {}
+    actions_spent: list[int] = []
 
     def fork(self, jobs: Collection[str] | None = None) -> "State":
         """A copy that changes by itself, of all jobs or of these. What nothing changes any more is shared: jobs that
@@ -173,7 +193,8 @@ class State(msgspec.Struct):
         made.nodes = {name: node.fork() for name, node in self.nodes.items()}
         made.profiles, made.held, made.memory = dict(self.profiles), self.held.copy(), self.memory.copy()
         made.yielded, made.quotas, made.tokens = dict(self.yielded), dict(self.quotas), dict(self.tokens)
-        made.cordons = dict(self.cordons)
+        made.cordons, made.firings = dict(self.cordons), dict(self.firings)
+        made.actions_spent = self.actions_spent.copy()
         made.schedules = {schedule_id: copy(schedule) for schedule_id, schedule in self.schedules.items()}
         return made
 

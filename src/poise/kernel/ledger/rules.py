@@ -1,0 +1,97 @@
+"""Rules, and what came of them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from poise.kernel.ledger.room import Handlers, Room
+from poise.kernel.ledger.state import Firing, State
+from poise.model.events import NodesMeasured, RuleAnswered, RuleFired, RuleOver, RulesSet
+from poise.units import HOUR
+
+MAX_PAST = 10_000
+"""Firings that are over and still known; the log has them all."""
+
+
+def key_of(rule: str, subject: str) -> str:
+    """How a firing is named. The name of a rule has no slash."""
+    return f"{rule}/{subject}"
+
+
+class RuleBook(Room):
+    """Owns `rules`, `rule_policies`, `firings` and `actions_spent`."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The content of the rules file; empty where there is none."""
+        return self._state.rules
+
+    @property
+    def policies(self) -> dict[str, dict[str, Any]]:
+        """What rules set the policy to, by the name of the rule."""
+        return self._state.rule_policies
+
+    @property
+    def spent(self) -> list[int]:
+        """When actions were taken, in the last hour before the latest of them."""
+        return self._state.actions_spent
+
+    def firing(self, rule: str, subject: str) -> Firing | None:
+        """The last time that a rule fired for a subject."""
+        return self._state.firings.get(key_of(rule, subject))
+
+    def firings(self) -> Iterator[tuple[str, str, Firing]]:
+        """Rule, subject and firing, in the order in which they fired."""
+        for key, firing in self._state.firings.items():
+            rule, _, subject = key.partition("/")
+            yield rule, subject, firing
+
+    def handlers(self) -> Handlers:
+        return {
+            RulesSet: self._set,
+            RuleFired: self._fired,
+            RuleOver: self._over,
+            RuleAnswered: self._answered,
+            NodesMeasured: self._only_recorded,
+        }
+
+    def _set(self, event: RulesSet) -> None:
+        self._state.rules, self._state.rule_policies = event.document, event.policies
+
+    def _fired(self, event: RuleFired) -> None:
+        firings, key = self._state.firings, key_of(event.rule, event.subject)
+        firings.pop(key, None)
+        firings[key] = Firing(
+            at=event.at,
+            since=event.due,
+            outcome=event.outcome,
+            have=event.have,
+            actions=event.actions,
+            failed=event.failed,
+            before=event.before,
+        )
+        if event.spent:
+            recent = [at for at in self._state.actions_spent if at > event.due - HOUR]
+            self._state.actions_spent = [*recent, *[event.due] * event.spent]
+        past = [known for known, firing in firings.items() if firing.over]
+        for known in past[: max(0, len(past) - MAX_PAST)]:
+            del firings[known]
+
+    def _over(self, event: RuleOver) -> None:
+        key = key_of(event.rule, event.subject)
+        firing = self._state.firings[key]
+        self._state.firings[key] = msgspec.structs.replace(firing, since=event.due, over=True)
+
+    def _answered(self, event: RuleAnswered) -> None:
+        key, outcome = key_of(event.rule, event.subject), "done" if event.allowed else "denied"
+        firing = self._state.firings[key]
+        self._state.firings[key] = msgspec.structs.replace(
+            firing, outcome=outcome, actions=event.actions, failed=event.failed, before=event.before
+        )
+
+    def _only_recorded(self, event: NodesMeasured) -> None:
+        """Change nothing: rules read it from the log."""

@@ -1,0 +1,369 @@
+"""Rules at work: evaluated at fixed instants on what the log has recorded, and nothing else.
+
+Evaluations are due at multiples of `every`, in the time of the log. One that is due at an instant sees all events from
+before it. So the same log gives the same firings, live and in a test of rules on the past:
+
+    for event in events:
+        for firing in engine.until(event.at, ledger): ...
+        ledger.apply(event)
+        engine.saw(event)
+
+All subjects are evaluated together, as columns. A value that is missing is NaN; a condition is 1, 0, or NaN where it is
+unknown, and what is unknown neither fires a rule nor ends it.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from poise.kernel.ledger import Ledger
+from poise.model.events import Began, Event, NodesMeasured
+from poise.model.expressions import SIGNALS, Both, Compare, Condition, Not, Read, reads_of
+from poise.model.fleet import CPU, LOST, MEMORY, OPEN, SUSPECT, UNFIT, Floats, Ints
+from poise.model.load import Load
+from poise.model.resources import WHOLE
+from poise.model.rules import Rule, Rules
+from poise.units import HOUR, SECOND
+
+FLEET = ("",)
+"""The only subject of a rule about the fleet."""
+
+MEASURES: Mapping[str, str] = {
+    "cpu_usage": "cpu",
+    "memory_usage": "memory",
+    "disk_usage": "disk",
+    "network_usage": "network",
+    "load": "load1",
+}
+"""By signal, the field of `Load` that it is."""
+
+ENOUGH = 0.5
+"""Share of the samples of a window that must be there: with fewer, its value is unknown."""
+
+
+class Change(NamedTuple):
+    """A rule fired for a subject at the instant `due`, or is `over` for it. `have` says what it saw."""
+
+    rule: str
+    subject: str
+    due: int
+    over: bool
+    have: str = ""
+
+
+class Standing(NamedTuple):
+    """Whether a rule has fired for a subject, and when that last changed."""
+
+    fired: bool
+    since: int
+
+
+class _Track:
+    """One rule: by subject, since when its trigger (or its end) holds, and how it stands. -1: not."""
+
+    __slots__ = ("held", "names", "rows", "since", "standing")
+
+    def __init__(self) -> None:
+        self.names: Sequence[str] = ()
+        self.rows: dict[str, int] = {}
+        self.since: Floats = np.zeros(0)
+        self.standing: dict[str, Standing] = {}
+        self.held = 0
+
+
+class Engine:
+    """Call `until` before each event is applied, `saw` after it. `standing` is how rules stood, by rule and subject,
+    and `spent` when actions were taken in the last hour.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        now: int,
+        standing: Mapping[tuple[str, str], Standing] | None = None,
+        spent: Iterable[int] = (),
+    ) -> None:
+        self.rules = rules
+        self.evaluated = 0
+        """The instant of the last evaluation."""
+        self.due = self._next(now)
+        self._tracks = {rule.name: _Track() for rule in rules.rules}
+        for (name, subject), stands in (standing or {}).items():
+            if name in self._tracks:
+                self._tracks[name].standing[subject] = stands
+        self._spent = deque(spent)
+        self._spent_in_shadow: deque[int] = deque()
+        self._measured: dict[str, tuple[int, ...]] = {}
+        active = [rule for rule in rules.rules if rule.mode != "off"]
+        reads = {read for rule in active for of in (rule.trigger, rule.clear) for read in reads_of(of)}
+        self._signals = sorted({read.signal for read in reads})
+        self._windows = {
+            signal: max((read.window for read in reads if read.signal == signal), default=0) for signal in self._signals
+        }
+        self._past: dict[str, deque[tuple[int, Floats]]] = {signal: deque() for signal in self._signals}
+        self._names: tuple[str, ...] = ()
+        self._active = active
+
+    def taking_over(self, old: "Engine", now: int) -> "Engine":
+        """Go on where another set of rules ends: what both have in common is kept, and no evaluation is dropped."""
+        self.due = old.due if old.rules.every == self.rules.every else self._next(now)
+        self._measured, self._spent_in_shadow = old._measured, old._spent_in_shadow
+        same = {rule.name for rule in self.rules.rules if rule in old.rules.rules}
+        self._tracks |= {name: old._tracks[name] for name in same}
+        if self.rules.every == old.rules.every:
+            self._past |= {signal: past for signal, past in old._past.items() if signal in self._past}
+            self._names = old._names
+        return self
+
+    def _next(self, now: int) -> int:
+        every = self.rules.every
+        return (now // every + 1) * every
+
+    @property
+    def active(self) -> bool:
+        """Whether any rule is evaluated."""
+        return bool(self._active)
+
+    @property
+    def measured(self) -> Mapping[str, tuple[int, ...]]:
+        """What was last recorded of how busy nodes are, in the order of `Load`."""
+        return self._measured
+
+    def rule(self, name: str) -> Rule | None:
+        """The rule of this name."""
+        return next((rule for rule in self.rules.rules if rule.name == name), None)
+
+    def saw(self, event: Event) -> None:
+        """This was applied."""
+        match event:
+            case NodesMeasured():
+                self._measured.update(event.nodes)
+            case Began():  # nothing was evaluated in between, and what was measured is old
+                self._measured.clear()
+                for past in self._past.values():
+                    past.clear()
+                for track in self._tracks.values():
+                    track.since.fill(-1)
+                self.due = self._next(event.at)
+
+    def until(self, instant: int, ledger: Ledger) -> list[Change]:
+        """What follows from the evaluations that are due by then, of a ledger with all events from before."""
+        if self.due > instant:
+            return []
+        if not self._active:
+            self.due = self._next(instant)
+            return []
+        changes: list[Change] = []
+        while self.due <= instant:
+            changes += self._evaluate(ledger, self.due)
+            self.due += self.rules.every
+        return changes
+
+    def unsettled(self, rule: str) -> Iterator[tuple[str, int]]:
+        """Subjects for which a change of a rule is under way, and since when."""
+        track = self._tracks[rule]
+        for row, name in enumerate(track.names):
+            if row < len(track.since) and track.since[row] >= 0:
+                yield name, int(track.since[row])
+
+    def held_back(self, rule: str) -> int:
+        """Subjects for which the rule would have fired at the last evaluation, but for the budget."""
+        return self._tracks[rule].held
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _evaluate(self, ledger: Ledger, due: int) -> list[Change]:
+        self.evaluated = due
+        nodes = tuple(ledger.nodes) if any(SIGNALS[signal].scope == "node" for signal in self._signals) else ()
+        if nodes != self._names:
+            self._follow(nodes)
+        values = _values(ledger, self._signals, self._names, self._measured)
+        for signal, value in values.items():
+            past, window = self._past[signal], self._windows[signal]
+            if window:
+                past.append((due, value))
+                while past and past[0][0] < due - window:
+                    past.popleft()
+        found: dict[Read, Floats] = {}
+        for spent in (self._spent, self._spent_in_shadow):
+            while spent and spent[0] <= due - HOUR:
+                spent.popleft()
+        changes: list[Change] = []
+        for rule in self._active:
+            changes += self._judge(rule, due, values, found)
+        return changes
+
+    def _follow(self, names: tuple[str, ...]) -> None:
+        """Nodes have joined or left: the past of those that stay goes with them."""
+        rows = {name: row for row, name in enumerate(self._names)}
+        before = np.array([rows.get(name, -1) for name in names], np.int64)
+        for signal, past in self._past.items():
+            if SIGNALS[signal].scope == "node":
+                moved = [(at, _moved(values, before)) for at, values in past]
+                past.clear()
+                past.extend(moved)
+        self._names = names
+
+    def _judge(self, rule: Rule, due: int, values: Mapping[str, Floats], found: dict[Read, Floats]) -> Iterator[Change]:
+        track, names = self._tracks[rule.name], self._names if rule.scope == "node" else FLEET
+        if track.names != names:
+            before = np.array([track.rows.get(name, -1) for name in names], np.int64)
+            track.since = _moved(track.since, before, -1.0)
+            track.names, track.rows = names, {name: row for row, name in enumerate(names)}
+        trigger = self._holds(rule.trigger, values, found)
+        fired_rows = [track.rows[name] for name, of in track.standing.items() if of.fired and name in track.rows]
+        wanted = trigger
+        if fired_rows:
+            wanted = trigger.copy()
+            wanted[fired_rows] = self._holds(rule.clear, values, found)[fired_rows]
+        since, unknown = track.since, np.isnan(wanted)
+        since[unknown & (since >= 0)] += self.rules.every  # time without data does not count
+        since[wanted == 0] = -1
+        since[(wanted == 1) & (since < 0)] = due
+        track.held = 0
+        ripe = np.flatnonzero((wanted == 1) & (due - since >= rule.sustained_for))
+        if not len(ripe):
+            return
+        spent = self._spent_in_shadow if rule.mode == "shadow" else self._spent
+        for row in ripe.tolist():
+            name = names[row]
+            stands = track.standing.get(name)
+            if stands is not None and stands.fired:
+                track.standing[name], since[row] = Standing(False, due), -1
+                yield Change(rule.name, name, due, True, _seen(rule.clear, row, values, found))
+                continue
+            if rule.nodes is not None and name not in rule.nodes:
+                continue
+            if stands is not None and due - stands.since < rule.cool_down:
+                continue
+            if len(spent) + len(rule.actions) > self.rules.budget:
+                track.held += 1
+                continue
+            spent.extend([due] * len(rule.actions))
+            track.standing[name], since[row] = Standing(True, due), -1
+            yield Change(rule.name, name, due, False, _seen(rule.trigger, row, values, found))
+
+    def _holds(self, condition: Condition, values: Mapping[str, Floats], found: dict[Read, Floats]) -> Floats:
+        match condition:
+            case Not():
+                return 1 - self._holds(condition.of, values, found)
+            case Both():
+                left, right = self._holds(condition.left, values, found), self._holds(condition.right, values, found)
+                sure = 1.0 if condition.any else 0.0
+                return np.where((left == sure) | (right == sure), sure, np.where(np.isnan(left), left, right))
+            case Compare():
+                value = self._read(condition.read, values, found)
+                told: Floats = np.where(np.isnan(value), np.nan, _COMPARE[condition.operator](value, condition.value))
+                return told
+        return self._read(condition.read, values, found)
+
+    def _read(self, read: Read, values: Mapping[str, Floats], found: dict[Read, Floats]) -> Floats:
+        if not read.function:
+            return values[read.signal]
+        if read not in found:
+            found[read] = self._over(read, values[read.signal])
+        return found[read]
+
+    def _over(self, read: Read, now: Floats) -> Floats:
+        """A function over a window; unknown until the window is covered, and where too little of it is known."""
+        first = self.evaluated - read.window
+        samples = [values for at, values in self._past[read.signal] if at >= first]
+        whole = read.window // self.rules.every + 1
+        if len(samples) < whole:
+            return np.full(len(now), np.nan)
+        table = np.stack(samples)
+        known = ~np.isnan(table)
+        enough = known.mean(axis=0) >= ENOUGH
+        if read.function == "rate":
+            return (table[-1] - table[0]) / (read.window / SECOND)
+        filled = np.where(known, table, 0)
+        count = np.maximum(known.sum(axis=0), 1)
+        mean = filled.sum(axis=0) / count
+        if read.function == "avg_over":
+            return np.where(enough, mean, np.nan)
+        if read.function == "changed":
+            differs = (np.where(known, table, -np.inf).max(axis=0) != np.where(known, table, np.inf).min(axis=0)) * 1.0
+            return np.where(enough, differs, np.nan)
+        ordered = np.sort(table, axis=0)  # what is missing comes last
+        rank = np.floor(read.quantile * (count - 1) + 0.5).astype(np.int64)
+        return np.where(enough, np.take_along_axis(ordered, rank[None, :], axis=0)[0], np.nan)
+
+
+_COMPARE = {
+    ">": np.greater,
+    ">=": np.greater_equal,
+    "<": np.less,
+    "<=": np.less_equal,
+    "==": np.equal,
+    "!=": np.not_equal,
+}
+
+
+def _moved(values: Floats, before: Ints, missing: float = np.nan) -> Floats:
+    made = np.full(len(before), missing)
+    known = before >= 0
+    made[known] = values[before[known]]
+    return made
+
+
+def _seen(condition: Condition, row: int, values: Mapping[str, Floats], found: Mapping[Read, Floats]) -> str:
+    """What a condition reads of one subject, for people."""
+    told = []
+    for read in dict.fromkeys(reads_of(condition)):
+        value = float((found[read] if read in found else values[read.signal])[row])
+        name = f"{read.function}({read.signal})" if read.function else read.signal
+        share = SIGNALS[read.signal].kind == "share" and read.function not in ("rate", "changed")
+        told.append(f"{name} " + ("unknown" if math.isnan(value) else f"{value:.0%}" if share else f"{value:g}"))
+    return ", ".join(told)
+
+
+def _values(
+    ledger: Ledger, signals: Sequence[str], names: Sequence[str], measured: Mapping[str, tuple[int, ...]]
+) -> dict[str, Floats]:
+    """The signals of a ledger as columns, in the order of `names`; those of a node that does not answer are missing."""
+    made: dict[str, Floats] = {}
+    of_nodes = [signal for signal in signals if SIGNALS[signal].scope == "node"]
+    if of_nodes:
+        fleet = ledger.columns.room()
+        rows = np.array([fleet.rows[name] for name in names], np.int64)
+        away = np.isin(fleet.closed[rows], (LOST, SUSPECT, UNFIT))
+        table = np.zeros((len(names), len(Load.__struct_fields__)))
+        if any(SIGNALS[signal].measured for signal in of_nodes):
+            unknown = (math.nan,) * len(Load.__struct_fields__)
+            table = np.array([measured.get(name, unknown) for name in names], np.float64).reshape(table.shape) / 1000
+        for signal in of_nodes:
+            match signal:
+                case "cpu_reserved" | "memory_reserved":
+                    place = CPU if signal == "cpu_reserved" else MEMORY
+                    value = 1 - fleet.free[place, rows] / np.maximum(fleet.total[place, rows], 1)
+                case "gpu_utilization":
+                    there = (fleet.device_model[rows] >= 0) & (fleet.device_share[rows] >= 0)
+                    left = np.where(there, fleet.device_share[rows], 0).sum(axis=1)
+                    devices = there.sum(axis=1)
+                    value = np.where(devices > 0, 1 - left / (np.maximum(devices, 1) * WHOLE), np.nan)
+                case "failures":
+                    value = fleet.failures[rows]
+                case "hot":
+                    value = np.array([ledger.nodes[name].hot for name in names], np.float64)
+                case _:
+                    value = table[:, Load.__struct_fields__.index(MEASURES[signal])]
+            made[signal] = np.where(away, np.nan, value)
+    for signal in signals:
+        if SIGNALS[signal].scope == "fleet":
+            made[signal] = np.array([_of_fleet(ledger, signal)])
+    return made
+
+
+def _of_fleet(ledger: Ledger, signal: str) -> float:
+    match signal:
+        case "waiting":
+            return float(ledger.queues.pending)
+        case "running":
+            return float(ledger.active.attempts())
+        case "fleet_use":
+            return ledger.columns.use() / 1000
+    closed = ledger.columns.room().closed
+    return float((closed == OPEN).sum() if signal == "nodes_up" else ((closed == LOST) | (closed == SUSPECT)).sum())

@@ -1,0 +1,240 @@
+"""Carrying out what rules say: the engine beside the controller, and its actions.
+
+Evaluations happen as events are committed; what follows from them is carried out in the next tick, on the ledger as it
+is then. What a rule did is undone once it is over.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from poise.errors import Conflict, NotFound, PoiseError
+from poise.kernel.ledger import Firing, Ledger
+from poise.kernel.messages import AnswerRule, Configure, Drain, SetRules
+from poise.kernel.rules import Change, Engine, Standing
+from poise.kernel.watch import Watch
+from poise.model.events import (
+    Began,
+    Event,
+    NodesMeasured,
+    Noticed,
+    RuleAnswered,
+    RuleFired,
+    RuleOver,
+    RulesSet,
+)
+from poise.model.load import Load, has_changed
+from poise.model.rules import Rule, compile_rules
+from poise.model.tenants import DEFAULT, Bearer, Role
+
+WHOLE_FLEET = "the fleet"
+
+
+def engine_of(ledger: Ledger, now: int) -> Engine | None:
+    """The engine of the rules in force, as it is after a restart; None where there are none."""
+    if not ledger.rules.document:
+        return None
+    standing = {
+        (rule, subject): Standing(not firing.over, firing.since) for rule, subject, firing in ledger.rules.firings()
+    }
+    return Engine(compile_rules(ledger.rules.document), now, standing, ledger.rules.spent)
+
+
+class Ruling:
+    """The rules of one control plane. Call `before` and `after` with each event, `tick` in each tick."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        commit: Callable[[Event], None],
+        drain: Callable[[Drain, int], Any],
+        configure: Callable[[Configure, int], Any],
+    ) -> None:
+        self._ledger = ledger
+        self._commit, self._drain, self._configure = commit, drain, configure
+        self.engine: Engine | None = None
+        self._changes: list[Change] = []
+        self._recorded = 0
+
+    def restart(self, ledger: Ledger, now: int) -> None:
+        """Begin anew with what the ledger knows."""
+        self._ledger, self.engine = ledger, engine_of(ledger, now)
+        self._changes.clear()
+
+    def before(self, event: Event) -> None:
+        """This is about to be applied: what was due before it is evaluated first."""
+        if self.engine is not None and self.engine.due <= event.at and not isinstance(event, Began):
+            self._changes += self.engine.until(event.at, self._ledger)
+
+    def after(self, event: Event) -> None:
+        if self.engine is not None:
+            self.engine.saw(event)
+
+    def due(self) -> int | None:
+        """The next evaluation, where there is one."""
+        return self.engine.due if self.engine is not None and self.engine.active else None
+
+    def tick(self, now: int, watch: Watch) -> None:
+        """Evaluate what is due, carry out what follows, and record what the next evaluation reads."""
+        engine = self.engine
+        if engine is None:
+            return
+        self._changes += engine.until(now, self._ledger)
+        changes, self._changes = self._changes, []
+        for change in changes:
+            rule = engine.rule(change.rule)
+            if rule is not None:
+                self._carry_out(rule, change, now)
+        if engine.rules.measured and engine.evaluated != self._recorded:
+            self._recorded = engine.evaluated
+            self._measure(engine, watch, now)
+
+    def set(self, message: SetRules, now: int) -> int:
+        """Swap the rules. What those that are gone or changed did is undone; the others go on as they are."""
+        old = self.engine
+        self._commit(RulesSet(at=now, document=message.document, policies=message.policies, by=message.bearer.token))
+        rules = compile_rules(message.document).rules if message.document else ()
+        same = {rule.name for rule in rules if old is not None and rule in old.rules.rules}
+        for rule, subject, firing in list(self._ledger.rules.firings()):
+            if rule not in same and not firing.over:
+                undone = self._undo(rule, subject, firing, "the rule was changed or removed", now)
+                self._commit(RuleOver(at=now, due=0, rule=rule, subject=subject, actions=undone))
+        self.engine = engine_of(self._ledger, now)
+        if self.engine is not None and old is not None:
+            self.engine.taking_over(old, now)
+        self._changes = [change for change in self._changes if change.rule in same]
+        return self._ledger.revision
+
+    def answer(self, message: AnswerRule, now: int) -> tuple[str, ...]:
+        """Allow or deny what a rule asks for. Raises NotFound, Conflict."""
+        firing, engine = self._ledger.rules.firing(message.rule, message.subject), self.engine
+        rule = engine.rule(message.rule) if engine is not None else None
+        where = message.subject or WHOLE_FLEET
+        if firing is None or rule is None:
+            what = f"rule `{message.rule}` has not fired for {where}"
+            raise NotFound(what, field="rule", have=message.rule, hint="`poise rules`")
+        if firing.over or firing.outcome != "asked":
+            what = f"rule `{message.rule}` asks for nothing for {where}"
+            raise Conflict(what, field="rule", have="over" if firing.over else firing.outcome, hint="`poise rules`")
+        done, failed, before = self._act(rule, message.subject, firing.have, now) if message.allowed else ((), "", {})
+        self._commit(
+            RuleAnswered(
+                at=now,
+                rule=rule.name,
+                allowed=message.allowed,
+                subject=message.subject,
+                actions=done,
+                failed=failed,
+                before=before,
+                by=message.bearer.token,
+            )
+        )
+        return done
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, rule: Rule, change: Change, now: int) -> None:
+        if change.over:
+            firing = self._ledger.rules.firing(rule.name, change.subject)
+            if firing is not None and not firing.over:
+                undone = self._undo(rule.name, change.subject, firing, change.have, now)
+                self._commit(
+                    RuleOver(
+                        at=now, due=change.due, rule=rule.name, subject=change.subject, have=change.have, actions=undone
+                    )
+                )
+            return
+        outcome = {"on": "done", "ask": "asked"}.get(rule.mode, "shadow")
+        done: tuple[str, ...] = ()
+        failed, before = "", dict[str, Any]()
+        if rule.mode == "on":
+            done, failed, before = self._act(rule, change.subject, change.have, now)
+        elif rule.mode == "ask":
+            self._notice(rule.name, change.subject, f"asks for approval: {change.have}", now)
+        self._commit(
+            RuleFired(
+                at=now,
+                due=change.due,
+                rule=rule.name,
+                outcome=outcome,
+                subject=change.subject,
+                have=change.have,
+                actions=done,
+                failed=failed,
+                before=before,
+                spent=0 if rule.mode == "shadow" else len(rule.actions),
+            )
+        )
+
+    def _act(self, rule: Rule, subject: str, have: str, now: int) -> tuple[tuple[str, ...], str, dict[str, Any]]:
+        """What was done, why the rest was not, and the policy before."""
+        done, failed = [], []
+        before: dict[str, Any] = {}
+        for action in rule.actions:
+            try:
+                match action.name:
+                    case "notify":
+                        self._notice(rule.name, subject, have, now)
+                    case "set_policy":
+                        before = self._set_policy(rule.name, self._ledger.rules.policies[rule.name], now)
+                    case _:
+                        self._close(rule.name, subject, moves=action.name == "migrate_task", now=now)
+            except PoiseError as error:
+                failed.append(f"{action.name}: {error.record.message}")
+            else:
+                done.append(action.name)
+        return tuple(done), "; ".join(failed), before
+
+    def _close(self, rule: str, node: str, *, moves: bool, now: int) -> None:
+        state = self._ledger.nodes.get(node)
+        if state is None:
+            raise NotFound(f"node {node} has gone", field="node", have=node)
+        if state.drained:
+            raise Conflict(f"node {node} is closed already", field="node", have=node)
+        self._drain(Drain(0, node, True, _as(rule), moves=moves), now)
+
+    def _set_policy(self, rule: str, policy: dict[str, Any], now: int) -> dict[str, Any]:
+        began = self._ledger.leader.began
+        before: dict[str, Any] = {}
+        if began is not None:
+            before = {"policy": began.policy, "recipe": began.recipe, "code": began.code}
+        self._configure(Configure(request=0, asked=self._ledger.leader.wall(now), bearer=_as(rule), **policy), now)
+        return {"instead": policy["policy"], "before": before}
+
+    def _undo(self, rule: str, subject: str, firing: Firing, have: str, now: int) -> tuple[str, ...]:
+        """Undo what a firing did, unless somebody else has undone it already."""
+        undone = []
+        for name in firing.actions:
+            if name == "notify":
+                self._notice(rule, subject, f"over: {have}", now, over=True)
+            elif name == "set_policy":
+                began = self._ledger.leader.began
+                if began is None or began.policy != firing.before["instead"]:
+                    continue
+                self._set_policy(rule, firing.before["before"], now)
+            else:
+                state = self._ledger.nodes.get(subject)
+                if state is None or not state.drained:
+                    continue
+                self._drain(Drain(0, subject, False, _as(rule)), now)
+            undone.append(name)
+        return tuple(undone)
+
+    def _notice(self, rule: str, subject: str, have: str, now: int, *, over: bool = False) -> None:
+        self._commit(Noticed(at=now, kind="rule-fired", subject=subject, text=f"rule {rule}: {have}", over=over))
+
+    def _measure(self, engine: Engine, watch: Watch, now: int) -> None:
+        """What agents measure, where it has changed noticeably since it was last recorded."""
+        nodes: dict[str, tuple[int, ...]] = {}
+        for name, load in watch.loads():
+            known = engine.measured.get(name)
+            said = Load(**dict(zip(Load.__struct_fields__, known, strict=True))) if known is not None else None
+            if name in self._ledger.nodes and has_changed(said, load):
+                nodes[name] = tuple(getattr(load, field) for field in Load.__struct_fields__)
+        if nodes:
+            self._commit(NodesMeasured(at=now, nodes=dict(sorted(nodes.items()))))
+
+
+def _as(rule: str) -> Bearer:
+    """How a rule signs what it does."""
+    return Bearer(DEFAULT, Role.ADMIN, token=f"rule:{rule}")

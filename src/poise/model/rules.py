@@ -1,0 +1,275 @@
+"""Rules: conditions on signals, and the actions that follow. From a parsed YAML file to records.
+
+    kind: rules
+    rules:
+      - name: failing-node
+        mode: "on"
+        trigger: {failures: ">30%"}
+        clear: {failures: "<10%"}
+        sustained_for: 5m
+        actions: [cordon: true, notify: true]
+
+A rule fires for a subject, a node or the fleet, once its trigger has held for long enough; it is over once `clear` has
+held for as long, and what it did is undone. Each rule is off until its file says otherwise.
+"""
+
+from collections.abc import Iterator
+from functools import partial, reduce
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from poise.errors import SpecError
+from poise.model.document import Findings, near
+from poise.model.expressions import SIGNALS, Both, Condition, Not, Scope, cost_of, parse_condition, reads_of
+from poise.model.fields import Quantity, parse_or_raise
+from poise.model.spec import check_name
+from poise.units import DAY, MINUTE, SECOND, parse_duration
+
+Mode = Literal["off", "shadow", "ask", "on"]
+MODES = ("off", "shadow", "ask", "on")
+
+EVERY = 30 * SECOND
+LEAST_EVERY = 5 * SECOND
+COOL_DOWN = 10 * MINUTE
+BUDGET = 20
+MAX_RULES = 100
+MAX_ACTIONS = 8
+MAX_NODES_NAMED = 10_000
+MAX_TOTAL_COST = 20_000
+
+ACTIONS: dict[str, Scope | Literal[""]] = {
+    "cordon": "node",
+    "migrate_task": "node",
+    "set_policy": "fleet",
+    "notify": "",
+}
+"""What a rule may do, and the scope that it needs; empty: either."""
+
+UNAVAILABLE = {
+    "scale_up_replicas": "a service scales its replicas itself: `max` and `objective` of its file",
+    "scale_down_replicas": "a service scales its replicas itself: `min` and `objective` of its file",
+    "adjust_gpu_memory_limit": "no driver can change the memory limit of a running process",
+    "mirror_traffic": "a copy of live requests is declared in the file of a service",
+    "change_priority": "rules have no jobs as subjects: `poise set JOB --priority CLASS`",
+}
+"""Actions that have no actuator, and what there is instead."""
+
+KNOBS = {"cordon": "the cordon of a node", "migrate_task": "the cordon of a node", "set_policy": "the policy"}
+"""What an action sets. One rule owns it."""
+
+
+class RuleSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """One rule, as written."""
+
+    name: str
+    trigger: str | dict[str, str]
+    actions: list[dict[str, Any]]
+    mode: Mode = "off"
+    clear: str | dict[str, str] | None = None
+    sustained_for: Quantity = "0s"
+    cool_down: Quantity = "10m"
+    scope: list[str] | None = None
+
+
+class RulesSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """A rules file, as written."""
+
+    kind: str
+    rules: list[RuleSpec]
+    every: Quantity = "30s"
+    budget: int = BUDGET
+
+
+class Action(NamedTuple):
+    """What a rule does; `value` is the policy of `set_policy`, by name or as the content of a file."""
+
+    name: str
+    value: Any = True
+
+
+class Rule(NamedTuple):
+    """A rule that can be evaluated. Times in nanoseconds; `nodes` names its subjects, none: all nodes."""
+
+    name: str
+    scope: Scope
+    trigger: Condition
+    clear: Condition
+    actions: tuple[Action, ...]
+    mode: Mode = "off"
+    sustained_for: int = 0
+    cool_down: int = COOL_DOWN
+    nodes: frozenset[str] | None = None
+
+
+class Rules(NamedTuple):
+    """The rules of a file: evaluated each `every` nanoseconds, with at most `budget` actions an hour."""
+
+    rules: tuple[Rule, ...] = ()
+    every: int = EVERY
+    budget: int = BUDGET
+
+    @property
+    def measured(self) -> bool:
+        """Whether a rule that is not off reads what agents measure."""
+        reads = (read for rule in self.rules if rule.mode != "off" for of in rule[2:4] for read in reads_of(of))
+        return any(SIGNALS[read.signal].measured for read in reads)
+
+
+def compile_rules(document: Any) -> Rules:
+    """Check a parsed file whole. Raises `SpecError` with everything that is wrong."""
+    found = Findings()
+    spec = found.convert(document, RulesSpec)
+    made = Rules() if spec is None else _compile(spec, found)
+    found.check(_example)
+    return made
+
+
+def _example(field: str) -> str:
+    return {
+        "kind": "kind: rules",
+        "every": "every: 30s",
+        "budget": "budget: 20",
+        "trigger": 'trigger: {memory_usage: ">90%"}',
+        "clear": 'clear: {memory_usage: "<70%"}',
+        "mode": "mode: shadow",
+    }.get(field.rpartition(".")[2], "actions: [cordon: true]")
+
+
+def _compile(spec: RulesSpec, found: Findings) -> Rules:
+    if spec.kind != "rules":
+        found.add(SpecError("this file has no rules", field="kind", need="rules", have=spec.kind))
+    every = found.get(EVERY, parse_or_raise, parse_duration, spec.every, "every", DAY)
+    if every < LEAST_EVERY:
+        found.add(SpecError("evaluations are too frequent", field="every", need="at least 5s", have=str(spec.every)))
+        every = EVERY
+    if not 0 <= spec.budget <= 10_000:
+        found.add(SpecError("the budget is out of range", field="budget", need="0 to 10000", have=str(spec.budget)))
+    if len(spec.rules) > MAX_RULES:
+        what = "there are too many rules"
+        found.add(SpecError(what, field="rules", need=f"at most {MAX_RULES}", have=str(len(spec.rules))))
+        return Rules()
+    rules = tuple(
+        rule
+        for place, one in enumerate(spec.rules)
+        if (rule := _rule(one, f"rules[{place}]", every, found)) is not None
+    )
+    if not found:
+        _check_names(spec, found)
+        _check_owners(rules, found)
+        total = sum(cost_of(of, every) for rule in rules for of in (rule.trigger, rule.clear))
+        if total > MAX_TOTAL_COST:
+            need, hint = f"at most {MAX_TOTAL_COST} samples", "use shorter windows, or a longer `every`"
+            found.add(SpecError("the rules cost too much", field="rules", need=need, have=str(total), hint=hint))
+    return Rules(rules, every, spec.budget)
+
+
+def _rule(spec: RuleSpec, at: str, every: int, found: Findings) -> Rule | None:
+    found.get(None, check_name, spec.name, f"{at}.name")
+    trigger = found.get(None, _condition, spec.trigger, f"{at}.trigger", every)
+    clear = found.get(None, _condition, spec.clear, f"{at}.clear", every) if spec.clear is not None else None
+    sustained = found.get(0, parse_or_raise, parse_duration, spec.sustained_for, f"{at}.sustained_for", DAY)
+    cool = found.get(COOL_DOWN, parse_or_raise, parse_duration, spec.cool_down, f"{at}.cool_down", 7 * DAY)
+    actions = tuple(_actions(spec, at, found))
+    if trigger is None or found.doubts(at):
+        return None
+    scope = found.get("fleet", _scope_of, trigger, clear, at)
+    for place, action in enumerate(actions):
+        if ACTIONS[action.name] not in ("", scope):
+            need = f"signals of {_whole(ACTIONS[action.name])}"
+            what = f"`{action.name}` cannot follow from signals of {_whole(scope)}"
+            hint = "a rule with its own trigger"
+            found.add(SpecError(what, field=f"{at}.actions[{place}]", need=need, have=scope, hint=hint))
+    if spec.scope is not None and (scope == "fleet" or not spec.scope or len(spec.scope) > MAX_NODES_NAMED):
+        what, hint = "the scope names the nodes of a rule about nodes", "leave `scope` out for the whole fleet"
+        found.add(SpecError(what, field=f"{at}.scope", need="names of nodes", have=str(spec.scope)[:80], hint=hint))
+    nodes = frozenset(spec.scope) if spec.scope is not None else None
+    return Rule(
+        spec.name, scope, trigger, Not(trigger) if clear is None else clear, actions, spec.mode, sustained, cool, nodes
+    )
+
+
+def _whole(scope: str) -> str:
+    return "a node" if scope == "node" else "the fleet"
+
+
+def _condition(written: str | dict[str, str], field: str, every: int) -> Condition:
+    """A text, or comparisons by signal that all have to hold."""
+    if isinstance(written, str):
+        return parse_condition(written, field, every)
+    if not written:
+        raise SpecError("the condition is empty", field=field)
+    parts: list[Condition] = []
+    for signal, comparison in written.items():
+        at = f"{field}.{signal}"
+        if signal not in SIGNALS:
+            need = ", ".join(SIGNALS)
+            hint = near(signal, SIGNALS) or 'memory_usage: ">75%"'
+            raise SpecError("there is no such signal", field=at, need=need, have=signal[:80], hint=hint)
+        text = signal if comparison == "true" else f"{signal} {comparison}"
+        parts.append(parse_condition(text, at, every))
+    return reduce(partial(Both, False), parts)
+
+
+def _scope_of(trigger: Condition, clear: Condition | None, at: str) -> Scope:
+    reads = [*reads_of(trigger), *(reads_of(clear) if clear is not None else ())]
+    scopes = {SIGNALS[read.signal].scope for read in reads}
+    if len(scopes) > 1:
+        have = ", ".join(f"{read.signal} ({SIGNALS[read.signal].scope})" for read in reads)
+        what, hint = "a rule is about nodes or about the fleet, not both", "two rules"
+        raise SpecError(what, field=f"{at}.trigger", need="signals of one scope", have=have[:200], hint=hint)
+    return scopes.pop()
+
+
+def _actions(spec: RuleSpec, at: str, found: Findings) -> Iterator[Action]:
+    if not 1 <= len(spec.actions) <= MAX_ACTIONS:
+        have = str(len(spec.actions))
+        found.add(SpecError("a rule has actions", field=f"{at}.actions", need=f"1 to {MAX_ACTIONS}", have=have))
+    for place, written in enumerate(spec.actions[:MAX_ACTIONS]):
+        for name, value in written.items():
+            field = f"{at}.actions[{place}].{name}"
+            if name in UNAVAILABLE:
+                what = f"Poise cannot do `{name}` here: {UNAVAILABLE[name]}"
+                found.add(SpecError(what, field=field, need=", ".join(ACTIONS), have=name, hint="notify: true"))
+            elif name not in ACTIONS:
+                hint = near(name, ACTIONS) or "notify: true"
+                found.add(
+                    SpecError("there is no such action", field=field, need=", ".join(ACTIONS), have=name, hint=hint)
+                )
+            elif name == "set_policy" and not (isinstance(value, str | dict) and value):
+                hint = "set_policy: srtf"
+                found.add(SpecError("a policy is missing", field=field, need="a name, or its fields", hint=hint))
+            elif name != "set_policy" and value is not True:
+                found.add(SpecError("this action takes no value", field=field, need="true", hint=f"{name}: true"))
+            else:
+                yield Action(name, value)
+
+
+def _check_names(spec: RulesSpec, found: Findings) -> None:
+    seen: dict[str, int] = {}
+    for place, one in enumerate(spec.rules):
+        if one.name in seen:
+            what, hint = f"two rules are called `{one.name}`", f"name: {one.name}-2"
+            field = f"rules[{place}].name"
+            found.add(SpecError(what, code="E107", field=field, have=f"rules[{seen[one.name]}]", hint=hint))
+        seen.setdefault(one.name, place)
+
+
+def _check_owners(rules: tuple[Rule, ...], found: Findings) -> None:
+    """One rule owns what an action sets, unless the rules have different nodes. Rules that are off own it too."""
+    owners: dict[str, list[Rule]] = {}
+    for place, rule in enumerate(rules):
+        knobs = dict.fromkeys(KNOBS[action.name] for action in rule.actions if action.name in KNOBS)
+        count = sum(action.name in KNOBS for action in rule.actions)
+        if count > len(knobs):
+            what, hint = f"`{rule.name}` sets one thing twice", "one action for each"
+            found.add(SpecError(what, code="E107", field=f"rules[{place}].actions", have=rule.name, hint=hint))
+        for knob in knobs:
+            for other in owners.setdefault(knob, []):
+                if rule.nodes is None or other.nodes is None or rule.nodes & other.nodes:
+                    what = f"`{other.name}` and `{rule.name}` both set {knob}"
+                    need, have = "one rule for each", f"{other.name}, {rule.name}"
+                    hint = f"join them into one rule, or give them different nodes: `scope` of {rule.name}"
+                    at = f"rules[{place}].actions"
+                    found.add(SpecError(what, code="E107", field=at, need=need, have=have, hint=hint))
+            owners[knob].append(rule)

@@ -1,0 +1,217 @@
+"""Rules: when they fire, what they do, how it is undone, and that the log says it all again."""
+
+from typing import Any
+
+import pytest
+
+from poise.errors import Conflict
+from poise.kernel.ledger import Ledger
+from poise.kernel.messages import AnswerRule, SetRules
+from poise.kernel.rules import Change, Engine
+from poise.kernel.ruling import engine_of
+from poise.model.events import Began, Configured, NodesMeasured, Noticed, RuleFired, RuleOver, RulesSet
+from poise.model.load import Load
+from poise.model.messages import Beat
+from poise.testing import World
+from poise.units import SECOND
+
+FULL: dict[str, Any] = {
+    "name": "full",
+    "mode": "on",
+    "trigger": "cpu_reserved > 50%",
+    "clear": "cpu_reserved < 10%",
+    "sustained_for": "1m",
+    "actions": [{"cordon": True}],
+}
+
+
+def rules(*given: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"kind": "rules", "rules": list(given), **fields}
+
+
+def load(world: World, document: dict[str, Any], **policies: dict[str, Any]) -> World:
+    return world.ask(SetRules(world.request(), document, policies))
+
+
+def changed(world: World) -> list[tuple[str, str, str]]:
+    """What rules did, in order."""
+    return [
+        ("over", event.rule, event.subject)
+        if isinstance(event, RuleOver)
+        else (event.outcome, event.rule, event.subject)
+        for event in world.log
+        if isinstance(event, RuleFired | RuleOver)
+    ]
+
+
+def recomputed(world: World) -> list[Change]:
+    """What an engine says that is given nothing but the log."""
+    ledger, engine, told = Ledger(), None, []
+    for event in world.log:
+        if engine is not None and not isinstance(event, Began):
+            told += engine.until(event.at, ledger)
+        ledger.apply(event)
+        if engine is not None:
+            engine.saw(event)
+        if isinstance(event, RulesSet):
+            engine = engine_of(ledger, event.at)
+    assert engine is not None
+    return told
+
+
+def recorded(world: World) -> list[tuple[str, str, int, bool]]:
+    return [
+        (event.rule, event.subject, event.due, isinstance(event, RuleOver))
+        for event in world.log
+        if isinstance(event, RuleFired | RuleOver)
+    ]
+
+
+def busy(world: World) -> World:
+    return world.job("a", resources={"cpu": 4}).round().start("a")
+
+
+def minutes(world: World, count: int) -> World:
+    for _ in range(4 * count):
+        for name in sorted(world.connected):
+            world.hear(name, Beat(number=1))
+        world.after("15s")
+    return world
+
+
+def test_a_rule_cordons_a_node_after_a_while_and_opens_it_again() -> None:
+    world = load(World().nodes(2, cpu=4), rules(FULL))
+    busy(world)
+    node = world.where("a")[0]
+    minutes(world, 1)
+    assert not world.ledger.nodes[node].drained  # it has not held for long enough
+    minutes(world, 1)
+    assert world.ledger.nodes[node].drained
+    world.finish("a")
+    minutes(world, 3)
+    assert not world.ledger.nodes[node].drained
+    assert changed(world) == [("done", "full", node), ("over", "full", node)]
+
+
+def test_the_log_gives_the_same_firings_again() -> None:
+    world = load(World().nodes(2, cpu=4), rules(FULL))
+    for _ in range(3):
+        minutes(busy(world), 3)
+        world.finish("a")
+        minutes(world, 12)
+    assert len(changed(world)) == 6
+    assert [tuple(change[:4]) for change in recomputed(world)] == recorded(world)
+
+
+def test_a_shadow_rule_records_and_does_nothing() -> None:
+    world = load(World().nodes(1, cpu=4), rules(FULL | {"mode": "shadow"}))
+    minutes(busy(world), 3)
+    assert changed(world) == [("shadow", "full", "n1")]
+    assert not world.ledger.nodes["n1"].drained
+
+
+def test_rules_are_off_until_allowed() -> None:
+    quiet = {key: value for key, value in FULL.items() if key != "mode"}
+    world = load(World().nodes(1, cpu=4), rules(quiet))
+    minutes(busy(world), 3)
+    assert changed(world) == []
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_rule_asks_once_and_is_answered(allowed: bool) -> None:
+    world = load(World().nodes(1, cpu=4), rules(FULL | {"mode": "ask"}))
+    minutes(busy(world), 5)
+    assert changed(world) == [("asked", "full", "n1")]
+    assert not world.ledger.nodes["n1"].drained
+    world.ask(AnswerRule(world.request(), "full", "n1", allowed))
+    assert world.ledger.nodes["n1"].drained is allowed
+    with pytest.raises(Conflict, match="asks for nothing"):
+        world.ask(AnswerRule(world.request(), "full", "n1", allowed))
+    world.finish("a")
+    minutes(world, 3)
+    assert not world.ledger.nodes["n1"].drained
+
+
+def test_a_node_that_an_operator_has_closed_stays_closed() -> None:
+    world = load(World().nodes(1, cpu=4), rules(FULL))
+    busy(world).drain("n1")
+    minutes(world, 3)
+    world.finish("a")
+    minutes(world, 3)
+    assert world.ledger.nodes["n1"].drained
+    fired = next(event for event in world.log if isinstance(event, RuleFired))
+    assert "closed already" in fired.failed
+
+
+def test_the_budget_bounds_what_rules_do_in_an_hour() -> None:
+    world = load(World().nodes(4, cpu=4), rules(FULL | {"cool_down": "0s"}, budget=2))
+    for name in "abcd":
+        world.job(name, resources={"cpu": 4})
+    world.round().start(*"abcd")
+    minutes(world, 5)
+    assert len(changed(world)) == 2
+    assert world.controller.ruling.engine is not None
+    assert world.controller.ruling.engine.held_back("full") == 2
+
+
+def test_a_policy_is_set_and_set_back() -> None:
+    rule = {
+        "name": "crowd",
+        "mode": "on",
+        "trigger": "waiting > 2",
+        "actions": [{"set_policy": "srtf"}, {"notify": True}],
+    }
+    world = load(World().nodes(1, cpu=4), rules(rule), crowd={"policy": "srtf"})
+    for name in "abcd":
+        world.job(name, resources={"cpu": 4})
+    minutes(world.round(), 2)
+    assert world.ledger.leader.policy == "srtf"
+    for name in "bcd":
+        world.cancel(name)
+    minutes(world, 2)
+    assert world.ledger.leader.policy == "poise"
+    assert [event.policy for event in world.log if isinstance(event, Configured)] == ["srtf", "poise"]
+    assert [event.over for event in world.log if isinstance(event, Noticed)] == [False, True]
+
+
+def test_what_is_measured_is_recorded_only_for_rules_and_missing_data_holds() -> None:
+    rule = FULL | {"trigger": {"memory_usage": ">75%"}, "clear": {"memory_usage": "<50%"}}
+    world = World().nodes(1)
+    world.hear("n1", Beat(number=1, load=Load(memory=900))).after("1m")
+    assert not any(isinstance(event, NodesMeasured) for event in world.log)
+    load(world, rules(rule))
+    minutes(world, 4)
+    assert world.ledger.nodes["n1"].drained
+    world.disconnect("n1").after("30m")  # nothing is known: nothing follows
+    assert changed(world) == [("done", "full", "n1")]
+
+
+def test_a_reload_keeps_what_stands_and_undoes_what_is_gone() -> None:
+    world = load(World().nodes(2, cpu=4), rules(FULL))
+    minutes(busy(world), 3)
+    node = world.where("a")[0]
+    other = {"name": "other", "mode": "shadow", "trigger": "waiting > 0", "actions": [{"notify": True}]}
+    load(world, rules(FULL, other))
+    assert world.ledger.nodes[node].drained
+    load(world, rules(other))
+    assert not world.ledger.nodes[node].drained
+
+
+def test_a_reload_drops_no_evaluation() -> None:
+    world = load(World().nodes(1, cpu=4), rules(FULL))
+    busy(world)
+    for _ in range(8):
+        load(world, rules(FULL, budget=7))
+        world.hear("n1", Beat(number=1)).after("15s")
+    assert changed(world) == [("done", "full", "n1")]
+
+
+def test_a_restart_keeps_what_stands() -> None:
+    world = load(World().nodes(1, cpu=4), rules(FULL))
+    minutes(busy(world), 3)
+    world.restart()
+    minutes(world, 3)
+    assert changed(world) == [("done", "full", "n1")]
+    assert isinstance(world.controller.ruling.engine, Engine)
+    assert world.controller.ruling.due() is not None
+    assert world.ledger.rules.spent[-1] > SECOND
