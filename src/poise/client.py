@@ -57,6 +57,10 @@ from poise.model.reports import (
     PolicyRequest,
     QuotaReport,
     RefusalsReport,
+    RuleAnswer,
+    RuleDone,
+    RulesReport,
+    RulesRequest,
     ScheduleReport,
     ShadowReport,
     StatusReport,
@@ -402,6 +406,19 @@ class Client:
     def set_policy(self, policy: str | Mapping[str, Any]) -> PolicyReport:
         """Change the policy: a name, or the content of a policy file. Raises `SpecError`."""
         return self._call("PUT", "/v1/policy", PolicyReport, _policy_request(policy), timeout=THOUGHT)
+
+    def rules(self) -> RulesReport:
+        """The rules, and how they stand."""
+        return self._call("GET", "/v1/rules", RulesReport)
+
+    def set_rules(self, document: Mapping[str, Any]) -> RulesReport:
+        """Set the rules: the content of a rules file. Raises `SpecError`, `Forbidden`."""
+        return self._call("PUT", "/v1/rules", RulesReport, RulesRequest(document=dict(document)), timeout=THOUGHT)
+
+    def answer_rule(self, rule: str, subject: str, *, allowed: bool) -> RuleDone:
+        """Allow or deny what a rule asks for a node, or for the fleet (`subject` empty). Raises NotFound, Conflict."""
+        answer = RuleAnswer(rule=rule, subject=subject, allowed=allowed)
+        return self._call("POST", "/v1/rules/answers", RuleDone, answer)
 
     def shadow(self) -> ShadowReport:
         """The shadow policy, and the comparison of its plans with those of the current policy."""

@@ -39,14 +39,14 @@ from poise.drivers import dashboards
 from poise.drivers.captures import captures_of, read_capture
 from poise.drivers.clusters import kept_cluster
 from poise.drivers.joblogs import Wanted, follow_job
-from poise.drivers.plugins import Choice, choose, choose_document, is_file, policy_settings
+from poise.drivers.plugins import Choice, choose, choose_document, choose_rule_policy, is_file, policy_settings
 from poise.drivers.security import caller_key, same_token, worker_key
 from poise.drivers.series import Series
 from poise.drivers.system import Effort
 from poise.drivers.tidy import remove_folders
 from poise.drivers.vault import Vault
 from poise.engine.lookahead import LookAhead
-from poise.errors import Denied, NotFound, NotLeading, SpecError, StoreFull
+from poise.errors import Denied, Forbidden, NotFound, NotLeading, SpecError, StoreFull
 from poise.kernel import messages, whatif
 from poise.kernel.audit import audit_report
 from poise.kernel.changing import to_remove
@@ -106,6 +106,10 @@ from poise.model.reports import (
     PolicyRequest,
     QuotaReport,
     RefusalsReport,
+    RuleAnswer,
+    RuleDone,
+    RulesReport,
+    RulesRequest,
     ScheduleReport,
     ShadowReport,
     Start,
@@ -115,6 +119,7 @@ from poise.model.reports import (
     WhoReport,
     WhyNot,
 )
+from poise.model.rules import compile_rules
 from poise.model.secrets import named
 from poise.model.spec import QuotaSpec, check_name, command_of, compile_quota, compile_spec, variable_of
 from poise.model.tenants import Bearer, Role, Token
@@ -1059,6 +1064,37 @@ def make_app(
         await plane.request(lambda request: messages.Configure(request=request, bearer=bearer, **told))
         forget_policy(home)
         return policy_report(await plane.settled())
+
+    @routes.get("/v1/rules", summary="The rules, and how they stand", role=OPERATOR)
+    async def rules() -> RulesReport:
+        await plane.settled()
+        return plane.controller.ruling.report()
+
+    @routes.put("/v1/rules", summary="Set the rules", status=202, role=OPERATOR)
+    async def set_rules(bearer: Bearer, data: RulesRequest) -> RulesReport:
+        plane.check_leading()
+        wanted = {
+            rule.name: choose_rule_policy(rule.name, action.value, place)
+            for place, rule in enumerate(compile_rules(data.document).rules)
+            for action in rule.actions
+            if action.name == "set_policy"
+        }
+        if wanted and not bearer.may(ADMIN):
+            raise Forbidden("a rule that sets the policy needs the role admin", hint="`poise whoami`")
+        policies: dict[str, dict[str, Any]] = {}
+        for name, choice in wanted.items():
+            await deciders.try_out(choice)
+            told = policy_settings(choice, 0)
+            policies[name] = {key: told[key] for key in ("policy", "recipe", "code")}
+        await plane.request(lambda request: messages.SetRules(request, data.document, policies, bearer))
+        return plane.controller.ruling.report()
+
+    @routes.post("/v1/rules/answers", summary="Allow or deny what a rule asks for", status=202, role=OPERATOR)
+    async def answer_rule(bearer: Bearer, data: RuleAnswer) -> RuleDone:
+        done = await plane.request(
+            lambda request: messages.AnswerRule(request, data.rule, data.subject, data.allowed, bearer)
+        )
+        return RuleDone(rule=data.rule, subject=data.subject, actions=tuple(done))
 
     @routes.get("/v1/shadow", summary="The shadow policy, and its comparison", role=OPERATOR)
     async def shadow() -> ShadowReport:

@@ -111,6 +111,16 @@ def choose_document(document: Any, field: str = FIELD) -> Choice:
     return Choice(label=recipe.name, recipe=recipe, foreign=bool(foreign), field=field)
 
 
+def choose_rule_policy(rule: str, written: str | dict[str, Any], place: int) -> Choice:
+    """The policy that a rule sets: a name, or the fields of a policy file, whose name is that of the rule unless it has
+    one. `place` is that of the rule in its file. Raises `SpecError`.
+    """
+    field = f"rules[{place}].actions"
+    if isinstance(written, str):
+        return choose(written, field)
+    return choose_document({"kind": "policy", "name": rule} | written, field)
+
+
 def build(choice: Choice) -> ClusterPolicy:
     """The policy, ready to decide. Imports what it needs and tries it; raises `SpecError` for what is not as it should
     be, naming entry point and package.

@@ -11,7 +11,17 @@ from typing import Any, get_args
 import msgspec
 
 from poise.engine import scenario
-from poise.model import devicefile, fleetfile, keys, notices, servicefile, serving_upstreams, worldfile
+from poise.model import (
+    devicefile,
+    expressions,
+    fleetfile,
+    keys,
+    notices,
+    rules,
+    servicefile,
+    serving_upstreams,
+    worldfile,
+)
 from poise.model.catalogue import CATALOGUE
 from poise.model.fields import (
     BYTES,
@@ -46,6 +56,7 @@ FILES = {
     "notifications": "Where notices of jobs may go: `notifications.yaml` in the home",
     "notice": "A notice about a job, as a webhook or a command gets it: `poise submit --notify TARGET`",
     "keys": "Who may ask a gateway, and how much: `poise serve --keys FILE.yaml`",
+    "rules": "What follows from signals: `poise rules apply FILE.yaml`",
 }
 """The kinds of files, and what each is for."""
 
@@ -61,6 +72,7 @@ _ROOTS: dict[str, type[msgspec.Struct]] = {
     "notifications": notices.NotificationsSpec,
     "notice": notices.Notice,
     "keys": keys.KeysSpec,
+    "rules": rules.RulesSpec,
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -94,6 +106,20 @@ _TAKES: Schema = {
     },
     "maxItems": worldfile.MOST_SIZES,
     "examples": [[[1, "30ms"], [8, "44ms"]]],
+}
+
+
+_CONDITION: Schema = {
+    "anyOf": [
+        {"type": "string", "minLength": 1, "maxLength": expressions.MAX_LENGTH},
+        {
+            "type": "object",
+            "propertyNames": {"enum": list(expressions.SIGNALS)},
+            "additionalProperties": {"type": "string"},
+            "minProperties": 1,
+        },
+    ],
+    "examples": ["avg_over(memory_usage, 10m) > 75%", {"memory_usage": ">75%"}],
 }
 
 
@@ -255,6 +281,30 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     },
     "notifications.notify": notices.TARGETS,
     "notifications.incidents": notices.TARGETS,
+    "rules.kind": {"const": "rules"},
+    "rules.rules": {"maxItems": rules.MAX_RULES},
+    "rules.every": DURATION,
+    "rules.budget": {"minimum": 0, "maximum": 10_000},
+    "rule.name": NAMES,
+    "rule.trigger": _CONDITION,
+    "rule.clear": _CONDITION,
+    "rule.sustained_for": DURATION,
+    "rule.cool_down": DURATION,
+    "rule.scope": {"minItems": 1, "maxItems": rules.MAX_NODES_NAMED},
+    "rule.actions": {
+        "minItems": 1,
+        "maxItems": rules.MAX_ACTIONS,
+        "items": {
+            "type": "object",
+            "properties": {
+                "cordon": {"const": True},
+                "migrate_task": {"const": True},
+                "set_policy": {"anyOf": [{"type": "string", "minLength": 1}, {"type": "object", "minProperties": 1}]},
+                "notify": {"const": True},
+            },
+            "additionalProperties": False,
+        },
+    },
     "keys.kind": {"const": "keys"},
     "keys.keys": {"minItems": 1, "maxItems": keys.MOST_KEYS},
     "key.name": NAMES,
@@ -347,6 +397,7 @@ _RULES: dict[str, Schema] = {
     "upstreams": {"required": ["kind", "upstreams"]},
     "notifications": {"required": ["kind"]},
     "keys": {"required": ["kind", "keys"]},
+    "rules": {"required": ["kind", "rules"]},
     "KeySpec": {"required": ["name"]},
     "TaskSpec": {"anyOf": [{"required": ["run"]}, {"required": ["artifacts"]}]},
 }
@@ -520,6 +571,18 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "service.queue": "Maximum number of waiting requests. Further ones are refused.",
     "service.timeout": "Time limit of a request.",
     "service.body": "Maximum size of a request's body, decompressed; 64 MiB at most.",
+    "rules.kind": "`rules`.",
+    "rules.rules": "The rules. An empty list removes all.",
+    "rules.every": "Interval of evaluations.",
+    "rules.budget": "Maximum number of actions of all rules in an hour.",
+    "rule.name": "Name of the rule.",
+    "rule.mode": "`off`, `shadow` (only record), `ask` (wait for approval) or `on`.",
+    "rule.trigger": "Condition on which the rule fires: a text, or comparisons by signal that must all hold.",
+    "rule.clear": "Condition on which it is over, and its actions are undone. By default: `trigger` does not hold.",
+    "rule.sustained_for": "Time for which `trigger`, or `clear`, must hold.",
+    "rule.cool_down": "Minimum time from the end of a firing to the next one for the same node or the fleet.",
+    "rule.scope": "Names of the nodes that the rule is about. By default all.",
+    "rule.actions": "Actions: `cordon`, `migrate_task`, `set_policy`, `notify`.",
     "keys.kind": "`keys`.",
     "keys.keys": "All keys that the gateway accepts.",
     "key.name": "Name of the key in metrics and messages.",

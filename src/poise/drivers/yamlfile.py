@@ -92,7 +92,9 @@ def load_yaml(path: Path) -> Any:
     return parse_yaml(text, str(path))
 
 
-def load_kind(path: Path, wanted: Literal["job", "fleet", "policy", "world", "service", "upstreams", "keys"]) -> Any:
+def load_kind(
+    path: Path, wanted: Literal["job", "fleet", "policy", "world", "service", "upstreams", "keys", "rules"]
+) -> Any:
     """The one document of a file of this kind. Raises `SpecError` for one that looks like a file of another."""
     document = load_yaml(path)
     found = _kind_of(document)
@@ -120,6 +122,7 @@ _USED_BY = {
     "service": "poise serve",
     "upstreams": "poise serve",
     "keys": "poise serve --keys",
+    "rules": "poise rules check",
 }
 _TELLING = {
     "job": ("run", "tasks", "artifacts"),
@@ -129,6 +132,7 @@ _TELLING = {
     "service": ("model", "replicas", "objective"),
     "upstreams": ("upstreams",),
     "keys": ("keys",),
+    "rules": ("rules",),
 }
 """Fields that files of one kind have only."""
 
@@ -140,7 +144,7 @@ def _kind_of(document: Any) -> str:
     said = document.get("kind")
     if said in ("job", "graph"):
         return "job"
-    if said in ("fleet", "policy", "world", "service", "upstreams", "keys"):
+    if said in ("fleet", "policy", "world", "service", "upstreams", "keys", "rules"):
         return str(said)
     return next((kind for kind, fields in _TELLING.items() if any(field in document for field in fields)), "")
 

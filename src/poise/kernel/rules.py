@@ -89,6 +89,7 @@ class Engine:
         self.rules = rules
         self.evaluated = 0
         """The instant of the last evaluation."""
+        self.evaluations = 0
         self.due = self._next(now)
         self._tracks = {rule.name: _Track() for rule in rules.rules}
         for (name, subject), stands in (standing or {}).items():
@@ -121,6 +122,11 @@ class Engine:
     def _next(self, now: int) -> int:
         every = self.rules.every
         return (now // every + 1) * every
+
+    @property
+    def spent(self) -> int:
+        """Actions in the hour before the last evaluation, as far as they count against the budget."""
+        return len(self._spent)
 
     @property
     def active(self) -> bool:
@@ -177,6 +183,7 @@ class Engine:
 
     def _evaluate(self, ledger: Ledger, due: int) -> list[Change]:
         self.evaluated = due
+        self.evaluations += 1
         nodes = tuple(ledger.nodes) if any(SIGNALS[signal].scope == "node" for signal in self._signals) else ()
         if nodes != self._names:
             self._follow(nodes)
@@ -278,7 +285,8 @@ class Engine:
         known = ~np.isnan(table)
         enough = known.mean(axis=0) >= ENOUGH
         if read.function == "rate":
-            return (table[-1] - table[0]) / (read.window / SECOND)
+            rate: Floats = (table[-1] - table[0]) / (read.window / SECOND)
+            return rate
         filled = np.where(known, table, 0)
         count = np.maximum(known.sum(axis=0), 1)
         mean = filled.sum(axis=0) / count

@@ -23,10 +23,15 @@ from poise.model.events import (
     RulesSet,
 )
 from poise.model.load import Load, has_changed
+from poise.model.reports import RuleFiring, RuleReport, RulesReport
 from poise.model.rules import Rule, compile_rules
 from poise.model.tenants import DEFAULT, Bearer, Role
+from poise.units import format_duration
 
 WHOLE_FLEET = "the fleet"
+
+MAX_FIRINGS = 100
+"""Firings of one rule that are told."""
 
 
 def engine_of(ledger: Ledger, now: int) -> Engine | None:
@@ -130,6 +135,64 @@ class Ruling:
             )
         )
         return done
+
+    def report(self) -> RulesReport:
+        """The rules, and how they stand."""
+        engine = self.engine
+        if engine is None:
+            return RulesReport()
+        wall = self._ledger.leader.wall
+        firings: dict[str, list[RuleFiring]] = {rule.name: [] for rule in engine.rules.rules}
+        for name, subject, firing in self._ledger.rules.firings():
+            if name in firings:
+                told = RuleFiring(
+                    subject=subject,
+                    at=wall(firing.at),
+                    outcome=firing.outcome,
+                    have=firing.have,
+                    actions=firing.actions,
+                    failed=firing.failed,
+                    over=firing.over,
+                )
+                firings[name].append(told)
+        return RulesReport(
+            rules=tuple(
+                RuleReport(
+                    name=rule.name,
+                    mode=rule.mode,
+                    scope=rule.scope if rule.nodes is None else ", ".join(sorted(rule.nodes)),
+                    actions=tuple(action.name for action in rule.actions),
+                    why_not=self._why_not(engine, rule),
+                    firings=tuple(reversed(firings[rule.name][-MAX_FIRINGS:])),
+                )
+                for rule in engine.rules.rules
+            ),
+            evaluated=wall(engine.evaluated),
+            budget=engine.rules.budget,
+            spent=engine.spent,
+        )
+
+    def _why_not(self, engine: Engine, rule: Rule) -> str:
+        if rule.mode == "off":
+            return "it is off"
+        if held := engine.held_back(rule.name):
+            return f"the budget of {engine.rules.budget} actions an hour is spent ({held} held back)"
+        standing = [(subject, firing) for name, subject, firing in self._ledger.rules.firings() if name == rule.name]
+        if any(not firing.over and firing.outcome == "asked" for _, firing in standing):
+            return "it waits for approval"
+        if failed := next((firing.failed for _, firing in reversed(standing) if not firing.over and firing.failed), ""):
+            return failed
+        if any(not firing.over for _, firing in standing):
+            return "it only records, in shadow" if rule.mode == "shadow" else ""
+        if not engine.evaluated:
+            return "it was not evaluated yet"
+        under_way = list(engine.unsettled(rule.name))
+        if not under_way:
+            return "its trigger does not hold"
+        since = max(engine.evaluated - since for _, since in under_way)
+        if since < rule.sustained_for:
+            return f"its trigger has held for {format_duration(since)} of {format_duration(rule.sustained_for)}"
+        return "it cools down, or its scope leaves these nodes out"
 
     # --- inside ------------------------------------------------------------------------------------------------------
 

@@ -434,6 +434,104 @@ class PolicyReport(msgspec.Struct, frozen=True, kw_only=True):
     recipe: dict[str, Any] = {}
 
 
+class RuleFiring(msgspec.Struct, frozen=True, kw_only=True):
+    """The last time that a rule fired for a `subject`: a node, or empty for the fleet. `outcome` is `done`, `shadow`,
+    `asked` or `denied`, and `have` what the rule saw. `actions` were carried out; `failed` says why others were not.
+    `over`: it has ended, and the actions are undone. `at` in seconds since 1970.
+    """
+
+    subject: str
+    at: float
+    outcome: str
+    have: str
+    actions: tuple[str, ...] = ()
+    failed: str = ""
+    over: bool = False
+
+
+class RuleReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule and how it stands. `why_not` says why it does not act now. `firings` are its latest, the last first."""
+
+    name: str
+    mode: str
+    scope: str
+    actions: tuple[str, ...]
+    why_not: str = ""
+    firings: tuple[RuleFiring, ...] = ()
+
+
+class RulesReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules in force. `evaluated` is the time of the last evaluation in seconds since 1970, 0 before the first;
+    `spent` counts the actions of the last hour, of at most `budget`.
+    """
+
+    rules: tuple[RuleReport, ...] = ()
+    evaluated: float = 0.0
+    budget: int = 0
+    spent: int = 0
+
+
+class RulesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of a rules file."""
+
+    document: dict[str, Any]
+
+
+class RuleAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The answer to what a rule asks for a `subject`: a node, or empty for the fleet."""
+
+    rule: Annotated[str, msgspec.Meta(max_length=128)]
+    allowed: bool
+    subject: Annotated[str, msgspec.Meta(max_length=256)] = ""
+
+
+class RuleDone(msgspec.Struct, frozen=True, kw_only=True):
+    """What was carried out."""
+
+    rule: str
+    subject: str
+    actions: tuple[str, ...] = ()
+
+
+class TestedChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A firing in a test on a log, or the end of one (`over`). `at` in seconds since 1970."""
+
+    at: float
+    rule: str
+    subject: str
+    have: str
+    over: bool = False
+
+
+class TestedRule(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule on a log: how often it fired, what it would have done, and how often it flapped, that is, fired again for
+    the same subject within an hour of its end. `open` firings had not ended with the log.
+    """
+
+    name: str
+    mode: str
+    firings: int
+    actions: dict[str, int]
+    flaps: int
+    open: int
+
+
+class RulesTest(msgspec.Struct, frozen=True, kw_only=True):
+    """Rules on a log: revisions `first` to `last` and the `hours` that they span, the number of evaluations, and the
+    first of all `changes` in order. `conflicts` are subjects on which several rules stood at once. `missing` are
+    signals that the log does not have.
+    """
+
+    first: int
+    last: int
+    hours: float
+    evaluations: int
+    rules: tuple[TestedRule, ...]
+    changes: tuple[TestedChange, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
 class ShadowDifference(msgspec.Struct, frozen=True, kw_only=True):
     """A view, by its revision, on which two policies decide differently: what only one of them does."""
 

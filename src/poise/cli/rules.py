@@ -1,0 +1,192 @@
+"""`poise rules`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from poise.cli import output
+from poise.cli.output import Column, Shown
+from poise.cli.render import ago, print_json, say
+from poise.client import current_home
+from poise.control.start import connected
+from poise.errors import NotFound, located
+
+if TYPE_CHECKING:  # the ledger brings numpy
+    from poise.model.reports import RuleReport, RulesReport, RulesTest
+    from poise.model.rules import Rules
+
+
+@click.group(invoke_without_command=True)
+@output.rows
+@click.pass_context
+def rules(context: click.Context, form: str, watch: bool) -> int:
+    """Show the rules and how they stand: the last firing of each, or why it does not act. Rules are off until their
+    file allows them.
+    """
+    if context.invoked_subcommand is not None:
+        return 0
+    client = connected(current_home())
+    return output.show(lambda: _shown(client.rules()), form, watch)
+
+
+@rules.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def check(file: Path, as_json: bool) -> int:
+    """Check a rules FILE, without loading it."""
+    compiled, _ = _read(file)
+    told = [{"name": rule.name, "mode": rule.mode, "scope": rule.scope} for rule in compiled.rules]
+    if as_json:
+        print_json(told)
+        return 0
+    for rule in compiled.rules:
+        click.echo(f"{rule.name}: {rule.mode}, {', '.join(action.name for action in rule.actions)}")
+    say(f"poise: {file} is right; `poise rules test {file}` tries it on the log")
+    return 0
+
+
+@rules.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def apply(file: Path, as_json: bool) -> int:
+    """Load the rules of FILE while Poise is up; they take the place of those before. What rules did that are gone or
+    changed is undone. A file with `rules: []` removes all.
+    """
+    _, document = _read(file)
+    client = connected(current_home())
+    with located(_place(file)):
+        told = client.set_rules(document)
+    if as_json:
+        print_json(told)
+    else:
+        say(f"poise: rules in force: {', '.join(f'{rule.name} ({rule.mode})' for rule in told.rules) or 'none'}")
+    return 0
+
+
+@rules.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--from", "log", type=click.Path(path_type=Path), metavar="LOG", help="Log; default: that of this home.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def test(file: Path, log: Path | None, as_json: bool) -> int:
+    """Evaluate the rules of FILE on a log: firings, actions, flaps and conflicts. LOG is a home, its log.db, or a file
+    of `poise replay --export`. Rules that are off are evaluated too; nothing is changed.
+    """
+    from poise.drivers.logfile import has_log, open_log
+    from poise.engine.host import ledger_at
+    from poise.kernel.backtest import backtest
+    from poise.model.events import decode_event
+
+    compiled, _ = _read(file)
+    if log is None:
+        from poise.cli.offline import refuse_guest
+
+        home = current_home()
+        refuse_guest(home, "a test of rules", "name a log: `--from LOG`")
+        if not has_log(home):
+            hint = "`poise run -- echo hello`, or `--from LOG`"
+            raise NotFound("there is no log", field=str(home.root), hint=hint)
+        log = home.root
+    with open_log(log, decode_event, 0) as recording:
+        told = backtest(
+            recording.events, compiled, ledger_at(recording.start, lambda: recording.written_by, plans=False)
+        )
+    if as_json:
+        print_json(told)
+    else:
+        _draw(told)
+    return 0
+
+
+@rules.command()
+@click.argument("rule")
+@click.argument("node", required=False, default="")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def approve(rule: str, node: str, as_json: bool) -> int:
+    """Allow what RULE asks for, for a NODE or for the fleet."""
+    return _answer(rule, node, as_json, allowed=True)
+
+
+@rules.command()
+@click.argument("rule")
+@click.argument("node", required=False, default="")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+def deny(rule: str, node: str, as_json: bool) -> int:
+    """Deny what RULE asks for, for a NODE or for the fleet. It asks again when its trigger holds the next time."""
+    return _answer(rule, node, as_json, allowed=False)
+
+
+def _answer(rule: str, node: str, as_json: bool, *, allowed: bool) -> int:
+    told = connected(current_home()).answer_rule(rule, node, allowed=allowed)
+    if as_json:
+        print_json(told)
+    else:
+        say(f"poise: {'allowed' if allowed else 'denied'}: {', '.join(told.actions) or 'nothing was done'}")
+    return 0
+
+
+def _place(file: Path) -> Any:
+    from poise.drivers.yamlfile import place_in_file
+
+    return place_in_file(file)
+
+
+def _read(file: Path) -> "tuple[Rules, dict[str, Any]]":
+    """The rules of a file, and its content. Raises SpecError with the place in the file."""
+    from poise.drivers.plugins import choose_rule_policy
+    from poise.drivers.yamlfile import load_kind
+    from poise.model.rules import compile_rules
+
+    document: dict[str, Any] = load_kind(file, "rules")
+    with located(_place(file)):
+        compiled = compile_rules(document)
+        for place, rule in enumerate(compiled.rules):
+            for action in rule.actions:
+                if action.name == "set_policy":
+                    choose_rule_policy(rule.name, action.value, place)
+    return compiled, document
+
+
+def _shown(told: "RulesReport") -> Shown:
+    head = [f"{told.spent} of {told.budget} actions in the last hour"] if told.rules else []
+    return Shown(
+        told,
+        [rule.name for rule in told.rules],
+        [
+            Column("RULE", [rule.name for rule in told.rules]),
+            Column("MODE", [rule.mode for rule in told.rules]),
+            Column("ACTIONS", [", ".join(rule.actions) for rule in told.rules]),
+            Column("LAST", [_last(rule) for rule in told.rules], moving=True),
+            Column("WHY NOT", [rule.why_not for rule in told.rules], bare=True, moving=True),
+        ],
+        head=head,
+        nothing="no rules; `poise rules apply FILE` loads some",
+    )
+
+
+def _last(rule: "RuleReport") -> str:
+    if not rule.firings:
+        return "never"
+    last = rule.firings[0]
+    where = f" {last.subject}" if last.subject else ""
+    return f"{last.outcome}{where} {ago(last.at)} ago: {last.have}{' (over)' if last.over else ''}"
+
+
+def _draw(told: "RulesTest") -> None:
+    click.echo(f"revisions {told.first} to {told.last}: {told.hours:.1f} hours, {told.evaluations} evaluations")
+    for rule in told.rules:
+        done = ", ".join(f"{count} {name}" for name, count in rule.actions.items())
+        click.echo(f"{rule.name} ({rule.mode}): {rule.firings} firings, {rule.flaps} flaps; would do {done}")
+    for change in told.changes[:SHOWN]:
+        what = "over" if change.over else "fires"
+        click.echo(f"  {ago(change.at)} ago  {change.rule} {what} {change.subject}: {change.have}")
+    if len(told.changes) > SHOWN:
+        say(f"poise: and {len(told.changes) - SHOWN} more; `--json` has them")
+    for conflict in told.conflicts:
+        say(f"poise: at once: {conflict}")
+    if told.missing:
+        say(f"poise: not in this log: {', '.join(told.missing)}; nothing follows from what is missing")
+
+
+SHOWN = 20
+"""Firings that are listed."""

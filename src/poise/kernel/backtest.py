@@ -1,0 +1,98 @@
+"""Rules on the past: which would have fired on a log, and what they would have done.
+
+The log decides what the signals were; what the rules would have changed has no effect on them. Every rule is evaluated,
+whatever its mode, as if it stood from the first record on.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from poise.kernel.ledger import Ledger
+from poise.kernel.rules import Change, Engine
+from poise.model.events import Began, Event, NodesMeasured
+from poise.model.expressions import SIGNALS, reads_of
+from poise.model.reports import RulesTest, TestedChange, TestedRule
+from poise.model.rules import Rules
+from poise.units import HOUR
+
+MAX_CHANGES = 1_000
+"""Changes that a report names."""
+
+FLAPS_WITHIN = 1 * HOUR
+
+
+def backtest(events: Iterable[Event], rules: Rules, ledger: Ledger) -> RulesTest:
+    """Evaluate rules on the events of a log, from the state of the ledger on."""
+    tried = Rules(tuple(rule._replace(mode="shadow") for rule in rules.rules), rules.every, rules.budget)
+    first, began = ledger.revision + 1, 0
+    engine = Engine(tried, ledger.now)
+    changes: list[Change] = []
+    measured = False
+    for event in events:
+        if not isinstance(event, Began):
+            changes += engine.until(event.at, ledger)
+        began = began or event.at
+        ledger.apply(event)
+        engine.saw(event)
+        measured |= isinstance(event, NodesMeasured)
+    read = {of.signal for rule in rules.rules for part in (rule.trigger, rule.clear) for of in reads_of(part)}
+    return RulesTest(
+        first=first,
+        last=ledger.revision,
+        hours=max(0, ledger.now - began) / HOUR,
+        evaluations=engine.evaluations,
+        rules=_rules(rules, changes),
+        changes=tuple(
+            TestedChange(
+                at=ledger.leader.wall(change.due),
+                rule=change.rule,
+                subject=change.subject,
+                have=change.have,
+                over=change.over,
+            )
+            for change in changes[:MAX_CHANGES]
+        ),
+        conflicts=_conflicts(changes),
+        missing=() if measured else tuple(sorted(name for name in read if SIGNALS[name].measured)),
+    )
+
+
+def _rules(rules: Rules, changes: Iterable[Change]) -> tuple[TestedRule, ...]:
+    firings: Counter[str] = Counter()
+    flaps: Counter[str] = Counter()
+    ended: dict[tuple[str, str], int] = {}
+    still: Counter[str] = Counter()
+    for change in changes:
+        key = change.rule, change.subject
+        if change.over:
+            ended[key] = change.due
+            still[change.rule] -= 1
+            continue
+        firings[change.rule] += 1
+        still[change.rule] += 1
+        flaps[change.rule] += key in ended and change.due - ended[key] <= FLAPS_WITHIN
+    return tuple(
+        TestedRule(
+            name=rule.name,
+            mode=rule.mode,
+            firings=firings[rule.name],
+            actions={action.name: firings[rule.name] for action in rule.actions},
+            flaps=flaps[rule.name],
+            open=still[rule.name],
+        )
+        for rule in rules.rules
+    )
+
+
+def _conflicts(changes: Iterable[Change]) -> tuple[str, ...]:
+    standing: dict[str, set[str]] = {}
+    found: dict[str, None] = {}
+    for change in changes:
+        rules = standing.setdefault(change.subject, set())
+        if change.over:
+            rules.discard(change.rule)
+            continue
+        for other in sorted(rules):
+            found.setdefault(f"{other} and {change.rule}: {change.subject or 'the fleet'}")
+        rules.add(change.rule)
+    return tuple(found)
