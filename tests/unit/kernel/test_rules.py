@@ -1,19 +1,35 @@
 """Rules: when they fire, what they do, how it is undone, and that the log says it all again."""
 
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from poise.errors import Conflict
+from poise.kernel.backtest import backtest
 from poise.kernel.ledger import Ledger
 from poise.kernel.messages import AnswerRule, SetRules
 from poise.kernel.rules import Change, Engine
 from poise.kernel.ruling import engine_of
-from poise.model.events import Began, Configured, NodesMeasured, Noticed, RuleFired, RuleOver, RulesSet
+from poise.model.events import (
+    Began,
+    Configured,
+    Event,
+    NodeJoined,
+    NodesMeasured,
+    NodeSuspected,
+    NodeTrusted,
+    Noticed,
+    RuleFired,
+    RuleOver,
+    RulesSet,
+)
 from poise.model.load import Load
 from poise.model.messages import Beat
-from poise.testing import World
-from poise.units import SECOND
+from poise.model.rules import compile_rules
+from poise.testing import World, node
+from poise.units import HOUR, MINUTE, SECOND
 
 FULL: dict[str, Any] = {
     "name": "full",
@@ -215,3 +231,70 @@ def test_a_restart_keeps_what_stands() -> None:
     assert isinstance(world.controller.ruling.engine, Engine)
     assert world.controller.ruling.due() is not None
     assert world.ledger.rules.spent[-1] > SECOND
+
+
+SEEDS = 1_000
+
+
+def unsteady() -> list[Event]:
+    """A node for each seed, whose memory is high for one hour of three. What it says is noisy, late by up to two
+    minutes, and missing a fifth of the time.
+    """
+    draws = {f"n{seed}": random.Random(seed) for seed in range(SEEDS)}
+    late = {name: draw.randrange(0, 2 * MINUTE, SECOND) for name, draw in draws.items()}
+    away: set[str] = set()
+    log: list[Event] = [NodeJoined(at=1, node=node(name)) for name in draws]
+    for at in range(20 * SECOND, 3 * HOUR, 30 * SECOND):
+        told: dict[str, tuple[int, ...]] = {}
+        for name, draw in draws.items():
+            missing = draw.random() < 0.2
+            if missing != (name in away):
+                log.append(NodeSuspected(at=at, name=name) if missing else NodeTrusted(at=at, name=name))
+                away ^= {name}
+            level = 930 if HOUR <= at - late[name] < 2 * HOUR else 550
+            if not missing:
+                told[name] = (0, 0, round(draw.gauss(level, 40)), 0, 0)
+        log.append(NodesMeasured(at=at, nodes=told))
+    return log
+
+
+def test_missing_late_and_noisy_signals_make_no_rule_flap() -> None:
+    rule = {
+        "name": "memory",
+        "mode": "shadow",
+        "trigger": "avg_over(memory_usage, 5m) > 80%",
+        "clear": "avg_over(memory_usage, 5m) < 70%",
+        "sustained_for": "2m",
+        "actions": [{"cordon": True}],
+    }
+    ledger, told = Ledger(), Counter[tuple[str, bool]]()
+    engine = Engine(compile_rules(rules(rule, budget=10_000)), 0)
+    for event in unsteady():
+        for change in engine.until(event.at, ledger):
+            told[change.subject, change.over] += 1
+            assert change.over or HOUR < change.due < 2 * HOUR + 10 * MINUTE
+        ledger.apply(event)
+        engine.saw(event)
+    assert set(told.values()) == {1}  # each fires once, and ends once
+    assert len(told) == 2 * SEEDS
+
+
+def test_a_log_is_tested_as_it_was_lived() -> None:
+    world = load(World().nodes(2, cpu=4), rules(FULL))
+    for _ in range(2):
+        minutes(busy(world), 3)
+        world.finish("a")
+        minutes(world, 12)
+    told = backtest(world.log, compile_rules(rules(FULL)), Ledger())
+    assert [(of.rule, of.subject, of.over) for of in told.changes] == [
+        (rule, subject, over) for rule, subject, _, over in recorded(world)
+    ]
+    assert [(of.name, of.firings, of.flaps, of.open) for of in told.rules] == [("full", 2, 1, 0)]
+    assert told.missing == ()
+
+
+def test_a_test_says_what_the_log_does_not_have() -> None:
+    world = minutes(World().nodes(1), 2)
+    told = backtest(world.log, compile_rules(rules(FULL | {"trigger": "memory_usage > 1%", "clear": "hot"})), Ledger())
+    assert told.missing == ("memory_usage",)
+    assert told.changes == ()

@@ -1,0 +1,107 @@
+"""Rules files: what is accepted, and what each error says."""
+
+from typing import Any
+
+import pytest
+
+from poise.errors import SpecError
+from poise.model.expressions import MAX_LENGTH, Both, Compare, Not, Read, Truth, parse_condition
+from poise.model.rules import compile_rules
+from poise.units import MINUTE, SECOND
+
+
+def rule(**fields: Any) -> dict[str, Any]:
+    return {"name": "r", "trigger": "cpu_usage > 80%", "actions": [{"cordon": True}]} | fields
+
+
+def refused(document: Any) -> list[tuple[str, str]]:
+    with pytest.raises(SpecError) as caught:
+        compile_rules(document)
+    return [(record.field, record.message) for record in caught.value.record.all()]
+
+
+def of(*rules: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"kind": "rules", "rules": list(rules)} | fields
+
+
+def test_comparisons_and_functions() -> None:
+    told = parse_condition("not hot and (load > 1.5 or quantile_over(0.9, cpu_usage, 10m) >= 80%)", "trigger", SECOND)
+    assert told == Both(
+        False,
+        Not(Truth(Read("hot"))),
+        Both(
+            True,
+            Compare(Read("load"), ">", 1.5),
+            Compare(Read("cpu_usage", "quantile_over", 10 * MINUTE, 0.9), ">=", 0.8),
+        ),
+    )
+
+
+def test_a_mapping_is_all_of_its_comparisons() -> None:
+    made = compile_rules(of(rule(trigger={"gpu_utilization": ">80%", "memory_usage": ">75%"})))
+    assert made.rules[0].trigger == parse_condition("gpu_utilization > 80% and memory_usage > 75%", "", SECOND)
+    assert made.rules[0].mode == "off"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "a signal is missing"),
+        ("cpu_usage", "a comparison is missing"),
+        ("cpu_usage > 80", "is a share, at column 13"),
+        ("waiting > 5%", "is a number, at column 11"),
+        ("cpu_usage > 80% and", "a signal is missing"),
+        ("(cpu_usage > 80%", "`)` is missing"),
+        ("cpu_usage > 80% load > 2", "does not end here, at column 17"),
+        ("cpu_usages > 80%", "there is no such signal, at column 1"),
+        ("hot > 1", "true or false already"),
+        ("avg_over(hot, 10m) > 1", "true or false, not a number"),
+        ("avg_over(cpu_usage, 1s) > 80%", "this is no window"),
+        ("avg_over(cpu_usage, 48h) > 80%", "this is no window"),
+        ("quantile_over(2, cpu_usage, 10m) > 80%", "a quantile"),
+        ("__import__('os')", "is not part of a condition"),
+        ("not " * 100 + "hot", "nested too deep"),
+        ("h" * (MAX_LENGTH + 1), "too long"),
+    ],
+)
+def test_each_error_says_what_and_where(text: str, says: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_condition(text, "rules[0].trigger", 30 * SECOND)
+    assert says in caught.value.record.message
+    assert caught.value.record.field == "rules[0].trigger"
+    assert caught.value.record.hint or "no such signal" in says
+
+
+def test_one_rule_owns_what_an_action_sets() -> None:
+    told = refused(of(rule(name="a"), rule(name="b", actions=[{"migrate_task": True}])))
+    assert told == [("rules[1].actions", "`a` and `b` both set the cordon of a node")]
+    compile_rules(of(rule(name="a", scope=["n1"]), rule(name="b", scope=["n2"])))
+
+
+def test_what_cannot_be_done_is_refused_with_the_reason() -> None:
+    for name in ("scale_up_replicas", "adjust_gpu_memory_limit", "mirror_traffic", "change_priority"):
+        [(field, message)] = refused(of(rule(actions=[{name: 2}])))
+        assert field == f"rules[0].actions[0].{name}"
+        assert f"cannot do `{name}`" in message
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        (of(rule(mode="maybe")), "rules[0].mode"),
+        (of(rule(actions=[])), "rules[0].actions"),
+        (of(rule(actions=[{"cordn": True}])), "rules[0].actions[0].cordn"),
+        (of(rule(actions=[{"cordon": False}])), "rules[0].actions[0].cordon"),
+        (of(rule(trigger="waiting > 3")), "rules[0].actions[0]"),
+        (of(rule(trigger="waiting > 3 and hot")), "rules[0].trigger"),
+        (of(rule(actions=[{"set_policy": "srtf"}])), "rules[0].actions[0]"),
+        (of(rule(), rule()), "rules[1].name"),
+        (of(rule(sustained_for="soon")), "rules[0].sustained_for"),
+        (of(rule(), every="1s"), "every"),
+        (of(rule(), budget=-1), "budget"),
+        (of(rule(scope=[])), "rules[0].scope"),
+        ({"kind": "job", "rules": []}, "kind"),
+    ],
+)
+def test_the_field_that_is_wrong_is_named(document: Any, field: str) -> None:
+    assert refused(document)[0][0] == field
