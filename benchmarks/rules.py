@@ -44,15 +44,14 @@ def log(nodes: int, days: int, seed: int) -> Iterator[Event]:
         for name in names:
             task, ends = runs.get(name, ("", 0))
             if task and ends <= at:
-                yield Finished(at=at, task=task, epoch=1, ending=Ending(outcome="done", ran=ends))
+                yield Finished(at=at, task=task, epoch=1, ending=Ending(outcome="done"))
                 del runs[name]
             if name not in runs:
                 number += 1
                 job = compiled.job(f"j{number}", {}, "")
-                unit = job.units[0]
-                task = f"{job.id}.{unit.tasks[0].name}" if hasattr(unit.tasks[0], "name") else f"{job.id}.main"
+                task = f"{job.id}.main"
                 yield JobSubmitted(at=at, job=job)
-                yield Placed(at=at, unit=f"{job.id}.main", epoch=1, spots=(Spot(node=name),), why=why)
+                yield Placed(at=at, unit=task, epoch=1, spots=(Spot(node=name),), why=why)
                 yield Started(at=at, task=task, epoch=1)
                 runs[name] = task, at + LEAST + round(draw.expovariate(1 / (2 * HOUR)))
             if draw.random() < 1 / 15:

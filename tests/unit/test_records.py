@@ -172,6 +172,11 @@ def test_a_fork_of_the_state_shares_nothing_that_is_changed_in_place() -> None:
         ".jobs[].units[].tasks[].past",
         ".memory[]",
         ".memory[][]",
+        ".rule_policies[]",
+        ".rule_policies[][]",
+        ".rule_policies[][][]",
+        ".rules[]",
+        ".rules[][]",
         ".schedules[].unfinished",
     }
     assert set(shared(state, forked)) == replaced

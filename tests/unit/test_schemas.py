@@ -19,6 +19,7 @@ from poise.model.devicefile import compile_devices
 from poise.model.fleetfile import compile_fleet
 from poise.model.keys import compile_keys
 from poise.model.notices import Notice, compile_notifications
+from poise.model.rules import compile_rules
 from poise.model.servicefile import compile_service
 from poise.model.serving_upstreams import compile_upstreams
 from poise.model.spec import compile_spec
@@ -64,6 +65,7 @@ COMPILE: dict[str, Callable[[Any], object]] = {
     "notifications": compile_notifications,
     "notice": read_notice,
     "keys": compile_keys,
+    "rules": compile_rules,
 }
 
 
@@ -156,6 +158,26 @@ MORE: dict[str, list[Any]] = {
             "resources": {"gpu": 1, "gpu_memory": "12GiB"},
             "env": {"A": 1},
         }
+    ],
+    "rules": [
+        {
+            "kind": "rules",
+            "every": "30s",
+            "budget": 5,
+            "rules": [
+                {
+                    "name": "a",
+                    "mode": "ask",
+                    "trigger": {"memory_usage": ">90%"},
+                    "clear": "memory_usage < 70%",
+                    "sustained_for": "5m",
+                    "cool_down": 60,
+                    "scope": ["n1"],
+                    "actions": [{"cordon": True}, {"notify": True}],
+                },
+                {"name": "b", "trigger": "waiting > 3", "actions": [{"set_policy": {"extends": "srtf"}}]},
+            ],
+        },
     ],
     "keys": [
         {

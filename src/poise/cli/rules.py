@@ -50,8 +50,8 @@ def check(file: Path, as_json: bool) -> int:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def apply(file: Path, as_json: bool) -> int:
-    """Load the rules of FILE while Poise is up; they take the place of those before. What rules did that are gone or
-    changed is undone. A file with `rules: []` removes all.
+    """Set the rules to those of FILE while Poise is up. Actions of rules that are removed or changed are undone. A file
+    with `rules: []` removes all.
     """
     _, document = _read(file)
     client = connected(current_home())
@@ -69,7 +69,7 @@ def apply(file: Path, as_json: bool) -> int:
 @click.option("--from", "log", type=click.Path(path_type=Path), metavar="LOG", help="Log; default: that of this home.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def test(file: Path, log: Path | None, as_json: bool) -> int:
-    """Evaluate the rules of FILE on a log: firings, actions, flaps and conflicts. LOG is a home, its log.db, or a file
+    """Test the rules of FILE on a log: firings, actions, flaps and conflicts. LOG is a home, its log.db, or a file
     of `poise replay --export`. Rules that are off are evaluated too; nothing is changed.
     """
     from poise.drivers.logfile import has_log, open_log
@@ -103,7 +103,7 @@ def test(file: Path, log: Path | None, as_json: bool) -> int:
 @click.argument("node", required=False, default="")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def approve(rule: str, node: str, as_json: bool) -> int:
-    """Allow what RULE asks for, for a NODE or for the fleet."""
+    """Let RULE do what it asks for, for a NODE or for the fleet."""
     return _answer(rule, node, as_json, allowed=True)
 
 
@@ -112,7 +112,7 @@ def approve(rule: str, node: str, as_json: bool) -> int:
 @click.argument("node", required=False, default="")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def deny(rule: str, node: str, as_json: bool) -> int:
-    """Deny what RULE asks for, for a NODE or for the fleet. It asks again when its trigger holds the next time."""
+    """Close the question that RULE asks, for a NODE or for the fleet, and do nothing. It asks again when its trigger holds the next time."""
     return _answer(rule, node, as_json, allowed=False)
 
 

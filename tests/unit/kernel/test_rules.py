@@ -240,7 +240,7 @@ def unsteady() -> list[Event]:
     """A node for each seed, whose memory is high for one hour of three. What it says is noisy, late by up to two
     minutes, and missing a fifth of the time.
     """
-    draws = {f"n{seed}": random.Random(seed) for seed in range(SEEDS)}
+    draws = {f"n{seed}": random.Random(seed) for seed in range(SEEDS)}  # noqa: S311
     late = {name: draw.randrange(0, 2 * MINUTE, SECOND) for name, draw in draws.items()}
     away: set[str] = set()
     log: list[Event] = [NodeJoined(at=1, node=node(name)) for name in draws]

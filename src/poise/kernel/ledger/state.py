@@ -194,6 +194,7 @@ class State(msgspec.Struct):
         made.profiles, made.held, made.memory = dict(self.profiles), self.held.copy(), self.memory.copy()
         made.yielded, made.quotas, made.tokens = dict(self.yielded), dict(self.quotas), dict(self.tokens)
         made.cordons, made.firings = dict(self.cordons), dict(self.firings)
+        made.rules, made.rule_policies = dict(self.rules), dict(self.rule_policies)
         made.actions_spent = self.actions_spent.copy()
         made.schedules = {schedule_id: copy(schedule) for schedule_id, schedule in self.schedules.items()}
         return made
