@@ -112,7 +112,9 @@ def approve(rule: str, node: str, as_json: bool) -> int:
 @click.argument("node", required=False, default="")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def deny(rule: str, node: str, as_json: bool) -> int:
-    """Close the question that RULE asks, for a NODE or for the fleet, and do nothing. It asks again when its trigger holds the next time."""
+    """Close the question that RULE asks, for a NODE or for the fleet, and do nothing. It asks again when its trigger
+    holds the next time.
+    """
     return _answer(rule, node, as_json, allowed=False)
 
 
