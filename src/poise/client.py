@@ -19,7 +19,7 @@ from poise.decoding import json_decoder
 from poise.drivers.http import ENDED, Answer, Connection
 from poise.drivers.lock import is_held
 from poise.drivers.reach import STANDBY, door_of, environment_home, home_at, names_at, reach
-from poise.drivers.security import digest, ensure_home, new_secret, token_for
+from poise.drivers.security import ASK, digest, ensure_home, new_secret, token_for, whole_token
 from poise.errors import (
     Conflict,
     ErrorRecord,
@@ -152,11 +152,11 @@ class Client:
         self, home: Home | Path | str | None = None, *, patience: float = PATIENCE, token: str | None = None
     ) -> None:
         """`home` is `POISE_HOME`, or `~/.poise`, where nothing else is said; `token` is another than that of the home
-        or of the environment.
+        or of the environment. Raises `Denied` where it is none.
         """
         self.home = home if isinstance(home, Home) else current_home(home)
         self._patience = patience
-        self._token = token
+        self._token = token if token is None else whole_token(token, "token", ASK)
         self._connection: Connection | None = None
         self._turn = 0
         self._several = len(self.home.doors) > 1
@@ -466,6 +466,12 @@ class Client:
         Returns the names of the known ones. A node that is still there joins again.
         """
         return self._call("POST", "/v1/nodes/lost", dict[str, list[str]], {"nodes": nodes})["nodes"]
+
+    def leave(self, node: str) -> None:
+        """Take leave of the control plane as this node, with the token that it joined with: it is removed from the list
+        of nodes as soon as its work has been placed elsewhere. Raises NotFound.
+        """
+        self._call("POST", "/v1/nodes/leave", dict[str, str], {"node": node})
 
     def lend(self, *nodes: str) -> str:
         """Report that others wait for the machine of one of these nodes, by their full names. The work on the one that

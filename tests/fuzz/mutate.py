@@ -313,7 +313,7 @@ METHODS = (
 PATHS = (
     "/", "/v1", "/v1/status", "/v1/jobs", "/v1/jobs/{}", "/v1/jobs/{}/cancel", "/v1/jobs/{}/logs",
     "/v1/jobs/{}/explanation", "/v1/jobs/{}/why-not/{}", "/v1/jobs/{}/unblock", "/v1/nodes", "/v1/nodes/{}/drain",
-    "/v1/nodes/lost", "/v1/nodes/lend",
+    "/v1/nodes/lost", "/v1/nodes/leave", "/v1/nodes/lend",
     "/v1/profiles?node={}", "/v1/quotas", "/v1/quotas/{}", "/v1/events?follow=false",
     "/v1/plan", "/v1/schema/openapi.json", "/v1/schema",
     "/healthz", "/v1/authority", "/v1/channel", "/v1/calls", "/v1/workers", "//v1//jobs", "/v1/jobs/", "/V1/JOBS", "*",

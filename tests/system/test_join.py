@@ -48,6 +48,7 @@ def test_a_machine_joins_runs_work_and_leaves(listening: Living) -> None:
     assert listening.poise(*joining, "--json").error["code"] == "E121", "it has joined already"
     left = listening.poise("join", "--undo", "--home", home, "--json")
     assert left.value == {"left": "second"}
+    assert not listening.poise("nodes", "--json").value, "nobody waits for it to come back"
     assert not (home / "node.token").exists() and not listening.processes(b"poise.agent")
     assert listening.poise("join", "--undo", "--home", home, "--json").error["code"] == "E120"
 

@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from poise.cli.join import join
+from poise.client import Client
 from poise.config import Home
 from poise.drivers.security import token_for
 from poise.errors import Denied
@@ -64,3 +67,22 @@ def test_a_token_is_read_without_the_newline_after_it(home: Home) -> None:
     home.token.write_text(f"{SECRET}\n")
     home.token.chmod(0o600)
     assert token_for(home) == SECRET
+
+
+@pytest.mark.parametrize(("value", "why"), CASES)
+def test_what_is_no_token_is_not_sent_by_a_client(home: Home, value: str, why: str) -> None:
+    with pytest.raises(Denied, match=why):
+        Client(home, token=value)
+
+
+@pytest.mark.parametrize(("value", "why"), CASES)
+@pytest.mark.parametrize("flag", ["--token", "--token-file"])
+def test_what_is_no_token_joins_nothing(home: Home, flag: str, value: str, why: str) -> None:
+    given = home.root / "given"
+    given.write_text(value)
+    told = CliRunner().invoke(
+        join,
+        ["127.0.0.1:1#" + "a" * 64, flag, value if flag == "--token" else str(given), "--home", str(home.root / "n")],
+    )
+    assert isinstance(told.exception, Denied) and told.exception.record.code == "E130"
+    assert told.exception.record.field == flag and why in str(told.exception)

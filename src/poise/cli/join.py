@@ -19,9 +19,9 @@ from poise.config import Address, Home
 from poise.decoding import json_decoder
 from poise.drivers.lock import holder
 from poise.drivers.reach import home_elsewhere
-from poise.drivers.security import ensure_home, token_for
+from poise.drivers.security import ensure_home, token_for, whole_token
 from poise.drivers.whole import write_whole
-from poise.errors import Conflict, Fault, Forbidden, InputError, NotFound
+from poise.errors import Conflict, Denied, Fault, Forbidden, InputError, NotFound, PoiseError
 from poise.model.resources import check_node_name
 
 DEFAULT_HOME = "~/.poise-node"
@@ -36,6 +36,9 @@ CONNECTED = "connected to"
 
 REFUSED = "this node is refused: "
 """What it writes, with the reason, when the control plane does not take the node. (`poise.agent`)"""
+
+
+ASK_FOR_ONE = "`poise token add --tenant default --role node`, where the control plane runs"
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -64,7 +67,7 @@ class Joined(msgspec.Struct, frozen=True):
     metavar="FOLDER",
     help="State directory of the node's agent.",
 )
-@click.option("--undo", is_flag=True, help="Stop the agent and remove its service; running commands continue.")
+@click.option("--undo", is_flag=True, help="Stop the agent, remove its service, and leave; running commands continue.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("address", required=False, metavar="HOST:PORT#FINGERPRINT")
 def join(
@@ -84,12 +87,7 @@ def join(
     """
     home = Home(folder.expanduser().resolve())
     if undo:
-        left = _leave(home)
-        if as_json:
-            print_json({"left": left.name})
-        else:
-            say(f"poise: node {left.name} has left {Address.parse(left.address.partition(',')[0])}")
-        return 0
+        return _undo(home, as_json)
     if address is None:
         raise click.UsageError("an address is needed: HOST:PORT#FINGERPRINT, as `poise status` prints it")
     wanted = Joined(name or os.uname().nodename, address)
@@ -121,15 +119,46 @@ def join(
     return 0
 
 
+def _undo(home: Home, as_json: bool) -> int:
+    left = _read_joined(home)
+    secret = _token_of(home).read_text().strip() if _token_of(home).exists() else ""
+    _leave(home)
+    untold = _take_leave(home, left, secret)
+    if as_json:
+        print_json({"left": left.name})
+    else:
+        say(f"poise: node {left.name} has left {Address.parse(left.address.partition(',')[0])}")
+    if untold:
+        say(f"poise: the control plane was not told, and lists the node as lost for an hour: {untold}")
+    return 0
+
+
+def _take_leave(home: Home, left: Joined, secret: str) -> str:
+    """Tell the control plane, so that it does not wait for the node to come back; returns why it was not told."""
+    try:
+        with Client(home_elsewhere(home.root, left.address), patience=0.0, token=secret) as client:
+            client.leave(left.name)
+    except NotFound:
+        return ""  # it has forgotten the node
+    except (PoiseError, OSError) as error:
+        return str(error)
+    return ""
+
+
 def _secret(token: str | None, token_file: Path | None, there: Home) -> str:
     if token is not None and token_file is not None:
         raise click.UsageError("`--token` and `--token-file` exclude each other")
+    if token is not None:
+        return whole_token(token, "--token", ASK_FOR_ONE)
     if token_file is None:
-        return token_for(there) if token is None else token
+        return token_for(there)
     try:
-        return (sys.stdin.read() if str(token_file) == "-" else token_file.read_text()).strip()
+        text = sys.stdin.read() if str(token_file) == "-" else token_file.read_text()
     except OSError as error:
         raise InputError(f"the token cannot be read: {error.strerror}", field="--token-file") from None
+    except UnicodeDecodeError:
+        raise Denied("this is not a token: it is not text", field="--token-file", hint=ASK_FOR_ONE) from None
+    return whole_token(text.strip(), "--token-file", ASK_FOR_ONE)
 
 
 def _check_token(there: Home, secret: str) -> None:
@@ -139,8 +168,9 @@ def _check_token(there: Home, secret: str) -> None:
             told = client.whoami()
         except Forbidden:
             return
-    hint = "`poise token add --tenant default --role node`, where the control plane runs"
-    raise InputError("the token is not that of a node", field="--token", need="role node", have=told.role, hint=hint)
+    raise InputError(
+        "the token is not that of a node", field="--token", need="role node", have=told.role, hint=ASK_FOR_ONE
+    )
 
 
 def _token_of(home: Home) -> Path:
@@ -244,11 +274,20 @@ def _await_connection(home: Home) -> None:
     raise Fault("the agent does not connect", field=str(home.messages), have=last[-200:], hint=f"tail {home.messages}")
 
 
-def _leave(home: Home) -> Joined:
+def _read_joined(home: Home) -> Joined:
     try:
-        joined = json_decoder(Joined).decode((home.root / "joined.json").read_bytes())
+        return json_decoder(Joined).decode((home.root / "joined.json").read_bytes())
     except (FileNotFoundError, msgspec.MsgspecError):
-        raise NotFound("this machine has not joined", field=str(home.root), hint="`poise join ADDRESS`") from None
+        raise NotFound(
+            "no node of this machine has joined with this state directory",
+            field=str(home.root),
+            hint="`poise join --undo --home FOLDER`, if it joined with `--home FOLDER`",
+        ) from None
+
+
+def _leave(home: Home) -> None:
+    """Stop the agent and remove what runs it."""
+    joined = _read_joined(home)
     if joined.service:
         _systemctl("disable", "--now", joined.service)
         _unit_path(joined.service).unlink(missing_ok=True)
@@ -260,7 +299,6 @@ def _leave(home: Home) -> Joined:
         time.sleep(0.05)
     for name in ("joined.json", "node.token"):
         (home.root / name).unlink(missing_ok=True)
-    return joined
 
 
 # --- other machines, by ssh ------------------------------------------------------------------------------------------

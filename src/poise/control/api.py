@@ -236,6 +236,12 @@ class DrainRequest(msgspec.Struct, frozen=True):
     moves: bool = False
 
 
+class NamedNode(msgspec.Struct, frozen=True):
+    """`node` by its whole name."""
+
+    node: str
+
+
 class NamedNodes(msgspec.Struct, frozen=True):
     """`nodes` by their whole names."""
 
@@ -966,6 +972,15 @@ def make_app(
         plane.check_leading()
         ledger = await plane.settled()
         return [name for name in data if name not in ledger.jobs]
+
+    @routes.post(
+        "/v1/nodes/leave",
+        summary="For a node, with the token that it joined with: it leaves, and does not come back",
+        status=202,
+        role=Role.NODE,
+    )
+    async def leave(bearer: Bearer, data: NamedNode) -> dict[str, str]:
+        return {"node": await plane.request(lambda request: messages.Leave(request, data.node, bearer))}
 
     @routes.post(
         "/v1/nodes/lend",

@@ -57,7 +57,7 @@ def token_for(home: Home) -> str:
     if isinstance(home.elsewhere, Path):
         check_shared(home.elsewhere)
     if token := os.environ.get("POISE_TOKEN", "").strip():
-        return _whole(token, "POISE_TOKEN", ASK)
+        return whole_token(token, "POISE_TOKEN", ASK)
     if file := os.environ.get("POISE_TOKEN_FILE"):
         return _read(Path(file).expanduser(), ASK, missing=("POISE_TOKEN_FILE names a file that is not there", ASK))
     if home.elsewhere is not None:
@@ -108,10 +108,10 @@ def _read(path: Path, remedy: str, missing: tuple[str, str] = NONE_YET) -> str:
         raise Denied("other users can read the token", field=str(path), hint=f"chmod 600 {path}")
     if not token:
         raise Denied("the token file is empty", field=str(path), hint=remedy)
-    return _whole(token, str(path), remedy)
+    return whole_token(token, str(path), remedy)
 
 
-def _whole(token: str, field: str, remedy: str) -> str:
+def whole_token(token: str, field: str, remedy: str) -> str:
     """The token, if it is one word of visible ASCII as a header needs. Raises `Denied`, which never tells its value."""
     lines = token.splitlines()
     if len(lines) > 1:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from poise.decoding import convert
-from poise.errors import Busy, Conflict, InputError, NotFound, PoiseError, SpecError, StoreFull
+from poise.errors import Busy, Conflict, Forbidden, InputError, NotFound, PoiseError, SpecError, StoreFull
 from poise.kernel import changing
 from poise.kernel.dispatch import Dispatch
 from poise.kernel.explain import LastWord, logged
@@ -54,6 +54,7 @@ from poise.kernel.messages import (
     HoldJob,
     HoldSchedule,
     IncidentDone,
+    Leave,
     Lend,
     Locked,
     Message,
@@ -345,6 +346,7 @@ class Controller:
         self._outage = Outage(settings.outage_share, settings.outage_hold, settle)
         self.held = 0  # nodes that have been silent for too long, and are not given up yet
         self._said: set[str] = set()  # nodes that what runs them says are gone, while that is not believed yet
+        self._left: set[str] = set()  # nodes that have taken their leave, with work that goes on elsewhere
         self._connected: set[str] = set()
         self._addresses: dict[str, str] = {}  # of nodes, for members of gangs on other machines
         self._addressed: set[str] = set()  # to whom something in the outbox may be
@@ -465,6 +467,8 @@ class Controller:
                 self._answer(message.request, lambda: self._drain(message, now))
             case GiveUp():
                 self._answer(message.request, lambda: self._give_up(message.nodes, now))
+            case Leave():
+                self._answer(message.request, lambda: self._leave(message.node, message.bearer, now))
             case Lend():
                 self._answer(message.request, lambda: self._lend(message, now))
             case SetQuota():
@@ -563,14 +567,19 @@ class Controller:
                     self._stop(unit, now)
 
     def _forget_nodes(self, now: int) -> None:
-        """Those that have been lost for long, and are missed by nobody."""
-        if not self.settings.forget_after:
-            return
+        """Those that have left, or been lost for long, and are missed by nobody."""
+        after = self.settings.forget_after or FOREVER
         for name, node in list(self.ledger.nodes.items()):
-            is_gone = node.status == "lost" and not node.drained and now - node.lost > self.settings.forget_after
-            if is_gone and name not in self.settings.declared and not any(self.ledger.active.on(name)):
-                self._commit(NodeForgotten(at=now, name=name))
-                self._contacts.pop(name, None)
+            is_gone = node.status == "lost" and not node.drained and now - node.lost > after
+            if (is_gone or name in self._left) and name not in self.settings.declared:
+                self._forget(name, now)
+
+    def _forget(self, name: str, now: int) -> None:
+        """Forget a node, unless it holds anything."""
+        if not any(self.ledger.active.on(name)):
+            self._commit(NodeForgotten(at=now, name=name))
+            self._contacts.pop(name, None)
+            self._left.discard(name)
 
     def _look_for_silence(self, heard_until: int, now: int) -> None:
         """Give up nodes that have not been heard for too long; and note until when none of them can be. Of those that
@@ -1077,6 +1086,25 @@ class Controller:
                 self._node_lost(name, now, said=True)
         return known
 
+    def _leave(self, name: str, bearer: Bearer, now: int) -> str:
+        """It is forgotten at once, or as soon as its work has been placed elsewhere."""
+        known = self.ledger.nodes.get(name)
+        if known is None:
+            raise NotFound(f"there is no node `{name}`", field="node", have=name, hint="`poise nodes`")
+        if known.by not in ("", bearer.token or OF_THE_HOME) and bearer.role is not Role.ADMIN:
+            raise Forbidden("this node joined with another token", field="node", need=known.by, have=bearer.token)
+        self._disconnect(name)
+        self._hang(name)
+        if known.status == "up" and (name in self.settings.declared or any(self.ledger.active.on(name))):
+            self._node_lost(name, now, said=True)
+        if name not in self.settings.declared:
+            self._watch.forget(name)
+            self._said.discard(name)
+            self._left.add(name)
+            self._forget(name, now)
+        self._dirty = True
+        return name
+
     def _lend(self, message: Lend, now: int) -> str:
         """A gang that resizes in place shrinks as the policy says of a node that is drained; all else is preempted."""
         fleet = self.ledger.columns.fleet()
@@ -1169,6 +1197,7 @@ class Controller:
         self._disconnect(name)  # whatever was said on an earlier connection
         self._outage.heard(name, now)
         self._said.discard(name)
+        self._left.discard(name)
         known = self.ledger.nodes.get(name)
         node = hello.node if known is None else _with_withdrawn(hello, known.node.devices)
         if hello.left:

@@ -170,6 +170,16 @@ class GiveUp(msgspec.Struct, frozen=True):
     bearer: Bearer = HOME
 
 
+class Leave(msgspec.Struct, frozen=True):
+    """A node takes its leave, with the token that it joined with: nobody is to wait for it to come back. Answered with
+    its name.
+    """
+
+    request: int
+    node: str
+    bearer: Bearer = HOME
+
+
 class Lend(msgspec.Struct, frozen=True):
     """Others wait for one of these machines: empty the node whose work loses least by it, though there is no room for
     it elsewhere. Answered with the name of that node, or with none where each runs what may not be preempted.
@@ -306,6 +316,7 @@ Request = (
     | IncidentDone
     | Drain
     | GiveUp
+    | Leave
     | Lend
     | SetQuota
     | Configure

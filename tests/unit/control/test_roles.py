@@ -58,6 +58,7 @@ NEEDS = {
     "GET /v1/profiles": Role.VIEWER,
     "POST /v1/nodes/{name}/drain": Role.OPERATOR,
     "POST /v1/nodes/lost": Role.OPERATOR,
+    "POST /v1/nodes/leave": Role.NODE,
     "POST /v1/nodes/lend": Role.OPERATOR,
     "POST /v1/nodes/jobs": Role.NODE,
     "GET /v1/incidents": Role.VIEWER,
@@ -177,9 +178,9 @@ def test_a_role_is_enough_or_it_is_not(desk: Desk, role: Role) -> None:
     desk.call("DELETE", "/v1/quotas/zed")
 
 
-def test_a_node_offers_itself_asks_which_jobs_are_gone_and_nothing_else(desk: Desk) -> None:
+def test_a_node_offers_itself_leaves_asks_which_jobs_are_gone_and_nothing_else(desk: Desk) -> None:
     allowed = [path for method, path, _ in walk() if ask(desk, method, path, Role.NODE.name).status != 403]
-    assert allowed == ["/v1/nodes/jobs", "/v1/channel"]
+    assert allowed == ["/v1/nodes/leave", "/v1/nodes/jobs", "/v1/channel"]
     assert desk.call("POST", "/v1/nodes/jobs", b'["j1", "j99"]', who=Role.NODE.name).value == ["j99"]
     assert ask(desk, "WEBSOCKET", "/v1/channel", Role.OPERATOR.name).status == 403
 

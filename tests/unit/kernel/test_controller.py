@@ -5,12 +5,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from poise.errors import Busy, Conflict, InputError, NotFound, SpecError, StoreFull
+from poise.errors import Busy, Conflict, Forbidden, InputError, NotFound, SpecError, StoreFull
 from poise.kernel import controller as machine
 from poise.kernel import messages
 from poise.kernel.explain import node_report
 from poise.kernel.ledger import Ledger
-from poise.kernel.messages import Append, Checkpoint, Decide, Decided, Drain, GiveUp, Send, Submit, TryRecover
+from poise.kernel.messages import (
+    Append,
+    Checkpoint,
+    Decide,
+    Decided,
+    Drain,
+    FromNode,
+    GiveUp,
+    Leave,
+    Send,
+    Submit,
+    TryRecover,
+)
 from poise.kernel.verify import verify_place
 from poise.model.decisions import Place, Plan, Preempt, Rejection, Spot, Why
 from poise.model.events import (
@@ -31,6 +43,7 @@ from poise.model.messages import Acked, Attempt, Beat, Desired, Ended, Heard, He
 from poise.model.reports import Drained
 from poise.model.resources import DECLARED, Device, Node
 from poise.model.spec import compile_spec
+from poise.model.tenants import Bearer, Role
 from poise.testing import WALL, World, node, replay
 from poise.units import HOUR, MILLISECOND, SECOND, parse_duration
 
@@ -457,6 +470,50 @@ def test_a_node_that_is_lost_is_forgotten_once_nobody_misses_it() -> None:
     assert sorted(world.ledger.nodes) == sorted({"n4", at, drained})
     world.connect(gone)
     assert world.ledger.nodes[gone].condition == "up"
+
+
+def test_a_node_that_leaves_is_removed_at_once_and_is_no_outage() -> None:
+    world = World(dead_after=10 * SECOND).nodes(2, cpu=1).after("1s")
+    for name in ("n1", "n2"):
+        world.ask(Leave(world.request(), name))
+    assert not world.ledger.nodes
+    world.connect("n1")
+    assert world.ledger.nodes["n1"].condition == "up", "should it be there all the same, it is taken in anew"
+
+
+def test_a_node_that_leaves_with_work_is_removed_once_that_is_elsewhere() -> None:
+    world = World().nodes(2).job("a").round().start("a").after("1s")
+    [at] = world.where("a")
+    world.ask(Leave(world.request(), at))
+    assert world.ledger.nodes[at].status == "lost"
+    world.connected.discard(at)
+    world.after("6s")
+    assert world.where("a") != [at] and world.unit("a").epoch == 2
+    assert at not in world.ledger.nodes
+
+
+def test_a_node_that_leaves_and_comes_back_with_its_work_keeps_it() -> None:
+    world = World().nodes(1).job("a").round().start("a").after("1s")
+    world.ask(Leave(world.request(), "n1")).connect("n1").after("10s")
+    assert world.ledger.nodes["n1"].condition == "up" and world.unit("a").epoch == 1
+
+
+def test_a_node_of_a_declared_fleet_that_leaves_is_expected_back() -> None:
+    world = World(declared=("n1",)).nodes(1).after("1s")
+    world.ask(Leave(world.request(), "n1")).after("6s")
+    assert world.ledger.nodes["n1"].status == "lost"
+
+
+def test_a_node_leaves_only_with_the_token_that_it_joined_with() -> None:
+    world = World().say(FromNode("n1", Hello(node=node("n1")), "t1"))
+    its_own, another = (Bearer(role=Role.NODE, token=token) for token in ("t1", "t2"))
+    with pytest.raises(Forbidden):
+        world.ask(Leave(world.request(), "n1", another))
+    assert world.ledger.nodes["n1"].status == "up"
+    world.ask(Leave(world.request(), "n1", its_own))
+    assert not world.ledger.nodes
+    with pytest.raises(NotFound):
+        world.ask(Leave(world.request(), "n1"))
 
 
 def test_giving_up_a_node_that_has_never_joined_is_not_giving_up_one_whose_name_begins_alike() -> None:
