@@ -20,7 +20,8 @@ PACKAGES = ROOT / "src"
 
 CLIENT = (
     *(f"poise.cli.{name}" for name in ("main", "group", "complete", "completion", "schema", "directives")),
-    *(f"poise.cli.{name}" for name in ("submit", "jobs", "logs", "nodes", "explain", "tokens", "events", "change", "get")),
+    *(f"poise.cli.{name}" for name in ("submit", "jobs", "logs", "nodes", "explain", "tokens", "events")),
+    *(f"poise.cli.{name}" for name in ("change", "get")),
     *(f"poise.{name}" for name in ("client", "sdk", "model.spec")),
     *(f"poise.drivers.{name}" for name in ("screen", "heartbeat", "bringing", "worktree")),
 )
