@@ -244,7 +244,8 @@ def _draw_waiting(waiting: Waiting) -> None:
         ],
     )
     if waiting.start is not None:
-        _draw_lines("or preempts", [", ".join(waiting.start.preempts)] if waiting.start.preempts else [])
+        lines = [f"{unit} {_in(waiting.start.preempts_in.get(unit))}" for unit in waiting.start.preempts]
+        _draw_lines("or preempts", lines)
         click.echo(f"  expected start  {_start_text(waiting.start)}")
     if waiting.prediction is not None:
         _draw_lines("will take", _prediction_lines(waiting.prediction))
@@ -262,7 +263,7 @@ def _draw_going(going: Going) -> None:
     left = f"; {_foreseen_time(going.left)}" if going.left.source == UNKNOWN else left
     click.echo(f"  has run         {f'{since}{left}'.lstrip(',; ')}")
     if going.prediction is not None:
-        _draw_lines("foreseen", _prediction_lines(going.prediction))
+        _draw_lines("was foreseen" if going.overrun else "foreseen", _prediction_lines(going.prediction))
 
 
 def _draw_why_not(told: WhyNot) -> None:

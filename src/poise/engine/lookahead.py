@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from math import ceil, inf
 from random import Random
+from statistics import median_low
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -282,6 +283,7 @@ def _start(futures: Futures, seen: Sequence[Happened], units: Collection[str]) -
     instants = [first_start(units, happened) for happened in seen]
     found = range_of(instants, futures.now)
     missing = sum(instant == inf for instant in instants)
+    preempted = dict(islice(_preempted_for(units, seen), GUESSES))
     why = ""
     if found.p90 is None:
         why = NEVER if missing == len(seen) else f"in {missing} of {len(seen)} futures nothing makes room for it"
@@ -291,16 +293,24 @@ def _start(futures: Futures, seen: Sequence[Happened], units: Collection[str]) -
         latest=found.p90,
         why=why,
         guesses=tuple(islice(futures.guesses_before(units, seen), GUESSES)),
-        preempts=tuple(islice(_preempted_for(units, seen), GUESSES)),
+        preempts=tuple(preempted),
+        preempts_in={unit: max(0, at - futures.now) for unit, at in preempted.items()},
         displaced=dict(islice(_displaced(units, seen, instants), DISPLACED)),
         futures=len(seen),
     )
 
 
-def _preempted_for(units: Collection[str], seen: Sequence[Happened]) -> Iterator[str]:
-    """Those that are preempted for one of these units in at least half of the futures."""
-    times = Counter(one for happened in seen for one in {unit for unit, to in happened.yielded if to in units})
-    yield from sorted(unit for unit, count in times.items() if 2 * count >= len(seen))
+def _preempted_for(units: Collection[str], seen: Sequence[Happened]) -> Iterator[tuple[str, int]]:
+    """Those that are preempted for one of these units in at least half of the futures, and the median instant."""
+    found: dict[str, list[int]] = {}
+    for happened in seen:
+        first: dict[str, int] = {}
+        for (unit, to), at in happened.yielded.items():
+            if to in units:
+                first[unit] = min(at, first.get(unit, at))
+        for unit, at in first.items():
+            found.setdefault(unit, []).append(at)
+    yield from sorted((unit, median_low(at)) for unit, at in found.items() if 2 * len(at) >= len(seen))
 
 
 def _displaced(

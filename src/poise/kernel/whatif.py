@@ -956,9 +956,11 @@ class _Search:
         fleet = self._view.fleet
         kinds = sorted((tuple(int(of) for of in fleet.total[:, row]), row) for row in fleet.likes)
         for _, row in kinds[: self._tries]:
-            like = fleet.nodes[row]
+            is_open = np.flatnonzero((fleet.kind == fleet.kind[row]) & (fleet.closed == 0))
+            like = fleet.nodes[is_open[0] if len(is_open) else row]
+            away = "" if len(is_open) else ", which takes no work now"
             changed = hypothetical.with_node(self._view, msgspec.structs.replace(like, name=NEW, incarnation=""))
-            found = self._try(changed, "node", f"one more node like {like.name}", 1.0)
+            found = self._try(changed, "node", f"one more node like {like.name}{away}", 1.0)
             if found is not None:
                 yield found
                 return

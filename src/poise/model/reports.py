@@ -791,7 +791,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     half before `likely`, nine tenths before `latest`. None where it does not start in as many, and `why`; an `earliest`
     alone is a bound. `guesses` names units that end before it and of whose run time nothing is known; then all
     three are None. `preempts` names running units that are preempted for it in at least half of the futures,
-    `displaced` those that are preempted before that, with the unit for which they are.
+    `preempts_in` has the median time until then of each, in nanoseconds from now. `displaced` are those that are
+    preempted before that, with the unit for which they are.
     """
 
     earliest: int | None = None
@@ -800,6 +801,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     why: str = ""
     guesses: tuple[str, ...] = ()
     preempts: tuple[str, ...] = ()
+    preempts_in: Mapping[str, int] = {}
     displaced: Mapping[str, str] = {}
     futures: int = 0
 

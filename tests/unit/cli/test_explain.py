@@ -1,5 +1,6 @@
 """`poise explain`, drawn."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ def test_who_preempts_what_it_waits_for_is_named(capsys: pytest.CaptureFixture[s
     assert "; j2.main preempts it first" in capsys.readouterr().out
     _draw_explanation(explained(world, "urgent"))
     shown = capsys.readouterr().out
-    assert "or preempts     j1.main" in shown and "preempts it first" not in shown
+    assert re.search(r"or preempts     j1\.main in (29|30)\.\d s", shown), shown
+    assert "preempts it first" not in shown
 
 
 def test_the_machines_that_a_cluster_was_asked_for_are_told_of_a_job_that_waits_for_room(

@@ -471,6 +471,14 @@ def test_a_node_that_is_not_there_yet_has_no_name() -> None:
     assert (more.text, more.nodes) == ("one more node like n1", ("the new one",))
 
 
+def test_a_new_node_is_compared_with_one_that_takes_work() -> None:
+    world = World().nodes(2, cpu=4).job("a", cpu=4).job("b", cpu=4).round()
+    world.drain("n1").job("c", cpu=4).round()
+    assert suggested(world, "c")["node"].text == "one more node like n2"
+    world.drain("n2")
+    assert suggested(world, "c")["node"].text == "one more node like n1, which takes no work now"
+
+
 def test_the_smallest_change_is_told_first() -> None:
     """One class of four is a smaller change than half of the CPUs; what costs others, and hardware, come last."""
     world = World().nodes(1, cpu=4).job("a", cpu=2, expect="10h", checkpoint="1m").round().start("a").after("90s")
