@@ -39,3 +39,13 @@ def test_the_machines_that_a_cluster_was_asked_for_are_told_of_a_job_that_waits_
         assert capsys.readouterr().err == "poise: Slurm: job 7, 1 node of main: pending, Priority\n"
         _tell_requests(home, explained(world, "b"))
         assert capsys.readouterr().err == "", "more room would not help it"
+
+
+def test_what_was_foreseen_of_a_run_that_took_longer_is_told_as_past(capsys: pytest.CaptureFixture[str]) -> None:
+    world = World("poise").nodes(1, cpu=2).job("late", cpu=2, expect="10s").round().start("late").after("1s").round()
+    _draw_explanation(explained(world, "late"))
+    shown = capsys.readouterr().out
+    assert "  foreseen " in shown and "was foreseen" not in shown
+    _draw_explanation(explained(world.after("5m"), "late"))
+    shown = capsys.readouterr().out
+    assert "its estimate was updated" in shown and "  was foreseen " in shown
