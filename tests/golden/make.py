@@ -16,11 +16,23 @@ import msgspec
 from poise import __version__
 from poise.drivers.logfile import open_log, write_log
 from poise.kernel.ledger import Ledger
-from poise.kernel.messages import AddToken, CancelJobs, Configure, FromCallWorker, IncidentDone, Locked, NoticeDone, Saw
+from poise.kernel.messages import (
+    AddToken,
+    AnswerRule,
+    CancelJobs,
+    Configure,
+    FromCallWorker,
+    IncidentDone,
+    Locked,
+    NoticeDone,
+    Saw,
+    SetRules,
+)
 from poise.model.calls import Call, Calling, Function, Ready, Result, Resume, Returning, Value
 from poise.model.events import Event, Noticed, decode_event, encode_event
 from poise.model.jobs import Ending, Speedups
-from poise.model.messages import Attempt, DeviceFault, Hello, Report, Running, Told
+from poise.model.load import Load
+from poise.model.messages import Attempt, Beat, DeviceFault, Hello, Report, Running, Told
 from poise.model.resources import ALLOCATED
 from poise.model.secrets import Sealed, sealed
 from poise.model.tenants import HOME, Role
@@ -281,15 +293,42 @@ def sent() -> World:
     return world.restart(from_checkpoint=True).connect("n1").connect("n2").finish_all(run="2s")
 
 
+def ruled() -> World:
+    """A rule cordons a busy node and opens it again, one asks and is allowed; a service misses its objective."""
+    rule: dict[str, Any] = {"trigger": "cpu_reserved > 50%", "clear": "cpu_reserved < 10%", "sustained_for": "1m"}
+    busy = rule | {"name": "busy", "mode": "on", "actions": [{"cordon": True}]}
+    hot = {"name": "hot", "mode": "shadow", "trigger": "cpu_usage > 90%", "actions": [{"notify": True}]}
+    world = World().nodes(2, cpu=4)
+    world.ask(SetRules(world.request(), {"kind": "rules", "rules": [busy]}, {}))
+    world.job("a", cpu=4).round().start("a")
+    _minutes(world, 3)
+    world.say(Saw(Noticed(at=1, kind="objective-missed", subject="answers", text="P99 0.4 s", jobs=("j1",))))
+    world.finish("a")
+    _minutes(world, 2)
+    world.ask(SetRules(world.request(), {"kind": "rules", "rules": [busy | {"mode": "ask"}, hot]}, {}))
+    world.job("b", cpu=4).round().start("b")
+    _minutes(world, 15)
+    world.ask(AnswerRule(world.request(), "busy", world.where("b")[0], True))
+    return world.restart(from_checkpoint=True).connect("n1").connect("n2").finish_all(run="2s")
+
+
 SCENES: tuple[Callable[[], World], ...] = (
     noops, gangs, lost, calls, tenants, troubles, scaling, training, resizing, emptied, deadlines, cancelled,
-    changed, recurring, configured, shrunk, sent,
+    changed, recurring, configured, shrunk, sent, ruled,
 )  # fmt: skip
 
 
 def state_of(ledger: Ledger) -> Any:
     """All that a ledger knows, as JSON has it."""
     return msgspec.json.decode(msgspec.json.encode(msgspec.msgpack.decode(ledger.encode())))
+
+
+def _minutes(world: World, count: int) -> None:
+    """So long, in which nodes say how busy they are."""
+    for _ in range(4 * count):
+        for name in sorted(world.connected):
+            world.hear(name, Beat(number=1, load=Load(cpu=950 if world.held[name] else 20, load1=10)))
+        world.after("15s")
 
 
 def _say(world: World, attempt: Attempt, message: Any) -> None:
