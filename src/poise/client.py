@@ -118,8 +118,8 @@ class _Error(msgspec.Struct):
 
 
 class _Cancelled(msgspec.Struct):
-    cancelled: int
     tenants: dict[str, int]
+    jobs: list[str]
 
 
 class _Job(msgspec.Struct):
@@ -191,50 +191,75 @@ class Client:
         say: Callable[[str], None] | None = None,
         if_revision: int | None = None,
     ) -> str:
-        """Submit a job; returns its id once it is durable. The working tree of a job with `sync` is sent first, as far
-        as the control plane lacks it. `say` is called with notes, for example that the job may be late. With
-        `if_revision` it is refused (`Conflict`) once the state has changed since that revision.
+        """Submit a job; returns its id once it is durable. The working tree of a job with `sync` is sent once nothing
+        else speaks against the job, as far as the control plane lacks it. `say` is called with notes, for example that
+        the job may be late. With `if_revision` it is refused (`Conflict`) once the state has changed since that
+        revision.
         """
-        spec = self._with_files(spec, say or (lambda note: None))
-        accepted = self._submit(spec, key=key, user=user, if_revision=if_revision)
+        key = key or new_key()
+        accepted = self._submit_with_files(
+            spec,
+            say or (lambda note: None),
+            lambda spec: self._submit(spec, key=key, user=user, if_revision=if_revision),
+        )
         if say is not None and accepted.note:
             say(accepted.note)
         return accepted.job
 
-    def _with_files(self, spec: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-        """The job, with its working tree sent if it is to bring it along. Raises SpecError for what cannot be sent."""
+    def _submit_with_files(
+        self, spec: dict[str, Any], say: Callable[[str], None], submit: Callable[[dict[str, Any]], Receipt]
+    ) -> Receipt:
+        """Submit a job; if it is to bring its working tree along, and that is not there yet, send that and submit it
+        again. Raises SpecError for what cannot be sent.
+        """
         from poise.drivers.bringing import brought  # here, since most commands submit nothing
 
         wanted = brought(spec, remote=isinstance(self.home.elsewhere, Address))
         if wanted is None or (wanted.by_default and not wanted.everywhere and not self.status().elsewhere):
-            return spec
+            return submit(spec)
         ensure_home(self.home)
+
+        def without(error: SpecError) -> Receipt:
+            if not wanted.by_default:
+                raise error
+            told = "; ".join(f"{one.message}: {one.have}" for one in error.record.all())
+            say(f"the working tree does not go along, because {told}; {error.record.hint}; or `--sync=off`")
+            return submit(spec)
+
         for left in range(SEND_TRIES - 1, -1, -1):
             try:
                 snapshot = wanted.look(self.home.root)
-                say(self._send_tree(snapshot))
-                break
+            except SpecError as error:
+                return without(error)
+            with_tree = wanted.told(spec, snapshot)
+            try:
+                accepted = submit(with_tree)
+            except NotFound as error:
+                if error.record.field != "tree":
+                    raise
+            else:
+                say(_goes_along(snapshot, "nothing new to send"))
+                return accepted
+            try:
+                sent = self._send_tree(snapshot)
+            except SpecError as error:
+                return without(error)
             except Conflict:
                 if not left:
                     raise
-            except SpecError as error:
-                if not wanted.by_default:
-                    raise
-                told = "; ".join(f"{one.message}: {one.have}" for one in error.record.all())
-                say(f"the working tree does not go along, because {told}; {error.record.hint}; or `--sync=off`")
-                return spec
-        return wanted.told(spec, snapshot)
+            else:
+                say(_goes_along(snapshot, sent))
+                return submit(with_tree)
+        raise AssertionError("unreachable")
 
     def _send_tree(self, tree: "Snapshot") -> str:
-        """Send what the control plane lacks of a tree. Returns what was sent, and what is left out, as a sentence."""
+        """Send what the control plane lacks of a tree. Returns what was sent."""
         from poise.drivers.worktree import sending
 
         sent = size = 0
         for pieces in sending(tree, self._ask_raw):
             sent, size = sent + len(pieces), size + sum(map(len, pieces))
-        how = f"{sent} pieces ({format_bytes(size)}) sent" if sent else "nothing new to send"
-        left = tree.told()
-        return f"{tree.files} files of {tree.root} go along: {how}" + (f"; left out: {left}" if left else "")
+        return f"{sent} pieces ({format_bytes(size)}) sent" if sent else "nothing new to send"
 
     def gone_jobs(self, jobs: Sequence[str]) -> list[str]:
         """Which of these jobs are no longer known: for a node, which keeps files of jobs."""
@@ -266,9 +291,7 @@ class Client:
         id that matches the pattern `name` (`train-*`), the `user`, and at most the `latest` N (0: all). In order of
         submission.
         """
-        asked = [f"all={str(everything).lower()}", *(f"status={one}" for one in statuses)]
-        asked += [f"name={_quoted(name)}"] if name else []
-        asked += [f"user={_quoted(user)}"] if user else []
+        asked = [f"all={str(everything).lower()}", *_filters(statuses, name, user)]
         asked += [f"latest={latest}"] if latest else []
         return self._all_pages(f"/v1/jobs?{'&'.join(asked)}&", list[JobReport], lambda job: job.id)
 
@@ -347,9 +370,12 @@ class Client:
         asked = {"all": True, "statuses": statuses, "name": name, "user": user, "older_than": older_than}
         return self._call("POST", "/v1/remove", dict[str, list[str]], asked, timeout=THOUGHT)["removed"]
 
-    def cancel_all(self) -> int:
-        """Cancel all unfinished jobs of the token's tenant; returns their number once that is durable."""
-        return self._call("POST", "/v1/cancel", _Cancelled, timeout=THOUGHT).cancelled
+    def cancel_all(self, *, statuses: Collection[JobStatus] = (), name: str = "", user: str = "") -> list[str]:
+        """Cancel all unfinished jobs of the token's tenant: with one of the `statuses`, with a name or id like the
+        pattern `name`, of that `user`. Returns their ids once that is durable.
+        """
+        asked = "&".join(_filters(statuses, name, user))
+        return self._call("POST", f"/v1/cancel?{asked}", _Cancelled, timeout=THOUGHT).jobs
 
     def cancel_all_tenants(self) -> dict[str, int]:
         """Cancel all unfinished jobs of all tenants; returns their number by tenant once that is durable. Raises
@@ -1005,6 +1031,19 @@ def _quoted(text: str) -> str:
     from urllib.parse import quote
 
     return quote(text, safe="")
+
+
+def _filters(statuses: Collection[JobStatus], name: str, user: str) -> Iterator[str]:
+    yield from (f"status={one}" for one in statuses)
+    if name:
+        yield f"name={_quoted(name)}"
+    if user:
+        yield f"user={_quoted(user)}"
+
+
+def _goes_along(tree: "Snapshot", how: str) -> str:
+    left = tree.told()
+    return f"{tree.files} files of {tree.root} go along: {how}" + (f"; left out: {left}" if left else "")
 
 
 class AsyncClient:

@@ -6,15 +6,13 @@ from typing import Any
 import click
 
 from poise.cli.asking import FLAGS, asked, changing, note_units, told_as_flags
+from poise.cli.jobs import ENDED
 from poise.cli.render import FEW, print_json, say
 from poise.client import Client, current_home
 from poise.control.start import UNTIL_IDLE, connected, ensure_up
 from poise.model.changing import fields_in
 from poise.model.document import some
 from poise.model.reports import JobReport, JobStatus
-
-ENDED: tuple[JobStatus, ...] = ("done", "failed", "cancelled", "skipped")
-"""Statuses of jobs that have ended."""
 
 _ONLY = "Remove only ended jobs"
 

@@ -351,8 +351,9 @@ def _start_text(start: Start) -> str:
         return f"{bound}not foreseeable: {start.why}"
     if start.earliest == start.latest:
         return _in(start.likely)
-    latest = _in(start.latest) if start.latest is not None else f"no foreseeable end ({start.why})"
-    return f"{_in(start.likely)}, between {_in(start.earliest)} and {latest}"
+    earliest = format_duration(start.earliest) if start.earliest else "now"
+    latest = format_duration(start.latest) if start.latest is not None else f"no foreseeable end ({start.why})"
+    return f"{_in(start.likely)}, between {earliest} and {latest}"
 
 
 def _in(left: int | None) -> str:

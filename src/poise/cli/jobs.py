@@ -1,5 +1,6 @@
 """`poise ls`, `show`, `wait` and `cancel`."""
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,13 @@ from poise.model.tenants import DEFAULT
 from poise.units import SECOND, format_bytes, format_duration, parse_duration
 
 COMMAND_WIDTH = 60
+
+ENDED: tuple[JobStatus, ...] = ("done", "failed", "cancelled", "skipped")
+"""Statuses of jobs that have ended."""
+
+NOTHING_TO_CANCEL = "nothing to cancel: no unfinished job matches"
+
+_PATTERN = re.compile(r"[*?]")
 
 
 @click.command()
@@ -69,15 +77,19 @@ def ls(
     wanted: dict[str, Any] = {"statuses": statuses, "name": name, "user": user, "latest": limit or 0}
     if asks_now(home, at, watch=watch):
         client = connected(home)
-        return output.show(lambda: _jobs_shown(client.jobs(everything=everything, **wanted), filtered), form, watch)
+        own = client.whoami().tenant
+        return output.show(
+            lambda: _jobs_shown(client.jobs(everything=everything, **wanted), own, filtered), form, watch
+        )
     from poise.cli import offline
 
     found = offline.jobs(home, at, everything=everything, **wanted)
-    return output.show(lambda: _jobs_shown(found, filtered), form, watch)
+    return output.show(lambda: _jobs_shown(found, DEFAULT, filtered), form, watch)
 
 
-def _jobs_shown(jobs: list[JobReport], filtered: bool = False) -> Shown:
-    several = len({job.tenant for job in jobs}) > 1
+def _jobs_shown(jobs: list[JobReport], own: str, filtered: bool) -> Shown:
+    """`own` is the tenant of whoever asks."""
+    several = any(job.tenant != own for job in jobs)
     return Shown(
         jobs,
         [job.id for job in jobs],
@@ -317,18 +329,45 @@ def _over(home: Home, jobs: Sequence[str]) -> list[JobReport]:
 
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="Cancel every unfinished job of your tenant.")
+@click.option(
+    "--status",
+    "statuses",
+    type=click.Choice([one for one in get_args(JobStatus) if one not in ENDED]),
+    multiple=True,
+    help="Cancel only jobs of your tenant with this status. Repeatable.",
+)
+@click.option(
+    "--name",
+    default="",
+    metavar="PATTERN",
+    help="Cancel only jobs of your tenant with such a name or id, e.g. 'train-*'.",
+)
+@click.option("--user", default="", metavar="NAME", help="Cancel only jobs of your tenant of this user.")
 @click.option("--all-tenants", is_flag=True, help="Cancel every unfinished job of all tenants, as an operator.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.argument("jobs", nargs=-1, metavar="JOB...")
-def cancel(jobs: tuple[str, ...], everything: bool, all_tenants: bool, as_json: bool) -> int:
+def cancel(
+    jobs: tuple[str, ...],
+    everything: bool,
+    statuses: tuple[JobStatus, ...],
+    name: str,
+    user: str,
+    all_tenants: bool,
+    as_json: bool,
+) -> int:
     """Cancel every JOB (id, name, or JOB.TASK): waiting tasks never start, running tasks get SIGTERM and, after their
     grace, SIGKILL. If you cancel several jobs, none of them starts in place of another, and jobs that are over are
     passed over. If one of them cannot be found, none is cancelled.
 
     In a graph, tasks that need a cancelled task are skipped, and the others continue.
+
+    Instead of names, give --all or a filter: every unfinished job of your tenant that matches is cancelled.
     """
-    if bool(everything or all_tenants) == bool(jobs):
-        raise click.UsageError("name jobs, or give --all or --all-tenants: one of them")
+    of_mine = bool(everything or statuses or name or user)
+    if of_mine + all_tenants + bool(jobs) != 1:
+        raise click.UsageError("name jobs, or give --all or a filter, or --all-tenants: one of them")
+    if pattern := next((job for job in jobs if _PATTERN.search(job)), ""):
+        raise click.UsageError(f"`{pattern}` is a pattern, not a name\n\nhint: `poise cancel --name '{pattern}'`")
     client = connected(current_home())
     if all_tenants:
         tenants = dict(sorted(client.cancel_all_tenants().items()))
@@ -337,14 +376,15 @@ def cancel(jobs: tuple[str, ...], everything: bool, all_tenants: bool, as_json: 
         else:
             named = [f"{tenant} ({count})" for tenant, count in tenants.items()]
             whose = f": {some(named, FEW)}" if named else ""
-            say(f"cancelling {_jobs(sum(tenants.values()))} of all tenants{whose}")
+            say(f"cancelling {_jobs(sum(tenants.values()))} of all tenants{whose}" if named else NOTHING_TO_CANCEL)
         return 0
-    if everything:
-        count = client.cancel_all()
+    if of_mine:
+        found = client.cancel_all(statuses=statuses, name=name, user=user)
         if as_json:
-            print_json({"count": count})
+            print_json({"count": len(found), "cancelled": found})
         else:
-            say(f"cancelling {_jobs(count)} of your tenant")
+            what = f"cancelling {_jobs(len(found))} of your tenant: {some(found, FEW)}"
+            say(what if found else NOTHING_TO_CANCEL)
         return 0
     running = {job: client.job(job).status in ("placed", "running") for job in jobs} if len(jobs) > 1 else {}
     cancelled: dict[str, str] = {}

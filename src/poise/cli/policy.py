@@ -22,15 +22,21 @@ SHOWN = 5
 """Differences that are shown, and decisions of each."""
 
 
-@click.group()
-def policy() -> None:
-    """Show or change the scheduling policy."""
+@click.group(invoke_without_command=True)
+@click.pass_context
+def policy(context: click.Context) -> int:
+    """Show or change the scheduling policy. Without a command: `poise policy show`."""
+    return 0 if context.invoked_subcommand is not None else _show(as_json=False)
 
 
 @policy.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def show(as_json: bool) -> int:
     """Show the current policy, and the content of its file if it has one."""
+    return _show(as_json)
+
+
+def _show(as_json: bool) -> int:
     told = connected(current_home()).policy()
     if as_json:
         print_json(told)

@@ -55,10 +55,9 @@ class Terminal:
     def size(self) -> str:
         """Empty where it is gone."""
         try:
-            columns, rows = os.get_terminal_size(self._fd)
+            return _size_of(self._fd)
         except OSError:
             return ""
-        return f"{rows}x{columns}"
 
     def begun(self) -> None:
         with self._turn:
@@ -126,8 +125,13 @@ def terminal_size() -> str:
             need="a terminal",
             hint="without `-t`; `-i` alone passes input on",
         )
-    columns, rows = os.get_terminal_size(0)
-    return f"{rows or 24}x{columns or 80}"  # one without a size, as of `script`, is as large as a terminal is by custom
+    return _size_of(0)
+
+
+def _size_of(fd: int) -> str:
+    """ROWSxCOLUMNS; one without a size, as of `script`, is as large as a terminal is by custom."""
+    columns, rows = os.get_terminal_size(fd)
+    return f"{rows or 24}x{columns or 80}"
 
 
 def copied(lines: Iterable[LogLine], out: BinaryIO, source: Source | None) -> int:

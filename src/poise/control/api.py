@@ -186,12 +186,13 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """How many jobs were cancelled, and how many of which tenant. Their records are durable; what runs of them is being
-    stopped.
+    """How many jobs were cancelled, how many of which tenant, and their ids. Their records are durable; what runs of
+    them is being stopped.
     """
 
     cancelled: int
     tenants: dict[str, int]
+    jobs: tuple[str, ...]
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -503,6 +504,8 @@ def make_app(
     ) -> Submitted:
         spec = vault.sealed(data.spec, bearer.tenant)
         compiled = targets.admit(await plane.prepare(spec, bearer.tenant, len(request.body)), bearer)
+        if compiled.tree is not None:
+            plane.controller.check(compiled, data.key, data.user)  # before files are sent for it
         await files.admit(compiled)
         await chances.check(compiled, data.key, data.user)
         job = await plane.request(
@@ -655,22 +658,31 @@ def make_app(
     @routes.post(
         "/v1/cancel",
         summary="Cancel all unfinished jobs of the bearer's tenant, or of all with `all_tenants`, as an operator; "
-        "running tasks get SIGTERM, then SIGKILL",
+        "only those with such a status, name or id, or user, where one is given; running tasks get SIGTERM, then SIGKILL",
         status=202,
         role=SUBMITTER,
     )
-    async def cancel_all(bearer: Bearer, all_tenants: bool = False) -> Cancelled:
+    async def cancel_all(
+        bearer: Bearer,
+        all_tenants: bool = False,
+        status: tuple[JobStatus, ...] = (),
+        name: Annotated[str, msgspec.Meta(max_length=128)] = "",
+        user: Annotated[str, msgspec.Meta(max_length=128)] = "",
+    ) -> Cancelled:
         if all_tenants:
             gate.allow(bearer, OPERATOR, "/v1/cancel")
         ledger = await plane.settled()
-        latest_first = tuple(reversed(ledger.jobs))
+        theirs = (job for job in ledger.jobs.values() if all_tenants or job.tenant == bearer.tenant)
+        unfinished = [job.id for job in listed(theirs, statuses=status, name=name, user=user) if not job.ended]
+        latest_first = unfinished[::-1]
         tenants: Counter[str] = Counter()
+        jobs: list[str] = []
         for first in range(0, len(latest_first), CANCELLED_AT_ONCE):  # before a job ends, those after it are cancelled
-            few = latest_first[first : first + CANCELLED_AT_ONCE]
-            known = ((name, ledger.jobs.get(name)) for name in few)
-            these = tuple(name for name, job in known if job and (all_tenants or job.tenant == bearer.tenant))
-            tenants += await plane.request(partial(messages.CancelJobs, jobs=these, bearer=bearer))
-        return Cancelled(tenants.total(), dict(tenants))
+            few = tuple(latest_first[first : first + CANCELLED_AT_ONCE])
+            cancelled = await plane.request(partial(messages.CancelJobs, jobs=few, bearer=bearer))
+            tenants += Counter(cancelled.values())
+            jobs += cancelled
+        return Cancelled(len(jobs), dict(tenants), tuple(reversed(jobs)))
 
     @routes.post(
         "/v1/remove",

@@ -138,6 +138,7 @@ async def submit(
     spec = vault.sealed(submission.spec, bearer.tenant)
     compiled = targets.admit(await plane.prepare(spec, bearer.tenant, len(line)), bearer)
     if compiled.tree is not None:
+        plane.controller.check(compiled, submission.key, submission.user)
         await files.admit(compiled)
     if compiled.strict:
         await chances.check(compiled, submission.key, submission.user)

@@ -817,6 +817,11 @@ class Controller:
         if job.id in self.ledger.jobs.cancelling:
             self._lateness.submitted(job.id)
 
+    def check(self, compiled: Compiled, key: str, user: str) -> None:
+        """Raises what a submission would be refused with now, unless it has been accepted under its key already."""
+        if compiled.recurs is None and not (key and self.ledger.jobs.submitted_under(key, compiled.tenant)):
+            self.would_submit(compiled, user)
+
     def would_submit(self, compiled: Compiled, user: str = "") -> Job:
         """The job that a submission would make now. Raises what it would be refused with; nothing changes."""
         tenant = compiled.tenant
@@ -888,7 +893,7 @@ class Controller:
         self._stop_cancelled(job, units, now)
         return found.name
 
-    def _cancel_jobs(self, message: CancelJobs, now: int) -> Counter[str]:
+    def _cancel_jobs(self, message: CancelJobs, now: int) -> dict[str, str]:
         bearer, known = message.bearer, (self.ledger.jobs.get(name) for name in message.jobs)
         jobs = [job for job in known if job and not job.ended and not job.cancelled_by and bearer.sees(job.tenant)]
         if jobs:
@@ -896,7 +901,7 @@ class Controller:
         for job in jobs:
             if not job.ended or job.calls is not None:
                 self._stop_cancelled(job, job.units, now)
-        return Counter(job.tenant for job in jobs)
+        return {job.id: job.tenant for job in jobs}
 
     def _hold_job(self, message: HoldJob, now: int) -> str:
         job = changing.to_hold(self.ledger, message.job, message.bearer)

@@ -284,7 +284,12 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
         undone = [other.spec.name for other in job.units if other.over and other.status != "done"]
         found += [Reason(code="SKIPPED", need=need, fixable="never") for need in unit.spec.needs if need in undone]
         found += [
-            Reason(code="SKIPPED_AFTER", need=other, have=job_status(ledger.jobs[other]), fixable="never")
+            Reason(
+                code="SKIPPED_AFTER",
+                need=known_as(ledger.jobs[other]),
+                have=job_status(ledger.jobs[other]),
+                fixable="never",
+            )
             for other in job.after
             if not unit.spec.needs and other in ledger.jobs and not _followed(job, ledger.jobs[other])
         ]
@@ -303,6 +308,11 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
             computes, usual = format_duration(lags.computes), format_duration(lags.usual)
             found.append(Reason(code="LAGGING", subject=lags.node, have=computes, need=usual))
     return found
+
+
+def known_as(job: JobState) -> str:
+    """Its id, with its name where it has one."""
+    return f"{job.id} ({job.name})" if job.name else job.id
 
 
 def _followed(job: JobState, other: JobState) -> bool:

@@ -96,7 +96,9 @@ def find(ledger: Ledger, name: str, task: str = "", bearer: Bearer = HOME) -> Fo
                 have=name,
                 hint=f"`poise show {theirs.id}{f'.{rest}' if rest else ''}`",
             )
-    known = dict.fromkeys(name for job in seen for name in (job.name, job.id) if name)
+    known = dict.fromkeys(
+        name for job in seen for name in (job.name if job.tenant == bearer.tenant else "", job.id) if name
+    )
     hint = near(name.partition(".")[0], known) or "`poise ls --all` lists the jobs"
     raise NotFound(f"there is no job `{name}`", field="job", have=name, hint=hint)
 

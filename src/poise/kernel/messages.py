@@ -40,7 +40,7 @@ class Cancel(msgspec.Struct, frozen=True):
 
 
 class CancelJobs(msgspec.Struct, frozen=True):
-    """Cancel whole jobs, by id. Answered with how many that were of each tenant: those that are over, already
+    """Cancel whole jobs, by id. Answered with the ids of those, and the tenant of each: those that are over, already
     being cancelled, forgotten or not visible to the bearer are passed over.
     """
 

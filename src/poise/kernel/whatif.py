@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from poise.errors import Conflict
-from poise.kernel.explain import Active, After, Alike, Question, artifacts_of, turn_of
+from poise.kernel.explain import Active, After, Alike, Question, artifacts_of, known_as, turn_of
 from poise.kernel.find import find_node
 from poise.kernel.ledger import Ledger, State, job_status, may_follow
 from poise.model.decisions import UNKNOWN, Hold, Place, Plan, Preempt, Reason, Resize
@@ -625,7 +625,7 @@ def proposing(ledger: Ledger, job: Job, now: int) -> Callable[[], Proposal]:
     others = [ledger.jobs[name] for name in job.after]
     reasons = [Reason(code="AFTER", need=other.id) for other in others if not other.ended]
     reasons += [
-        Reason(code="SKIPPED_AFTER", need=other.id, have=job_status(other), fixable="never")
+        Reason(code="SKIPPED_AFTER", need=known_as(other), have=job_status(other), fixable="never")
         for other in others
         if other.ended and not may_follow(job, other.id, job_status(other))
     ]

@@ -56,15 +56,35 @@ def statuses(world: World) -> list[str]:
 
 
 def test_all_are_those_of_ones_own_tenant(world: World, cancels: Cancels) -> None:
-    assert cancels("--all") == "cancelling 2 jobs of your tenant\n"
-    assert cancels("--all", who="operator") == "cancelling 1 job of your tenant\n"
+    assert cancels("--all") == "cancelling 2 jobs of your tenant: j2, j3\n"
+    assert cancels("--all", who="operator") == "cancelling 1 job of your tenant: j4\n"
+    assert cancels("--all") == "nothing to cancel: no unfinished job matches\n"
     assert statuses(world) == ["done", "cancelled", "cancelled", "cancelled", "pending", "pending"]
+
+
+def test_filters_choose_among_those_of_ones_own_tenant(world: World, cancels: Cancels) -> None:
+    assert cancels("--name", "[c-z]*", "--status", "pending") == "cancelling 1 job of your tenant: j3\n"
+    assert json.loads(cancels("--name", "j*", "--user", "nobody", "--json")) == {"count": 0, "cancelled": []}
+    assert json.loads(cancels("--name", "j*", "--json")) == {"count": 1, "cancelled": ["j2"]}
+    assert statuses(world) == ["done", "cancelled", "cancelled", *["pending"] * 3]
+
+
+def test_a_pattern_in_place_of_a_name_is_told_the_flag(world: World, cancels: Cancels) -> None:
+    assert "`poise cancel --name 'b*'`" in cancels("b*", code=125)
+    assert "one of them" in cancels("--all", "j2", code=125) and "one of them" in cancels(code=125)
+    assert world.status("b") == "pending"
+
+
+def test_no_name_is_suggested_that_means_nothing_to_who_asks(world: World, cancels: Cancels) -> None:
+    world.job("hist", tenant="ann")
+    assert "`hist`" not in cancels("histt", code=1)
 
 
 def test_those_of_all_tenants_are_cancelled_by_name_of_the_tenants(world: World, cancels: Cancels) -> None:
     told = cancels("--all-tenants", who="operator")
     assert told == "cancelling 5 jobs of all tenants: ann (1), bob (2), default (2)\n"
     assert "pending" not in statuses(world)
+    assert cancels("--all-tenants", who="operator") == "nothing to cancel: no unfinished job matches\n"
     assert json.loads(cancels("--all-tenants", "--json")) == {"count": 0, "tenants": {}}
 
 

@@ -83,7 +83,7 @@ def test_all_jobs_are_cancelled_at_once_and_what_is_over_or_forgotten_is_passed_
     world.start("runs").job("over").cancel("over")
     names = tuple(job.id for job in world.ledger.jobs.values() if not job.ended)
     world.ask(CancelJobs(world.request(), ("j6591", *names, "over")))
-    assert world.replies[-1].value == {"default": 3}
+    assert world.replies[-1].value == dict.fromkeys(names, "default")
     assert [world.status(name) for name in ("runs", "waits", "g")] == ["cancelled"] * 3
     recorded = [event for event in world.log if isinstance(event, JobsCancelled)]
     assert recorded == [JobsCancelled(at=world.now, jobs=names)], "one record for all"
@@ -99,7 +99,7 @@ def test_what_comes_after_another_job_that_is_cancelled_with_it_is_cancelled_too
     world = World().nodes(1, cpu=1).job("first").job("second", after=["first"]).job("third", after=["second"])
     world.ask(CancelJobs(world.request(), ("j1", "j2")))
     assert (world.replies[-1].value, [world.status(name) for name in ("first", "second")]) == (
-        {"default": 2},
+        {"j1": "default", "j2": "default"},
         ["cancelled"] * 2,
     )
     assert [unit.status for unit in world.state("third").units] == ["skipped"]

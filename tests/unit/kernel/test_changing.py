@@ -119,7 +119,7 @@ def test_a_job_begins_by_how_the_other_ended(how: str, outcome: str, status: str
         world.job("b", **fields)
     assert world.round().status("b") == status
     if status == "skipped":
-        assert world.reasons("b")[0].sentence() == f"skipped: job j1 ended as {outcome}"
+        assert world.reasons("b")[0].sentence() == f"skipped: job j1 (a) ended as {outcome}"
     checked(world)
 
 
