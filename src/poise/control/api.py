@@ -658,7 +658,7 @@ def make_app(
     @routes.post(
         "/v1/cancel",
         summary="Cancel all unfinished jobs of the bearer's tenant, or of all with `all_tenants`, as an operator; "
-        "only those with such a status, name or id, or user, where one is given; running tasks get SIGTERM, then SIGKILL",
+        "only those with such a status, name or user, where given; running tasks get SIGTERM, then SIGKILL",
         status=202,
         role=SUBMITTER,
     )

@@ -297,6 +297,12 @@ def test_names_are_those_of_a_tenant() -> None:
     assert desk.world.status("j1") == "pending"
 
 
+def _cancelled(desk: Desk, asked: str = "", who: str = "home") -> tuple[list[str], dict[str, int]]:
+    told = desk.call("POST", f"/v1/cancel{asked}", who=who).value
+    assert told["cancelled"] == len(told["jobs"])
+    return told["jobs"], told["tenants"]
+
+
 def test_who_cancels_everything_cancels_what_is_of_their_tenant() -> None:
     world = World().nodes(1)
     for tenant in ("ann", "ann", "bob", "carol"):
@@ -304,10 +310,10 @@ def test_who_cancels_everything_cancels_what_is_of_their_tenant() -> None:
     desk = Desk(world)
     desk.token("ann", "ann", Role.SUBMITTER)
     desk.token("operator", "carol", Role.OPERATOR)
-    assert desk.call("POST", "/v1/cancel", who="ann").value == {"cancelled": 2, "tenants": {"ann": 2}}
-    assert desk.call("POST", "/v1/cancel", who="ann").value == {"cancelled": 0, "tenants": {}}
-    assert desk.call("POST", "/v1/cancel", who="operator").value == {"cancelled": 1, "tenants": {"carol": 1}}
-    assert desk.call("POST", "/v1/cancel").value == {"cancelled": 0, "tenants": {}}
+    assert _cancelled(desk, who="ann") == (["j1", "j2"], {"ann": 2})
+    assert _cancelled(desk, who="ann") == ([], {})
+    assert _cancelled(desk, who="operator") == (["j4"], {"carol": 1})
+    assert _cancelled(desk) == ([], {})
     assert world.status("j3") == "pending"
 
 
@@ -321,15 +327,15 @@ def test_an_operator_cancels_what_is_of_all_tenants_when_that_is_asked_for() -> 
     refused = desk.call("POST", "/v1/cancel?all_tenants=true", who="ann")
     assert (refused.status, refused.code) == (403, "E133")
     assert world.status("j1") == "pending"
-    everybodys = desk.call("POST", "/v1/cancel?all_tenants=true", who="operator").value
-    assert everybodys == {"cancelled": 3, "tenants": {"bob": 2, "ann": 1}}
+    everybodys = _cancelled(desk, "?all_tenants=true", who="operator")
+    assert everybodys == (["j1", "j2", "j3"], {"bob": 2, "ann": 1})
 
 
 def test_jobs_after_others_are_cancelled_too_and_neither_begin_nor_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("poise.control.api.CANCELLED_AT_ONCE", 1)
     world = World().job("first").job("second", after=["first"]).job("third", **{"after-any": ["first"]})
     desk = Desk(world)
-    assert desk.call("POST", "/v1/cancel").value == {"cancelled": 3, "tenants": {"default": 3}}
+    assert _cancelled(desk) == (["j1", "j2", "j3"], {"default": 3})
     assert [job_status(job) for job in world.ledger.jobs.values()] == ["cancelled"] * 3
 
 
