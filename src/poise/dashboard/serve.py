@@ -129,16 +129,17 @@ def bind(port: int, host: str = "127.0.0.1") -> socket.socket:
     return sock
 
 
-def bind_again(home: Home, host: str = "127.0.0.1") -> socket.socket:
+def bind_again(home: Home, beyond: str = "") -> socket.socket:
     """A socket where the dashboard of this home served before, so that open pages find it again; or else at the default
-    port, or at a free one.
+    port, or at a free one. With `beyond`, the host at which other machines reach it, it is the socket for those.
     """
-    before, is_own = noted(home), host == "127.0.0.1"
-    port = 0 if before is None else before.port if is_own else before.beyond
+    before = noted(home)
+    port = 0 if before is None else before.beyond if beyond else before.port
+    host = beyond or "127.0.0.1"
     if port:
         with contextlib.suppress(InputError):
             return bind(port, host)
-    return bind(DASHBOARD_PORT if is_own else DASHBOARD_LISTEN_PORT, host)
+    return bind(DASHBOARD_LISTEN_PORT if beyond else DASHBOARD_PORT, host)
 
 
 def serve(
