@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,10 @@ def token_for(living: Living, role: str) -> str:
     return living.poise("token", "add", "--tenant", "default", "--role", role).text.strip()
 
 
+def status_of(living: Living, job: str) -> str:
+    return str(next(one["status"] for one in living.poise("ls", "--json").value if one["id"] == job))
+
+
 def test_a_machine_joins_runs_work_and_leaves(listening: Living) -> None:
     address, home = address_of(listening), listening.root / "second"
     token = listening.file("token", token_for(listening, "node"))
@@ -46,6 +51,15 @@ def test_a_machine_joins_runs_work_and_leaves(listening: Living) -> None:
     assert [node["status"] for node in listening.poise("nodes", "--json").value] == ["up"]
     assert listening.poise("run", "--", "echo", "hello").out == b"hello\n"
     assert listening.poise(*joining, "--json").error["code"] == "E121", "it has joined already"
+    if not done.value.get("service"):
+        job = listening.poise("submit", "--", "sleep", "300").text.strip()
+        until(lambda: status_of(listening, job) == "running", "it runs")
+        for agent in listening.processes(b"poise.agent"):
+            os.kill(agent, signal.SIGKILL)
+        until(lambda: not listening.processes(b"poise.agent"), "it is killed")
+        assert listening.poise(*joining, "--json").code == 0, "the same command starts it again"
+        assert status_of(listening, job) == "running"
+        listening.poise("cancel", job)
     left = listening.poise("join", "--undo", "--home", home, "--json")
     assert left.value == {"left": "second"}
     assert not listening.poise("nodes", "--json").value, "nobody waits for it to come back"

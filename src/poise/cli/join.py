@@ -82,8 +82,8 @@ def join(
     """Add this machine as a node of the control plane at HOST:PORT#FINGERPRINT.
 
     On the machine of the control plane, `poise status` prints the address, and `poise token add --tenant default --role
-    node` creates the token. The agent runs as a systemd user service if there is a user manager; otherwise until the
-    next reboot.
+    node` creates the token. The agent runs as a systemd user service if there is a user manager. Otherwise
+    nothing starts it again when it ends or the machine restarts: join again with the same command.
     """
     home = Home(folder.expanduser().resolve())
     if undo:
@@ -114,8 +114,10 @@ def join(
     if as_json:
         print_json(wanted)
     else:
-        how = f"as the service {wanted.service}" if wanted.service else "until the next reboot: no systemd user manager"
+        how = f"as the service {wanted.service}" if wanted.service else "without a service: no systemd user manager"
         say(f"poise: node {wanted.name} has joined {there.elsewhere}; its agent runs {how}")
+        if not wanted.service:
+            say("poise: nothing starts the agent again when it ends: the same `poise join` does")
     return 0
 
 
