@@ -2,6 +2,7 @@
 scripts.
 """
 
+from math import isnan
 from typing import Any
 
 import click
@@ -32,10 +33,13 @@ class Number(FloatParamType):
 
 
 class NumberRange(click.FloatRange):
-    """A number in a range."""
+    """A number in a range, in which `nan` is not: no comparison refuses it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        return super().convert(_plain(self, value, param, ctx), param, ctx)
+        found = super().convert(_plain(self, value, param, ctx), param, ctx)
+        if isnan(found):
+            self.fail(f"{value!r} is not a number in the range {self._describe_range()}.", param, ctx)
+        return found
 
 
 def _plain(kind: Any, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

@@ -278,13 +278,16 @@ def report(home: Home, names: Sequence[str], since: float, until: float, tenant:
 
 def decisions(home: Home, jobs: Collection[str], since: float, limit: int, node: str) -> list[Decided]:
     """The latest rounds since a time in seconds since 1970 that decided something, or something of `jobs` or of a
-    `node`; the newest first. Raises NotFound.
+    `node`, also one that has left; the newest first. Raises NotFound.
     """
     from poise.kernel.decided import Rounds
 
     rounds = followed(home, "a list of decisions", since, Rounds).by
     found = [find(rounds.ledger, name).job.id for name in jobs]
-    return rounds.latest(limit, since=since, jobs=found, node=node)
+    told = rounds.latest(limit, since=since, jobs=found, node=node)
+    if told or not node:
+        return told
+    return rounds.latest(limit, since=since, jobs=found, node=find_node(rounds.ledger.nodes, node))
 
 
 def timeline(home: Home, since: float, until: float, jobs: Collection[str]) -> Timeline:

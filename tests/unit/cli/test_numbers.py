@@ -55,6 +55,12 @@ def test_what_python_would_take_is_refused(capsys: pytest.CaptureFixture[str], f
     assert f"invalid value for '{flag}': '{typed}' is not a number in plain digits" in error
 
 
+@pytest.mark.parametrize("typed", ["nan", "-NaN"])
+def test_what_is_no_number_is_in_no_range(capsys: pytest.CaptureFixture[str], typed: str) -> None:
+    assert main(["report", f"--co2={typed}"]) == 1
+    assert f"invalid value for '--co2': '{typed}' is not a number" in capsys.readouterr().err
+
+
 def test_a_port_is_written_in_plain_digits() -> None:
     assert parse_place("lab:7718", "--listen") == ("lab", 7718)
     for text in ("lab:7_718", f"lab:77{TWELVE}"):

@@ -92,5 +92,11 @@ def test_decisions_in_a_terminal_and_as_json(capsys: pytest.CaptureFixture[str])
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].split() == ["ROUND", "WHEN", "DECISION", "OF", "ON", "WHY"]
     assert "held" in shown[1] and "j2.main" in shown[1] and "fitting devices free" in shown[1]
+    assert main(["decisions", "--node", "nope"]) == 1
+    assert "there is no node `nope`" in capsys.readouterr().err
+    assert main(["decisions", "--node", "n1", "--json"]) == 0
+    of_node = capsys.readouterr().out
+    assert main(["decisions", "--node", "n", "--json"]) == 0
+    assert capsys.readouterr().out == of_node, "its name is not typed to its end"
     assert main(["decisions", "--since", "1h"]) == 0
     assert "nothing was decided" in capsys.readouterr().err
