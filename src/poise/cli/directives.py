@@ -40,6 +40,8 @@ _NOT_HERE = ("kind", "tasks", "needs", "run", "artifacts", "folder")
 
 _RESOURCES = tuple(declared(ResourcesSpec))
 _FIELDS = tuple(name for name in declared(JobSpec) if name not in _NOT_HERE)
+_WAITS = {"after", "after_any", "after_failure"}
+"""What stands in the place of a dependency of Slurm."""
 
 
 class Script(NamedTuple):
@@ -82,6 +84,9 @@ def read_script(path: Path, environ: dict[str, str], own: dict[str, Any], *, for
     slurm = [] if for_slurm else of_slurm(lines[:code])
     all_of_theirs = (of for read in slurm for of in _of_slurm(read))
     theirs = [of for of in all_of_theirs if not said & {of.name, of.name.replace("if_late", "deadline")}]
+    for read in slurm:
+        refused = (one for one in read.wrong if one.field != "--dependency" or not said & _WAITS)
+        wrong += [msgspec.structs.replace(one, at=f"{path}:{read.line}") for one in refused]
     if theirs and not wrong:
         spec, at = _fields(path, list({of.name: of for of in theirs}.values()) + directives, environ, wrong)
         asks = merged(spec, own)
@@ -103,8 +108,8 @@ def read_script(path: Path, environ: dict[str, str], own: dict[str, Any], *, for
 def _of_slurm(read: Read) -> Iterator[_Directive]:
     """The directives that a line of `#SBATCH` stands for."""
     for word in read.words:
-        name, _, value = shlex.split(word)[0].partition("=")
-        yield _Directive(name.replace("-", "_"), value, read.line)
+        name, equals, value = word.partition("=")
+        yield _Directive(name.replace("-", "_"), value if equals else None, read.line)
 
 
 def _with_variables(command: list[str], variables: Mapping[str, str]) -> list[str]:

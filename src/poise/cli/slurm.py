@@ -7,20 +7,23 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from poise.errors import ErrorRecord
 from poise.units import duration_of_slurm, parse_duration
 
 _VARIABLE = re.compile(r"\bSLURM_[A-Z0-9_]+\b")
+_JOB = re.compile(r"[0-9]+|[A-Za-z][A-Za-z0-9_.-]*")
 _LINE = re.compile(r"#SBATCH\s+(.*)")
 
 
 class Read(NamedTuple):
-    """A line of `#SBATCH`: its number from 1 on, the directives that say the same, and the options to which nothing
-    here corresponds.
+    """A line of `#SBATCH`: its number from 1 on, the directives that say the same, the options to which nothing here
+    corresponds, and those without which the job would not be what its user asks for.
     """
 
     line: int
     words: tuple[str, ...]
-    lost: tuple[str, ...]
+    lost: tuple[str, ...] = ()
+    wrong: tuple[ErrorRecord, ...] = ()
 
 
 def of_slurm(head: Sequence[str]) -> list[Read]:
@@ -79,20 +82,51 @@ def _replaced(read: Read, begins: str, by: str = "") -> Read:
 def _read(number: int, line: str) -> Read:
     told: list[str] = []
     lost: list[str] = []
-    words = line.split("#")[0].split()
+    wrong: list[ErrorRecord] = []
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError as error:
+        what = f"the options cannot be read: {str(error).lower()}"
+        hint = '#SBATCH --job-name="my run"'
+        return Read(number, (), wrong=(ErrorRecord(code="E102", message=what, have=line[:80], hint=hint),))
     while words:
         name, _, value = words.pop(0).partition("=")
         if not name.startswith("--"):
             name, value = f"--{_SHORT.get(name[1:2], name[1:2])}", name[2:] or value
+        if name[2:] in _ALONE:
+            told.append(name[2:])
+            continue
         if not value and words and not words[0].startswith("-"):
             value = words.pop(0)
+        if name == "--gres":
+            value, *more = value.split(",")
+            words[:0] = [f"--gres={one}" for one in more]
         translate = _OF_SLURM.get(name[2:])
+        if translate and not value:
+            what, hint = f"`{name}` takes a value", f"#SBATCH {name}=…"
+            wrong.append(ErrorRecord(code="E102", message=what, field=name, need="a value", hint=hint))
+            continue
         try:
-            told += translate(value).split(" ") if translate and value else []
-            lost += [] if translate and value else [name]
+            told += shlex.split(translate(value)) if translate else []
+            lost += [] if translate else [name]
         except ValueError:  # it is written as no option is, or says what has no counterpart
-            lost.append(name)
-    return Read(number, tuple(told), tuple(lost))
+            if name == "--dependency":
+                wrong.append(_unfollowed(value))
+            else:
+                lost.append(name)
+    return Read(number, tuple(told), tuple(lost), tuple(wrong))
+
+
+def _unfollowed(value: str) -> ErrorRecord:
+    """The job would start at once if such a dependency were left out."""
+    return ErrorRecord(
+        code="E102",
+        message="nothing here is the same as this dependency",
+        field="--dependency",
+        have=value[:80],
+        need="afterok:JOB, afterany:JOB or afternotok:JOB, separated by commas",
+        hint="`poise submit --after JOB` waits for a job, `--hold` for you",
+    )
 
 
 def flags_of_others(option: str, given: Sequence[str]) -> str:
@@ -126,15 +160,14 @@ def _for_each(directive: str) -> str:
 
 
 def _dependency(text: str) -> str:
-    """`afterok:1:2`; conditions of which any will do (`?`) have no counterpart."""
+    """`afterok:1:2`, where Poise's ids and names do too; conditions of which any will do (`?`) have no counterpart."""
     told = []
     for one in text.split(","):
         how, *jobs = one.split(":")
         field = {"afterok": "after", "afterany": "after_any", "afternotok": "after_failure"}.get(how)
-        numbers = [job.removeprefix("j") for job in jobs]
-        if field is None or not all(map(_is_whole, numbers)):
+        if field is None or not jobs or not all(map(_JOB.fullmatch, jobs)):
             raise ValueError(text)
-        told += [f"{field}=j{number}" for number in numbers]
+        told += [f"{field}={f'j{job}' if _is_whole(job) else job}" for job in jobs]
     return " ".join(told)
 
 
@@ -202,8 +235,24 @@ def _deadline(text: str) -> str:
     return f"{_begin(text).replace('begin', 'deadline')} if-late=cancel"
 
 
+def _time_limit(text: str) -> str:
+    """Slurm's `0` and its words for it are no limit."""
+    limit = "" if text.lower() in ("infinite", "unlimited") else duration_of_slurm(text)
+    return f"time-limit={limit}" if limit else ""
+
+
+def _gres(text: str) -> str:
+    """Of generic resources, `gpu:2` or `gpu:a100:2`; `gpu:a100` is one of them."""
+    kind, *words = text.removeprefix("gres:").split(":")
+    if kind != "gpu":
+        raise ValueError(text)
+    return _gpus(":".join(words if words and _is_whole(words[-1]) else [*words, "1"]))
+
+
 def _gpus(text: str) -> str:
-    words = text.removeprefix("gpu:").split(":")
+    if "," in text:
+        raise ValueError(text)
+    words = text.split(":")
     model = f" gpu_model={words[0]}" if len(words) > 1 else ""
     return f"gpu={words[-1] if _is_whole(words[-1]) else 1}{model}"
 
@@ -227,11 +276,11 @@ _OF_SLURM: dict[str, Callable[[str], str]] = {
     "gpus": _gpus,
     "gpus-per-task": _gpus,
     "gpus-per-node": _gpus,
-    "gres": _gpus,
+    "gres": _gres,
     "mem": lambda text: f"memory={_memory(text)}",
     "cpus-per-task": lambda text: f"cpu={text}",
     "ntasks": lambda text: f"workers={text}",
-    "time": lambda text: f"time-limit={duration_of_slurm(text)}",
+    "time": _time_limit,
     "job-name": lambda text: f"name={shlex.quote(text)}",
     "array": _array,
     "begin": _begin,
@@ -249,7 +298,7 @@ _TYPED: dict[str, Callable[[str], str]] = {
     "ram": lambda text: f"memory={_bytes(text)}",
     "walltime": lambda text: f"time-limit={_time(text)}",
     "timeout": lambda text: f"time-limit={_time(text)}",
-    "time": lambda text: f"time-limit={duration_of_slurm(text) if _is_whole(text) else _time(text)}",
+    "time": lambda text: _time_limit(text) if _is_whole(text) else f"time-limit={_time(text)}",
     "retry": lambda text: f"retries={_whole(text)}",
     "restart": lambda text: f"retries={_whole(text.removeprefix('on-failure:'))}",
     "e": _variable,
@@ -261,7 +310,11 @@ _TYPED: dict[str, Callable[[str], str]] = {
 }
 """Options that somebody may type and that a `#SBATCH` line does not have, or says otherwise."""
 
+_ALONE = ("hold",)
+"""What takes no value, and is called the same here."""
+
 _SHORT = {
+    "H": "hold",
     "d": "dependency",
     "c": "cpus-per-task",
     "n": "ntasks",

@@ -126,7 +126,7 @@ def test_what_the_scheduler_refuses_is_told_with_its_line(tmp_path: Path) -> Non
     assert found == {"resources.memory": f"{tmp_path}/train.sh:2", "env.1": f"{tmp_path}/train.sh:3"}
 
 
-LOST = ("partition", "16:00", "now+0", "now+1month", "n[1-3]", "%x", "lots")
+LOST = ("partition", "16:00", "now+0", "now+1month", "n[1-3]", "%x", "lots", "comment", "craynetwork", "kepler")
 """What nothing here corresponds to is named."""
 
 
@@ -152,6 +152,20 @@ LOST = ("partition", "16:00", "now+0", "now+1month", "n[1-3]", "%x", "lots")
         ("--output=%x.log -n 2", "cpu=2"),
         ("--mem=2GB -n 2", "memory=2GiB cpu=2"),
         ("--mem=lots -n 2", "cpu=2"),
+        ('--job-name="train"', "name=train"),
+        ("--job-name='my run' -n 2  # don't", "name=my run cpu=2"),
+        ('--output="logs/%j.out"', "output=logs/%j.out"),
+        ('--array=1-3 --output="my logs/%j.out"', "sweep=i=1..3 output=my logs/%j-%r.out"),
+        ('--comment="a b" -n 2', "cpu=2"),
+        ("-dafterok:j1 -d afternotok:fit", "after=j1 after_failure=fit"),
+        ("--hold -n 2", "hold cpu=2"),
+        ("-H", "hold"),
+        ("--gres=craynetwork:2 -n 2", "cpu=2"),
+        ("--gres=gpu:2,craynetwork:1", "gpu=2"),
+        ("--gres=gpu:a100", "gpu=1 gpu_model=a100"),
+        ("--gpus=volta:1,kepler:2 -n 2", "cpu=2"),
+        ("--time=0 -n 2", "cpu=2"),
+        ("-t UNLIMITED", ""),
     ],
 )
 def test_slurms_lines_are_translated_and_what_has_no_counterpart_is_named(line: str, same: str) -> None:
@@ -159,6 +173,37 @@ def test_slurms_lines_are_translated_and_what_has_no_counterpart_is_named(line: 
     assert read.line == 2
     assert " ".join(read.words) == same
     assert bool(read.lost) == any(word in line for word in LOST)
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        ("--dependency=singleton", "--dependency"),
+        ("-d afterok:1?afterok:2", "--dependency"),
+        ("--dependency=after:1+5", "--dependency"),
+        ("--dependency=afterok:1_2", "--dependency"),
+        ("-J", "--job-name"),
+        ("--mem --time=10", "--mem"),
+        ("--mem=", "--mem"),
+        ('--job-name="fit', ""),
+    ],
+)
+def test_slurms_lines_that_cannot_be_followed_are_refused(tmp_path: Path, line: str, field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read(tmp_path, "#!/bin/sh", f"#SBATCH {line}", "true")
+    record = caught.value.record
+    assert (record.code, record.field, record.at) == ("E102", field, f"{tmp_path}/train.sh:2")
+    assert record.hint and record.message
+
+
+def test_a_dependency_that_a_flag_replaces_is_not_refused(tmp_path: Path) -> None:
+    path = script(tmp_path, "#!/bin/sh", "#SBATCH --dependency=singleton", "true")
+    assert read_script(path, {}, {"after": ["j1"]}).spec == {}
+
+
+def test_a_script_that_slurm_holds_is_held_here(tmp_path: Path) -> None:
+    spec = read(tmp_path, "#!/bin/sh", '#SBATCH --hold --job-name="fit"', "true").spec
+    assert spec == {"hold": True, "name": "fit"}
 
 
 def test_a_script_for_slurm_runs_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
