@@ -28,7 +28,6 @@ import itertools
 import logging
 import os
 import random
-import shutil
 import signal
 import socket
 import ssl
@@ -70,7 +69,7 @@ from poise.drivers.system import (
     probe_cgroups,
     settle_memory,
 )
-from poise.drivers.tidy import remove_folders
+from poise.drivers.tidy import remove_folder, remove_folders
 from poise.errors import ErrorRecord, NotFound, NotLeading, PoiseError
 from poise.kernel import node as machine
 from poise.kernel.frames import Broken, Frames
@@ -780,7 +779,7 @@ async def _retire(home: Home, folder: Path) -> None:
         await over.wait()
     keepers.forget([*(one.launch.attempt for one in observed.held), *(one.attempt for one in observed.ended)])
     await keepers.close(quit=True)
-    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+    await asyncio.to_thread(remove_folder, folder)
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from poise.drivers.tidy import remove_folder
 from poise.errors import Fault, InputError, SpecError
 
 CODE = "E217"
@@ -88,7 +89,7 @@ class Environments:
             raise
 
     def _build(self, place: Path, path: Path, lock_file: str) -> None:
-        _remove(place)
+        remove_folder(place)
         uv, begun = shutil.which("uv"), time.monotonic()
         self._say(f"building a Python environment from {lock_file} with {'uv' if uv else 'pip'}")
         wanted = place.with_suffix(".txt")
@@ -165,7 +166,7 @@ class Environments:
                 continue
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(place)
+                remove_folder(place)
                 lock.unlink(missing_ok=True)
             except BlockingIOError:
                 continue
@@ -179,13 +180,6 @@ def _is_whole(place: Path) -> bool:
         return (place / MARK).read_text() == str(place)
     except OSError:
         return False
-
-
-def _remove(place: Path) -> None:
-    if place.is_dir():
-        for folder, _, _ in os.walk(place):
-            Path(folder).chmod(0o755)
-        shutil.rmtree(place)
 
 
 def _key(tree: Path, path: Path, lock_file: str, tree_hash: str) -> str:

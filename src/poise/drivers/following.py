@@ -10,6 +10,7 @@ import msgspec
 
 from poise.config import Home
 from poise.drivers.tellings import failure_path, plan_path
+from poise.drivers.tidy import remove_folder
 from poise.drivers.whole import write_whole
 from poise.model.messages import Attempt, Launch
 from poise.model.trees import Tree
@@ -73,7 +74,7 @@ def make_room(work: Path, size: int) -> None:
         except BlockingIOError:
             continue
         else:
-            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+            remove_folder(path.with_suffix(""))
             path.unlink(missing_ok=True)
         finally:
             os.close(file)

@@ -7,11 +7,11 @@ all members came goes when an agent starts and finds nobody in it for an hour.
 """
 
 import contextlib
-import shutil
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from poise.drivers.tidy import remove_folder
 from poise.model.messages import Attempt, Launch
 
 ABANDONED = 3600.0
@@ -76,5 +76,5 @@ class Gangs:
         return name, member
 
     def _remove(self, name: str) -> None:
-        shutil.rmtree(self._folder / name, ignore_errors=True)
-        shutil.rmtree(self._folder / f".{name}", ignore_errors=True)
+        remove_folder(self._folder / name)
+        remove_folder(self._folder / f".{name}")
