@@ -14,8 +14,24 @@ def key(tree: Path, name: str, tree_hash: str = "t1") -> str:
     return _key(tree, tree / name, name, tree_hash)
 
 
-def test_the_key_follows_the_lock_file_and_what_it_includes(tmp_path: Path) -> None:
-    (tmp_path / "r.txt").write_text("-r more.txt\nnumpy==2.0  # pinned\n")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-r more.txt",
+        "-rmore.txt",
+        "-c more.txt",
+        "-cmore.txt",
+        "--requirement=more.txt",
+        "  --constraint=more.txt",
+        "--requirem more.txt",
+        "--no-index -r more.txt",
+        "-r 'more.txt'",
+        "-r \\\nmore.txt",
+        "\ufeff-rmore.txt",
+    ],
+)
+def test_the_key_follows_the_lock_file_and_what_it_includes(tmp_path: Path, line: str) -> None:
+    (tmp_path / "r.txt").write_text(line + "\nnumpy==2.0  # pinned\n")
     (tmp_path / "more.txt").write_text("six\n")
     first = key(tmp_path, "r.txt")
     assert key(tmp_path, "r.txt", "t2") == first, "other files of the tree do not matter"
@@ -23,7 +39,9 @@ def test_the_key_follows_the_lock_file_and_what_it_includes(tmp_path: Path) -> N
     assert key(tmp_path, "r.txt") != first
 
 
-@pytest.mark.parametrize("line", ["./pkg", "wheels/a-1.whl", "-f wheels", "--find-links=wheels", "a @ file:pkg"])
+@pytest.mark.parametrize(
+    "line", ["./pkg", "wheels/a-1.whl", "-f wheels", "-fwheels", "--find-links=wheels", "a @ file:pkg"]
+)
 def test_packages_of_the_tree_make_it_depend_on_the_tree(tmp_path: Path, line: str) -> None:
     (tmp_path / "r.txt").write_text(line + "\n")
     assert key(tmp_path, "r.txt", "t1") != key(tmp_path, "r.txt", "t2")
@@ -39,7 +57,10 @@ def test_a_uv_lock_counts_with_its_project(tmp_path: Path) -> None:
     assert key(tmp_path, "uv.lock") != first
 
 
-@pytest.mark.parametrize("line", ["-e .", "--editable ./pkg", "-r ../outside.txt", "-r missing.txt"])
+@pytest.mark.parametrize(
+    "line",
+    ["-e .", "-e.", "--editable ./pkg", "--editable=./pkg", "-r ../outside.txt", "-r../outside.txt", "-rmissing.txt"],
+)
 def test_what_cannot_be_shared_or_is_elsewhere_is_refused(tmp_path: Path, line: str) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()

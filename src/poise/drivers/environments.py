@@ -12,8 +12,11 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.util
+import itertools
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -39,6 +42,10 @@ SAID = 2000
 
 LOCK_FILES = ("uv.lock", "pyproject.toml")
 """Names of files with a form of their own; any other one is read as a requirements file of pip."""
+
+
+_NAME_FILES = {"-r": "--requirement", "-c": "--constraint", "-e": "--editable", "-f": "--find-links"}
+_COMMENT = re.compile(r"(^|\s)#.*$")
 
 
 class Environments:
@@ -212,27 +219,44 @@ def _files(tree: Path, path: Path, lock_file: str) -> list[Path]:
         found.append(one)
         if one.name not in LOCK_FILES:
             for words in _lines(one.read_bytes()):
-                if words[0] in ("-e", "--editable"):
-                    what, hint = "an environment that jobs share cannot hold an editable package", "without `-e`"
-                    raise SpecError(what, code=CODE, field="requirements", have=" ".join(words), hint=hint)
-                if words[0] in ("-r", "--requirement", "-c", "--constraint") and len(words) > 1:
-                    waiting.append(Path(os.path.normpath(one.parent / words[1])))
+                for option, value in _options(words):
+                    if option == "--editable":
+                        what, hint = "an environment that jobs share cannot hold an editable package", "without `-e`"
+                        raise SpecError(what, code=CODE, field="requirements", have=" ".join(words), hint=hint)
+                    if option in ("--requirement", "--constraint"):
+                        waiting.append(Path(os.path.normpath(one.parent / value)))
     return found
 
 
 def _lines(content: bytes) -> Iterator[list[str]]:
-    for line in content.decode("utf-8", "replace").splitlines():
-        words = line.split("#")[0].replace("=", " ", 1).split() if line.startswith("--") else line.split("#")[0].split()
+    """The words of each line, as pip reads them: lines are continued, and words are quoted."""
+    for line in content.decode("utf-8-sig", "replace").replace("\\\r\n", "").replace("\\\n", "").splitlines():
+        line = _COMMENT.sub("", line)
+        try:
+            words = shlex.split(line)
+        except ValueError:
+            words = line.split()
         if words:
             yield words
+
+
+def _options(words: list[str]) -> Iterator[tuple[str, str]]:
+    """Options that name files, by their long names, with their values. A name may be short, and its value joined on."""
+    for word, after in itertools.zip_longest(words, words[1:], fillvalue=""):
+        name, equals, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
+        if not equals:
+            value = after
+        for short, long in _NAME_FILES.items():
+            if value and (name == short or (len(name) > len("--") and long.startswith(name))):
+                yield long, value
 
 
 def _is_local(content: bytes) -> bool:
     """Whether a requirements file names packages by their place in the tree."""
     for words in _lines(content):
-        first = words[1] if words[0] in ("-f", "--find-links") and len(words) > 1 else words[0]
-        if words[0] in ("-f", "--find-links") and "://" not in first:
+        if any(option == "--find-links" and "://" not in value for option, value in _options(words)):
             return True
+        first = words[0]
         if first.startswith((".", "/", "file:")) or first.endswith((".whl", ".tar.gz")) or "file:" in " ".join(words):
             return True
     return False
