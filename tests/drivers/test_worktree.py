@@ -435,3 +435,79 @@ def test_only_what_is_missing_is_sent_and_an_unchanged_tree_is_one_question(tree
     assert sent() == [b"3"]
     (tree / "a").rename(tree / "c")
     assert sent() == [], "a file under another name is no new file"
+
+
+@pytest.mark.parametrize("rule", ["", "build/\n"])
+def test_a_path_that_was_left_out_is_looked_at_again(tree: Path, rule: str) -> None:
+    """Whether it is left out depends on more than the rules: on its kind, and on what makes an environment of it."""
+    made(tree, **{".gitignore": rule, "env__pyvenv.cfg": "", "env__a": "1", "build__b": "2", "plain__c": "3"})
+    seen(tree)
+    (tree / "env" / "pyvenv.cfg").unlink()
+    shutil.rmtree(tree / "build")
+    made(tree, build="a file", **{"plain__pyvenv.cfg": ""})
+    again = seen(tree)
+    assert paths(again) == [".gitignore", "build", "env/a"] and [one.path for one in again.left] == ["plain/"]
+    assert again.hash == look(tree, tree.parent / "anew").hash
+
+
+def test_a_folder_of_a_git_tree_follows_the_rules_from_above_it(tree: Path) -> None:
+    git(tree, "init", "-q")
+    made(tree, **{".gitignore": "*.log\n/sub/data\n/other\n", "sub__.gitignore": "!keep.log\n", "sub__in__a.log": ""})
+    made(
+        tree, **{"sub__in__keep.log": "", "sub__in__data": "", "sub__data": "", "sub__in__notes": "", "sub__other": ""}
+    )
+    made(tree, **{".git/info/exclude".replace("/", "__"): "notes\n"})
+    tracked = git(tree, "ls-files", "--others", "--exclude-standard", "sub").split()
+    assert [f"sub/{path}" for path in paths(seen(tree / "sub"))] == sorted(tracked)
+    inner = look(tree / "sub" / "in", tree.parent / "state")
+    assert paths(inner) == ["data", "keep.log"]
+    assert {one.path: one.why for one in inner.left} == {
+        "a.log": "`*.log` in ../../.gitignore",
+        "notes": "`notes` in ../../.git/info/exclude",
+    }
+    made(tree, **{".git/info/exclude".replace("/", "__"): "data\n"})
+    assert paths(look(tree / "sub" / "in", tree.parent / "state")) == ["keep.log", "notes"]
+
+
+def test_a_second_working_tree_of_a_repository_follows_its_exclusions(tree: Path) -> None:
+    git(tree, "init", "-q")
+    git(tree, "commit", "-q", "--allow-empty", "-m", "m")
+    made(tree, **{".git/info/exclude".replace("/", "__"): "notes\n"})
+    second = tree.parent / "second"
+    git(tree, "worktree", "add", "-q", str(second))
+    made(second, a="1", notes="2")
+    assert paths(look(second, tree.parent / "state")) == ["a"]
+
+
+def test_names_that_are_not_utf8_are_told_or_left_out(tree: Path) -> None:
+    made(tree, **{".gitignore": "*.tmp\n", "a": "1"})
+    odd = os.fsdecode(b"\xff")
+    (tree / f"{odd}.tmp").write_text("")
+    first, second = seen(tree), seen(tree)
+    assert paths(first) == paths(second) == [".gitignore", "a"] and "udcff.tmp" in first.told()
+    assert first.told().encode()
+    (tree / odd).mkdir()
+    (tree / odd / "b").write_text("")
+    with pytest.raises(SpecError, match="not UTF-8") as refused:
+        seen(tree)
+    assert "udcff" in str(refused.value.record.have)
+
+
+def test_a_file_that_vanishes_meanwhile_is_not_in_it(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(tree, a="1", b="2", sub__c="3", **{"sub__.gitignore": "c\n"})
+    (tree / "z").symlink_to("a")
+
+    def name_of(entry: "os.DirEntry[str]") -> str:
+        """The names are known by now, and nothing else is."""
+        if entry.name in ("b", ".gitignore", "z"):
+            Path(entry.path).unlink()
+        return entry.name
+
+    monkeypatch.setattr(worktree, "_name_of", name_of)
+    assert paths(seen(tree)) == ["a", "sub/c"]
+
+
+def test_a_deep_tree_is_sent(deep: Path) -> None:
+    snapshot = look(deep, deep.parent / "state")
+    assert paths(snapshot) == ["d/" * 1_200 + "a"]
+    assert look(deep, deep.parent / "state").hash == snapshot.hash

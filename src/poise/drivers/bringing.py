@@ -90,3 +90,16 @@ def brought(spec: Mapping[str, Any], *, remote: bool) -> Brought | None:
 def tree_root(folder: Path) -> Path | None:
     """The top of the Git working tree that a folder is in; None where it is in none."""
     return next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
+
+
+def git_folder(top: Path) -> Path:
+    """The folder in which Git keeps what is common to the working trees of a repository, from the top of one. It is
+    elsewhere for a submodule and for what `git worktree add` makes.
+    """
+    folder = top / ".git"
+    try:
+        if folder.is_file():
+            folder = top / folder.read_text("utf-8", "surrogateescape").removeprefix("gitdir:").strip()
+        return folder / (folder / "commondir").read_text("utf-8", "surrogateescape").strip()
+    except (OSError, ValueError):
+        return folder

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import msgspec
 
 from poise.decoding import msgpack_decoder
+from poise.drivers.bringing import git_folder, tree_root
 from poise.drivers.ignores import FILES, Rule, deciding, rules_of
 from poise.drivers.whole import write_whole
 from poise.errors import Conflict, NotFound, SpecError
@@ -45,7 +46,7 @@ from poise.model.trees import (
     too_many,
 )
 
-VERSION = 1
+VERSION = 2
 """Of the index, and of the rules by which files are chosen; an index of another one is not read."""
 
 SETTLED = 2 * 10**9
@@ -64,6 +65,8 @@ ALWAYS_OUT = {
 """Names that are left out wherever they are, and why."""
 
 ENVIRONMENT = "a virtual environment; `requirements` builds one on the node"
+
+NOT_UTF8 = "its name is not UTF-8"
 
 LOCAL = frozenset(("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"))
 """File systems whose clock is that of this machine."""
@@ -113,7 +116,7 @@ class Known(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class Folder(msgspec.Struct, array_like=True):
     """A folder of the index: the hash of the rules that hold in it, its files and links, its folders, and what was left
-    out of it, with the reason.
+    out of it, with the reason; the name of a folder that was left out ends in a slash.
     """
 
     rules: bytes
@@ -268,12 +271,24 @@ def _batches(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
         yield batch
 
 
+class _Below(NamedTuple):
+    """A folder that is still to be taken in, with the rules that hold above it."""
+
+    below: str
+    rules: list[Rule]
+    chain: bytes
+    device: int
+    local: bool
+
+
 class _Scan:
     """One walk over a tree."""
 
     def __init__(self, root: Path, state: Path, known: Index | None) -> None:
         self._root = str(root)
         self._state = str(state)
+        self._top = tree_root(root)
+        self._above = f"{root.relative_to(self._top)}/" if self._top not in (None, root) else ""
         self._known = known.folders if known is not None else {}
         self._mounts = _mounts()
         self._problems: dict[str, list[str]] = {}
@@ -284,7 +299,10 @@ class _Scan:
         self.differs = False
 
     def run(self) -> None:
-        self._folder("", [], b"", os.stat(self._root).st_dev, self._is_local(self._root))  # noqa: PTH116 — as below
+        device = os.stat(self._root).st_dev  # noqa: PTH116 — as below
+        waiting = [_Below("", *self._rules_above(), device, self._is_local(self._root))]
+        while waiting:
+            waiting += reversed(self._folder(*waiting.pop()))
         self.differs = self.differs or self._known.keys() != self.folders.keys()
 
     def check(self) -> None:
@@ -301,21 +319,53 @@ class _Scan:
             first.record = msgspec.structs.replace(first.record, others=others)
             raise first
 
-    def _folder(self, below: str, rules: list[Rule], chain: bytes, device: int, local: bool) -> None:
-        """Take in the folder at the path `below` the root, which ends in a slash where it is not the root."""
+    def _rules_above(self) -> tuple[list[Rule], bytes]:
+        """The rules that Git follows in the root from elsewhere: `info/exclude`, and the folders above it up to the top
+        of its Git working tree; and their hash.
+        """
+        rules: list[Rule] = []
+        chain = b""
+        if self._top is None:
+            return rules, chain
+        rules, chain = self._more_rules(rules, chain, "", ".git/info/exclude", f"{git_folder(self._top)}/info/exclude")
+        names = self._above.split("/")[:-1]
+        for depth in range(len(names)):
+            base = "".join(f"{name}/" for name in names[:depth])
+            for name in FILES:
+                rules, chain = self._more_rules(rules, chain, base, name, f"{self._top}/{base}{name}")
+        return rules, chain
+
+    def _more_rules(self, rules: list[Rule], chain: bytes, base: str, name: str, path: str) -> tuple[list[Rule], bytes]:
+        """The rules, and their hash, with those of a file of the folder `base` after them. A link is no such file."""
+        try:
+            state = os.lstat(path)
+            text = Path(path).read_bytes() if stat.S_ISREG(state.st_mode) else None
+        except (FileNotFoundError, NotADirectoryError):
+            return rules, chain
+        except OSError as error:
+            self._problem(f"it cannot be read: {error.strerror}", os.path.relpath(path, self._root))
+            return rules, chain
+        if text is None:
+            return rules, chain
+        chain = hashlib.blake2b(chain + b"\0" + os.fsencode(path) + b"\0" + text, digest_size=16).digest()
+        return rules + rules_of(text.decode("utf-8", "replace"), name, base), chain
+
+    def _folder(self, below: str, rules: list[Rule], chain: bytes, device: int, local: bool) -> list["_Below"]:
+        """Take in the folder at the path `below` the root, which ends in a slash where it is not the root. Returns the
+        folders in it.
+        """
         try:
             with os.scandir(self._root + "/" + below) as entries:
                 found = sorted(entries, key=_name_of)
+        except FileNotFoundError:
+            return []  # it was removed since its name was read, as happens while something works in the tree
         except OSError as error:
             self._problem(f"it cannot be read: {error.strerror}", below or ".")
-            return
-        for one in found:
-            if one.name in FILES and one.is_file(follow_symlinks=False):
-                text = Path(one.path).read_bytes()
-                chain = hashlib.blake2b(chain + b"\0" + os.fsencode(one.path) + b"\0" + text, digest_size=16).digest()
+            return []
         if any(one.name in FILES for one in found):
             for name in FILES:  # in their order, which is not that of the folder
-                rules = rules + self._rules(below, name, found)
+                path = f"{self._root}/{below}{name}"
+                rules, chain = self._more_rules(rules, chain, self._above + below, name, path)
         before = self._known.get(below)
         same_rules = before is not None and before.rules == chain
         known = before.entries if before is not None and same_rules else {}
@@ -323,7 +373,13 @@ class _Scan:
         entries_here, inside = here.entries, []
         for one in found:
             name = one.name
-            state = one.stat(follow_symlinks=False)
+            try:
+                state = one.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._problem(f"it cannot be read: {error.strerror}", below + name)
+                continue
             of = known.get(name)
             if (
                 of is not None
@@ -339,13 +395,18 @@ class _Scan:
                 entries_here[name] = of
                 continue
             path = below + name
-            why = before.left.get(name) if before is not None and same_rules else None
             is_folder = stat.S_ISDIR(state.st_mode)
-            if why is None and (not same_rules or before is None or not is_folder or name not in before.folders):
+            ending = "/" * is_folder
+            why = before.left.get(name + ending) if before is not None and same_rules else None
+            was_sent = before is not None and same_rules and is_folder and name in before.folders
+            if why == ENVIRONMENT or (why is None and (not was_sent or _is_environment(one))):
                 why = self._why_out(path, name, rules, one, is_folder)
             if why is not None:
-                here.left[name] = why
-                self.left.append(Left(path + "/" * is_folder, why))
+                if _is_utf8(name):
+                    here.left[name + ending] = why
+                self.left.append(Left((path if _is_utf8(path) else ascii(path)) + ending, why))
+            elif is_folder and not _is_utf8(name):
+                self._problem(NOT_UTF8, ascii(path))
             elif is_folder:
                 inside.append((path + "/", state.st_dev))
                 here.folders.append(name)
@@ -353,15 +414,16 @@ class _Scan:
                 self._take(entries_here, name, path, state, rules, local)
         if before is None or before != here:
             self.differs = True
-        for path, its_device in inside:
-            is_local = local if its_device == device else self._is_local(self._root + "/" + path)
-            self._folder(path, rules, chain, its_device, is_local)
-
-    def _rules(self, below: str, name: str, found: Sequence[os.DirEntry[str]]) -> list[Rule]:
-        for one in found:
-            if one.name == name and one.is_file(follow_symlinks=False):
-                return rules_of(Path(one.path).read_text("utf-8", "replace"), name, below)
-        return []
+        return [
+            _Below(
+                path,
+                rules,
+                chain,
+                its_device,
+                local if its_device == device else self._is_local(self._root + "/" + path),
+            )
+            for path, its_device in inside
+        ]
 
     def _why_out(
         self,
@@ -376,12 +438,11 @@ class _Scan:
             return "the state directory of Poise"
         if name in ALWAYS_OUT:
             return ALWAYS_OUT[name]
-        rule = deciding(rules, path, is_folder=is_folder) if rules else None
+        rule = deciding(rules, self._above + path, is_folder=is_folder) if rules else None
         if rule is not None:
-            return None if rule.includes else f"`{rule.text}` in {rule.base}{rule.file}"
-        if is_folder and os.path.exists(one.path + "/pyvenv.cfg"):  # noqa: PTH110 — no path object for each folder
-            return ENVIRONMENT
-        return None
+            place = os.path.relpath(rule.base + rule.file, self._above or ".")
+            return None if rule.includes else f"`{rule.text}` in {place}"
+        return ENVIRONMENT if is_folder and _is_environment(one) else None
 
     def _take(
         self,
@@ -393,10 +454,8 @@ class _Scan:
         local: bool,
     ) -> None:
         """A file or a link that is new, or may have changed."""
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            self._problem("its name is not UTF-8", ascii(path))
+        if not _is_utf8(name):
+            self._problem(NOT_UTF8, ascii(path))
             return
         self._count += 1
         if self._count > MAX_ENTRIES:
@@ -409,12 +468,14 @@ class _Scan:
             return
         if state.st_size > MAX_TREE:
             raise too_large(state.st_size)
-        allowed = (rule := deciding(rules, path, is_folder=False)) is not None and rule.file == IGNORED_BY
+        allowed = (rule := deciding(rules, self._above + path, is_folder=False)) is not None and rule.file == IGNORED_BY
         if not allowed and SECRET_NAMES.fullmatch(name):
             self._problem("it looks like a secret by its name", path)
             return
         try:
             made, has_secret = self._hashed(path, local)
+        except FileNotFoundError:
+            return
         except OSError as error:
             self._problem(f"it cannot be read: {error.strerror or error}", path)
             return
@@ -428,6 +489,8 @@ class _Scan:
         try:
             target = os.readlink(full)  # noqa: PTH115
             target.encode()
+        except FileNotFoundError:
+            return
         except (OSError, UnicodeEncodeError):
             self._problem("its target cannot be read as UTF-8", path)
             return
@@ -489,6 +552,18 @@ class _Scan:
         while at and at not in self._mounts:
             at = at.rpartition("/")[0]
         return self._mounts.get(at or "/") in LOCAL
+
+
+def _is_environment(folder: "os.DirEntry[str]") -> bool:
+    return os.path.exists(folder.path + "/pyvenv.cfg")  # noqa: PTH110 — no path object for each folder
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _name_of(entry: "os.DirEntry[str]") -> str:
@@ -566,5 +641,5 @@ def _save(path: Path, index: Index) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, msgspec.msgpack.encode(index), mode=0o600)
-    except OSError:
+    except (OSError, UnicodeEncodeError):
         return
