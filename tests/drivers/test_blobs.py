@@ -3,6 +3,7 @@
 import io
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -149,3 +150,32 @@ def test_the_process_answers_in_order_and_tells_what_is_wrong(store: Blobs) -> N
     assert [one.status for one in told[2:]] == [404, 400, 404] or [one.error is not None for one in told[2:]] == [
         True
     ] * 3
+
+
+def test_the_cache_of_a_node_is_smaller_where_the_disk_has_less_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "fetched.db"
+    store = Blobs(path)
+    pieces = [os.urandom(PIECE) for _ in range(8)]
+    store.put("", pieces)
+    hashes = [digest(one) for one in pieces]
+    free = 1000 * PIECE
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=1000 * PIECE, free=free))
+    store.shrink()
+    assert not store.missing("", hashes)
+    free = 10 * PIECE
+    store.shrink()
+    assert 4 <= len(store.missing("", hashes)) < 8
+    assert path.with_name("fetched.db-wal").stat().st_size == 0 and path.stat().st_size < 5 * PIECE
+
+
+def test_the_log_of_a_put_without_room_is_given_back(tmp_path: Path) -> None:
+    path = tmp_path / "fetched.db"
+    store = Blobs(path)
+    store._db.execute("PRAGMA cache_size = 10").fetchall()  # what does not fit into memory is in the log early
+    store._db.execute("PRAGMA max_page_count = 100").fetchall()
+    with pytest.raises(StoreFull):
+        store.put("", [os.urandom(PIECE) for _ in range(8)])
+    assert path.with_name("fetched.db-wal").stat().st_size == 0
+    assert store.put("", [b"small"]) == 1

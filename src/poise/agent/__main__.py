@@ -48,7 +48,7 @@ from poise.agent.upkeep import Toll
 from poise.config import Address, Door, Endpoint, Home
 from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers.devices import Inventory, Part, identity, incarnation_of
-from poise.drivers.following import planned
+from poise.drivers.following import NOT_PLANNED, planned
 from poise.drivers.getting import Giving
 from poise.drivers.lock import take_lock
 from poise.drivers.logs import keep_pruned
@@ -69,6 +69,7 @@ from poise.drivers.system import (
     probe_cgroups,
     settle_memory,
 )
+from poise.drivers.tellings import plan_path
 from poise.drivers.tidy import remove_folder, remove_folders
 from poise.errors import ErrorRecord, NotFound, NotLeading, PoiseError
 from poise.kernel import node as machine
@@ -700,7 +701,7 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
     def following(launch: Launch, result: str) -> tuple[str, ...]:
         made = planned(home, launch, launch.key or worker_key(token, launch.attempt), result)
         if made:
-            keepers.tellings.planned(launch.attempt)
+            keepers.tellings.planned(launch.attempt, "" if Path(plan_path(result)).exists() else NOT_PLANNED)
         return made
 
     keepers = Keepers(

@@ -7,11 +7,15 @@ with the files or the environment ends the attempt with that as the reason; the 
 The plan is a file, because it holds the key of the attempt, which neither the command nor other users may see. It is
 removed once it is read. Pieces of files come from the control plane, and each is checked by its hash. They are kept in
 `fetched.db` of the state directory, for all attempts of this node; what is there is not fetched again. The copy of the
-tree is made of them, for this attempt alone: what it writes changes nothing else.
+tree is made of them, for this attempt alone: what it writes changes nothing else. `fetched.db` is a cache: when it is
+damaged, or fills the disk, it is removed and made again.
 """
 
 import contextlib
+import errno
+import fcntl
 import os
+import sqlite3
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -23,10 +27,11 @@ from poise.config import Home
 from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers.blobs import DAMAGED, Blobs
 from poise.drivers.environments import Environments
-from poise.drivers.following import Plan, held, make_room
+from poise.drivers.following import NOT_PLANNED, Plan, held, make_room
 from poise.drivers.http import Connection
 from poise.drivers.reach import home_at, home_elsewhere, reach
-from poise.errors import ErrorRecord, Fault, PoiseError, Unreachable, from_record
+from poise.drivers.tellings import MOST_NOTED
+from poise.errors import ErrorRecord, Fault, PoiseError, StoreFull, Unreachable, from_record
 from poise.model.calls import ATTEMPT
 from poise.model.trees import Entry, cut, decoded, digest
 
@@ -131,24 +136,67 @@ _pieces = msgpack_decoder(list[bytes])
 
 
 def prepared(plan: Plan) -> dict[str, str]:
-    """Make the files of an attempt. Returns the variables that its command gets in addition. Raises PoiseError and
-    OSError.
+    """Make the files of an attempt. Returns the variables that its command gets in addition. Raises PoiseError,
+    OSError and sqlite3.Error.
     """
     home, alive, begun = home_of(plan), Alive(plan.progress), time.monotonic()
-    blobs = Blobs(home.fetched)
-    try:
-        entries = fetched(blobs, plan, Source(plan), alive)
-        held(Path(plan.folder))
-        make_room(home.work, sum(entry.size for entry in entries))
-        written(blobs, entries, Path(plan.folder), alive)
-    finally:
-        blobs.close()
+    entries = copied(home, plan, Source(plan), alive)
     if (took := time.monotonic() - begun) > LONG:
         say(f"{len(entries)} files were fetched and copied, in {took:.1f} s")
     if not plan.tree.requirements:
         return {}
     environments = Environments(home.environments, alive=alive, say=say)
     return environments.ensure(Path(plan.folder), plan.tree.requirements, plan.tree.hash)
+
+
+_OfCache = (StoreFull, sqlite3.Error, OSError)
+
+
+def copied(home: Home, plan: Plan, source: Source, alive: Alive) -> tuple[Entry, ...]:
+    """Make the copy of the tree; once more with a new cache where the cache is damaged or has no room. Raises as
+    `prepared`.
+    """
+    held(Path(plan.folder))
+    try:
+        return _copied(home, plan, source, alive)
+    except _OfCache as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOSPC:
+            raise
+        say(f"the files that this node keeps are fetched again: {error}")
+        _remove_cache(home.fetched)
+    try:
+        return _copied(home, plan, source, alive)
+    except _OfCache:
+        _remove_cache(home.fetched)
+        raise
+
+
+def _copied(home: Home, plan: Plan, source: Source, alive: Alive) -> tuple[Entry, ...]:
+    with _locked(home.fetched, fcntl.LOCK_SH):
+        blobs = Blobs(home.fetched)
+    with contextlib.closing(blobs):
+        entries = fetched(blobs, plan, source, alive)
+        make_room(home.work, sum(entry.size for entry in entries))
+        written(blobs, entries, Path(plan.folder), alive)
+    return entries
+
+
+def _remove_cache(path: Path) -> None:
+    """Those who have it open go on with the removed one."""
+    with _locked(path, fcntl.LOCK_EX):
+        for end in ("", "-wal", "-shm"):
+            Path(f"{path}{end}").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, kind: int) -> Iterator[None]:
+    """Nobody opens the cache while another one removes its files."""
+    file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, kind)
+        yield
+    finally:
+        os.close(file)
 
 
 def fetched(blobs: Blobs, plan: Plan, source: Source, alive: Alive) -> tuple[Entry, ...]:
@@ -233,6 +281,9 @@ def _write(blobs: Blobs, contents: dict[bytes, bytes], entry: Entry, folders: "_
             data = memoryview(contents[piece] if contents else blobs.get("", [piece])[0])
             while data:
                 data = data[os.write(file, data) :]
+    except BaseException:  # half of a file would count as there
+        os.unlink(name, dir_fd=parent)
+        raise
     finally:
         os.close(file)
 
@@ -269,14 +320,20 @@ class _Folders:
 
 
 def say(text: str) -> None:
-    sys.stderr.write(f"poise: {text}\n")
-    sys.stderr.flush()
+    """Nothing is buffered: where the disk is full, what is left in a buffer would change the exit code."""
+    with contextlib.suppress(OSError):
+        os.write(sys.stderr.fileno(), f"poise: {text}\n".encode("utf-8", "replace"))
 
 
 def _fail(plan: Plan, why: str) -> int:
+    """The file for the reason has been there with the plan, so that it has room on a full disk."""
     say(why)
     with contextlib.suppress(OSError):
-        Path(plan.failure).write_text(why)
+        file = os.open(plan.failure, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(file, why.encode("utf-8", "replace")[:MOST_NOTED])
+        finally:
+            os.close(file)
     return NOT_PREPARED
 
 
@@ -285,7 +342,7 @@ def main() -> int:
     try:
         plan = _plan.decode(path.read_bytes())
     except FileNotFoundError:
-        say("the node could not say which files the job has: its disk is full")
+        say(NOT_PLANNED)
         return NOT_PREPARED
     path.unlink()
     try:
@@ -295,8 +352,8 @@ def main() -> int:
         told = error.record
         rest = "; ".join(part for part in (told.have, told.hint) if part)
         return _fail(plan, f"{told.code}: {told.message}{f' ({rest})' if rest else ''}")
-    except OSError as error:
-        return _fail(plan, f"the files of the job cannot be made here: {error}")
+    except (OSError, sqlite3.Error) as error:
+        return _fail(plan, f"{DAMAGED}: the files of the job cannot be made here: {error}")
     environment = dict(os.environ) | more
     try:
         os.execvpe(command[0], command, environment)  # noqa: S606 — what the user asks for

@@ -16,6 +16,7 @@ MessagePack. It ends with its input. So neither hashes nor the disk are ever wai
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import struct
 import sys
@@ -27,6 +28,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from poise.decoding import msgpack_decoder
+from poise.drivers.tidy import SPARE
 from poise.errors import ErrorRecord, Fault, InputError, NotFound, PoiseError, SpecError, StoreFull
 from poise.model.trees import CODE, HASH, MAX_MANIFEST, PIECE, Entry, cut, decoded, digest
 from poise.units import format_bytes
@@ -46,6 +48,9 @@ AT_ONCE = 500
 
 ANSWER, FEW = 4 * 2**20, 16
 """Bytes of pieces in one answer, and how many pieces are read at once."""
+
+PAGES, STEPS = 2**14, 16
+"""Pages that are given back in one transaction, and the most transactions at a time; 64 MiB and 1 GiB."""
 
 WAIT_SECONDS = 60.0
 
@@ -216,25 +221,27 @@ class Blobs:
         with self._writing():
             self._db.executemany("DELETE FROM contents WHERE id = ?", drop)
             self._db.executemany("DELETE FROM pieces WHERE id = ?", drop)
-        self._db.execute("PRAGMA incremental_vacuum").fetchall()
+        self._give_back()
 
     def shrink(self) -> None:
         """For a node, which can fetch all of it again: remove the pieces that were used least recently, to half of the
-        limit, and what is known of trees.
+        limit, and what is known of trees. The limit is smaller where the disk has less room, beside a twentieth of it.
         """
-        if self._size() <= self._limit * 3 // 4:
+        disk, size = shutil.disk_usage(self._path.parent), self._size()
+        limit = min(self._limit, size + max(0, disk.free - disk.total // SPARE))
+        if size <= limit * 3 // 4:
             return
         rows = self._db.execute("SELECT id, size FROM pieces ORDER BY used DESC").fetchall()
         total, drop = 0, []
         for row, size in rows:
             total += size
-            if total > self._limit // 2:
+            if total > limit // 2:
                 drop.append((row,))
         with self._writing():
             self._db.execute("DELETE FROM trees")
             self._db.executemany("DELETE FROM contents WHERE id = ?", drop)
             self._db.executemany("DELETE FROM pieces WHERE id = ?", drop)
-        self._db.execute("PRAGMA incremental_vacuum").fetchall()
+        self._give_back()
 
     # --- the file ----------------------------------------------------------------------------------------------------
 
@@ -285,6 +292,21 @@ class Blobs:
         query = f"SELECT {columns} FROM pieces WHERE tenant = ? AND hash IN ({marks})"  # noqa: S608 — columns of ours
         return self._db.execute(query, (tenant, *hashes)).fetchall()
 
+    def _give_back(self) -> None:
+        """The room of what was removed, or a part of it: others wait. `execute` would give back one page only, as it
+        does not go on where no rows come.
+        """
+        for _ in range(STEPS):
+            self._db.executescript(f"PRAGMA incremental_vacuum({PAGES})")
+            if not self._db.execute("PRAGMA freelist_count").fetchone()[0]:
+                break
+        self._empty_log()
+
+    def _empty_log(self) -> None:
+        """The write-ahead log keeps its size otherwise."""
+        with contextlib.suppress(sqlite3.Error):
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         """One transaction. Raises StoreFull where the disk has no room."""
@@ -299,6 +321,7 @@ class Blobs:
                 raise
         except sqlite3.OperationalError as error:
             if "full" in str(error) or "I/O" in str(error):
+                self._empty_log()
                 raise _full("room on the disk of the state directory") from None
             raise
 

@@ -9,14 +9,11 @@ from pathlib import Path
 import msgspec
 
 from poise.config import Home
-from poise.drivers.tellings import failure_path, plan_path
-from poise.drivers.tidy import remove_folder
+from poise.drivers.tellings import MOST_NOTED, failure_path, plan_path
+from poise.drivers.tidy import SPARE, remove_folder
 from poise.drivers.whole import write_whole
 from poise.model.messages import Attempt, Launch
 from poise.model.trees import Tree
-
-SPARE = 20
-"""The part of the disk that copies leave free: a twentieth."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,6 +37,10 @@ PREPARE = (
     "from poise.agent.prepare import main; sys.exit(main())"
 )
 """Runs `poise.agent.prepare`, isolated: the folder of the attempt and variables of the job may name modules too."""
+
+
+NOT_PLANNED = "E216: there is no room for the files of the job (the disk of the state directory is full)"
+"""The reason of an attempt of which the plan could not be written."""
 
 
 def work_folder(home: Home, attempt: Attempt) -> Path:
@@ -85,7 +86,7 @@ def make_room(work: Path, size: int) -> None:
 def planned(home: Home, launch: Launch, key: str, result: str) -> tuple[str, ...]:
     """Write the plan of an attempt. Returns the folder of its command, and what goes before the command; nothing for an
     attempt that runs in the folder that it names: it brings no files, or it was submitted where this node sees that
-    folder. A disk that is full is told by the attempt, which finds no plan.
+    folder. Where the disk is full there is no plan, which the attempt finds out.
     """
     if launch.tree is None or (home.elsewhere is None and not launch.tree.everywhere):
         return ()
@@ -104,6 +105,7 @@ def planned(home: Home, launch: Launch, key: str, result: str) -> tuple[str, ...
     )
     try:
         inner.mkdir(mode=0o700, parents=True, exist_ok=True)
+        Path(plan.failure).write_bytes(b" " * MOST_NOTED)
         write_whole(Path(plan_path(result)), msgspec.json.encode(plan), mode=0o600)
     except OSError:
         inner = home.root

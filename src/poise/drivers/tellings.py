@@ -52,6 +52,7 @@ class Tellings:
         self._folder = folder
         self._seen: dict[Attempt, _Seen] = {}
         self._refused: set[Attempt] = set()
+        self._unplanned: dict[Attempt, str] = {}
 
     def look(self, attempts: Iterable[Attempt]) -> list[Told]:
         """What these have written since it was last looked at."""
@@ -110,20 +111,23 @@ class Tellings:
         try:
             text = _read(failure_path(result_path(self._folder, attempt)))
         except OSError:
-            return ""
+            text = None
         if text is None:
-            return ""
+            return self._unplanned.get(attempt, "")
         self._seen.setdefault(attempt, (0, 0, 0))
-        return text[:MOST_NOTED].decode("utf-8", "replace")
+        return text[:MOST_NOTED].decode("utf-8", "replace").strip() or self._unplanned.get(attempt, "")
 
-    def planned(self, attempt: Attempt) -> None:
-        """There is a plan of its files."""
+    def planned(self, attempt: Attempt, why_not: str = "") -> None:
+        """There is a plan of its files, or a reason why there is none."""
         self._seen.setdefault(attempt, (0, 0, 0))
+        if why_not:
+            self._unplanned[attempt] = why_not
 
     def forget(self, attempts: Iterable[Attempt]) -> None:
         """These have ended, and that is known elsewhere."""
         for attempt in attempts:
             self._refused.discard(attempt)
+            self._unplanned.pop(attempt, None)
             if self._seen.pop(attempt, None) is not None:
                 for path in self._files(Path(self._path(attempt)).name):
                     with contextlib.suppress(OSError):

@@ -11,6 +11,9 @@ GANGS = "gang-"
 GANG_SECONDS = 30 * 86_400.0
 """A gang may train for weeks, and nothing changes in its folder meanwhile."""
 
+SPARE = 20
+"""The part of a disk that caches and copies leave free: a twentieth."""
+
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

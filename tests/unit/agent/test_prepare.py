@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,12 +10,14 @@ import msgspec
 import pytest
 
 from poise.agent import prepare
-from poise.agent.prepare import Alive, Source, fetched, written
+from poise.agent.prepare import Alive, Source, copied, fetched, written
 from poise.config import Address, Home
 from poise.drivers.blobs import Blobs
-from poise.drivers.following import Plan, held, make_room, planned
-from poise.errors import Fault, SpecError
-from poise.model.messages import Attempt, Launch
+from poise.drivers.following import NOT_PLANNED, Plan, held, make_room, planned
+from poise.drivers.tellings import Tellings, failure_path, result_path
+from poise.errors import Fault, NotFound, SpecError, StoreFull
+from poise.model.jobs import Ending
+from poise.model.messages import Attempt, Ended, Launch
 from poise.model.resources import Shape
 from poise.model.trees import PIECE, Entry, Manifest, Tree, cut, digest
 
@@ -181,6 +183,92 @@ def test_it_becomes_the_command_and_imports_nothing_of_the_job(tmp_path: Path) -
     assert not Path(first[-2]).exists(), "the key is gone once it is read"
     again = subprocess.run([*first, "true"], cwd=folder, env=environ, capture_output=True, text=True)
     assert again.returncode == prepare.NOT_PREPARED
+
+
+def a_plan(folder: Path, manifest: bytes) -> Plan:
+    (folder / "copies").mkdir()
+    return msgspec.structs.replace(plan_for(manifest), folder=str(folder / "copies" / "main.1"))
+
+
+def damage_head(path: Path) -> None:
+    path.write_bytes(b"no database at all" * 1000)
+
+
+def damage_pages(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:4096] + os.urandom(len(content) - 4096))
+
+
+@pytest.mark.parametrize("damage", [damage_head, damage_pages])
+def test_a_damaged_cache_is_made_anew(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    home, (manifest, pieces) = Home(tmp_path), a_tree(a=b"one", d__b=b"two")
+    store = Blobs(home.fetched)
+    store.put("", [manifest, *pieces])
+    assert not store.register("", digest(manifest), digest(manifest))
+    store.close()
+    damage(home.fetched)
+    plan = a_plan(tmp_path, manifest)
+    home.work.mkdir()
+    copied(home, plan, Given(manifest, pieces), Alive(""))
+    assert Path(plan.folder, "d", "b").read_bytes() == b"two"
+    again = Given(manifest, [])
+    fetched(Blobs(home.fetched), plan, again, Alive(""))
+    assert not again.asked, "the new cache is used"
+
+
+def test_a_cache_without_room_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, (manifest, pieces) = Home(tmp_path), a_tree(a=os.urandom(6 * PIECE))
+    monkeypatch.setattr(prepare, "Blobs", lambda path: Blobs(path, limit=16 * PIECE))
+    old = [os.urandom(PIECE) for _ in range(11)]
+    store = Blobs(home.fetched)
+    store.put("", old)
+    store.close()
+    plan = a_plan(tmp_path, manifest)
+    home.work.mkdir()
+    copied(home, plan, Given(manifest, pieces), Alive(""))
+    assert Path(plan.folder, "a").read_bytes() == b"".join(pieces)
+    too_much, more = a_tree(b=os.urandom(17 * PIECE))
+    with pytest.raises(StoreFull):
+        copied(home, msgspec.structs.replace(plan, tree=plan_for(too_much).tree), Given(too_much, more), Alive(""))
+    assert not home.fetched.exists(), "it does not fill the disk"
+
+
+def test_half_of_a_file_does_not_stay(blobs: Blobs, tmp_path: Path) -> None:
+    blobs.put("", [bytes(PIECE)])
+    entries = (Entry("f", "file", 5 * PIECE, digest(bytes(PIECE)) * 4 + digest(b"gone")),)
+    with pytest.raises(NotFound):
+        written(blobs, entries, tmp_path / "copy", Alive(""))
+    assert not (tmp_path / "copy" / "f").exists()
+
+
+def test_why_files_cannot_be_made_is_told_on_a_full_disk_too(tmp_path: Path) -> None:
+    """Nothing can be written to the log, and the reason needs no more room than the plan has taken."""
+    home, attempt = Home(tmp_path / "home"), Attempt("j1.main", 1)
+    (home.root / "fetched.db").mkdir(parents=True)
+    launch = Launch(attempt=attempt, argv=("true",), shape=Shape(), slots=1, tree=Tree(hash="0" * 64, everywhere=True))
+    tellings = Tellings(f"{tmp_path}/")
+    folder, *first = planned(home, launch, "key", result_path(f"{tmp_path}/", attempt))
+    tellings.planned(attempt)
+    ended = Ended(attempt=attempt, ending=Ending(outcome="failed", code=prepare.NOT_PREPARED))
+    assert tellings.last_word(ended) == ended, "no reason is known yet"
+    size = Path(failure_path(result_path(f"{tmp_path}/", attempt))).stat().st_size
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*first, "true"], cwd=folder, env={}, stderr=full)
+    assert done.returncode == prepare.NOT_PREPARED
+    told = tellings.last_word(ended).ending
+    assert told.outcome == "unstartable" and told.note.startswith("E216: the files of the job cannot be made here")
+    assert Path(failure_path(result_path(f"{tmp_path}/", attempt))).stat().st_size == size
+
+
+def test_an_attempt_of_which_no_plan_could_be_written_is_unstartable(tmp_path: Path) -> None:
+    attempt = Attempt("j1.main", 1)
+    tellings = Tellings(f"{tmp_path}/")
+    ended = Ended(attempt=attempt, ending=Ending(outcome="failed", code=prepare.NOT_PREPARED))
+    tellings.planned(attempt, NOT_PLANNED)
+    told = tellings.last_word(ended).ending
+    assert told.outcome == "unstartable" and told.note == NOT_PLANNED
+    tellings.forget([attempt])
+    assert tellings.last_word(ended) == ended
 
 
 def test_where_the_folder_is_seen_it_runs_there_unless_the_copy_counts_everywhere(tmp_path: Path) -> None:
