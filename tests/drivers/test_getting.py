@@ -1,5 +1,6 @@
 """What an attempt has left comes as one archive, and nothing from elsewhere."""
 
+import asyncio
 import io
 import os
 import tarfile
@@ -7,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from poise.drivers.getting import GoneError, archive
+from poise.cli.get import kept
+from poise.config import Home
+from poise.drivers.getting import Giving, GoneError, archive
+from poise.errors import SpecError
+from poise.model.messages import Attempt, Credit, FromConsole, Get, Left, Said
 
 
 def names(folder: Path, path: str) -> dict[str, bytes | str | None]:
@@ -73,3 +78,58 @@ def test_a_file_that_shrinks_is_filled_up(left: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(data), mode="r|") as tar:
         (entry,) = list(tar)
         assert entry.size == 300_000
+
+
+def test_a_deep_folder_is_given_to_its_end(deep: Path) -> None:
+    said: list[FromConsole] = []
+
+    async def give() -> None:
+        over = asyncio.Event()
+
+        def say(message: FromConsole) -> None:
+            said.append(message)
+            if isinstance(message, Said):
+                giving.takes(Credit(name="g1", bytes=len(message.data)))
+            if isinstance(message, Left):
+                over.set()
+
+        giving = Giving(Home(deep.parent / "home"), say)
+        assert giving.takes(Get(name="g1", attempt=Attempt("j1.main", 1), folder=str(deep), path="."))
+        await asyncio.wait_for(over.wait(), 60.0)
+
+    asyncio.run(give())
+    assert said.pop() == Left(name="g1", code=0)
+    data = b"".join(message.data for message in said if isinstance(message, Said))
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r|") as tar:
+        last = tar.getnames()[-1]
+    assert last == "./" + "d/" * 1_200 + "a"
+
+
+def test_folders_side_by_side_are_all_given(left: Path) -> None:
+    (left / "out" / "z" / "y").mkdir(parents=True)
+    (left / "out" / "z" / "y" / "x").write_bytes(b"1")
+    assert [name for name in names(left, "out") if "n" not in name] == [
+        "out", "out/a", "out/deep", "out/deep/b", "out/z", "out/z/y", "out/z/y/x",
+    ]  # fmt: skip
+
+
+def test_a_folder_that_is_moved_meanwhile_leads_nowhere_else(left: Path) -> None:
+    (left / "out" / "deep" / "big").write_bytes(b"1" * 200_000)
+    pieces = archive(left, "out")
+    while b"out/deep/big" not in next(pieces):
+        pass
+    (left / "elsewhere").mkdir()
+    (left / "out" / "deep").rename(left / "elsewhere" / "deep")
+    with pytest.raises(OSError, match="moved"):
+        list(pieces)
+
+
+def test_what_is_no_file_is_refused_where_it_is_asked_for_by_its_name(left: Path, tmp_path: Path) -> None:
+    os.mkfifo(left / "pipe")
+    (left / "link").symlink_to("/etc/passwd")
+    for name in ("pipe", "link"):
+        with pytest.raises(SpecError, match="nothing to copy"):
+            kept(archive(left, name), tmp_path / "got", 2**30)
+    assert not (tmp_path / "got").exists() and not list(tmp_path.glob(".poise-get-*"))
+    assert kept(archive(left, "out/a"), tmp_path / "got", 2**30) == (1, 100_000)
+    assert (tmp_path / "got").read_bytes() == b"1" * 100_000

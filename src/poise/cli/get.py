@@ -47,13 +47,7 @@ def get(source: str, dest: Path | None, rank: int | None, most: str, force: bool
     name = Path(os.path.normpath(path)).name or job
     place = _place(dest, name, force)
     client = start.connected(current_home())
-    pieces = client.get(job, path, rank=rank)
-    with tempfile.TemporaryDirectory(prefix=".poise-get-", dir=place.parent) as draft:
-        files, size = _unpacked(pieces, Path(draft), limit)
-        (made,) = Path(draft).iterdir()
-        if force and place.is_dir() and not place.is_symlink():
-            shutil.rmtree(place)
-        made.replace(place)
+    files, size = kept(client.get(job, path, rank=rank), place, limit, force=force)
     if as_json:
         print_json({"path": str(place), "files": files, "bytes": size})
     else:
@@ -73,6 +67,22 @@ def _place(dest: Path | None, name: str, force: bool) -> Path:
 
 
 HINT = "`poise get j1:out.txt`; `poise ls` lists jobs"
+
+
+def kept(pieces: Iterator[bytes], place: Path, limit: int, *, force: bool = False) -> tuple[int, int]:
+    """Put what an archive of one file or folder has at its place; with `force` in place of a folder. Returns the files
+    and their bytes. Raises SpecError where nothing in it can be kept, as with a link that leads elsewhere.
+    """
+    with tempfile.TemporaryDirectory(prefix=".poise-get-", dir=place.parent) as draft:
+        files, size = _unpacked(pieces, Path(draft), limit)
+        made = next(Path(draft).iterdir(), None)
+        if made is None:
+            what, need = "there is nothing to copy", "a file or a folder; no pipe, and no link that leads elsewhere"
+            raise SpecError(what, field="source", need=need, hint="the path that the link leads to")
+        if force and place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
+        made.replace(place)
+    return files, size
 
 
 class _Reader(io.RawIOBase):

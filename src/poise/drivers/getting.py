@@ -12,6 +12,7 @@ import stat
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from poise.config import Home
 from poise.drivers.following import work_folder
@@ -95,6 +96,8 @@ class _Given:
             left = Left(name=self.name, code=GONE, note=str(error))
         except OSError as error:
             left = Left(name=self.name, code=UNREADABLE, note=f"it cannot be read: {error.strerror or error}")
+        except Exception as error:  # whatever it was, somebody waits for the end
+            left = Left(name=self.name, code=UNREADABLE, note=f"it cannot be read: {error!r}")
         self._say(left)
 
 
@@ -116,7 +119,7 @@ def archive(folder: Path, path: str) -> Iterator[bytes]:
             state = os.stat(name, dir_fd=top, follow_symlinks=False)
         except OSError:
             raise GoneError("the node has no such file, or it is behind a link") from None
-        yield from _together(_entries(top, name, name, state, [0]))
+        yield from _together(_entries(top, name, state))
 
 
 def _together(pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -130,11 +133,67 @@ def _together(pieces: Iterator[bytes]) -> Iterator[bytes]:
     yield bytes(waiting) + bytes(2 * BLOCK)
 
 
-def _entries(parent: int, name: str, shown: str, state: os.stat_result, count: list[int]) -> Iterator[bytes]:
-    """An entry of a folder, and all below it."""
-    count[0] += 1
-    if count[0] > MOST_ENTRIES:
-        raise OSError(f"there are more than {MOST_ENTRIES} files")
+class _Folder(NamedTuple):
+    """A folder whose entries are being given; `is_at` is its device and its number there."""
+
+    shown: str
+    names: Iterator[str]
+    is_at: tuple[int, int]
+
+
+def _entries(parent: int, name: str, state: os.stat_result) -> Iterator[bytes]:
+    """An entry of a folder, and all below it at any depth. One folder is open at a time: the way back up is by `..`,
+    and it is an error if that leads elsewhere by now.
+    """
+    yield from _entry(parent, name, name, state)
+    if not stat.S_ISDIR(state.st_mode):
+        return
+    here = os.open(name, _FOLDER if name != "." else os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        inside = [_opened(here, name)]
+        count = 1
+        while inside:
+            if (inner := next(inside[-1].names, None)) is None:
+                inside.pop()
+                if inside:
+                    here = _into(here, "..")
+                    if _is_at(here) != inside[-1].is_at:
+                        raise OSError("a folder was moved while it was read")
+                continue
+            try:
+                found = os.stat(inner, dir_fd=here, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            count += 1
+            if count > MOST_ENTRIES:
+                raise OSError(f"there are more than {MOST_ENTRIES} files")
+            shown = f"{inside[-1].shown}/{inner}"
+            yield from _entry(here, inner, shown, found)
+            if stat.S_ISDIR(found.st_mode):
+                here = _into(here, inner)
+                inside.append(_opened(here, shown))
+    finally:
+        os.close(here)
+
+
+def _into(here: int, name: str) -> int:
+    """A folder in one that is open, in its place."""
+    other = os.open(name, _FOLDER, dir_fd=here)
+    os.close(here)
+    return other
+
+
+def _opened(folder: int, shown: str) -> _Folder:
+    return _Folder(shown, iter(sorted(os.listdir(folder))), _is_at(folder))
+
+
+def _is_at(folder: int) -> tuple[int, int]:
+    state = os.fstat(folder)
+    return state.st_dev, state.st_ino
+
+
+def _entry(parent: int, name: str, shown: str, state: os.stat_result) -> Iterator[bytes]:
+    """One entry, without what is below it."""
     info = tarfile.TarInfo(shown)
     info.mode, info.mtime = stat.S_IMODE(state.st_mode) & 0o777, int(state.st_mtime)
     if stat.S_ISREG(state.st_mode):
@@ -145,16 +204,6 @@ def _entries(parent: int, name: str, shown: str, state: os.stat_result, count: l
     elif stat.S_ISDIR(state.st_mode):
         info.type = tarfile.DIRTYPE
         yield _head(info)
-        folder = os.open(name, _FOLDER if name != "." else os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
-        try:
-            for inner in sorted(os.listdir(folder)):  # noqa: PTH208 — a folder that is open
-                try:
-                    found = os.stat(inner, dir_fd=folder, follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                yield from _entries(folder, inner, f"{shown}/{inner}", found, count)
-        finally:
-            os.close(folder)
 
 
 def _of_file(parent: int, name: str, info: tarfile.TarInfo) -> Iterator[bytes]:
