@@ -24,6 +24,7 @@ from poise.errors import (
     Conflict,
     ErrorRecord,
     Fault,
+    InputError,
     NotFound,
     NotLeading,
     PoiseError,
@@ -219,17 +220,18 @@ class Client:
             return submit(spec)
         ensure_home(self.home)
 
-        def without(error: SpecError) -> Receipt:
-            if not wanted.by_default:
+        def without(error: InputError | Fault) -> Receipt:
+            if not wanted.by_default or isinstance(error, Unreachable):
                 raise error
-            told = "; ".join(f"{one.message}: {one.have}" for one in error.record.all())
-            say(f"the working tree does not go along, because {told}; {error.record.hint}; or `--sync=off`")
+            told = [f"{one.message}: {one.have}" if one.have else one.message for one in error.record.all()]
+            hint = f"{error.record.hint}; or " if error.record.hint else ""
+            say(f"the working tree does not go along, because {'; '.join(told)}; {hint}`--sync=off`")
             return submit(spec)
 
         for left in range(SEND_TRIES - 1, -1, -1):
             try:
                 snapshot = wanted.look(self.home.root)
-            except SpecError as error:
+            except (InputError, Fault) as error:
                 return without(error)
             with_tree = wanted.told(spec, snapshot)
             try:
@@ -237,16 +239,16 @@ class Client:
             except NotFound as error:
                 if error.record.field != "tree":
                     raise
+            except Fault as error:
+                return without(error)
             else:
                 say(_goes_along(snapshot, "nothing new to send"))
                 return accepted
             try:
                 sent = self._send_tree(snapshot)
-            except SpecError as error:
-                return without(error)
-            except Conflict:
-                if not left:
-                    raise
+            except (InputError, Fault) as error:
+                if not (isinstance(error, Conflict) and left):
+                    return without(error)
             else:
                 say(_goes_along(snapshot, sent))
                 return submit(with_tree)

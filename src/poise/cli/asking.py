@@ -154,7 +154,9 @@ def _as_flag(record: ErrorRecord, flags: dict[str, Any]) -> ErrorRecord:
         return msgspec.structs.replace(record, others=())
     match = _A_FIELD.fullmatch(record.hint)
     meant = flag_of(match[1]) if match else ""
-    hint = f"{FLAGS[meant][1].name} {match[2]}" if match and meant in flags else record.hint
+    hint = record.hint
+    if match and meant in flags:
+        hint = FLAGS[meant][1].name + ("" if match[2] == "true" else f" {match[2]}")
     flag = FLAGS[name][1]
     if flag.example and (match or not record.hint):
         hint = f"{flag.name} {flag.example}"

@@ -181,6 +181,13 @@ def test_errors_about_flags_name_the_flag(given: str, where: str, hint: str) -> 
     assert (caught.value.record.field, caught.value.record.hint) == (where, hint)
 
 
+def test_a_hint_at_a_flag_without_a_value_can_be_typed() -> None:
+    """What would follow `--sync` is the command, or a file."""
+    with pytest.raises(SpecError) as caught, told_as_flags({"sync": "off", "requirements": "r.txt"}):
+        compile_spec({"run": "x", "sync": False, "requirements": "r.txt"}, wall=0.0)
+    assert (caught.value.record.field, caught.value.record.hint) == ("--requirements", "--sync")
+
+
 def test_the_pause_between_retries_is_said_beside_their_number() -> None:
     asks = flags_of("--retries", "5", "--backoff", "2s")
     assert asks["retry"] == {"limit": 5, "backoff": "2s"}
