@@ -87,7 +87,7 @@ def _read(number: int, line: str) -> Read:
         words = shlex.split(line, comments=True)
     except ValueError as error:
         what = f"the options cannot be read: {str(error).lower()}"
-        hint = '#SBATCH --job-name="my run"'
+        hint = '#SBATCH --output="my logs/%j"'
         return Read(number, (), wrong=(ErrorRecord(code="E102", message=what, have=line[:80], hint=hint),))
     while words:
         name, _, value = words.pop(0).partition("=")
@@ -264,6 +264,14 @@ def _nodes(field: str, text: str) -> str:
     return " ".join(f"{field}={name}" for name in text.split(","))
 
 
+def _name(text: str) -> str:
+    """Slurm's names have any characters and length."""
+    name = re.sub("[^A-Za-z0-9._-]+", "-", text).strip("-._")[:63]
+    if not name:
+        raise ValueError(text)
+    return f"name={name}"
+
+
 def _output(text: str) -> str:
     """Patterns that mean the same here; others are not told."""
     named = re.sub("%[0-9]*[AaJjt]", lambda sign: {"t": "%r", "a": "%r"}.get(sign[0][-1], "%j"), text)
@@ -281,7 +289,7 @@ _OF_SLURM: dict[str, Callable[[str], str]] = {
     "cpus-per-task": lambda text: f"cpu={text}",
     "ntasks": lambda text: f"workers={text}",
     "time": _time_limit,
-    "job-name": lambda text: f"name={shlex.quote(text)}",
+    "job-name": _name,
     "array": _array,
     "begin": _begin,
     "deadline": _deadline,

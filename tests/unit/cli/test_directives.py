@@ -126,7 +126,7 @@ def test_what_the_scheduler_refuses_is_told_with_its_line(tmp_path: Path) -> Non
     assert found == {"resources.memory": f"{tmp_path}/train.sh:2", "env.1": f"{tmp_path}/train.sh:3"}
 
 
-LOST = ("partition", "16:00", "now+0", "now+1month", "n[1-3]", "%x", "lots", "comment", "craynetwork", "kepler")
+LOST = ("partition", "16:00", "now+0", "now+1month", "n[1-3]", "%x", "lots", "comment", "craynetwork", "kepler", "((")
 """What nothing here corresponds to is named."""
 
 
@@ -153,7 +153,8 @@ LOST = ("partition", "16:00", "now+0", "now+1month", "n[1-3]", "%x", "lots", "co
         ("--mem=2GB -n 2", "memory=2GiB cpu=2"),
         ("--mem=lots -n 2", "cpu=2"),
         ('--job-name="train"', "name=train"),
-        ("--job-name='my run' -n 2  # don't", "name=my run cpu=2"),
+        ("--job-name='my run' -n 2  # don't", "name=my-run cpu=2"),
+        ('--job-name="((" -n 2', "cpu=2"),
         ('--output="logs/%j.out"', "output=logs/%j.out"),
         ('--array=1-3 --output="my logs/%j.out"', "sweep=i=1..3 output=my logs/%j-%r.out"),
         ('--comment="a b" -n 2', "cpu=2"),
