@@ -49,6 +49,9 @@ STATUS = StatusReport(
 )
 
 
+DAMAGED = b'{"error":{"code":"E216","message":"the kept files are damaged"}}'
+
+
 class _DamagedFiles(BaseHTTPRequestHandler):
     """A control plane that takes jobs, and cannot read the files that clients have sent."""
 
@@ -56,13 +59,16 @@ class _DamagedFiles(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path.startswith("/v1/trees/"):
-            self._answer(500, b'{"error":{"code":"E216","message":"the kept files are damaged"}}')
+            self._answer(500, DAMAGED)
         else:
             self._answer(200, msgspec.json.encode(STATUS))
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self._answer(200, b'{"job":"j1"}')
+        job = msgspec.json.decode(self.rfile.read(int(self.headers["Content-Length"])))
+        if "sync" in job["spec"]:
+            self._answer(500, DAMAGED)
+        else:
+            self._answer(200, b'{"job":"j1"}')
 
     def log_message(self, format: str, *_: object) -> None:
         """Nothing is said."""
