@@ -133,3 +133,8 @@ def test_what_is_no_file_is_refused_where_it_is_asked_for_by_its_name(left: Path
     assert not (tmp_path / "got").exists() and not list(tmp_path.glob(".poise-get-*"))
     assert kept(archive(left, "out/a"), tmp_path / "got", 2**30) == (1, 100_000)
     assert (tmp_path / "got").read_bytes() == b"1" * 100_000
+
+
+def test_a_deep_folder_is_replaced_by_what_came(deep: Path, left: Path) -> None:
+    kept(archive(left, "out/a"), deep / "d", 2**30, force=True)
+    assert (deep / "d").read_bytes() == b"1" * 100_000

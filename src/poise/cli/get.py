@@ -2,7 +2,6 @@
 
 import io
 import os
-import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from poise.cli.numbers import WholeRange
 from poise.cli.render import print_json, say
 from poise.client import current_home
 from poise.control import start
+from poise.drivers.tidy import remove_folder
 from poise.errors import Conflict, Fault, SpecError
 from poise.model.fields import memory
 from poise.units import format_bytes
@@ -80,7 +80,7 @@ def kept(pieces: Iterator[bytes], place: Path, limit: int, *, force: bool = Fals
             what, need = "there is nothing to copy", "a file or a folder; no pipe, and no link that leads elsewhere"
             raise SpecError(what, field="source", need=need, hint="the path that the link leads to")
         if force and place.is_dir() and not place.is_symlink():
-            shutil.rmtree(place)
+            remove_folder(place)
         made.replace(place)
     return files, size
 
