@@ -80,6 +80,13 @@ class Line:
         ending: dict[str, Any] = self.until("ended", task)[2]
         return ending
 
+    def kill(self) -> None:
+        """End the keeper with SIGKILL, and wait until its doors are closed: its listener is before this connection."""
+        os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            while self.file.readline():
+                pass
+
     def close(self) -> None:
         self.file.close()
         self.socket.close()
@@ -611,7 +618,7 @@ def test_a_damaged_journal_gives_what_is_whole(connect: Open, tmp_path: Path, da
     for task in ("x", "y", "z"):
         line.run(task, "true")
         line.ending(task)
-    os.kill(line.pid, signal.SIGKILL)
+    line.kill()
     with pytest.raises(EOFError):
         line.hear()
     journal = tmp_path / "slot-0.journal"
@@ -682,7 +689,7 @@ def test_a_deleted_journal_is_written_anew_before_anything_runs(connect: Open, t
     (tmp_path / "slot-0.journal").unlink()
     line.run("y", "grep", '"starting",."j1.y",1', str(tmp_path / "slot-0.journal"))
     assert line.ending("y")["outcome"] == "done"
-    os.kill(line.pid, signal.SIGKILL)
+    line.kill()
     with contextlib.suppress(ConnectionResetError):  # until it is gone its socket takes connections
         while line.file.readline():
             pass
@@ -701,7 +708,7 @@ def test_an_ending_that_cannot_be_written_holds_the_slot(connect: Open, tmp_path
     assert line.ending("y")["outcome"] == "returned"
     fill(line, full=False)
     wait_until(lambda: kinds(tmp_path / "slot-0.journal") == ["keeper", "starting", "ended", "ended"])
-    os.kill(line.pid, signal.SIGKILL)
+    line.kill()
     assert [(one[1][0], one[2]["outcome"]) for one in connect().ended] == [("j1.x", "failed"), ("j1.y", "returned")]
 
 
@@ -721,13 +728,13 @@ def test_an_ending_has_its_place_on_a_disk_that_fills_meanwhile(connect: Open, t
             while file.write(bytes(4096)):
                 pass
         assert line.ending("x")["code"] == 3
-        os.kill(line.pid, signal.SIGKILL)
+        line.kill()
         line.close()
         again = connect()
         assert [(one[1][0], one[2]["code"]) for one in again.ended] == [("j1.x", 3)]
         again.run("y", "true")
         assert again.ending("y")["outcome"] == "returned"
-        os.kill(again.pid, signal.SIGKILL)
+        again.kill()
         again.close()
     finally:
         subprocess.run(["umount", "-l", tmp_path], check=True)
@@ -765,7 +772,7 @@ def test_a_long_folder_is_no_obstacle(tmp_path: Path) -> None:
     line = Line(folder)
     line.run("x", "true")
     assert line.ending()["outcome"] == "done"
-    os.kill(line.pid, signal.SIGKILL)
+    line.kill()
     line.close()
 
 

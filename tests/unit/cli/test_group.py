@@ -60,7 +60,7 @@ FLAGS = {
     "--array 0-9": "--parts 10",
     "--dependency=afterany:j3": "--after-any j3",
     "--dependency afterok:3": "--after j3",
-    "--job-name 'a job'": "--name 'a job'",
+    "--job-name 'a job'": "--name a-job",
 }
 """Flags of other programs, and those that are suggested."""
 
