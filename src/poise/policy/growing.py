@@ -254,6 +254,12 @@ def _rates(draft: Draft, one: Resident | Candidate, models: Sequence[int]) -> tu
     return tuple(fastest / max(1, of[model].mean) if able[model] else 0.0 for model in models)
 
 
+def tells_models_apart(draft: Draft, one: Resident | Candidate) -> bool:
+    """Whether more is known of how fast it is on each model than what was declared for all of them."""
+    of = draft.speeds.of(one.kind, one.shape.wants.precision, one.declared, one.work, devices=True)
+    return of.count(of[0]) < len(of) or of[0].source not in ("declared", "default")
+
+
 def _is_guess(draft: Draft, kind: str, shape: Shape, declared: int, work: Work) -> bool:
     of = draft.speeds.of(kind, shape.wants.precision, declared, work, devices=True)
     return all(estimate.source == "default" for estimate in of)

@@ -6,9 +6,9 @@ blocked gets room kept or makes others yield (reclaim); what still waits is held
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Literal
 
 import msgspec
@@ -28,7 +28,7 @@ from poise.policy.elasticflow import ElasticFlow
 from poise.policy.emptying import being_emptied, hand_over, keep_for_leaving
 from poise.policy.feasible import MOST_TASKS, gang_incomplete, grouped, room_when_empty
 from poise.policy.goodput import Goodput
-from poise.policy.growing import COOL_DOWN, GROWS_BY, Begun, changes, hand_out, sizes, units_of
+from poise.policy.growing import COOL_DOWN, GROWS_BY, Begun, changes, hand_out, sizes, tells_models_apart, units_of
 from poise.policy.place import Draft, close_together
 from poise.policy.protocol import Policy
 from poise.policy.queues import Tiresias
@@ -334,17 +334,31 @@ class _Round:
         return [ordered[number] for number in np.lexsort(keys).tolist()]
 
     def _shares_elastic(self, ordered: Sequence[Candidate]) -> bool:
-        """Whether elastic units on whole devices wait or run, and all of them are weighed together."""
+        """Whether elastic units on whole devices wait or run, and all of them are weighed together. Of several models,
+        they get one each; so something must be known of how fast one of them is on each.
+        """
         if not (self.recipe.elastic and self._weighs_worth):
             return False
-        return any(one.shape.gpus for one in self.view.elastic) or any(one.least and one.shape.gpus for one in ordered)
+        elastic: Iterable[Resident | Candidate] = chain(self.view.elastic, (one for one in ordered if one.least))
+        of_devices = (one for one in elastic if one.shape.gpus)
+        if not self._is_uneven:
+            return any(True for _ in of_devices)
+        return any(tells_models_apart(self.draft, one) for one in of_devices)
+
+    @cached_property
+    def _models(self) -> list[int]:
+        """The models of devices, where there are several and who runs where may be changed."""
+        return (
+            [index for index, model in enumerate(self.view.fleet.models) if model.kind != "cpu"]
+            if self._is_uneven
+            else []
+        )
 
     def _share_out(self, ordered: Sequence[Candidate]) -> None:
         """Sizes for all elastic units on whole devices and all gangs of them that wait; where devices are unequal also
         a model for each elastic one that is to start, or to be larger than its least.
         """
-        fleet, waiting = self.view.fleet, list(islice(filter(_takes_whole, ordered), WEIGHED_WAITING))
-        models = [index for index, model in enumerate(fleet.models) if model.kind != "cpu"] if self._is_uneven else []
+        models, waiting = self._models, list(islice(filter(_takes_whole, ordered), WEIGHED_WAITING))
         units, there = units_of(self.draft, waiting, models)
         found = sizes(units, there)
         self._sizes = {unit: size.tasks for unit, size in found.items()} | self._begun_anew(ordered)

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from poise.policy.growing import Unit, sizes
-from poise.testing import World
+from poise.testing import World, node
 
 
 def test_what_was_placed_in_the_size_that_pays_is_not_restarted_for_more() -> None:
@@ -135,3 +136,18 @@ def test_a_unit_that_runs_keeps_its_least_on_its_model() -> None:
 def test_what_cannot_run_on_a_model_is_given_none_of_it() -> None:
     units = [two_models(name, 600.0)._replace(rates=(0.0, 1.0)) for name in ("a", "b")]
     assert {size.model for size in sizes(units, UNEQUAL).values() if size.tasks} == {1}
+
+
+def test_where_nothing_tells_models_apart_an_elastic_unit_may_use_devices_of_several() -> None:
+    """As in `poise demo`: one slow device is taken, and what was declared says the same of all models."""
+    world = World("poise")
+    for name in ("fast", "slow"):
+        offer = node(name, cpu=4, gpus=2)
+        world.join(
+            msgspec.structs.replace(
+                offer, devices=tuple(msgspec.structs.replace(one, model=name) for one in offer.devices)
+            )
+        )
+    world.job("other", resources={"cpu": 1, "gpu": 1, "gpu_model": "slow"}, expect="10m").round().start("other")
+    world.job("training", workers="1..4", resources={"cpu": 1, "gpu": 1}, priority="low", expect="30s").round()
+    assert sorted(world.where("training")) == ["fast", "fast", "slow"]
