@@ -30,6 +30,9 @@ yielded comes back to all that it can use, even if that is one task more."""
 CHANGES_BY = 1.25
 """A restart for a change of size by less does not pay: estimates err by more."""
 
+NOT_OF_A_MODEL = "default", "declared", "history elsewhere"
+"""Sources of estimates that say the same of every model of device."""
+
 COOL_DOWN = MINUTE
 """Time between two reallocations off one node, and before an elastic unit changes its size again; longer, the more
 often it was restarted."""
@@ -254,10 +257,12 @@ def _rates(draft: Draft, one: Resident | Candidate, models: Sequence[int]) -> tu
     return tuple(fastest / max(1, of[model].mean) if able[model] else 0.0 for model in models)
 
 
-def tells_models_apart(draft: Draft, one: Resident | Candidate) -> bool:
-    """Whether more is known of how fast it is on each model than what was declared for all of them."""
+def tells_models_apart(draft: Draft, one: Resident | Candidate, models: Sequence[int]) -> bool:
+    """Whether something is known of how fast it is on at least two of these models: one run that was measured on one of
+    them is not compared with what was declared for the others.
+    """
     of = draft.speeds.of(one.kind, one.shape.wants.precision, one.declared, one.work, devices=True)
-    return of.count(of[0]) < len(of) or of[0].source not in ("declared", "default")
+    return sum(of[model].source not in NOT_OF_A_MODEL for model in models) > 1
 
 
 def _is_guess(draft: Draft, kind: str, shape: Shape, declared: int, work: Work) -> bool:

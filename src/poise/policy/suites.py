@@ -335,7 +335,7 @@ class _Round:
 
     def _shares_elastic(self, ordered: Sequence[Candidate]) -> bool:
         """Whether elastic units on whole devices wait or run, and all of them are weighed together. Of several models,
-        they get one each; so something must be known of how fast one of them is on each.
+        each gets one, so one of them must be known to be faster on some.
         """
         if not (self.recipe.elastic and self._weighs_worth):
             return False
@@ -343,7 +343,7 @@ class _Round:
         of_devices = (one for one in elastic if one.shape.gpus)
         if not self._is_uneven:
             return any(True for _ in of_devices)
-        return any(tells_models_apart(self.draft, one) for one in of_devices)
+        return any(tells_models_apart(self.draft, one, self._models) for one in of_devices)
 
     @cached_property
     def _models(self) -> list[int]:

@@ -138,16 +138,31 @@ def test_what_cannot_run_on_a_model_is_given_none_of_it() -> None:
     assert {size.model for size in sizes(units, UNEQUAL).values() if size.tasks} == {1}
 
 
-def test_where_nothing_tells_models_apart_an_elastic_unit_may_use_devices_of_several() -> None:
-    """As in `poise demo`: one slow device is taken, and what was declared says the same of all models."""
+def on_two_models() -> World:
+    """Two fast devices and two slow ones, one of which is taken, as in `poise demo`."""
     world = World("poise")
     for name in ("fast", "slow"):
         offer = node(name, cpu=4, gpus=2)
-        world.join(
-            msgspec.structs.replace(
-                offer, devices=tuple(msgspec.structs.replace(one, model=name) for one in offer.devices)
-            )
-        )
-    world.job("other", resources={"cpu": 1, "gpu": 1, "gpu_model": "slow"}, expect="10m").round().start("other")
-    world.job("training", workers="1..4", resources={"cpu": 1, "gpu": 1}, priority="low", expect="30s").round()
+        devices = tuple(msgspec.structs.replace(one, model=name) for one in offer.devices)
+        world.join(msgspec.structs.replace(offer, devices=devices))
+    return world.job("other", resources={"cpu": 1, "gpu": 1, "gpu_model": "slow"}, expect="10m").round().start("other")
+
+
+def test_what_was_declared_does_not_say_which_model_an_elastic_unit_should_have() -> None:
+    world = on_two_models().job("training", resources={"cpu": 1, "gpu": 1}, workers="1..4", expect="30s").round()
     assert sorted(world.where("training")) == ["fast", "fast", "slow"]
+
+
+def test_a_run_on_one_model_does_not_keep_elastic_work_from_devices_of_that_model() -> None:
+    """It gave way to work that is known as the same class, and was measured on the fast devices only."""
+    world = on_two_models()
+    world.job("training", resources={"cpu": 1, "gpu": 1}, workers="1..4", priority="low", expect="30s").round()
+    members = [f"training.main[{rank}]" for rank in range(3)]
+    world.start(*members).resizes(*members).after("3s")
+    fast = {"cpu": 1, "gpu": 1, "gpu_model": "fast"}
+    world.job("urgent", workers=2, resources=fast, priority="urgent", deadline="12s", expect="4s").round()
+    world.finish("training.main[1]", "training.main[2]", outcome="stopped").round()
+    assert world.where("urgent") == ["fast", "fast"]
+    runs = "urgent.main[0]", "urgent.main[1]"
+    world.start(*runs).after("3s").finish(*runs, run="3s").after("3s").round()
+    assert len(world.where("training")) > 1
