@@ -240,6 +240,8 @@ class Client:
                 if error.record.field != "tree":
                     raise
             except Fault as error:
+                if error.record.code != "E216":  # nothing is wrong with the files
+                    raise
                 return without(error)
             else:
                 say(_goes_along(snapshot, "nothing new to send"))
@@ -673,8 +675,8 @@ class Client:
         raise Unreachable("the control plane has ended, and so has the capture", hint=f"`poise capture {name}`")
 
     def get(self, name: str, path: str, *, task: str = "", rank: int | None = None) -> Iterator[bytes]:
-        """What a task has left on its node, as a tar archive piece by piece: a file or a folder, by its path in the
-        folder of the job. `task` or `rank` select one of several tasks. Raises NotFound where the node has no such
+        """A file or a folder that a task has left on its node, as pieces of a tar archive. `path` is relative to
+        the folder of the job. `task` or `rank` select one of several tasks. Raises NotFound where the node has no such
         path, and `Fault` where it ends too early.
         """
         body = {"path": path, "task": task, "rank": rank}

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from poise.dashboard.keeping import Recording
+from poise.dashboard.recording import Recording
 from poise.drivers.http import Connection
 from poise.drivers.lock import holder
 from poise.model.decisions import Reason

@@ -130,7 +130,7 @@ FIRST_REFUSAL = 4400
 """A channel that is closed by this number or a higher one was refused, and says why."""
 
 TIDY_SECONDS = 600.0
-"""How often it is looked whether jobs are gone of which files are here."""
+"""How often the agent checks whether jobs whose files are here are gone."""
 
 SHIP_SECONDS = 0.05
 MAX_SHIPPED = 16

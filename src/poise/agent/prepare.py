@@ -49,7 +49,7 @@ MOST_ASKED = 2048
 """Hashes in one question."""
 
 LONG = 2.0
-"""Seconds from which on it is told how long the files took."""
+"""From this many seconds on, the log of the job says how long its files took."""
 
 AT_ONCE = 4 * 2**20
 """Bytes of files that are held in memory at once."""
@@ -182,7 +182,7 @@ def _copied(home: Home, plan: Plan, source: Source, alive: Alive) -> tuple[Entry
 
 
 def _remove_cache(path: Path) -> None:
-    """Those who have it open go on with the removed one."""
+    """Processes that have it open continue with the removed file."""
     with _locked(path, fcntl.LOCK_EX):
         for end in ("", "-wal", "-shm"):
             Path(f"{path}{end}").unlink(missing_ok=True)
@@ -200,7 +200,7 @@ def _locked(path: Path, kind: int) -> Iterator[None]:
 
 
 def fetched(blobs: Blobs, plan: Plan, source: Source, alive: Alive) -> tuple[Entry, ...]:
-    """What the tree of an attempt consists of, once all its pieces are here."""
+    """The entries of an attempt's tree, once all its pieces are here."""
     tree = bytes.fromhex(plan.tree.hash)
     if not blobs.has("", tree):
         blobs.shrink()

@@ -1,4 +1,4 @@
-"""What attempts have left on this node of jobs that are gone."""
+"""Removes from this node the files of attempts whose jobs are gone."""
 
 from poise.client import Client
 from poise.config import Home

@@ -1,4 +1,4 @@
-"""What a script says at its head of what it needs.
+"""Directives: lines at the head of a script that say what it needs.
 
     #!/bin/bash
     #POISE gpu=1 memory=8GiB
@@ -7,7 +7,7 @@
 
 A directive is a flag of `poise submit`, or a field of the job file in YAML, as `name=value`; several stand in a line,
 quoted as for a shell. They end where the first line of code begins: one that comes later is refused. Lines of `#SBATCH`
-count too, where no directive and no flag says something else; options to which nothing here corresponds are told.
+have an effect unless a directive or a flag says something else. Options that have no counterpart are named on stderr.
 """
 
 import re

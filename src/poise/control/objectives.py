@@ -12,8 +12,7 @@ from poise.control.incidents import Incidents
 from poise.control.plane import Plane
 from poise.drivers.gateways import service_reports
 from poise.kernel import messages
-from poise.kernel.objectives import LONG, SHORT, Look
-from poise.kernel.objectives import Objectives as Judge
+from poise.kernel.objectives import LONG, SHORT, Judge, Look
 from poise.model.reports import ServiceReport
 from poise.model.tenants import class_of_tenant
 

@@ -37,7 +37,7 @@ class Look(NamedTuple):
     long: ServiceReport
 
 
-class Objectives:
+class Judge:
     """Decides what to record. `going` are services whose miss is recorded, and not over, at the instant `now`."""
 
     def __init__(self, going: Iterable[str], now: int) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 from poise.client import Client
 from poise.config import Home
 from poise.control.start import kept_environment
-from poise.dashboard.keeping import Recording
+from poise.dashboard.recording import Recording
 from poise.decoding import json_decoder
 from poise.drivers.lock import holder
 from poise.drivers.yamlfile import load_kind

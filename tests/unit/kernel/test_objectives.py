@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from poise.kernel.objectives import AGAIN, FEWEST, LONG, SHORT, Look, Objectives, missed
+from poise.kernel.objectives import AGAIN, FEWEST, LONG, SHORT, Judge, Look, missed
 from poise.model.reports import ServiceReport
 from poise.units import MILLISECOND, SECOND
 
@@ -45,7 +45,7 @@ def test_slow_answers_and_errors_of_the_service_miss_it_and_mistakes_of_clients_
     assert missed(of) == told
 
 
-def told(made: Objectives, looks: Sequence[Look], now: int = 0, *, all_answered: bool = True) -> list[tuple[str, bool]]:
+def told(made: Judge, looks: Sequence[Look], now: int = 0, *, all_answered: bool = True) -> list[tuple[str, bool]]:
     taken = made.take(looks, now, all_answered=all_answered)
     return [(one.text.removeprefix("service "), one.over) for one in taken]
 
@@ -58,7 +58,7 @@ MISSES = [("digits misses its objective: P99 310 ms, objective 200 ms", False)]
 
 
 def test_a_miss_begins_when_it_matters_and_still_lasts_and_ends_when_all_of_it_is_past() -> None:
-    made = Objectives((), 0)
+    made = Judge((), 0)
     assert told(made, look(SLOW, WELL)) == [], "a moment"
     assert told(made, look(WELL, SLOW)) == [], "that is past"
     assert told(made, look(SLOW, SLOW)) == MISSES
@@ -69,14 +69,14 @@ def test_a_miss_begins_when_it_matters_and_still_lasts_and_ends_when_all_of_it_i
 
 
 def test_few_requests_in_a_minute_are_judged_by_five_minutes_and_too_few_are_not_judged() -> None:
-    made = Objectives((), 0)
+    made = Judge((), 0)
     assert told(made, look(IDLE, IDLE)) == []
     assert told(made, look(IDLE, SLOW)) == MISSES
     assert told(made, look(IDLE, IDLE)) == [("digits had fewer than 100 requests in 5m0s", True)]
 
 
 def test_a_miss_that_lasts_is_told_again_before_its_incident_is_stale() -> None:
-    made = Objectives((), 0)
+    made = Judge((), 0)
     assert told(made, look(SLOW, SLOW), SECOND) == MISSES
     assert told(made, look(SLOW, SLOW), AGAIN) == []
     assert told(made, look(SLOW, SLOW), AGAIN + SECOND) == MISSES
@@ -84,14 +84,14 @@ def test_a_miss_that_lasts_is_told_again_before_its_incident_is_stale() -> None:
 
 
 def test_a_service_of_several_gateways_misses_it_as_long_as_one_of_them_does() -> None:
-    made = Objectives((), 0)
+    made = Judge((), 0)
     assert told(made, look(WELL, WELL) + look(SLOW, SLOW)) == MISSES
     assert told(made, look(SLOW, SLOW) + look(WELL, WELL)) == []
     assert told(made, look(WELL, WELL) + look(WELL, WELL)) == [("digits meets its objective", True)]
 
 
 def test_a_service_that_has_ended_misses_nothing_unless_its_gateway_only_does_not_answer() -> None:
-    made = Objectives(["digits", "ann:words"], 0)
+    made = Judge(["digits", "ann:words"], 0)
     assert told(made, look(SLOW, SLOW, "ann:words"), all_answered=False) == []
     assert told(made, look(SLOW, SLOW, "ann:words")) == [("digits is not served any more", True)]
     assert told(made, look(WELL, WELL, "ann:words")) == [("ann:words meets its objective", True)]

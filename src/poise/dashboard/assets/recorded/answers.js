@@ -1,4 +1,4 @@
-// In a kept page: the stream and the data functions answer from what was recorded (`poise.dashboard.keeping`), and it is
+// In a kept page: the stream and the data functions answer from what was recorded (`poise.dashboard.recording`), and it is
 // always the moment at which the recording ended.
 
 import { EMPTY, apply } from "../stream.js";

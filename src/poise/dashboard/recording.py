@@ -116,13 +116,13 @@ def page(title: str, recorded: bytes) -> str:
     modules = {path.relative_to(ASSETS): path.read_text() for path in sorted(ASSETS.rglob("*.js"))}
     scripts = {PurePosixPath(path.as_posix()): text for path, text in modules.items()}
     theme = scripts.pop(PurePosixPath("theme.js"))
-    scripts[PurePosixPath("place.js")] = scripts.pop(PurePosixPath("kept/place.js"))
+    scripts[PurePosixPath("place.js")] = scripts.pop(PurePosixPath("recorded/place.js"))
     imports = {f"poise/{path}": _address(path, text) for path, text in scripts.items() if path.name != "worker.js"}
     head = (
         f"<title>{escape(title)}</title>\n<style>{style}</style>\n<script>{theme}</script>\n"
         f'<script type="importmap">{_in_html(msgspec.json.encode({"imports": imports}))}</script>\n'
         f'<script type="application/json" id="recorded">{_in_html(recorded)}</script>\n'
-        '<script type="module">import "poise/kept/answers.js"; import "poise/shell.js";</script>\n'
+        '<script type="module">import "poise/recorded/answers.js"; import "poise/shell.js";</script>\n'
     )
     begin, end = html.index("<title>"), html.index("</head>")
     banner = f'<p class="by">{escape(title)}: what was recorded while it ran.</p>\n<div id="banner"'
