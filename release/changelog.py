@@ -2,8 +2,8 @@
 
     python release/changelog.py 0.2.0
 
-Fragments are `docs/news/NAME.KIND.md`; they are removed. Links in them, which are relative to their folder, are made
-relative to the changelog.
+Fragments are `docs/news/NAME.KIND.md`; they are removed. One that begins with a heading is a list of its own, which
+comes after the others. Links in them, which are relative to their folder, are made relative to the changelog.
 """
 
 import argparse
@@ -32,15 +32,22 @@ def main() -> None:
 
 def section(version: str, fragments: list[Path], news: Path) -> str:
     """The fragments as one section, by kind. Raises ValueError for a fragment of an unknown kind or without text."""
-    by_kind: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    single: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    areas: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for path in fragments:
         kind = path.name.split(".")[-2]
-        text = " ".join(path.read_text().split())
-        if kind not in by_kind or not text:
+        text = relinked(path.read_text().strip(), news)
+        if kind not in KINDS or not text:
             raise ValueError(f"{path}: a fragment is NAME.KIND.md with text, KIND one of {', '.join(KINDS)}")
-        by_kind[kind].append(f"* {relinked(text, news)}")
-    parts = [f"### {KINDS[kind]}\n\n" + "\n".join(lines) for kind, lines in by_kind.items() if lines]
-    return f"## {version}\n\n" + "\n\n".join(parts) + "\n"
+        if text.startswith("#"):
+            areas[kind].append(text)
+        else:
+            single[kind].append(f"* {' '.join(text.split())}")
+    parts = [f"## {version}"]
+    for kind, title in KINDS.items():
+        found = [*(["\n".join(single[kind])] if single[kind] else []), *areas[kind]]
+        parts += [f"### {title}", *found] if found else []
+    return "\n\n".join(parts) + "\n"
 
 
 def relinked(text: str, folder: Path) -> str:
