@@ -554,7 +554,7 @@ def job_file() -> str:
         ),
         "",
         "In a `run` that is a list, `${lr}` or `{lr}` is replaced by the value; in a string it is a variable that the",
-        "shell looks up. A name has small letters, digits and `_`.",
+        "shell looks up. A name has lowercase letters, digits and `_`.",
         "",
         "`expect` and `work` of a task with a `split` are those of all its items.",
         "",

@@ -240,6 +240,7 @@ def _draw_waiting(waiting: Waiting) -> None:
             + _ends_in(freeing.left)
             + (", overrun" if freeing.overrun else "")
             + (f"; {displaced[freeing.unit]} preempts it first" if freeing.unit in displaced else "")
+            + (f"; not preempted now: {freeing.protected.have}" if freeing.protected is not None else "")
             for freeing in waiting.frees
         ],
     )

@@ -18,6 +18,9 @@ from poise.units import format_cpu, type_bytes, type_rate
 FEW = 12
 """Models that are told where the right one is not known."""
 
+LIKELY = 256
+"""Names of nodes among which a near miss is looked for."""
+
 
 def check_all(units: Sequence[Unit], fleet: Fleet, tenant: str, quota: Quota | None) -> None:
     """Raise SpecError for all units that no node here could ever run, or that are more than the whole quota of their
@@ -49,6 +52,28 @@ def nowhere(fleet: Fleet, unit: Unit) -> list[Reason]:
     except SpecError as error:
         return [Reason(code="NOWHERE", have=error.record.message, fixable="never")]
     return []
+
+
+def strangers(fleet: Fleet, shapes: Iterable[Shape]) -> list[Reason]:
+    """The names in `node` and `exclude_node` that no node has: misspelt, or of nodes that have not joined yet."""
+    found: dict[tuple[str, str], None] = {}
+    for where in dict.fromkeys(shape.where for shape in shapes):
+        found |= {("ALLOWS_UNKNOWN", name): None for name in where.nodes if name not in fleet.rows}
+        found |= {("EXCLUDES_UNKNOWN", name): None for name in where.without if name not in fleet.rows}
+    return [
+        Reason(code=code, subject=some(names, FEW), have=_there(fleet, names))
+        for code in dict.fromkeys(code for code, _ in found)
+        if (names := [name for of, name in found if of == code])
+    ]
+
+
+def _there(fleet: Fleet, names: Sequence[str]) -> str:
+    """The nodes that there are, and the one that was meant."""
+    if not len(fleet):
+        return "no node has joined yet"
+    close = [one for name in names[:FEW] for one in difflib.get_close_matches(name, fleet.names[:LIKELY], n=1)]
+    meant = f"did you mean `{close[0]}`? " if close else ""
+    return f"{meant}nodes are {some([*fleet.names], FEW)}"
 
 
 def _task_of(unit: Unit) -> str:

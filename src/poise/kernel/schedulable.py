@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from poise.errors import SpecError
+from poise.kernel.fitting import strangers
 from poise.model import graph
 from poise.model.fleet import CPU, DEVICES, Bools, Fleet
 from poise.model.jobs import Unit
@@ -85,14 +86,21 @@ def prepare(
             return cuts[-1]
 
         compiled = compile_spec(document, wall=wall, cut=cut, tenant=tenant)
+        named = [shape for shape in _shapes(compiled) if shape.where.nodes or shape.where.without]
+        notes = [f"the job {reason.sentence()}" for reason in (strangers(look().fleet, named) if named else ())]
         if not compiled.due_by:
-            return compiled
+            return compiled._replace(note="; ".join(notes)) if notes else compiled
         try:
-            return compiled._replace(note=check_deadlines(look(), compiled))
+            late = check_deadlines(look(), compiled)
+            return compiled._replace(note="; ".join([*notes, *([late] if late else [])]))
         except SpecError:
             if not cuts or finer == FINER[-1]:
                 raise
     raise AssertionError("unreachable")
+
+
+def _shapes(compiled: Compiled) -> Iterator[Shape]:
+    return (unit.shape_of(of) for unit in compiled.units for of in range(len(unit.variants) + 1))
 
 
 def spread(fleet: Fleet, devices: bool) -> float:

@@ -17,6 +17,7 @@ import numpy as np
 from poise.errors import Conflict
 from poise.kernel.explain import Active, After, Alike, Question, artifacts_of, known_as, turn_of
 from poise.kernel.find import find_node
+from poise.kernel.fitting import strangers
 from poise.kernel.ledger import Ledger, State, job_status, may_follow
 from poise.model.decisions import UNKNOWN, Hold, Place, Plan, Preempt, Reason, Resize
 from poise.model.events import JobSubmitted
@@ -129,7 +130,7 @@ def _waiting(
     candidate = alike.candidate
     why = _why_held(plan, candidate, alike.unseen)
     held = (*alike.back, *(reason for reason in why if not alike.back or reason.code != "NEXT_ROUND"), *alike.late)
-    held = (*alike.never, *held)
+    held = (*(alike.never or strangers(view.fleet, _shapes_of(candidate))), *held)
     order = hypothetical.order_of(policy)
     ahead, first = _before(order, view, ordered, alike, everything) if order is not None else (0, ())
     going = hypothetical.placed(plan, candidate.unit)
@@ -143,7 +144,7 @@ def _waiting(
         ahead=ahead,
         first=first,
         refusing=() if going else tuple(_refusing(later, candidate, held, everything)),
-        frees=() if going else _frees(later, soonest, everything),
+        frees=() if going else _frees(policy, later, candidate, soonest, everything),
         start=_bounded(start, view, alike.not_before, soonest),
         prediction=_prediction(view, candidate),
     )
@@ -206,7 +207,9 @@ def _soonest(policy: ClusterPolicy, view: Snapshot, candidate: Candidate) -> Res
     return min(found, key=_at, default=None)
 
 
-def _frees(view: Snapshot, soonest: Reservation | None, everything: bool) -> tuple[Freeing, ...]:
+def _frees(
+    policy: ClusterPolicy, view: Snapshot, candidate: Candidate, soonest: Reservation | None, everything: bool
+) -> tuple[Freeing, ...]:
     """What has to end for that: the first to end first."""
     if soonest is None:
         return ()
@@ -224,7 +227,13 @@ def _frees(view: Snapshot, soonest: Reservation | None, everything: bool) -> tup
         elapsed = max(0, view.now - resident.since) if resident.running else 0
         left = _STOPPING if resident.stopping else _left(estimate, elapsed)
         overrun = _has_overrun(estimate, elapsed) and not resident.stopping
-        one = Freeing(unit=unit, nodes=tuple(dict.fromkeys(nodes[unit])), left=left, overrun=overrun)
+        one = Freeing(
+            unit=unit,
+            nodes=tuple(dict.fromkeys(nodes[unit])),
+            left=left,
+            overrun=overrun,
+            protected=hypothetical.protected(policy, candidate, resident, view.now),
+        )
         freeing.append((ends(resident, view.now, speeds), one))
     freeing.sort(key=lambda of: (of[0], of[1].unit))
     return tuple(one for _, one in (freeing if everything else freeing[:FEW]))
@@ -247,7 +256,7 @@ def _going(view: Snapshot, running: Active) -> Going:
         left=_STOPPING if running.status == "stopping" else _left(estimate, running.elapsed),
         overrun=_has_overrun(estimate, running.elapsed) and running.status != "stopping",
         why=running.why,
-        reasons=running.reasons,
+        reasons=(*strangers(view.fleet, _shapes_of(candidate)), *running.reasons),
         prediction=_prediction(view, candidate, len(attempts)),
         artifact=running.artifacts[running.variant],
     )

@@ -74,6 +74,8 @@ REASONS = {
     "NO_SUCH_DEVICE": "has no suitable device: {need} needed, {have} there",
     "NOWHERE": "no node can run it: {have}",
     "OTHER_NODE": "is not an allowed node: {need} needed",
+    "ALLOWS_UNKNOWN": "may run on {subject}, but there is no such node: {have}",
+    "EXCLUDES_UNKNOWN": "excludes {subject}, but there is no such node: {have}",
     "NODE_ENDS": "ends in {have}; this needs {need}",
     "NOT_AT_ONCE": "each resource is free somewhere, but not all on one node: {need}",
     "STRAGGLING": "takes longer than similar tasks, which took {need}",

@@ -816,13 +816,14 @@ class Refusing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Freeing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A running unit whose end makes room: on which nodes, expected when, known from where. `overrun`: it has taken
-    longer than foreseen, and is estimated anew.
+    longer than foreseen, and is estimated anew. `protected`: why it is of a lower class and is still not preempted now.
     """
 
     unit: str
     nodes: tuple[str, ...]
     left: Foreseen
     overrun: bool = False
+    protected: Reason | None = None
 
 
 class Ahead(msgspec.Struct, frozen=True):

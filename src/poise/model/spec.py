@@ -305,17 +305,19 @@ def _recurs(top: JobSpec, found: Findings) -> Rule | None:
     if top.every is None and not top.cron:
         for field, given in (("time-zone", top.time_zone), ("overlap", top.overlap)):
             if given:
-                what, hint = "it says when a job recurs, and this one does not", "cron: '0 3 * * *'"
+                what, hint = f"`{field}` is for schedules, and this job has no `every` or `cron`", "cron: '0 3 * * *'"
                 found.add(SpecError(what, code="E105", field=field, have=given, hint=hint))
         return None
     if top.every is not None and (top.cron or top.time_zone):
         field = "cron" if top.cron else "time-zone"
-        found.add(SpecError("a job recurs by `every` or by `cron`", code="E105", field=field, hint="every: 1h"))
+        what = "a schedule has `every` or `cron`, not both"
+        what = f"{what}; `time-zone` is for `cron`" if field == "time-zone" else what
+        found.add(SpecError(what, code="E105", field=field, hint="every: 1h"))
     if _SCHEDULE_ID.fullmatch(top.name):
         found.add(SpecError("this name looks like the id of a schedule", code="E107", field="name", have=top.name))
     for of in declared(JobSpec).values():
         if of.name in NEVER_RECURRING and _is_set(top, of):
-            found.add(SpecError(f"`{of.name}` does not go with a schedule", code="E105", field=of.name))
+            found.add(SpecError(f"a schedule cannot have `{of.name}`", code="E105", field=of.name))
     deadlines = {"deadline": top.deadline} | {f"tasks.{name}.deadline": of.deadline for name, of in top.tasks.items()}
     for field, deadline in deadlines.items():
         by = deadline.by if isinstance(deadline, DeadlineSpec) else deadline
@@ -634,8 +636,13 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
     if shape.where.groups and (most == 1 or size.least < most):
         name = "spread" if shape.where.spread else "together"
         what = f"`{name}` is for a gang that keeps its size"
-        need, hint = "workers: 2 or more", f"drop `{name}`: parts are placed one by one" if parts else "workers: 2"
-        error = SpecError(what, field=f"{field}resources.{name}", need=need, have=_size_text(size), hint=hint)
+        need, hint = "workers: 2 or more", "workers: 2"
+        have = _size_text(size) + (" of a sweep" if spec.sweep else "")
+        if parts:  # which are placed one by one
+            label = shape.where.spread or shape.where.together
+            apart = f"a gang, in which each task finds its number in POISE_RANK: `--workers {parts} --{name} {label}`"
+            hint = f"{apart}; or one job for each {label}: `--label {label}=VALUE`"
+        error = SpecError(what, field=f"{field}resources.{name}", need=need, have=have, hint=hint)
         found.add(error, f"{field}workers")
     if parts and (spec.stdin or spec.tty):
         given = "tty" if spec.tty else "stdin"

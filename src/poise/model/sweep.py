@@ -156,7 +156,7 @@ def _check_names(names: Iterable[str], field: str) -> None:
     for name in given:
         if not _NAME.fullmatch(name) or name == "zip":
             raise SpecError(
-                "a name of a sweep has small letters, digits and `_`, and starts with a letter",
+                "a name in a sweep has lowercase letters, digits and `_`, and starts with a letter",
                 code="E107",
                 field=field,
                 have=shown(name),

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from poise.model.decisions import Place, Plan, Preempt, Resize
+from poise.model.decisions import Place, Plan, Preempt, Reason, Resize
 from poise.model.fleet import CPU, DEVICES, DRAINED, MEMORY, NETWORK, Fleet, PoolView, Resident, model_under
 from poise.model.jobs import GRACE
 from poise.model.quotas import asked
@@ -18,9 +18,11 @@ from poise.model.views import Candidate, Snapshot
 from poise.policy.place import Draft
 from poise.policy.protocol import Policy
 from poise.policy.rank import ORDERS, Order
+from poise.policy.reclaim import may_be_asked
 from poise.policy.score import TERMS
 from poise.policy.static import Static
 from poise.policy.suites import Suite
+from poise.units import format_duration
 
 LOOKED_AT = 100_000
 """Nodes and candidates that all decisions about one question may look at together: so many take about a second."""
@@ -332,6 +334,21 @@ def order_of(policy: ClusterPolicy) -> Order | None:
     return ORDERS["arrival"] if isinstance(policy, Static) else None
 
 
+def protected(policy: ClusterPolicy, candidate: Candidate, resident: Resident, now: int) -> Reason | None:
+    """Why what runs is not preempted yet for a unit of a higher class; None if it may be, or never is."""
+    rules = policy.recipe.preempt if isinstance(policy, Suite) else None
+    if rules is None or resident.priority <= candidate.priority or resident.stopping or not resident.running:
+        return None
+    if not resident.preemptible:
+        return Reason(code="PROTECTED", subject=resident.unit, have="`preemptible: false`", fixable="never")
+    at = may_be_asked(resident, rules)
+    if at <= now:
+        return None
+    left = format_duration(at - now)
+    have = f"its minimum run time is {format_duration(at - resident.since)}, {left} left"
+    return Reason(code="PROTECTED", subject=resident.unit, have=have, need=left)
+
+
 def draft_of(policy: ClusterPolicy, view: Snapshot) -> Draft:
     """A statement of placements on a view, that scores nodes as the policy does; by name where only it knows how."""
     if isinstance(policy, Suite):
@@ -380,6 +397,7 @@ __all__ = [
     "draft_of",
     "order_of",
     "placed",
+    "protected",
     "scores",
     "starts",
     "with_candidates",

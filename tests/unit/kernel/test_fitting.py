@@ -10,6 +10,7 @@ from poise.model.catalogue import device_of
 from poise.model.decisions import Reason
 from poise.model.resources import Node
 from poise.testing import World, node
+from unit.asking import explained
 from unit.kernel.test_whatif import waits
 
 
@@ -140,3 +141,32 @@ def test_what_came_before_the_first_node_says_that_no_node_can_run_it(asks: dict
     assert waits(world, "a").reasons[0] == told
     world.join(msgspec.structs.replace(node("nowhere", cpu=200), zone="eu")).round()
     assert world.where("a") == ["nowhere"]
+
+
+def test_a_node_that_is_named_and_not_there_is_told_at_submission_and_when_it_waits_or_runs() -> None:
+    world = lab().job("typo", exclude_node="hoper").job("either", node=["hopper", "elsewhere"], cpu=8)
+    told = "excludes hoper, but there is no such node: did you mean `hopper`? nodes are ascend, hopper"
+    assert world.state("typo").note == f"the job {told}"
+    assert waits(world, "typo").reasons[0].sentence() == told
+    world.round().start("typo", "either")
+    assert [reason.sentence() for reason in explained(world, "typo").running[0].reasons] == [told]
+    [reason] = explained(world, "either").running[0].reasons
+    assert (reason.code, reason.subject, reason.have) == ("ALLOWS_UNKNOWN", "elsewhere", "nodes are ascend, hopper")
+    world.join(node("hoper", cpu=1)).round()
+    assert explained(world, "typo").running[0].reasons == (), "it has joined since"
+
+
+def test_a_node_that_is_named_before_any_has_joined() -> None:
+    world = World().job("a", node="n1").job("b", node="n2", exclude_node="n3", deadline="1h", expect="1m")
+    assert world.state("a").note == "the job may run on n1, but there is no such node: no node has joined yet"
+    assert world.state("b").note.count("no such node") == 2
+    world.nodes(2).round()
+    assert world.where("a") == ["n1"]
+    assert world.job("c", node="n2", exclude_node="n1").state("c").note == ""
+
+
+def test_a_note_on_names_and_one_on_a_deadline_are_both_told() -> None:
+    world = World().nodes(1, cpu=1).job("first", cpu=1, expect="10m")
+    world.job("late", cpu=1, expect="10m", deadline="15m", exclude_node="m1")
+    there, late = world.state("late").note.split("; ", 1)
+    assert there.startswith("the job excludes m1") and late.startswith("it may be late")

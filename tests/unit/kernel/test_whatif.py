@@ -58,6 +58,26 @@ def test_a_waiting_job_tells_who_is_in_its_way_and_until_when() -> None:
     assert (told.count, told.named, told.asks) == (1, ("j3.main",), "1 CPU, 1 GPU")
 
 
+def test_what_is_not_preempted_before_its_minimum_run_time_says_so() -> None:
+    world = World("poise").nodes(1, cpu=2).job("low", cpu=2, priority="low", expect="10m").round().start("low")
+    world.after("8s").job("urgent", cpu=2, priority="urgent", expect="10s").job("same", cpu=2, priority="low").round()
+    [freeing] = waits(world, "urgent").frees
+    assert freeing.protected is not None
+    assert freeing.protected.sentence() == (
+        "j1.main cannot be preempted now: its minimum run time is 30.0 s, 22.0 s left"
+    )
+    [freeing] = waits(world, "same").frees
+    assert freeing.protected is None, "of the same class"
+    assert not any(of.protected for of in waits(world.after("22s"), "urgent").frees), "it has run for 30 s"
+
+
+def test_what_is_never_preempted_says_so() -> None:
+    world = World("poise").nodes(1, cpu=2).job("low", cpu=2, priority="low", expect="10m", preemptible=False)
+    world.round().start("low").after("5m").job("urgent", cpu=2, priority="urgent", expect="10s").round()
+    [freeing] = waits(world, "urgent").frees
+    assert freeing.protected is not None and freeing.protected.have == "`preemptible: false`"
+
+
 def test_who_is_served_before_it_is_told_with_the_reason() -> None:
     world = World().nodes(1).job("a", cpu=2).round().job("b", cpu=2, priority="high").job("c", cpu=2).round()
     told = waits(world, "c")

@@ -86,12 +86,19 @@ def test_a_label_that_no_node_has_is_named() -> None:
     assert caught.value.record.field == "resources.spread"
 
 
+INSTEAD = (
+    "a gang, in which each task finds its number in POISE_RANK: `--workers 4 --spread zone`; "
+    "or one job for each zone: `--label zone=VALUE`"
+)
+
+
 @pytest.mark.parametrize(
     ("fields", "have", "hint"),
     [
         ({}, "workers: 1", "workers: 2"),
         ({"workers": "2..4"}, "workers: 2..4", "workers: 2"),
-        ({"parts": 4}, "4 parts", "drop `spread`: parts are placed one by one"),
+        ({"parts": 4}, "4 parts", INSTEAD),
+        ({"sweep": {"lr": [0.1, 0.2], "seed": [1, 2]}}, "4 parts of a sweep", INSTEAD),
     ],
 )
 def test_only_a_gang_of_one_size_is_spread(fields: dict[str, Any], have: str, hint: str) -> None:
