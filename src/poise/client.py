@@ -244,7 +244,7 @@ class Client:
                     raise
                 return without(error)
             else:
-                say(_goes_along(snapshot, "nothing new to send"))
+                say(_copied(snapshot, "none new", everywhere=wanted.everywhere))
                 return accepted
             try:
                 sent = self._send_tree(snapshot)
@@ -252,7 +252,7 @@ class Client:
                 if not (isinstance(error, Conflict) and left):
                     return without(error)
             else:
-                say(_goes_along(snapshot, sent))
+                say(_copied(snapshot, sent, everywhere=wanted.everywhere))
                 return submit(with_tree)
         raise AssertionError("unreachable")
 
@@ -263,7 +263,7 @@ class Client:
         sent = size = 0
         for pieces in sending(tree, self._ask_raw):
             sent, size = sent + len(pieces), size + sum(map(len, pieces))
-        return f"{sent} pieces ({format_bytes(size)}) sent" if sent else "nothing new to send"
+        return f"{sent} pieces ({format_bytes(size)}) sent" if sent else "none new"
 
     def gone_jobs(self, jobs: Sequence[str]) -> list[str]:
         """Which of these jobs are no longer known: for a node, which keeps files of jobs."""
@@ -1045,9 +1045,10 @@ def _filters(statuses: Collection[JobStatus], name: str, user: str) -> Iterator[
         yield f"user={_quoted(user)}"
 
 
-def _goes_along(tree: "Snapshot", how: str) -> str:
-    left = tree.told()
-    return f"{tree.files} files of {tree.root} go along: {how}" + (f"; left out: {left}" if left else "")
+def _copied(tree: "Snapshot", how: str, *, everywhere: bool) -> str:
+    where = "the command runs" if everywhere else "nodes that have joined run the command"
+    left = f"; left out: {told}" if (told := tree.told()) else ""
+    return f"{where} in a copy of {tree.root} ({tree.files} files, {how}; results: `poise get`){left}"
 
 
 class AsyncClient:

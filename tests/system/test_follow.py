@@ -115,6 +115,7 @@ def test_a_working_tree_runs_where_nothing_is_shared(far: Far) -> None:
     (far.tree / ".git").mkdir(exist_ok=True)
     done = far.poise("run", "--sync", "--", sys.executable, "-c", "import os; print(sorted(os.listdir('.')))")
     assert (done.code, done.text) == (0, "['.gitignore', 'lib', 'main.py', 'sub']\n"), done
+    assert f"poise: the command runs in a copy of {far.tree} (4 files, " in done.err, done.err
     assert "noise.log (`*.log` in .gitignore)" in done.err and ".git/ (version control)" in done.err
     far.file("lib/name.py", "WHO = 'two'\n")
     job = far.living.client().submit({"run": [sys.executable, "main.py"], "folder": str(far.tree / "sub")})
@@ -125,6 +126,7 @@ def test_a_working_tree_runs_where_nothing_is_shared(far: Far) -> None:
     assert (done.code, done.text) == (1, ""), "the script runs in the folder where it was typed"
     done = far.poise("run", "--", "sh", "-c", "cd sub && sh job.sh")
     assert done.text == "WHO = 'two'\n", "a Git working tree goes along by default"
+    assert done.err.count("in a copy") == 1 and "nodes that have joined run the command in a copy" in done.err, done.err
     far.file(".env", "TOKEN=1\n")
     refused = far.poise("submit", "--sync", "--json", "--", "true")
     assert (refused.error["code"], refused.error["have"]) == ("E141", ".env")
@@ -152,7 +154,7 @@ def test_a_kill_of_agent_and_control_plane_in_between_loses_nothing(far: Far) ->
     assert done.exit_code == 0 and [task.epoch for task in done.tasks] == [1], (done, far.messages())
     # what was sent before the kill is not sent again
     again = far.poise("submit", "--sync", "--hold", "--", "true")
-    assert "nothing new to send" in again.err
+    assert ", none new; " in again.err
     far.poise("cancel", again.text.strip())
 
     # its results come back, by name and whole
