@@ -145,4 +145,4 @@ def put_together(tree: Any, tensors: list[torch.Tensor]) -> Any:
 
 def _refused(place: tuple[str, ...], need: str, have: str, hint: str = "") -> SpecError:
     where = "state" + "".join(f"[{part}]" for part in place)
-    return SpecError(f"{where} cannot be kept", field=where, need=need, have=have, hint=hint)
+    return SpecError(f"{where} cannot be saved in a checkpoint", field=where, need=need, have=have, hint=hint)

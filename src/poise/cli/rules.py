@@ -66,7 +66,9 @@ def apply(file: Path, as_json: bool) -> int:
 
 @rules.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--from", "log", type=click.Path(path_type=Path), metavar="LOG", help="Log; default: that of this home.")
+@click.option(
+    "--from", "log", type=click.Path(path_type=Path), metavar="LOG", help="Log to read. [default: that of this home]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def test(file: Path, log: Path | None, as_json: bool) -> int:
     """Test the rules of FILE on a log: firings, actions, flaps and conflicts. LOG is a home, its log.db, or a file

@@ -450,14 +450,14 @@ def _settle_cluster(home: Home, on: str | None, listen: str | None, *, gone: boo
     if running_here(home) or supervised(home):
         if wanted is not None and kept is not None and wanted.on == kept.on:
             raise Conflict(
-                "it is up, and listens to its nodes elsewhere",
+                "Poise is up, and listens for its nodes at another address",
                 field="--listen",
                 need=wanted.listen,
                 have=kept.listen,
                 hint=f"`poise down --leave`, then `poise up --listen {wanted.listen}`; running work keeps running",
             )
         raise Conflict(
-            "it is up with other nodes",
+            "Poise is up with other nodes",
             field="--on",
             have=kept.on if kept else "no cluster",
             hint="`poise down --leave`, then again; work of removed nodes starts again on others",
@@ -477,7 +477,7 @@ def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFle
         return wanted
     if running_here(home) or supervised(home):
         raise Conflict(
-            "it is up with other nodes",
+            "Poise is up with other nodes",
             field="--fleet" if file else "--no-fleet",
             have=f"fleet {kept.name}" if kept else "this machine",
             hint=f"`poise down --leave`, then `poise up {f'--fleet {file}' if file else '--no-fleet'}`; "

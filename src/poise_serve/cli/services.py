@@ -44,7 +44,7 @@ def _window(last: str) -> int:
         ) from None
     if not SHORTEST <= window <= LONGEST:
         raise SpecError(
-            "figures cannot cover that time", code="E103", field="--last", need=RANGE, have=last, hint="--last 1m"
+            "the time is too short or too long", code="E103", field="--last", need=RANGE, have=last, hint="--last 1m"
         )
     return window
 
