@@ -148,7 +148,7 @@ class Shape(msgspec.Struct, frozen=True, omit_defaults=True, cache_hash=True):
         return f"{plain}.{self.share}.{self.network}.{'.'.join(asks)}{without}"
 
     def describe(self) -> str:
-        """For people: `2 CPU, 8 GiB, 1 GPU of 12 GiB`; `1 CPU on zone=eu`."""
+        """For people: `2 CPU, 8 GiB, 1 GPU of 12 GiB`; `1 CPU on zone=eu`; `1 CPU, not node n1`."""
         parts = [f"{format_cpu(self.cpu)} CPU"]
         if self.memory:
             parts.append(format_bytes(self.memory))
@@ -156,7 +156,10 @@ class Shape(msgspec.Struct, frozen=True, omit_defaults=True, cache_hash=True):
             parts.append(self.describe_devices())
         if self.network:
             parts.append(format_rate(self.network))
-        return ", ".join(parts) + (f" on {self.where.describe()}" if self.where != ANYWHERE else "")
+        where = self.where.describe()
+        if where.startswith("not "):
+            return ", ".join([*parts, where])
+        return ", ".join(parts) + (f" on {where}" if where else "")
 
     def describe_devices(self) -> str:
         """For people: `2 H100 GPU of 40 GiB`, `0.5 of a GPU`; of what it needs to be, all that was asked."""

@@ -640,8 +640,8 @@ def _units(name: str, spec: TaskSpec, size: _Size, at: str, inherited: _Defaults
         have = _size_text(size) + (" of a sweep" if spec.sweep else "")
         if parts:  # which are placed one by one
             label = shape.where.spread or shape.where.together
-            apart = f"a gang, in which each task finds its number in POISE_RANK: `--workers {parts} --{name} {label}`"
-            hint = f"{apart}; or one job for each {label}: `--label {label}=VALUE`"
+            gang_of = f"`--workers {parts} --{name} {label}`, and each task finds its number in POISE_RANK"
+            hint = f"{gang_of}; or one job for each {label}: `--label {label}=VALUE`"
         error = SpecError(what, field=f"{field}resources.{name}", need=need, have=have, hint=hint)
         found.add(error, f"{field}workers")
     if parts and (spec.stdin or spec.tty):

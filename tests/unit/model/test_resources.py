@@ -7,7 +7,7 @@ from hypothesis import given
 
 from poise.errors import SpecError
 from poise.model.messages import Hello
-from poise.model.resources import WHOLE, Shape, Wants, check_node_name
+from poise.model.resources import WHOLE, Shape, Wants, Where, check_node_name
 
 SHAPES = st.builds(Shape, *[st.integers(0, 10**12)] * 4)
 
@@ -29,6 +29,8 @@ def test_keys_are_equal_only_for_equal_shapes(one: Shape, other: Shape) -> None:
         (Shape(), "1 CPU"),
         (Shape(cpu=500, network=10**9), "0.5 CPU, 1 Gbit/s"),
         (Shape(gpus=1, share=500), "1 CPU, 0.5 of 1 GPU"),
+        (Shape(where=Where(nodes=("n1",))), "1 CPU on node n1"),
+        (Shape(where=Where(without=("n1",))), "1 CPU, not node n1"),
         (Shape(gpus=2, wants=Wants(models=("H100", "A100"), backend="cuda")), "1 CPU, 2 H100/A100 cuda GPU"),
         (Shape(gpus=1, wants=Wants(kind="npu", precision="fp16")), "1 CPU, 1 NPU with fp16"),
         (

@@ -87,7 +87,7 @@ def test_a_label_that_no_node_has_is_named() -> None:
 
 
 INSTEAD = (
-    "a gang, in which each task finds its number in POISE_RANK: `--workers 4 --spread zone`; "
+    "`--workers 4 --spread zone`, and each task finds its number in POISE_RANK; "
     "or one job for each zone: `--label zone=VALUE`"
 )
 
