@@ -75,7 +75,7 @@ MOST_HEALTHY = 4_000
 EVIDENCE: dict[SymptomKind, float] = {
     "node-lost": 30.0, "node-silent": 4.0, "node-unfit": 30.0, "device-failed": 30.0,
     "straggling": 18.0, "member-differs": 18.0, "node-unusual": 16.0, "deadline-missed": 1.0,
-    "objective-missed": 12.0,
+    "objective-missed": 12.0, "rule-fired": 30.0,
     "slow-store": 30.0, "store-full": 30.0, "clock-step": 30.0, "control-restarted": 4.0, "policy-failed": 30.0,
 }  # fmt: skip
 """How much a symptom speaks for a cause: the negative logarithm of its chance without any. Of attempts that end badly
@@ -128,7 +128,7 @@ TIE = math.log(2.0)
 LASTING: frozenset[SymptomKind] = frozenset(
     (
         "node-lost", "node-silent", "node-unfit", "device-failed", "slow-store", "node-unusual", "member-differs",
-        "objective-missed",
+        "objective-missed", "rule-fired",
     )
 )  # fmt: skip
 """Symptoms that last until an event ends them."""

@@ -1,6 +1,7 @@
 """Incidents: which symptoms become one, which cause is suspected, when it is told and closed."""
 
 from collections.abc import Iterable
+from typing import get_args
 
 import msgspec
 import pytest
@@ -36,7 +37,7 @@ from poise.model.events import (
     PolicyFailed,
     StopAsked,
 )
-from poise.model.incidents import IncidentReport
+from poise.model.incidents import IncidentReport, SymptomKind
 from poise.model.jobs import Ending, Job, Outcome, Task, Unit
 from poise.model.resources import Device, Node
 from poise.units import MINUTE, SECOND, format_duration
@@ -191,6 +192,27 @@ def test_a_node_on_which_everything_fails_is_the_cause_and_not_the_programs() ->
         log.run(f"p{number}", "r2n1", "done", at=10 + number, user=f"u{number}")
     [one] = log.read(60)
     assert (str(one.cause.element), one.hint.endswith("`poise drain r1n1`")) == ("node r1n1", True)
+
+
+@pytest.mark.parametrize("kind", get_args(SymptomKind))
+def test_each_symptom_can_be_judged(kind: SymptomKind) -> None:
+    """Also where nothing but that was ever seen of it."""
+    log = Log()
+    for second in (10, 11):
+        log.add(Noticed(at=second * SECOND, kind=kind, subject="r1n1", text=kind))
+    for one in log.read(60):
+        assert one.symptoms == {kind: 2}
+
+
+@pytest.mark.parametrize(("subject", "cause"), [("r1n1", "node r1n1"), ("", "control plane")])
+def test_what_a_rule_notes_is_an_incident_until_the_rule_is_over(subject: str, cause: str) -> None:
+    log = Log().add(Noticed(at=10 * SECOND, kind="rule-fired", subject=subject, text="rule hot: 91 degrees"))
+    [one] = log.read(600)
+    assert (str(one.cause.element), one.closed) == (cause, 0.0)
+    log.add(Noticed(at=700 * SECOND, kind="rule-fired", subject=subject, text="rule hot: over", over=True))
+    [one] = log.read(700 + QUIET / SECOND)
+    assert one.closed
+    assert [step.text for step in one.timeline] == ["rule hot: 91 degrees", "rule hot: over", "closed"]
 
 
 def test_one_failed_job_of_a_user_is_no_incident() -> None:
