@@ -50,6 +50,7 @@ from poise.decoding import json_decoder, msgpack_decoder
 from poise.drivers.devices import Inventory, Part, identity, incarnation_of
 from poise.drivers.following import NOT_PLANNED, planned
 from poise.drivers.getting import Giving
+from poise.drivers.kernellog import KernelLog
 from poise.drivers.lock import take_lock
 from poise.drivers.logs import keep_pruned
 from poise.drivers.meetings import Meetings
@@ -459,11 +460,12 @@ class Agent:
 
     async def watch_faults(self, inventory: Inventory) -> None:
         """Devices fail: say so at once."""
-        while True:
-            await asyncio.sleep(self._times.sample / SECOND)
-            if faults := await asyncio.to_thread(inventory.faults):
-                _log.warning("devices have failed: %s", faults)
-                self._feed(machine.Faulted(tuple(faults)))
+        with contextlib.closing(KernelLog()) as kernel:
+            while True:
+                await asyncio.sleep(self._times.sample / SECOND)
+                if faults := await asyncio.to_thread(inventory.faults, kernel):
+                    _log.warning("devices have failed: %s", faults)
+                    self._feed(machine.Faulted(tuple(faults)))
 
     async def watch_training(self) -> None:
         """What commands tell of their training."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from poise.config import Home
+from poise.drivers.kernellog import KernelLog
 from poise.drivers.measured import load_measured
 from poise.drivers.probes import Accelerators, Answer, Probe, Use, why_none
 from poise.drivers.system import boot_id, cpu_quota, memory_limit
@@ -98,9 +99,12 @@ class Inventory:
         """How busy devices are, by index; one that does not answer is left out."""
         return self._accelerators.use(indices)
 
-    def faults(self) -> list[DeviceFault]:
-        """Devices that have failed since it was asked last. What no driver tells is not known."""
-        return self._accelerators.faults()
+    def faults(self, kernel: KernelLog) -> list[DeviceFault]:
+        """Devices that have failed since it was asked last, as their drivers or the kernel's log tell. One that
+        both tell is told once.
+        """
+        indices = {device.uuid: device.index for of in self.answers for device in of.finding.devices}
+        return list(dict.fromkeys([*self._accelerators.faults(), *kernel.faults(indices)]))
 
     def _measured(self, answer: Answer) -> Iterable[Device]:
         for device in answer.finding.devices:

@@ -1,0 +1,90 @@
+"""Errors of NVIDIA devices in the log of the kernel: what the driver writes there whether or not NVML is asked.
+
+    NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.
+
+The driver's folder in `/proc` says which device is at which address. Where the log may not be read (`dmesg_restrict`
+without CAP_SYSLOG), or there is no such driver, nothing is told. What is older than the first look is passed over: a
+device may have been reset since.
+"""
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from poise.drivers.nvidia import CRITICAL
+from poise.model.messages import DeviceFault
+
+LOG, DRIVER = Path("/dev/kmsg"), Path("/proc/driver/nvidia/gpus")
+
+MOST_RECORDS, MOST_RECORD = 1_000, 8192
+"""Records that are read at one look, and bytes of one; the kernel cuts records itself."""
+
+_XID = re.compile(r"^[^;\n]*;NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): *(\d{1,3})\b", re.MULTILINE)
+"""At the beginning of a message: what the kernel quotes may hold anything."""
+
+_UUID = re.compile(r"^GPU UUID:\s*(\S+)", re.MULTILINE)
+
+
+class KernelLog:
+    """The kernel's log from now on; `close` it in the end."""
+
+    def __init__(self, log: Path = LOG, driver: Path = DRIVER) -> None:
+        self._driver = driver
+        self._file = -1
+        if driver.is_dir():
+            with contextlib.suppress(OSError):
+                self._file = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                os.lseek(self._file, 0, os.SEEK_END)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def faults(self, indices: Mapping[str, int]) -> list[DeviceFault]:
+        """Devices, known by what their driver calls them, that have failed since it was asked last."""
+        found = [(xid[1], int(xid[2])) for record in self._records() for xid in _XID.finditer(record)]
+        if not found:
+            return []
+        names = self._names()
+        return [
+            DeviceFault(index=indices[name], code=f"XID {code}", text=CRITICAL[code])
+            for name, code in dict.fromkeys((names.get(_place(address), ""), code) for address, code in found)
+            if code in CRITICAL and name in indices
+        ]
+
+    def _records(self) -> Iterator[str]:
+        """What was written since the last look; of more than the kernel keeps, the rest."""
+        for _ in range(MOST_RECORDS if self._file >= 0 else 0):
+            try:
+                record = os.read(self._file, MOST_RECORD)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno == errno.EPIPE:  # records were overwritten before they were read: it goes on behind them
+                    continue
+                return
+            if not record:
+                return
+            yield record.decode(errors="replace")
+
+    def _names(self) -> dict[str, str]:
+        """By address, what the driver calls a device."""
+        found = {}
+        for path in self._driver.glob("*/information"):
+            with contextlib.suppress(OSError):
+                if uuid := _UUID.search(path.read_text(errors="replace")):
+                    found[_place(path.parent.name)] = uuid[1]
+        return found
+
+
+def _place(address: str) -> str:
+    """An address without its function, which the kernel leaves out.
+
+    >>> _place("0000:3B:00.0"), _place("0000:3b:00")
+    ('0000:3b:00', '0000:3b:00')
+    """
+    return address.partition(".")[0].lower()
