@@ -29,9 +29,11 @@ _CGROUPS = Path("/sys/fs/cgroup")
 def give_way() -> None:
     """From now on this process computes when nothing else of the machine wants to. Linux shares a core among sessions
     before it looks at the niceness of their processes (`sched(7)`, autogroups): so it gets a session of its own, as
-    nice as itself.
+    nice as itself. A core on which only such a process computes counts as idle: what wakes is put there at once.
     """
     os.nice(19)
+    with contextlib.suppress(OSError):  # a sandbox may forbid it
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with contextlib.suppress(OSError):  # it leads a group, or there are no autogroups
         os.setsid()
         Path("/proc/self/autogroup").write_text("19", encoding="ascii")

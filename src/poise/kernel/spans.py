@@ -19,6 +19,7 @@ Ids are digests of facts in the log: a span that is made again, by whatever proc
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
 
@@ -28,7 +29,7 @@ from poise.model.decisions import Reason
 from poise.model.events import Began, Event, Finished, Held, JobSubmitted, Placed, Started
 from poise.model.jobs import Ending
 from poise.model.messages import Attempt
-from poise.model.traces import MOST_EVENTS, MOST_LINKS, Context, Link, Span, SpanEvent, Value
+from poise.model.traces import MOST_EVENTS, MOST_LINKS, TRACEPARENT, Context, Link, Span, SpanEvent, Value
 from poise.units import HOUR, MINUTE, SECOND, format_duration
 
 FIRST_PROGRESS, LONGEST_PROGRESS = 1 * MINUTE, 1 * HOUR
@@ -42,6 +43,9 @@ MOST_ANCHORS = 256
 
 FEW = 8
 """Reasons that one progress names."""
+
+MOST_ROOTS = 1024
+"""Jobs whose root spans are remembered: each task needs that of its job, some of them thrice."""
 
 
 class Spans:
@@ -272,11 +276,16 @@ def root_of(job: JobState) -> Context:
     """The span of a job: in the trace that its environment carries, or in one of its own. The key of its submission and
     the instant tell it from the jobs of other homes that have its id.
     """
-    facts = "\0".join((job.tenant, job.id, job.key, str(job.submitted)))
+    own = _own_root(job.tenant, job.id, job.key, job.submitted)
+    above = Context.of(job.env) if TRACEPARENT in job.env else None
+    return own if above is None else above.below(own.span)
+
+
+@lru_cache(MOST_ROOTS)
+def _own_root(tenant: str, job_id: str, key: str, submitted: int) -> Context:
+    facts = "\0".join((tenant, job_id, key, str(submitted)))
     digest = blake2b(facts.encode(), digest_size=24).digest()
-    trace, span = digest[:16], digest[16:]
-    above = Context.of(job.env)
-    return Context(trace, span) if above is None else above.below(span)
+    return Context(digest[:16], digest[16:])
 
 
 def run_of(root: Context, attempt: Attempt) -> Context:
