@@ -37,6 +37,7 @@ from poise.control.deciders import Deciders
 from poise.control.entrance import Entrance
 from poise.control.incidents import Incidents
 from poise.control.lifetime import Lifetime
+from poise.control.loglines import Loglines
 from poise.control.notices import Notifier, Targets
 from poise.control.objectives import Objectives
 from poise.control.plane import Plane, clock_of
@@ -229,6 +230,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     tidying.append(asyncio.create_task(Notifier(plane, Targets(home)).run()))
     tidying += [asyncio.create_task(incidents.run()), asyncio.create_task(incidents.tell(Targets(home)))]
     tidying += [asyncio.create_task(anomalies.run()), asyncio.create_task(Objectives(plane, home, incidents).run())]
+    tidying.append(asyncio.create_task(Loglines(plane, home.logs).run()))
     if beyond is not None:  # what nodes of other homes send is kept here, where there may be no agent
         tidying.append(asyncio.create_task(keep_pruned(home.logs)))
     await serving

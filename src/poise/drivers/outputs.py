@@ -48,13 +48,13 @@ def _tail(logs: Path, task: str) -> list[str]:
                 data = joblogs.read(found[-1], max(0, size - TAIL), TAIL)
             except OSError:
                 continue
-            lines = [_plain(line) for line in data.decode(errors="replace").splitlines() if line.strip()]
+            lines = [plain(line) for line in data.decode(errors="replace").splitlines() if line.strip()]
             if lines:
                 return lines[-LINES:]
     return []
 
 
-def _plain(line: str) -> str:
+def plain(line: str) -> str:
     """A line without what a terminal would obey."""
     return "".join(letter if letter.isprintable() else " " for letter in line)
 

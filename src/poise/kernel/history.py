@@ -264,8 +264,8 @@ class History(Following):
             case Noticed():
                 if event.jobs:
                     self._replicas[event.subject] = event.jobs
-                differs = event.kind == "member-differs"
-                jobs = (_job_of(event.subject),) if differs else self._replicas.get(event.subject, ())
+                of_task = event.kind in ("member-differs", "new-template")
+                jobs = (_job_of(event.subject),) if of_task else self._replicas.get(event.subject, ())
                 kind = "over" if event.over else "noticed"
                 self._note(event.at, kind, event.subject or "control plane", event.text, *jobs)
             case PolicyFailed():

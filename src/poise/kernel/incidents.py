@@ -75,7 +75,7 @@ MOST_HEALTHY = 4_000
 EVIDENCE: dict[SymptomKind, float] = {
     "node-lost": 30.0, "node-silent": 4.0, "node-unfit": 30.0, "device-failed": 30.0,
     "straggling": 18.0, "member-differs": 18.0, "node-unusual": 16.0, "deadline-missed": 1.0,
-    "objective-missed": 12.0, "rule-fired": 30.0,
+    "objective-missed": 12.0, "rule-fired": 30.0, "new-template": 1.5,
     "slow-store": 30.0, "store-full": 30.0, "clock-step": 30.0, "control-restarted": 4.0, "policy-failed": 30.0,
 }  # fmt: skip
 """How much a symptom speaks for a cause: the negative logarithm of its chance without any. Of attempts that end badly
@@ -138,6 +138,9 @@ OF_NODES: frozenset[SymptomKind] = frozenset(("node-lost", "node-silent", "node-
 
 LARGE: frozenset[ElementKind] = frozenset(("rack", "zone", "network"))
 """Causes for which missed objectives alone are no evidence: nothing shows how services fare elsewhere below them."""
+
+WEAK: frozenset[SymptomKind] = frozenset(("new-template",))
+"""Symptoms that join an incident, and open none."""
 
 OF_ATTEMPTS: frozenset[SymptomKind] = frozenset(OF_OUTCOME.values())
 """Symptoms of attempts: the siblings are attempts that ended well meanwhile."""
@@ -262,7 +265,7 @@ class Incidents:
     def _waits(self, symptom: Symptom) -> None:
         self._attempts_waiting += symptom.kind in OF_ATTEMPTS
         if symptom.revision > self._state.looked:
-            for of in ("all",) if symptom.kind in OF_ATTEMPTS else ("all", "hard"):
+            for of in ("all",) if symptom.kind in OF_ATTEMPTS | WEAK else ("all", "hard"):
                 first, _ = self._fresh.get(of, (symptom.at, 0))
                 self._fresh[of] = first, symptom.at
 
@@ -549,7 +552,8 @@ class _Judge:
             weight += attempts.gain / attempts.worth
             explained += attempts.symptoms
             why += attempts.why
-        alone = element.kind in LARGE and all(symptom.kind == "objective-missed" for symptom in explained)
+        kinds = {symptom.kind for symptom in explained} - WEAK
+        alone = not kinds or (element.kind in LARGE and kinds == {"objective-missed"})
         if not weight or alone or _has_lower(element, explained):
             return _Explained(-math.inf, -math.inf, [])
         return _Explained(gain, gain / weight, explained, tuple(why))

@@ -341,6 +341,9 @@ class Symptoms:
                 suspects = (CONTROL,)
             case "member-differs":
                 suspects = self._at(self.facts.places.get(event.subject))
+            case "new-template":
+                place = self.facts.places.get(event.subject)
+                suspects = (*self._at(place), *self._of(event.subject.partition(".")[0], place))
             case _:
                 suspects = self._above(event.subject)
         if suspects:

@@ -11,6 +11,7 @@ agree in most of them are of one template, and the words in which they differ be
 """
 
 import re
+from collections import OrderedDict
 
 import msgspec
 
@@ -24,6 +25,12 @@ MOST = 1_000
 
 MOST_WORDS, MOST_LINE = 60, 1_000
 """Words of a line, and characters of it, that are read."""
+
+SETTLED = 300
+"""Lines in a row without a new template after which a new one is unusual."""
+
+MOST_SOURCES, MOST_OF_ONE = 64, 300
+"""Sources whose templates are known, the latest, and templates of each."""
 
 _MASKED = r"""^[\[(<'"]*(?:
         [+-]?(?:\d[\d.,:_/-]*)(?:[a-zA-Z%]{0,3})?      # numbers, times, addresses, sizes
@@ -48,9 +55,9 @@ class Template(msgspec.Struct):
 class Templates:
     """Templates of the lines of one source. The same lines in the same order give the same templates."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
         self._groups: dict[tuple[int, str], list[Template]] = {}
-        self._kept = 0
+        self._kept, self._most = 0, most
 
     def take(self, line: str) -> Template:
         """The template of a line; its `count` is 1 if the template is new."""
@@ -59,10 +66,10 @@ class Templates:
         best = max(group, key=lambda template: _alike(template.words, words), default=None)
         if best is None or _alike(best.words, words) < ALIKE:
             best = Template(words, line[:MOST_LINE])
-            if self._kept >= MOST and group:
+            if self._kept >= self._most and group:
                 group.remove(min(group, key=lambda template: template.count))
                 self._kept -= 1
-            if self._kept < MOST:
+            if self._kept < self._most:
                 group.append(best)
                 self._kept += 1
         else:
@@ -74,6 +81,34 @@ class Templates:
         """All of them, the most frequent first."""
         found = [template for group in self._groups.values() for template in group]
         return sorted(found, key=lambda template: (-template.count, template.text))
+
+
+class Novelty:
+    """Lines that are unusual for their source. A source is settled once `SETTLED` lines in a row had no new template;
+    the next new one is unusual, and the source has to settle again. So of many new lines the first is told, and of a
+    source that never repeats itself none.
+
+    >>> novelty = Novelty()
+    >>> any(novelty.take("train", f"step {number} loss 0.5") for number in range(1 + SETTLED))
+    False
+    >>> novelty.take("train", "CUDA error: an illegal memory access was encountered")
+    'CUDA error: an illegal memory access was encountered'
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, tuple[Templates, int]] = OrderedDict()
+
+    def take(self, source: str, line: str) -> str:
+        """The template of a line, if that is unusual; else an empty text."""
+        if source not in self._known:
+            self._known[source] = Templates(MOST_OF_ONE), 0
+        templates, same = self._known.pop(source)
+        template = templates.take(line)
+        is_new = template.count == 1
+        self._known[source] = templates, 0 if is_new else same + 1
+        if len(self._known) > MOST_SOURCES:
+            self._known.popitem(last=False)
+        return template.text if is_new and same >= SETTLED else ""
 
 
 def _alike(one: list[str], other: list[str]) -> float:

@@ -178,7 +178,7 @@ class Sight:
     def _may_notice(self, event: Noticed) -> bool:
         """Whether what a detector noticed is of the fleet, or of one's own work."""
         match event.kind:
-            case "member-differs":
+            case "member-differs" | "new-template":
                 return self._is_own(event.subject)
             case "objective-missed":
                 return tenant_of_class(event.subject) == self.bearer.tenant

@@ -20,7 +20,7 @@ OF_WORK: frozenset[ElementKind] = frozenset(("user", "program", "service", "job"
 SymptomKind = Literal[
     "node-lost", "node-silent", "node-unfit", "device-failed",
     "attempt-lost", "attempt-failed", "attempt-killed", "out-of-memory", "hung", "unstartable",
-    "straggling", "member-differs", "node-unusual", "deadline-missed",
+    "straggling", "member-differs", "node-unusual", "new-template", "deadline-missed",
     "objective-missed",
     "slow-store", "store-full", "clock-step", "control-restarted", "policy-failed",
     "rule-fired",

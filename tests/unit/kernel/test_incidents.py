@@ -194,7 +194,7 @@ def test_a_node_on_which_everything_fails_is_the_cause_and_not_the_programs() ->
     assert (str(one.cause.element), one.hint.endswith("`poise drain r1n1`")) == ("node r1n1", True)
 
 
-@pytest.mark.parametrize("kind", get_args(SymptomKind))
+@pytest.mark.parametrize("kind", [kind for kind in get_args(SymptomKind) if kind != "new-template"])
 def test_each_symptom_can_be_judged(kind: SymptomKind) -> None:
     """Also where nothing but that was ever seen of it."""
     log = Log()
@@ -213,6 +213,34 @@ def test_what_a_rule_notes_is_an_incident_until_the_rule_is_over(subject: str, c
     [one] = log.read(700 + QUIET / SECOND)
     assert one.closed
     assert [step.text for step in one.timeline] == ["rule hot: 91 degrees", "rule hot: over", "closed"]
+
+
+def new_line(log: Log, task: str, at: float) -> Log:
+    text = f"{task} writes a line that is new for p: CUDA error"
+    return log.add(Noticed(at=int(at * SECOND), kind="new-template", subject=task, text=text))
+
+
+def test_a_new_line_joins_an_incident_and_opens_none() -> None:
+    log = Log()
+    for number in range(1, 5):
+        unit = Unit(name="main", tasks=(Task(name="main", argv=("x",)),), kind="p")
+        log.add(JobSubmitted(at=0, job=Job(id=f"j{number}", units=(unit,), user="ann")))
+        log.add(Placed(at=0, unit=f"j{number}.main", epoch=1, spots=(Spot("r1n1"),), why=WHY))
+    for second in range(10, 40):
+        new_line(log, f"j{second % 4 + 1}.main", second)
+    assert log.read(100) == []
+    log.lose("r1n1", at=300)
+    [one] = new_line(log, "j1.main", 302).read(400)
+    assert (str(one.cause.element), one.symptoms["new-template"]) == ("node r1n1", 1)
+    assert one.title.startswith("node r1n1: node lost")
+
+
+def test_a_new_line_does_not_delay_what_is_known_of_a_fault() -> None:
+    log = Log().lose("r1n1", at=10)
+    for second in range(12, 30):
+        new_line(log, "j1.main", second)
+    [one] = log.read(11 + MOST_WAIT / SECOND)
+    assert one.opened == 10
 
 
 def test_one_failed_job_of_a_user_is_no_incident() -> None:
