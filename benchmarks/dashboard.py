@@ -120,20 +120,34 @@ def one(pages: int, seconds: float, per_second: float) -> Measured:
             time.sleep(1)
         cpu, took, answered = paced(fleet, seconds, per_second)
         time.sleep(1)
-        phases = fleet.client.status().phases
-        rounds = sum(phases[name].p99 for name in ("view", "decide", "wait", "apply")) / 1e6
-        waited = [
-            [1e3 * (instant - answered[name]) for instant in instants]
-            for name, instants in seen.items()
-            if len(instants) == pages
-        ]
-        if pages and len(waited) < len(answered):
-            raise RuntimeError(f"of {len(answered)} jobs, {len(waited)} came to all pages")
-        return Measured(cpu, rounds, percentile(took, 99), [min(of) for of in waited], [max(of) for of in waited])
+        first, last = shown(seen, answered, pages)
+        return Measured(cpu, slowest_round(fleet), percentile(took, 99), first, last)
 
 
-def paced(fleet: Fleet, seconds: float, per_second: float) -> tuple[float, list[float], dict[str, float]]:
-    """Percent of a core that the control plane took, milliseconds of submissions, and when each was answered."""
+def slowest_round(fleet: Fleet) -> float:
+    """Milliseconds of the phases of a round (P99), of the latest thousand."""
+    phases = fleet.client.status().phases
+    return sum(phases[name].p99 for name in ("view", "decide", "wait", "apply")) / 1e6
+
+
+def shown(seen: dict[str, list[float]], answered: dict[str, float], pages: int) -> tuple[list[float], list[float]]:
+    """Milliseconds from the answer to each submission until the first and the last page had its job."""
+    waited = [
+        [1e3 * (instant - answered[name]) for instant in instants]
+        for name, instants in seen.items()
+        if len(instants) == pages
+    ]
+    if pages and len(waited) < len(answered):
+        raise RuntimeError(f"of {len(answered)} jobs, {len(waited)} came to all pages")
+    return [min(of) for of in waited], [max(of) for of in waited]
+
+
+def paced(
+    fleet: Fleet, seconds: float, per_second: float, first: int = 0
+) -> tuple[float, list[float], dict[str, float]]:
+    """Percent of a core that the control plane took, milliseconds of submissions, and when each was answered. The jobs
+    have numbers from `first` on.
+    """
     process = psutil.Process(holder(fleet.home.lock))
     answered: dict[str, float] = {}
     took = []
@@ -141,9 +155,10 @@ def paced(fleet: Fleet, seconds: float, per_second: float) -> tuple[float, list[
     for number in range(int(seconds * per_second)):
         time.sleep(max(0.0, begun + number / per_second - perf_counter()))
         asked = perf_counter()
-        fleet.client.submit({**harness.NO_OP, "name": f"bench-{number}"})
-        answered[f"bench-{number}"] = perf_counter()
-        took.append(1e3 * (answered[f"bench-{number}"] - asked))
+        name = f"bench-{first + number}"
+        fleet.client.submit({**harness.NO_OP, "name": name})
+        answered[name] = perf_counter()
+        took.append(1e3 * (answered[name] - asked))
     after, elapsed = process.cpu_times(), perf_counter() - begun
     return 100 * (after.user + after.system - before.user - before.system) / elapsed, took, answered
 

@@ -1,11 +1,16 @@
 """A large fleet on the pages of the dashboard: when the first picture is there, and what it takes to move in it.
 
-    python benchmarks/dashboard_large.py [--nodes 10000] [--records 1000000] [--seconds 5] [--json]
+    python benchmarks/dashboard_large.py [--nodes 10000] [--records 1000000] [--seconds 5] [--pages 50] [--rounds 2]
+        [--json]
 
 A log of such a fleet (`looking_back.py`) is given to a real control plane with an agent, and a real dashboard serves
 it. Debian's headless Chromium opens *Now* and *Timeline* on the same two cores. Noted are the time until each draws its
 first picture, the bytes that came until then, and how busy a page is while jobs are submitted. The timeline is then
 dragged for some seconds: the frames, and the time that each of them computes (`Performance.getMetrics`).
+
+After that the browser is closed, and jobs are submitted at a steady pace: in turns without pages, and with as many as
+`--pages`, each with a session and a stream of its own (`dashboard.py`). Noted are the rounds of the control plane, and
+the time from the answer to a submission until the last page has the job.
 """
 
 import argparse
@@ -20,13 +25,14 @@ from typing import Any
 
 import harness
 import looking_back
-from dashboard import dashboard
+from dashboard import TARGET_LAG_MS, TARGET_ROUNDS, Pages, dashboard, paced, shown, slowest_round
 from harness import Figure, Fleet, percentile, say
 
 from poise.client import Client
 from poise.control.start import ensure_up
 from poise.dashboard.app import ASSETS
 from poise.dashboard.serve import new_link
+from poise.drivers.dashboards import Running
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import browser
@@ -34,6 +40,9 @@ from browser import Browser
 
 FIRST_SECONDS, FRAME_MS, FRONT_END_KB = 1.0, 1000 / 60, 250.0
 OPEN_SECONDS = 120.0
+
+PACED_SECONDS, PER_SECOND, SETTLE_SECONDS = 25.0, 20.0, 5.0
+"""Of jobs in each turn: as many rounds as the control plane remembers."""
 
 WATCH = """
 addEventListener("DOMContentLoaded", () => {
@@ -124,8 +133,48 @@ def changes(client: Client, page: Browser, seconds: float) -> float:
     return (computed(page) - before) / (perf_counter() - begun)
 
 
-def measure(nodes: int, records: int, seconds: float) -> list[Figure]:
-    with large_fleet(nodes, records) as fleet, dashboard(fleet.home) as running, browser.running() as page:
+def many_pages(fleet: Fleet, running: Running, pages: int, rounds: int) -> list[Figure]:
+    """Rounds without pages and with them, in turns, and how soon pages show a change."""
+    alone: list[float] = []
+    beside: list[float] = []
+    first, last = [], []
+    number = 0
+    for _ in range(rounds):
+        for count in (0, pages):
+            with contextlib.ExitStack() as stack:
+                seen: dict[str, list[float]] = {}
+                if count:
+                    reading = Pages(fleet.home, running, count)
+                    stack.callback(reading.close)
+                    seen = reading.seen
+                time.sleep(SETTLE_SECONDS)
+                cpu, _, answered = paced(fleet, PACED_SECONDS, PER_SECOND, number)
+                number += len(answered)
+                time.sleep(1)
+                (beside if count else alone).append(slowest_round(fleet))
+                say(f"{count} pages: rounds {slowest_round(fleet):.2f} ms, control plane {cpu:.1f} % of a core")
+                if count:
+                    soon, late = shown(seen, answered, count)
+                    first.append(percentile(soon, 50))
+                    last.append(percentile(late, 99))
+    slower = [100 * (with_pages / without - 1) for without, with_pages in zip(alone, beside, strict=True)]
+    return [
+        Figure(name="phases of a round, P99, no page", unit="ms", values=alone),
+        Figure(name=f"phases of a round, P99, {pages} pages", unit="ms", values=beside),
+        Figure(name="  slower with pages", unit="%", values=slower, limit=TARGET_ROUNDS),
+        Figure(name="shown by the first page, P50", unit="ms", values=first),
+        Figure(name="shown by the last page, P99", unit="ms", values=last, limit=TARGET_LAG_MS),
+    ]
+
+
+def measure(nodes: int, records: int, seconds: float, pages: int, rounds: int) -> list[Figure]:
+    with large_fleet(nodes, records) as fleet, dashboard(fleet.home) as running:
+        return [*one_page(fleet, running, seconds), *(many_pages(fleet, running, pages, rounds) if pages else [])]
+
+
+def one_page(fleet: Fleet, running: Running, seconds: float) -> list[Figure]:
+    """What a browser does with such a fleet."""
+    with browser.running() as page:
         page.call("Performance.enable")
         page.call("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
         now_cold, came = opened(page, new_link(fleet.home, running.url))
@@ -157,9 +206,12 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=10_000)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=5.0, help="of dragging, and of changes")
+    parser.add_argument("--pages", type=int, default=50, help="open pages; 0: only the browser is measured")
+    parser.add_argument("--rounds", type=int, default=2, help="turns without and with those pages")
     parser.add_argument("--json", action="store_true")
     given: Any = parser.parse_args()
-    return harness.program(lambda: measure(given.nodes, given.records, given.seconds), as_json=given.json)
+    sizes = given.nodes, given.records, given.seconds, given.pages, given.rounds
+    return harness.program(lambda: measure(*sizes), as_json=given.json)
 
 
 if __name__ == "__main__":
