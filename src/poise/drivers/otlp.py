@@ -165,20 +165,20 @@ def encode(spans: Iterable[Span], resource: Mapping[str, Value]) -> bytes:
 def _encoded(span: Span) -> bytes:
     context = span.context
     parts = [
-        _bytes(1, context.trace),
-        _bytes(2, context.span),
+        _TRACE_ID, context.trace,
+        _SPAN_ID, context.span,
         _text(3, context.state) if context.state else b"",
-        _bytes(4, context.parent),
+        _PARENT_ID + context.parent if context.parent else b"",
         _text(5, span.name),
         _number(6, span.kind),
-        _fixed(7, span.start),
-        _fixed(8, span.end),
-        _attributes(9, span.attributes),
+        _START, max(0, span.start).to_bytes(8, "little"),
+        _END, max(0, span.end).to_bytes(8, "little"),
+        *[_attribute(9, name, value) for name, value in span.attributes.items()],
         *[_bytes(11, _event(event)) for event in span.events],
         *[_bytes(13, _link(link)) for link in span.links],
         _bytes(15, _text(2, span.error) + _number(3, STATUS_ERROR)) if span.error else b"",
         _flags(16, sampled=context.sampled),
-    ]
+    ]  # fmt: skip
     return b"".join(parts)
 
 
@@ -193,13 +193,13 @@ def _link(link: Link) -> bytes:
 
 
 def _attributes(number: int, told: Mapping[str, Value]) -> bytes:
-    return b"".join([_bytes(number, _attribute(name, value)) for name, value in told.items()])
+    return b"".join([_attribute(number, name, value) for name, value in told.items()])
 
 
 @lru_cache(4096, typed=True)
-def _attribute(name: str, value: Value) -> bytes:
+def _attribute(number: int, name: str, value: Value) -> bytes:
     """Most values are those of other spans too: nodes, classes, reasons."""
-    return _text(1, name) + _bytes(2, _value(value))
+    return _bytes(number, _text(1, name) + _bytes(2, _value(value)))
 
 
 def _value(value: Value) -> bytes:
@@ -233,6 +233,10 @@ _FEW = tuple(map(_digits, range(512)))
 
 _LENGTH, _FIXED64, _FIXED32 = 2, 1, 5
 """Wire types; that of numbers is 0."""
+
+_TRACE_ID, _SPAN_ID, _PARENT_ID = (bytes((number << 3 | _LENGTH, size)) for number, size in ((1, 16), (2, 8), (4, 8)))
+_START, _END = (bytes((number << 3 | _FIXED64,)) for number in (7, 8))
+"""What each span begins with: the keys of its ids with their lengths, and of its times."""
 
 
 def _number(number: int, value: int) -> bytes:

@@ -268,7 +268,9 @@ class Spans:
 
     def wall(self, instant: int) -> int:
         """Nanoseconds since 1970, by the clock as it was then: an instant has one time, whenever it is told."""
-        at, wall = next((anchor for anchor in reversed(self._anchors) if anchor[0] <= instant), self._anchors[0])
+        at, wall = self._anchors[-1]
+        if at > instant:
+            at, wall = next((anchor for anchor in reversed(self._anchors) if anchor[0] <= instant), self._anchors[0])
         return wall + instant - at
 
 
