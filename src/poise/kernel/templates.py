@@ -17,7 +17,7 @@ import msgspec
 
 ANY = "<*>"
 
-ALIKE = 0.6
+ALIKE = 0.7
 """The share of words in which a line agrees with its template."""
 
 MOST = 1_000
@@ -61,7 +61,7 @@ class Templates:
 
     def take(self, line: str) -> Template:
         """The template of a line; its `count` is 1 if the template is new."""
-        words = [ANY if re.match(_MASKED, word, re.VERBOSE) else word for word in line[:MOST_LINE].split()[:MOST_WORDS]]
+        words = [_masked(word) for word in line[:MOST_LINE].split()[:MOST_WORDS]]
         group = self._groups.setdefault((len(words), words[0] if words else ""), [])
         best = max(group, key=lambda template: _alike(template.words, words), default=None)
         if best is None or _alike(best.words, words) < ALIKE:
@@ -109,6 +109,15 @@ class Novelty:
         if len(self._known) > MOST_SOURCES:
             self._known.popitem(last=False)
         return template.text if is_new and same >= SETTLED else ""
+
+
+def _masked(word: str) -> str:
+    """`<*>` for what is a number, an address or an id; of other words the digits are masked.
+
+    >>> _masked("10.0.0.7:22"), _masked("rank=3,"), _masked("rank")
+    ('<*>', 'rank=<*>,', 'rank')
+    """
+    return ANY if re.match(_MASKED, word, re.VERBOSE) else re.sub(r"\d+", ANY, word)
 
 
 def _alike(one: list[str], other: list[str]) -> float:
