@@ -3,6 +3,7 @@ nodes and queues by name, jobs by submission, units in a queue by rank.
 """
 
 import re
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -16,6 +17,7 @@ def rank(unit: UnitState) -> tuple[int, int]:
     return (0 if unit.queue.endswith("/") else -unit.tail, unit.ordinal)
 
 
+@lru_cache(maxsize=2**14)
 def amounts_in(name: str) -> list[int | str]:
     """Sort key of a name that compares numbers as numbers: text order would depend on the unit of memory.
 

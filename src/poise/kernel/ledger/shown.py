@@ -1,8 +1,8 @@
 """Pending and active units, as a snapshot shows them."""
 
+from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
-from operator import is_not
 
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.changes import Changes
@@ -18,8 +18,11 @@ from poise.model.fleet import Phased, Resident, Straggler, model_under
 from poise.model.jobs import ALL
 from poise.model.views import Candidate
 
-_Head = tuple[int | None, list[Candidate]]
-"""The shown units of a queue, at most so many of which were asked for."""
+_Head = tuple[int | None, dict[str, Candidate]]
+"""The shown units of a queue by id, at most so many of which were asked for."""
+
+SORT_ANEW = 16
+"""With more changes than one for so many shown units, sorting all of them costs less than to change the order."""
 
 
 class Shown(Room):
@@ -38,7 +41,9 @@ class Shown(Room):
         self._jobs, self._active, self._queues, self._nodes = jobs, active, queues, nodes
         self._quotas, self._training, self._changes = quotas, training, changes
         self._heads: dict[str, _Head] = {}
-        self._ordered: tuple[Candidate, ...] = ()  # the heads of all queues, in order of submission
+        self._backed_off = False  # something did at the last look, and was left out
+        self._order: list[Candidate] = []  # the heads of all queues, in order of submission
+        self._ordered: tuple[Candidate, ...] = ()  # the same, as it was shown last
 
     # --- what waits --------------------------------------------------------------------------------------------------
 
@@ -55,25 +60,43 @@ class Shown(Room):
         return tuple(sorted((*self._ordered, *recovering), key=ordinal)) if recovering else self._ordered
 
     def _look_at_heads(self, limits: Mapping[str, int], without: Collection[str]) -> None:
-        """Update the heads of the queues that have changed. What backs off comes back by time alone, so that nothing
-        is remembered while it does.
+        """Update the heads of the queues that have changed: of all while something backs off, since that comes back by
+        time alone.
         """
         before, heads, changed = self._heads, dict[str, _Head](), self._changes.queues
+        look_at_all, self._backed_off = bool(without) or self._backed_off, bool(without)
+        gone: list[Candidate] = []
+        come: list[Candidate] = []
         for name, queue in self._queues.items():
             limit, head = limits.get(name), before.get(name)
-            if head is None or head[0] != limit or name in changed or without:
+            if head is None or head[0] != limit or name in changed or look_at_all:
                 units: Iterable[tuple[str, UnitState]] = queue.items()
                 if without:
                     units = (item for item in units if item[0] not in without)
-                head = limit, [self._as_shown(unit_id, unit) for unit_id, unit in islice(units, limit)]
+                known = head[1] if head is not None else {}
+                head = limit, {unit_id: self._as_shown(unit_id, unit) for unit_id, unit in islice(units, limit)}
+                gone += [one for unit_id, one in known.items() if head[1].get(unit_id) is not one]
+                come += [one for unit_id, one in head[1].items() if known.get(unit_id) is not one]
             heads[name] = head
         changed.clear()
-        if not heads or len(heads) != len(before) or any(map(is_not, heads.values(), map(before.get, heads))):
-            candidates = [one for _, head in heads.values() for one in head]
+        gone += [one for name in before.keys() - heads.keys() for one in before[name][1].values()]
+        if gone or come:
+            self._reorder(gone, come, heads)
+        self._heads = heads
+
+    def _reorder(self, gone: Collection[Candidate], come: Collection[Candidate], heads: Mapping[str, _Head]) -> None:
+        """Take out of the order who is shown no more, and put in who is shown now."""
+        order = self._order
+        if (len(gone) + len(come)) * SORT_ANEW > len(order):
+            order = self._order = [one for _, head in heads.values() for one in head.values()]
             if len(heads) != 1 or not next(iter(heads)).endswith("/"):
-                candidates.sort(key=ordinal)
-            self._ordered = tuple(candidates)
-        self._heads = {} if without else heads
+                order.sort(key=ordinal)
+        else:
+            for one in gone:
+                del order[bisect_left(order, one.ordinal, key=ordinal)]
+            for one in come:
+                insort(order, one, key=ordinal)
+        self._ordered = tuple(order)
 
     def _as_shown(self, unit_id: str, unit: UnitState) -> Candidate:
         """The candidate of a pending unit; built when the unit reaches the head of its queue."""
