@@ -49,7 +49,7 @@ class Attempts(Room):
         task.started = task.started or event.at
         self._note_run(unit)
         self._changes.residents.pop(unit.id, None)
-        self._changes.rows.add(task.node)
+        self._changes.moved.add(task.node)
 
     def _note_run(self, unit: UnitState) -> None:
         """Its job has started, of which somebody may be to be told."""

@@ -17,6 +17,8 @@ class Changes:
         """Residents of the last snapshot that are still true, by unit and number of the task."""
         self.rows: set[str] = set()
         """Nodes whose row in the columns is out of date."""
+        self.moved: set[str] = set()
+        """Nodes whose residents in the columns are out of date; of these alone the free room is as it was."""
         self.fleet = False
         """Whether to rebuild the columns: a node joined, changed or left, or a device failed or recovered."""
 

@@ -21,7 +21,6 @@ class Columns(Room):
         self._active, self._nodes, self._cordons, self._leader = active, nodes, cordons, leader
         self._shown, self._changes = shown, changes
         self._fleet: Fleet | None = None
-        self._moved: set[str] = set()  # nodes whose free room is up to date, and whose residents are not
         self._shared: set[str] = set()  # nodes that had shared devices at the last refresh
         self._open = [0, 0, 0, 0]  # of the open nodes: CPU, devices, free CPU, free devices
         self._opened: dict[str, tuple[int, int, int, int]] = {}  # the same of each node
@@ -35,9 +34,10 @@ class Columns(Room):
     def fleet(self) -> Fleet:
         """The fleet as it is now. It belongs to the ledger: read it at once, or copy it."""
         fleet = self.room()
-        for name in sorted(self._moved):
+        moved = self._changes.moved
+        for name in sorted(moved):
             self._refresh_residents(fleet, fleet.rows[name], self._nodes[name])
-        self._moved.clear()
+        moved.clear()
         return fleet
 
     def room(self) -> Fleet:
@@ -46,7 +46,7 @@ class Columns(Room):
             self._fleet = self._made_anew(self._fleet if self._fleet is not None else Fleet())
         for name in sorted(self._changes.rows):
             self._refresh(self._fleet, self._fleet.rows[name], self._nodes[name])
-        self._moved |= self._changes.rows
+        self._changes.moved |= self._changes.rows
         self._changes.rows.clear()
         return self._fleet
 
@@ -55,7 +55,7 @@ class Columns(Room):
         fleet = Fleet([self._cordons.seen(state.node) for state in self._nodes.values()])
         self._changes.rows.update(fleet.take_over(before))
         self._changes.fleet = False
-        self._moved &= self._nodes.keys()
+        self._changes.moved &= self._nodes.keys()
         for name in sorted(self._opened.keys() - self._nodes.keys()):
             self._count_open(name, (0, 0, 0, 0))
             del self._opened[name]
