@@ -4,6 +4,7 @@ Tasks of equal `Shape` are interchangeable to placement: they fit on the same no
 """
 
 import re
+from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -137,15 +138,7 @@ class Shape(msgspec.Struct, frozen=True, omit_defaults=True, cache_hash=True):
 
     def key(self) -> str:
         """A short text that is equal for equal shapes; keys maps in the ledger."""
-        plain = f"{self.cpu}.{self.memory}.{self.gpus}.{self.gpu_memory}"
-        if where := self.where.describe():
-            plain = f"{plain}@{where}"
-        if self.share == WHOLE and not self.network and self.wants == ANY_GPU:
-            return plain
-        wants = self.wants
-        asks = (wants.kind, "+".join(wants.models), wants.backend, wants.precision, "+".join(wants.ops))
-        without = f".{'+'.join(wants.without)}" if wants.without else ""
-        return f"{plain}.{self.share}.{self.network}.{'.'.join(asks)}{without}"
+        return _key_of(self)
 
     def describe(self) -> str:
         """For people: `2 CPU, 8 GiB, 1 GPU of 12 GiB`; `1 CPU on zone=eu`; `1 CPU, not node n1`."""
@@ -170,6 +163,19 @@ class Shape(msgspec.Struct, frozen=True, omit_defaults=True, cache_hash=True):
         text += f" with {wants.precision}" if wants.precision else ""
         text += f" for {', '.join(wants.ops)}" if wants.ops else ""
         return text + (f" other than {', '.join(wants.without)}" if wants.without else "")
+
+
+@lru_cache(maxsize=4096)
+def _key_of(shape: Shape) -> str:
+    plain = f"{shape.cpu}.{shape.memory}.{shape.gpus}.{shape.gpu_memory}"
+    if where := shape.where.describe():
+        plain = f"{plain}@{where}"
+    if shape.share == WHOLE and not shape.network and shape.wants == ANY_GPU:
+        return plain
+    wants = shape.wants
+    asks = (wants.kind, "+".join(wants.models), wants.backend, wants.precision, "+".join(wants.ops))
+    without = f".{'+'.join(wants.without)}" if wants.without else ""
+    return f"{plain}.{shape.share}.{shape.network}.{'.'.join(asks)}{without}"
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

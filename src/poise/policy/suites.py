@@ -8,7 +8,8 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import chain, islice
+from itertools import chain, filterfalse, islice
+from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
@@ -115,6 +116,9 @@ MADE, FOUND, NOTHING = range(3)
 
 _ANY = float("inf")
 NOBODY: tuple[Resident, ...] = ()
+
+_is_recovering = attrgetter("recovering")
+_queue = attrgetter("queue")
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -476,7 +480,7 @@ class _Round:
             return None
         if not (self.holds.keys() >= view.backlog.keys() or self.holds.keys() >= self._unseen.keys()):
             return None
-        if any(candidate.recovering for candidate in view.candidates):
+        if any(map(_is_recovering, view.candidates)):
             return None
         asks: dict[Ask, None] = {}
         for candidate in self._waiting:
@@ -1464,14 +1468,15 @@ def _may_have_room(view: Snapshot, ordered: list[Candidate]) -> bool:
 
 def _unseen(view: Snapshot) -> dict[str, int]:
     """How many are shown of each queue that is longer than that."""
-    recovering = sum([one.recovering for one in view.candidates])
+    recovering = sum(map(_is_recovering, view.candidates))
     if not recovering and sum(view.backlog.values()) <= len(view.candidates):
         return {}
     if len(view.backlog) == 1:
         [(queue, count)] = view.backlog.items()
         shown_of_it = len(view.candidates) - recovering
         return {queue: shown_of_it} if count > shown_of_it else {}
-    shown = Counter([candidate.queue for candidate in view.candidates if not candidate.recovering])
+    waiting = filterfalse(_is_recovering, view.candidates) if recovering else view.candidates
+    shown = Counter(map(_queue, waiting))
     return {queue: count for queue, count in shown.items() if view.backlog.get(queue, 0) > count}
 
 
