@@ -146,7 +146,7 @@ class Plane(Host):
                 self.ledger.apply(event)
         self.clock = SystemClock(Instant(self.ledger.now)) if fresh else clock_of(self.ledger)
         self._recent.extend(events)
-        self.observe(Happened(first=events[0][0], events=tuple(event for _, event in events)))
+        self.observers.tell(Happened(first=events[0][0], events=tuple(event for _, event in events)))
         self._published_up_to(self.ledger.revision)
 
     def end(self) -> None:

@@ -107,7 +107,7 @@ class Host:
     that it has lost the lock (`holds`; none where nobody else can come to the log), or that another has written to the
     log, ends at once (`leave`), so that agents and callers find the one that can write.
 
-    `observe` is told of durable events, rounds and commits. It must return at once, and raise nothing.
+    `observe`, if any, is told of durable events, rounds and commits. It must return at once, and raise nothing.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Host:
         self._workers: dict[Attempt, Channel] = {}
         self._over = False
         self._noticing = Noticing()
-        self.observe: Callable[[Observed], None] = lambda observed: None
+        self.observe: Callable[[Observed], None] | None = None
         self._planned: deque[_Planned] = deque()
         self._undurable: deque[_Appended] = deque()
         store.on_durable = self._on_durable
@@ -306,6 +306,8 @@ class Host:
             return self.controller.handle(message, now)
         (_, answered, (asked, view)), began = planned.popleft(), self.clock.now()
         effects = self.controller.handle(message, now)
+        if self.observe is None:
+            return effects
         self.observe(
             RoundTook(
                 at=now,
@@ -433,10 +435,11 @@ class Host:
     def _observe_durable(self, revision: int, now: int) -> None:
         while self._undurable and self._undurable[0].revision <= revision:
             of = self._undurable.popleft()
-            count = len(of.events)
-            self.observe(Happened(first=of.revision - count + 1, events=of.events))
             sync = now - of.at - of.took
-            self.observe(CommitTook(at=of.at, revision=of.revision, events=count, append=of.took, sync=sync))
+            if self.observe is not None:
+                count = len(of.events)
+                self.observe(Happened(first=of.revision - count + 1, events=of.events))
+                self.observe(CommitTook(at=of.at, revision=of.revision, events=count, append=of.took, sync=sync))
             self._saw(self._noticing.committed(of.took + sync, now))
 
     def _saw(self, noticed: Noticed | None) -> None:

@@ -610,6 +610,7 @@ class Twin:
     def _drop(self, work: _Work) -> None:
         if work.timer is not None:
             work.timer.cancel()
+            work.timer = None  # it holds the work: without that, neither goes until cycles are looked for
         for attempt in work.launches:
             self._of.pop(attempt, None)
         if self._work.get(work.unit.id) is work:
@@ -618,6 +619,9 @@ class Twin:
     # --- how fast ----------------------------------------------------------------------------------------------------
 
     def _seats(self, work: _Work) -> Seats:
+        if len(work.launches) == 1:
+            [(name, launch)] = work.launches.values()
+            return Seats((model_under(self.nodes[name].node, launch.devices),))
         placed = sorted(work.launches.values(), key=_rank)
         nodes = [self.nodes[name].node for name, _ in placed]
         models = tuple(model_under(node, launch.devices) for node, (_, launch) in zip(nodes, placed, strict=True))
@@ -632,6 +636,8 @@ class Twin:
         """As slow as the slowest of its tasks is made by its node and by what shares devices with it there."""
         slowest = 1.0
         for name, launch in work.launches.values():
+            if launch.shape.share == WHOLE and not self._slow:
+                continue
             factor = self._slow.get(name, 1.0)
             if launch.shape.share != WHOLE:
                 factor *= self._interference(launch.shape.share, self._sharing(name, launch, work))
