@@ -475,7 +475,7 @@ class _Round:
         if self._postponed or self._emptied or view.quotas or view.yielded:
             return None
         if not self._only_room:
-            return () if not view.candidates and not self.decisions and self._rests() else None
+            return () if self._has_placed_all() and self._rests() else None
         if not (recipe.overtake or self._closed or not self.holds):
             return None
         if not (self.holds.keys() >= view.backlog.keys() or self.holds.keys() >= self._unseen.keys()):
@@ -490,6 +490,15 @@ class _Round:
                     return None  # it may turn out to be brief, and wait behind its like
                 asks[Ask(shape, needed)] = None
         return tuple(asks) if len(asks) <= MOST_ASKS else None
+
+    def _has_placed_all(self) -> bool:
+        """Whether nothing is left to wait, and all that was decided is the start of units that never change size."""
+        ones, decisions = self.view.candidates, self.decisions
+        return (
+            len(ones) == len(decisions) == sum(self.view.backlog.values())
+            and all(isinstance(one, Place) and not one.queued for one in decisions)
+            and not any(one.least for one in ones)
+        )
 
     def _rests(self) -> bool:
         """Whether nothing that runs could be grown or moved, even if there were more room."""

@@ -111,3 +111,18 @@ def test_who_comes_first_is_not_recorded_anew_with_each_that_begins() -> None:
     run = Run(policy_named("fifo"), 1)
     behind = [reason for event in run.events if isinstance(event, Held) for reason in event.reasons]
     assert {reason.subject for reason in behind if reason.code == "BEHIND"} == {""}
+
+
+def test_an_end_after_everything_was_placed_causes_no_round() -> None:
+    twin = Twin(policy_named("poise"), Settings())
+    twin.add_nodes([node("n0", 4, "V100")])
+    for number in range(3):
+        unit = Unit(name="main", tasks=(Task(name="main", argv=("work",)),), shape=Shape(gpus=1), kind="a")
+        truth = Truth(pace=Steady(100.0))
+        twin.arrive(Arrival(at=(1 + 10 * number) * SECOND, units=(unit,), truths={"main": truth}))
+    twin.run(50 * SECOND)
+    assert len(twin.ledger.active) == 3
+    rounds = twin.rounds
+    assert twin.run()
+    assert not twin.ledger.jobs.unfinished()
+    assert twin.rounds == rounds
