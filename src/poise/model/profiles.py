@@ -92,6 +92,14 @@ class Profile(msgspec.Struct, frozen=True):
             *ratio,
         )
 
+    @property
+    def missed_by(self) -> tuple[float, float]:
+        """How far runs were from what was declared of them: their mean deviation as a part, times the weight of what
+        was seen, and that weight. What was assumed with the first run, a half, is not in it.
+        """
+        assumed = (1 - ALPHA) ** (self.count - 1)
+        return max(0.0, self.ratio_deviation / self.ratio - assumed / 2) if self.ratio else 0.0, 1 - assumed
+
     def failed(self, seen: int = 0) -> "Profile":
         """With one more attempt that failed by itself: what it took says nothing of those that succeed."""
         failures = self.failures + int(ALPHA * (1000 - self.failures))

@@ -10,7 +10,7 @@ What is said of an elastic unit is said of its least tasks; with more of them it
 sooner.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -28,6 +28,10 @@ MOST_RUNS = 65_536
 
 HUNDREDTH = ALL // 100
 """What has done less of its work says nothing of its pace."""
+
+TABLE_VARIES = 0.25
+"""The part of an estimate that a table leaves as uncertainty: Gavel's own was measured at one batch size for each
+model."""
 
 PACE_VARIES = 10
 """One part in so many of what training foresees of itself by its pace is left as uncertainty."""
@@ -212,7 +216,9 @@ class Speeds:
                 seen = [
                     _carried(index, of, tabled, estimate_run(measured[of], declared)) for of in measured if of in tabled
                 ]
-                estimates[index] = min([*seen, _by_table(index, tabled, declared or anywhere.mean)], key=_uncertainty)
+                varies = _table_varies(measured[of] for of in measured if of in tabled) if declared else TABLE_VARIES
+                by_table = _by_table(index, tabled, declared or anywhere.mean, varies)
+                estimates[index] = min([*seen, by_table], key=_uncertainty)
             elif index in tabled and any(of in tabled for of in measured):
                 estimates[index] = _pooled(index, tabled, measured)
             elif index in measured:
@@ -335,12 +341,22 @@ def in_size(estimate: Estimate, least: int, size: int, gains: int = 0) -> Estima
     return estimate._replace(mean=max(1, estimate.mean * over // under), deviation=estimate.deviation * over // under)
 
 
-def _by_table(index: int, tabled: Mapping[int, float], declared: int) -> Estimate:
-    """From what was declared for the table's fastest. A quarter of the estimate is left as uncertainty: Gavel's own
-    table was measured at one batch size for each model.
+def _table_varies(measured: Iterable[Profile]) -> float:
+    """How uncertain a declared time is that a table carries over: as runs of the class have missed what was declared of
+    them, with as much weight as one that missed it by what the table is off.
     """
+    missed, weight = TABLE_VARIES, 1.0
+    for profile in measured:
+        if profile.ratio:
+            by, seen = profile.missed_by
+            missed, weight = missed + by, weight + seen
+    return max(TABLE_VARIES, missed / weight)
+
+
+def _by_table(index: int, tabled: Mapping[int, float], declared: int, varies: float) -> Estimate:
+    """From what was declared for the table's fastest."""
     mean = declared * max(tabled.values()) / tabled[index]
-    return Estimate(max(1, int(mean)), int(mean) // 4, "throughput table")
+    return Estimate(max(1, int(mean)), int(mean * varies), "throughput table")
 
 
 def _carried(index: int, of: int, tabled: Mapping[int, float], there: Estimate) -> Estimate:
@@ -348,7 +364,8 @@ def _carried(index: int, of: int, tabled: Mapping[int, float], there: Estimate) 
     if index == of:
         return there
     mean = max(1, int(there.mean * tabled[of] / tabled[index]))
-    return Estimate(mean, max(int(there.deviation * tabled[of] / tabled[index]), mean // 4), "throughput table")
+    deviation = max(int(there.deviation * tabled[of] / tabled[index]), int(mean * TABLE_VARIES))
+    return Estimate(mean, deviation, "throughput table")
 
 
 def _pooled(index: int, tabled: Mapping[int, float], measured: Mapping[int, Profile]) -> Estimate:
@@ -362,7 +379,7 @@ def _pooled(index: int, tabled: Mapping[int, float], measured: Mapping[int, Prof
     deviation = sum(number * profile.deviation * rate for number, profile, rate in runs) / count / tabled[index]
     if index in measured:
         return Estimate(max(1, int(mean)), int(deviation), "history")
-    return Estimate(max(1, int(mean)), max(int(deviation), int(mean) // 4), "throughput table")
+    return Estimate(max(1, int(mean)), max(int(deviation), int(mean * TABLE_VARIES)), "throughput table")
 
 
 def _by_roofline(model: DeviceModel, precision: str, work: Work) -> Estimate | None:
