@@ -26,6 +26,9 @@ from poise.units import SECOND
 Entry = tuple[float, int, str, int, list[tuple[float, int]]]
 """What it is worth for each device (negative), ordinal, unit, devices, and what it is worth by model."""
 
+PRESSED = 3.0
+"""A unit that has to start now to be on time counts as if it were worth so many times as much."""
+
 EXCHANGES = 256
 """Changes of places in one round at most, of some 20 us for two models."""
 
@@ -154,7 +157,7 @@ def _units(residents: Iterable[tuple[Resident, ...]]) -> list[Resident]:
 
 
 def _running(draft: Draft, resident: Resident, here: int, standing: float, left: int) -> Entry:
-    """An elastic unit changes its model only where its size is chosen."""
+    """An elastic unit changes its model only where its size is chosen, and nothing moves to where it would be late."""
     now, shape = draft.view.now, resident.shape
     of = draft.speeds.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=True)
     left = max(SECOND, left)
@@ -163,15 +166,23 @@ def _running(draft: Draft, resident: Resident, here: int, standing: float, left:
     for index, can in enumerate(able[: len(of)]):
         if can and index != here and draft.fleet.models[index].kind != "cpu" and not resident.least:
             there = left * of[index].mean // max(1, of[here].mean) + lost
+            if resident.unit in draft.timely.promised and draft.view.now + there > resident.due:
+                continue
             worths.append((weight / (there / SECOND), index))
     devices = shape.gpus * resident.size
     return (-max(worths)[0] / devices, resident.ordinal, resident.unit, devices, worths)
 
 
 def _waiting(draft: Draft, candidate: Candidate) -> Entry:
+    """What has to start now to be on time gets a model on which it is, if there is one. The size of an elastic unit
+    sees to that.
+    """
     shape = candidate.shape
-    left = draft.speeds.left(candidate, shape, draft.able(shape).models)
-    gains = values(candidate, left.values(), draft.view.now, waits=draft.waits)
+    left, times = draft.speeds.left(candidate, shape, draft.able(shape).models), 1.0
+    if candidate.unit in draft.timely.pressed and not candidate.least:
+        in_time = {index: run for index, run in left.items() if draft.view.now + run <= candidate.due}
+        left, times = in_time or left, PRESSED
+    gains = [times * gain for gain in values(candidate, left.values(), draft.view.now, waits=draft.waits)]
     devices = shape.gpus * (candidate.least or candidate.tasks)
     worths = list(zip(gains, left, strict=True))
     return (-max(gains, default=0.0) / devices, candidate.ordinal, candidate.unit, devices, worths)

@@ -22,7 +22,7 @@ from poise.model.profiles import expected_run, is_brief
 from poise.model.resources import WHOLE, Shape
 from poise.model.views import LEAST_SHOWN, Candidate, Snapshot
 from poise.policy.allowance import Allowance
-from poise.policy.assign import Part, assign
+from poise.policy.assign import PRESSED, Part, assign
 from poise.policy.choose import choose
 from poise.policy.elastic import speeds_with, worth_having
 from poise.policy.elasticflow import ElasticFlow
@@ -107,9 +107,6 @@ IDLES = 0.1
 
 MOST_ASKS = 8
 """Sizes of waiting work for which it is looked whether there is room before a round is run."""
-
-PRESSED = 3.0
-"""A unit that has to start now to be on time preempts as if it were worth so many times as much."""
 
 MADE, FOUND, NOTHING = range(3)
 """What a unit that waits was promised: room that others make, room that was there already, or none."""

@@ -10,7 +10,7 @@ from poise.engine.twin import Twin
 from poise.kernel.controller import Settings
 from poise.model.events import Event, Placed, Preempted
 from poise.model.jobs import Priority, Speedups, Task, Unit
-from poise.model.resources import Device, Node, Shape
+from poise.model.resources import Device, Node, Shape, Wants
 from poise.model.workload import Arrival, Scaling, Seats, Steady, Truth
 from poise.policy.assign import Entry, improve
 from poise.policy.suites import policy_named
@@ -138,6 +138,31 @@ def test_a_short_elastic_job_makes_a_long_one_with_its_least_yield_on_unequal_de
     run = Run(fleet, *long, msgspec.structs.replace(elastic("even", 100), at=60 * SECOND))
     assert run.ends()["j3"] == 160
     assert len(run.of(Preempted)) == 1
+
+
+def test_what_is_on_time_on_the_fast_device_only_gets_it_from_shorter_work() -> None:
+    """The first has 550 s left on the fast device, which is worth more than 600 s. But the second is due after 750 s,
+    and takes 2400 s on the slow one, where the first goes on meanwhile.
+    """
+    due = job("leans", 50, 600)
+    due = msgspec.structs.replace(due, units=(msgspec.structs.replace(due.units[0], deadline=750 * SECOND),))
+    ends = Run([node("n1", "fast"), node("n2", "slow")], job("leans", 0, 600), due).ends()
+    assert ends["j2"] == 650
+    assert ends["j1"] == 650 + 600 - 50 - 600 / 4
+
+
+def test_work_that_would_be_late_on_the_slow_device_is_not_moved_there_for_shorter_work() -> None:
+    """The first is due after 1100 s and keeps nothing of its work; on the slow device it takes 3600 s. The second has
+    100 s and runs on a fast device only: it waits.
+    """
+    due, fast = job("leans", 0, 900), job("leans", 200, 100)
+    lasting = msgspec.structs.replace(due.units[0], deadline=1100 * SECOND, checkpoint=0)
+    due = msgspec.structs.replace(
+        due, units=(lasting,), truths={"main": msgspec.structs.replace(due.truths["main"], saves=False)}
+    )
+    shape = msgspec.structs.replace(fast.units[0].shape, wants=Wants(models=("fast",)))
+    fast = msgspec.structs.replace(fast, units=(msgspec.structs.replace(fast.units[0], shape=shape),))
+    assert Run([node("n1", "fast"), node("n2", "slow")], due, fast).ends() == {"j1": 900, "j2": 1000}
 
 
 def test_what_runs_on_a_slow_device_moves_to_a_fast_one_when_that_is_free() -> None:
