@@ -27,7 +27,7 @@ CHAOS := tests/system/test_chaos.py
 # real processes on a machine whose cores others take for seconds: what failed beside others has to pass by itself
 AGAIN = { test $$? = 1 && echo "what failed, once more by itself:" && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
-.PHONY: help setup lock servers demo demo-serve test test-slow faults chaos fuzz schemathesis style lint format bench quality gpu-check peers docs site wheel release clean
+.PHONY: help setup lock servers demo demo-serve kubernetes-parts test test-kubernetes test-slow faults chaos fuzz schemathesis style lint format bench quality gpu-check peers docs site wheel release clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+: *.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -59,6 +59,12 @@ servers: setup   ## Debian's packages of the servers and the browser that tests 
 	  test -e .$$package || { apt-get download -qq -o APT::Sandbox::User=$$(id -un) $$package && dpkg -x $${package}_*.deb . && rm -f *.deb && touch .$$package; } \
 	  || echo "$$package could not be fetched: the tests that need it are skipped" >&2; \
 	done
+
+kubernetes-parts:  ## a real API server, scheduler and controller manager for the tests, built from Debian's source: 20 minutes, 3 GB
+	tests/kubernetes_parts.sh .peers/kubernetes
+
+test-kubernetes: setup servers kubernetes-parts  ## Poise on that Kubernetes, with processes in place of containers
+	$(BIN)/python -m pytest tests/system/test_kubernetes.py tests/drivers/test_kubernetes_watch.py tests/drivers/test_kubernetes_cluster.py
 
 # types and the tests in memory need nothing but processor time, and take what the real processes beside them leave;
 # these wait for most of their time, so three of them share a core

@@ -40,7 +40,7 @@ def test_an_unknown_one_is_an_error_that_names_those_that_are_installed(folder: 
     with pytest.raises(InputError) as refused:
         driver_of("bear")
     record = refused.value.record
-    assert (record.field, record.have, record.need) == ("--on", "bear", "bare, ray, slurm")
+    assert (record.field, record.have, record.need) == ("--on", "bear", "bare, kubernetes, ray, slurm")
     assert "did you mean `bare`?" in record.hint
 
 

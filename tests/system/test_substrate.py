@@ -84,7 +84,7 @@ def test_a_machine_that_leaves_is_emptied_and_comes_back(living: Living) -> None
 
 def test_a_name_that_nobody_offers_is_refused_with_those_that_are_there(living: Living) -> None:
     done = living.poise("up", "--on", "proceses:3", "--json")
-    assert (done.code, done.error["field"], done.error["need"]) == (1, "--on", "processes, ray, slurm")
+    assert (done.code, done.error["field"], done.error["need"]) == (1, "--on", "kubernetes, processes, ray, slurm")
     assert "did you mean `processes`?" in done.error["hint"]
     done = living.poise("up", "--on", "processes:many", "--json")
     assert (done.code, done.error["need"]) == (1, "1 to 64")

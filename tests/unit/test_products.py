@@ -37,6 +37,7 @@ def test_the_wheel_for_another_machine_has_all_packages_and_entry_points(tmp_pat
     with zipfile.ZipFile(pack(tmp_path)) as wheel:
         names = wheel.namelist()
         [points] = [name for name in names if name.endswith("/entry_points.txt")]
+        assert b"kubernetes = poise_kubernetes" in wheel.read(points)
         assert b"ray = poise_ray" in wheel.read(points)
         assert b"slurm = poise_slurm" in wheel.read(points)
     assert {name.partition("/")[0] for name in names if name.endswith(".py")} == {*PACKAGES}

@@ -35,6 +35,7 @@ RECORDS = record_types(
     "poise.model",
     "poise.policy",
     "poise_ha",
+    "poise_kubernetes",
     "poise_lab",
     "poise_ray",
     "poise_serve",

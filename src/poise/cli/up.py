@@ -105,7 +105,7 @@ RESTART = "`poise down --leave`, then `poise up`"
 @click.option(
     "--on",
     metavar="NAME[:ADDRESS]",
-    help="Use the machines of a cluster as nodes instead of this machine. NAME is `ray`, `slurm` or a "
+    help="Use the machines of a cluster as nodes instead of this machine. NAME is `ray`, `slurm`, `kubernetes` or a "
     "substrate of an installed package; without an address, `ray` starts one on this machine only. Kept for this home.",
 )
 @click.option("--no-fleet", is_flag=True, help="Start this machine again instead of declared nodes or a cluster.")

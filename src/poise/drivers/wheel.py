@@ -7,7 +7,16 @@ from pathlib import Path
 import poise
 from poise.errors import DISTRIBUTION, Fault
 
-PACKAGES = ("poise", "poise_ha", "poise_lab", "poise_ray", "poise_serve", "poise_slurm", "poise_train")
+PACKAGES = (
+    "poise",
+    "poise_ha",
+    "poise_kubernetes",
+    "poise_lab",
+    "poise_ray",
+    "poise_serve",
+    "poise_slurm",
+    "poise_train",
+)
 """All that are in it."""
 
 PYTHON = (3, 11)

@@ -1,0 +1,196 @@
+"""Calls of a Kubernetes API server, over HTTP from the standard library.
+
+One thread may use an `Api` at a time for calls; a watch has a connection of its own. A server that is busy says when to
+come again (429, or 503 with `Retry-After`), and is obeyed.
+"""
+
+import contextlib
+import http.client
+import json
+import time
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from poise_kubernetes.credentials import Access
+
+CALL_SECONDS = 30.0
+TRIES = 4
+LONGEST_WAIT = 10.0
+"""Seconds that a call waits at most between two tries, whatever the server says."""
+
+MAX_ANSWER = 256 * 2**20
+
+MERGE = "application/merge-patch+json"
+JSON = "application/json"
+
+
+class Refused(Exception):
+    """The server has answered, and does not do what it was asked: HTTP status, its reason in one word, and why."""
+
+    def __init__(self, status: int, reason: str, message: str, after: float = 0.0) -> None:
+        super().__init__(f"{status} {reason}: {message}" if message else f"{status} {reason}")
+        self.status, self.reason, self.message, self.after = status, reason, message, after
+
+
+class Away(Exception):
+    """Nobody answers, or the connection broke. What was asked may have been done."""
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+
+
+class Api:
+    """An API server. `sleep` waits for so many seconds, which a test need not do."""
+
+    def __init__(self, access: Access, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.access = access
+        self._sleep = sleep
+        self._open: http.client.HTTPConnection | None = None
+
+    def get(self, path: str, **query: str) -> Any:
+        return self._call("GET", path, query=query)
+
+    def raw(self, path: str, query: Mapping[str, str]) -> bytes:
+        """The answer as it came."""
+        return self._tried("GET", path, query, b"", JSON).body
+
+    def create(self, path: str, body: Mapping[str, Any], **query: str) -> Any:
+        return self._call("POST", path, body, query)
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> Any:
+        return self._call("PATCH", path, body, kind=MERGE)
+
+    def delete(self, path: str, body: Mapping[str, Any] | None = None, **query: str) -> Any:
+        return self._call("DELETE", path, body, query)
+
+    def stream(self, path: str, query: Mapping[str, str], seconds: float) -> Generator[bytes]:
+        """The lines of a watch, until the server closes it. Raises `Away` if nothing came for `seconds`."""
+        connection = self._connection(seconds)
+        try:
+            answer = self._sent(connection, "GET", path, query, b"", JSON)
+            if answer.status == 401:
+                self.access.token(True)
+            if answer.status >= 400:
+                raise _refusal(answer, answer.read(MAX_ANSWER))
+            while line := answer.readline():
+                yield line
+        except (OSError, http.client.HTTPException) as error:
+            raise Away(_said(error)) from error
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    # --- one call -----------------------------------------------------------------------------------------------------
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+        kind: str = JSON,
+    ) -> Any:
+        content = json.dumps(body).encode() if body is not None else b""
+        return json.loads(self._tried(method, path, query or {}, content, kind).body or b"null")
+
+    def _tried(self, method: str, path: str, query: Mapping[str, str], content: bytes, kind: str) -> Answer:
+        """Again when the server is too busy: it has done nothing then. Again too if a connection broke that was kept
+        open, for a question only.
+        """
+        for number in range(TRIES):
+            kept = self._open is not None
+            try:
+                return self._once(method, path, query, content, kind)
+            except Refused as refused:
+                if refused.status == 401 and number == 0:  # the token was changed
+                    self.access.token(True)
+                elif refused.after <= 0 or number == TRIES - 1:
+                    raise
+                else:
+                    self._sleep(min(refused.after, LONGEST_WAIT))
+            except Away:
+                if not kept or method != "GET":
+                    raise
+        raise Away("the connection broke again and again")
+
+    def _once(self, method: str, path: str, query: Mapping[str, str], content: bytes, kind: str) -> Answer:
+        if self._open is None:
+            self._open = self._connection(CALL_SECONDS)
+        try:
+            answer = self._sent(self._open, method, path, query, content, kind)
+            body = answer.read(MAX_ANSWER)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise Away(_said(error)) from error
+        if answer.will_close:
+            self.close()
+        if answer.status >= 400:
+            raise _refusal(answer, body)
+        return Answer(answer.status, body)
+
+    def _sent(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        content: bytes,
+        kind: str,
+    ) -> http.client.HTTPResponse:
+        headers = {"Accept": JSON, "User-Agent": "poise"}
+        if content:
+            headers["Content-Type"] = kind
+        if token := self.access.token(False):
+            headers["Authorization"] = f"Bearer {token}"
+        target = f"{self.access.path}{path}" + (f"?{urlencode(query)}" if query else "")
+        connection.request(method, target, content or None, headers)
+        return connection.getresponse()
+
+    def _connection(self, seconds: float) -> http.client.HTTPConnection:
+        access = self.access
+        if access.tls is None:
+            return http.client.HTTPConnection(access.host, access.port, timeout=seconds)
+        if access.server_name:
+            return _Named(access, seconds)
+        return http.client.HTTPSConnection(access.host, access.port, timeout=seconds, context=access.tls)
+
+
+class _Named(http.client.HTTPSConnection):
+    """To a server whose certificate has another name than its address (`tls-server-name`)."""
+
+    def __init__(self, access: Access, seconds: float) -> None:
+        super().__init__(access.host, access.port, timeout=seconds, context=access.tls)
+        self._access = access
+
+    def connect(self) -> None:
+        http.client.HTTPConnection.connect(self)
+        if self._access.tls is not None:
+            self.sock = self._access.tls.wrap_socket(self.sock, server_hostname=self._access.server_name)
+
+
+def _refusal(answer: http.client.HTTPResponse, body: bytes) -> Refused:
+    said: Any = None
+    with contextlib.suppress(ValueError):
+        said = json.loads(body)
+    if not isinstance(said, dict):
+        said = {"message": body[:200].decode(errors="replace")}
+    after = 0.0
+    with contextlib.suppress(ValueError):
+        after = float(answer.headers.get("Retry-After") or 0)
+    if answer.status == 429:
+        after = after or 1.0
+    elif answer.status not in (500, 503, 504):
+        after = 0.0
+    reason = str(said.get("reason") or answer.reason or "")
+    return Refused(answer.status, reason, str(said.get("message") or ""), after)
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__

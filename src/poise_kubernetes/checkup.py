@@ -1,0 +1,153 @@
+"""Whether Poise can run on a Kubernetes cluster: what `poise doctor --on kubernetes` looks at."""
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+from poise.errors import PoiseError
+from poise.model.reports import Check
+from poise.units import format_bytes, format_cpu
+from poise_kubernetes.api import Api, Away, Refused
+from poise_kubernetes.credentials import find_access
+from poise_kubernetes.records import NodeObject, PodObject, Toleration, admits, amounts, device_of, left_of
+from poise_kubernetes.settings import Settings
+from poise_kubernetes.watching import Watched
+
+OLDEST = (1, 19)
+"""The oldest version of Kubernetes whose API has all that Poise uses."""
+
+RIGHTS = (
+    ("", "nodes", ("list", "watch"), False),
+    ("", "pods", ("list", "watch"), False),
+    ("", "pods", ("create", "patch", "delete"), True),
+    ("", "secrets", ("create", "get", "patch", "delete"), True),
+)
+"""Group, resource and verbs, in all namespaces or in ours."""
+
+
+def checks(settings: Settings) -> Iterator[Check]:
+    """The API server and its version, each right, the nodes, the quotas, and the classes that the settings name."""
+    try:
+        api = Api(access := find_access(settings.context))
+        version = api.get("/version")
+    except PoiseError as error:
+        yield Check("API server", "fail", f"{error}: {error.record.have}", error.record.hint)
+        return
+    except (Away, Refused) as error:
+        yield Check("API server", "fail", str(error), "`kubectl version` must work here")
+        return
+    space = settings.namespace or access.namespace
+    yield _version(version, f"{access.host}:{access.port}")
+    missing = False
+    for check in _rights(api, space):
+        missing = missing or check.status == "fail"
+        yield check
+    if missing:
+        return
+    try:
+        yield from _nodes(api, settings)
+        yield from _quotas(api, space)
+        yield from _named(api, settings, space)
+    except (Away, Refused) as error:
+        yield Check("cluster", "fail", str(error), "try again")
+
+
+def _version(version: dict[str, Any], server: str) -> Check:
+    text = str(version.get("gitVersion", "of an unknown version"))
+    found = tuple(int("".join(filter(str.isdigit, str(version.get(name, "0")))) or 0) for name in ("major", "minor"))
+    if found < OLDEST:
+        need = ".".join(map(str, OLDEST))
+        return Check("API server", "warn", f"{server} is {text}; Poise was made for {need} and later")
+    return Check("API server", "ok", f"{server} is {text}")
+
+
+def _rights(api: Api, space: str) -> Iterator[Check]:
+    for group, resource, verbs, in_space in RIGHTS:
+        where = f"in {space}" if in_space else "in all namespaces" if resource != "nodes" else "of the cluster"
+        denied = []
+        for verb in verbs:
+            of = {"group": group, "resource": resource, "verb": verb} | ({"namespace": space} if in_space else {})
+            review = {
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SelfSubjectAccessReview",
+                "spec": {"resourceAttributes": of},
+            }
+            try:
+                answer = api.create("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+            except (Away, Refused) as error:
+                yield Check(f"rights to {resource}", "fail", str(error), "try again")
+                return
+            if not answer.get("status", {}).get("allowed"):
+                denied.append(verb)
+        hint = "an administrator applies `deploy/kubernetes/base`, or gives these rights"
+        if denied:
+            yield Check(f"rights to {resource}", "fail", f"no {', '.join(denied)} {where}", hint)
+        else:
+            yield Check(f"rights to {resource}", "ok", f"{', '.join(verbs)} {where}")
+
+
+def _nodes(api: Api, settings: Settings) -> Iterator[Check]:
+    nodes, pods = Watched(api, "/api/v1/nodes", NodeObject), Watched(api, "/api/v1/pods", PodObject)
+    nodes.list()
+    pods.list()
+    on: dict[str, list[PodObject]] = {}
+    for pod in pods.items():
+        if not pod.ended:
+            on.setdefault(pod.spec.node_name, []).append(pod)
+    usable, free, devices = 0, {"cpu": 0, "memory": 0}, dict[str, int]()
+    for node in nodes.items():
+        size, labels = amounts(node.status.allocatable), node.metadata.labels or {}
+        device = device_of(size)
+        tolerated = (Toleration(key=device, operator="Exists"),) if device else ()
+        selected = all(labels.get(key) == value for key, value in settings.select)
+        if not (node.ready and selected and admits(node, tolerated)):
+            continue
+        usable += 1
+        left = left_of(node, on.get(node.metadata.name, ()))
+        for name in free:
+            free[name] += max(0, left.get(name, 0))
+        if device:
+            devices[device] = devices.get(device, 0) + max(0, left[device])
+    text = f"{usable} of {len(nodes.items())} can be used: {format_cpu(free['cpu'])} CPU"
+    text += f" and {format_bytes(free['memory'])} are free"
+    text += "".join(f", {count} {device}" for device, count in sorted(devices.items()))
+    yield Check("nodes", "ok" if usable else "fail", text, "" if usable else "`kubectl get nodes`; see `select=`")
+
+
+def _quotas(api: Api, space: str) -> Iterator[Check]:
+    """Those of the namespace, where they may be seen."""
+    try:
+        found = api.get(f"/api/v1/namespaces/{quote(space)}/resourcequotas")
+    except Refused:
+        yield Check("quotas", "warn", f"those of {space} cannot be listed; a pod beyond one is refused with its name")
+        return
+    for quota in found.get("items") or ():
+        hard, used = (amounts(quota.get("status", {}).get(of)) for of in ("hard", "used"))
+        full = sorted(name for name, most in hard.items() if used.get(name, 0) >= most)
+        name = f"quota {quota['metadata']['name']}"
+        if full:
+            yield Check(name, "warn", f"{', '.join(full)} are used up in {space}", "no pod can be created until then")
+        else:
+            yield Check(name, "ok", f"limits {', '.join(sorted(hard))} in {space}")
+
+
+def _named(api: Api, settings: Settings, space: str) -> Iterator[Check]:
+    """Objects that the settings name."""
+    for setting, path in (
+        ("priority", "/apis/scheduling.k8s.io/v1/priorityclasses/"),
+        ("runtime", "/apis/node.k8s.io/v1/runtimeclasses/"),
+        ("pull", f"/api/v1/namespaces/{quote(space)}/secrets/"),
+        ("claim", f"/api/v1/namespaces/{quote(space)}/persistentvolumeclaims/"),
+    ):
+        name = getattr(settings, setting)
+        if not name:
+            continue
+        try:
+            api.get(path + quote(name))
+        except Refused as refused:
+            if refused.status != 404:
+                yield Check(f"{setting} {name}", "warn", f"cannot be seen: {refused}")
+            else:
+                yield Check(f"{setting} {name}", "fail", "is not there", f"kubernetes:{setting}=NAME")
+        else:
+            yield Check(f"{setting} {name}", "ok", "is there")

@@ -1,0 +1,596 @@
+"""Kubernetes as a substrate: each running Pod of this home is a machine.
+
+Pods are created when work waits, on nodes that have room beside everyone else's Pods, and are given back when nothing
+runs in them, or others need their room. Their names follow from their nodes, and the API server has the only list of
+them: a crash between a creation and its answer creates nothing twice. What was asked for, and is not in the list yet,
+counts as there.
+
+Poise reads a copy of all Nodes and Pods (`watching`). While the API server is away the copy stays: Pods run on without
+it, and nothing is created or given up.
+"""
+
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from poise.errors import Fault
+from poise.model.reports import DemandReport, Request
+from poise.ports import Contact, Machine, Pilot
+from poise.units import SECOND
+from poise_kubernetes import manifests
+from poise_kubernetes.api import Api, Away, Refused
+from poise_kubernetes.choosing import WORTH, Grant, Room, Unmet, wanted
+from poise_kubernetes.credentials import Access, find_access
+from poise_kubernetes.manifests import GRANT, ORDERS, Orders, digest
+from poise_kubernetes.records import (
+    NodeObject,
+    PodObject,
+    Toleration,
+    admits,
+    amounts,
+    device_of,
+    left_of,
+    requested,
+)
+from poise_kubernetes.settings import Settings
+from poise_kubernetes.watching import Watched
+
+STALE_SECONDS = 420.0
+"""A copy of which nothing was heard for so long, longer than a watch takes, is too old to decide by."""
+
+SETTLED_SECONDS = 1.0
+"""Work has waited for so long before a Pod is created: what just came may fit into what there is."""
+
+ASKED_SECONDS = 30.0
+"""A Pod that was asked for counts as there for so long, whether it is in the copy or not."""
+
+PENDING_SECONDS = 60.0
+"""A Pod that no scheduler places for so long is removed: others were faster."""
+
+BEGIN_SECONDS = 600.0
+"""A Pod that does not run so long after it was first seen is removed: it may have waited for its image."""
+
+LENT_SECONDS = 5.0
+"""A Pod on which nothing ran for so long is given back when others need its room."""
+
+SHORT_GRACE = 5
+"""A Pod that is deleted with fewer seconds than this was removed: nothing is moved off it."""
+
+PAUSES = (15.0, 60.0, 300.0, 900.0)
+"""Seconds for which a node that refused a Pod gets no other, one time after the other."""
+
+END_SECONDS = 20.0
+LOOK_SECONDS = 0.1
+
+ALL_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
+
+_log = logging.getLogger("poise.kubernetes")
+
+
+class _Avoided(NamedTuple):
+    """A node that gets no Pod until then, since this went wrong so many times."""
+
+    until: float
+    times: int
+    why: str
+
+
+class _Own(NamedTuple):
+    """A Pod of this home, what it holds, and its orders as they were given last."""
+
+    pod: PodObject
+    grant: Grant
+    orders: Orders | None
+
+    @property
+    def is_removed(self) -> bool:
+        grace = self.pod.metadata.deletion_grace_period_seconds
+        return self.pod.metadata.deletion_timestamp is not None and (grace is None or grace < SHORT_GRACE)
+
+    @property
+    def is_evicted(self) -> bool:
+        return self.pod.metadata.deletion_timestamp is not None
+
+    @property
+    def runs(self) -> bool:
+        return self.pod.status.phase == "Running" and not self.is_removed
+
+
+class KubernetesCluster:
+    """The Pods of one home. `nodes`, `pods` and `own` are kept up to date by others; `ticks` is a clock that never
+    steps.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        home: str,
+        settings: Settings,
+        nodes: Watched[NodeObject],
+        pods: Watched[PodObject],
+        own: Watched[PodObject],
+        ticks: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._api, self._home, self._settings, self._ticks = api, home, settings, ticks
+        self._watched = (nodes, pods, own)
+        self._space = f"/api/v1/namespaces/{quote(settings.namespace)}"
+        self._owner: dict[str, str] = {}
+        self._told = ""  # the digest of the contact that is in the Secret
+        self._asked: dict[str, tuple[float, Grant]] = {}  # Pods by name, until when each counts as there
+        self._orders: dict[str, Orders] = {}  # by uid, as they were given last
+        self._seen: dict[str, float] = {}  # since when each Pod is known, by uid
+        self._deleted: dict[str, float] = {}  # by uid, when its deletion was asked for
+        self._avoided: dict[str, _Avoided] = {}
+        self._nodes: dict[str, NodeObject] = {}
+        self._others: list[PodObject] = []
+        self._by_node: dict[str, list[PodObject]] = {}
+        self._own: dict[str, _Own] = {}  # by uid
+        self._settled: float | None = None  # since when work has waited
+        self._idle: dict[str, float] = {}  # Pods on which nothing runs, and since when
+        self._unwanted: set[str] = set()
+        self._unmet: list[Unmet] = []
+        self._why = ""  # no Pod can be created
+        self._again_at = 0.0
+
+    # --- what there is ------------------------------------------------------------------------------------------------
+
+    def address(self) -> str:
+        """The address by which this machine reaches the API server; nothing is sent."""
+        access = self._api.access
+        with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
+            try:
+                probe.connect((access.host, access.port))
+                return str(probe.getsockname()[0])
+            except OSError:
+                return socket.getfqdn()
+
+    def machines(self) -> list[Machine]:
+        """As `want` has seen them: a Pod that began since is for the next round."""
+        marks = {_mark(pod): pod for pod in self._others if _waits(pod)}
+        found = []
+        for uid, one in self._own.items():
+            node = self._nodes.get(one.pod.spec.node_name)
+            if not one.runs or self._is_deleted(uid) or node is None or node.out_of_service:
+                continue
+            free = self._free(node)
+            fits = {mark: 1 for mark, pod in marks.items() if pod.may_run_on(node)}
+            size = dict(free)
+            for name, amount in requested(one.pod).items():
+                size[name] = size.get(name, 0) + amount
+            found.append(Machine(uid, node.metadata.name, size | fits, free | fits, leaving=self._leaves(uid, one)))
+        return found
+
+    def pilots(self) -> list[Pilot]:
+        there = {machine.id for machine in self.machines()}
+        return [Pilot(one.orders.node, uid) for uid, one in self._own.items() if one.orders and uid in there]
+
+    def waiting(self) -> list[Mapping[str, float]]:
+        """Pods of others that no node has room for, and that come before ours. The others get what is idle."""
+        mine = max((one.pod.priority for one in self._own.values()), default=0)
+        return [requested(pod) | {_mark(pod): 1} for pod in self._others if _waits(pod) and pod.priority > mine]
+
+    def _leaves(self, uid: str, one: _Own) -> bool:
+        """Whether what runs there is to move: it is evicted, its node is cordoned, or nobody wants it any more."""
+        node = self._nodes.get(one.pod.spec.node_name)
+        return one.is_evicted or uid in self._unwanted or (node is not None and node.spec.unschedulable)
+
+    def _free(self, node: NodeObject) -> dict[str, int]:
+        return left_of(node, self._on(node.metadata.name))
+
+    def _on(self, node: str) -> list[PodObject]:
+        """All Pods that hold something of a node."""
+        return self._by_node.get(node, [])
+
+    def _is_deleted(self, uid: str) -> bool:
+        """Whether its deletion was asked for, even if the copy does not show it yet."""
+        return self._ticks() - self._deleted.get(uid, -ASKED_SECONDS) < ASKED_SECONDS
+
+    def _look(self) -> None:
+        """Take what is known now as the truth of this round."""
+        now = self._ticks()
+        nodes, pods, own = self._watched
+        self._nodes = {node.metadata.name: node for node in nodes.items()}
+        self._own = {}
+        for pod in own.items():
+            uid = pod.metadata.uid
+            self._seen.setdefault(uid, now)
+            given = _decoded(pod, ORDERS, Orders)
+            if uid not in self._orders and given is not None:
+                self._orders[uid] = given
+            grant = _decoded(pod, GRANT, Grant) or Grant(pod.spec.node_name, 0, 0)
+            self._own[uid] = _Own(pod, grant, self._orders.get(uid))
+        names = {one.pod.metadata.name for one in self._own.values()}
+        self._others = [pod for pod in pods.items() if not pod.ended and not self._is_ours(pod)]
+        self._by_node = {}
+        for pod in (*self._others, *(one.pod for one in self._own.values())):
+            if pod.spec.node_name and not pod.ended:
+                self._by_node.setdefault(pod.spec.node_name, []).append(pod)
+        for one in self._own.values():  # what is about to be placed there
+            if not one.pod.spec.node_name and not one.pod.ended:
+                self._by_node.setdefault(one.grant.node, []).append(one.pod)
+        self._asked = {
+            name: asked for name, asked in self._asked.items() if name not in names and asked[0] > now
+        }  # seen, or given up
+        for known in (self._orders, self._seen, self._deleted, self._idle):
+            for uid in known.keys() - self._own.keys():
+                del known[uid]
+        self._unwanted &= self._own.keys()
+
+    def _is_ours(self, pod: PodObject) -> bool:
+        found = pod.metadata.labels or {}
+        ours = found.get(manifests.MANAGED) == "poise" and found.get(manifests.HOME) == self._home
+        return ours and pod.metadata.namespace == self._settings.namespace
+
+    def _age(self) -> float:
+        return max(one.age() for one in self._watched)
+
+    # --- what is asked for --------------------------------------------------------------------------------------------
+
+    def want(self, demand: DemandReport) -> list[Request]:
+        self._look()
+        if (age := self._age()) > STALE_SECONDS:
+            return [Request(text=f"the API server has said nothing for {age:.0f} s; nothing is created")]
+        self._tidy()
+        self._mark_idle(demand.busy)
+        self._create(demand)
+        return self._requests() if demand.waits else []
+
+    def _tidy(self) -> None:
+        """Remove Pods that have ended or that do not begin."""
+        now = self._ticks()
+        for uid, one in self._own.items():
+            pod, age = one.pod, now - self._seen[uid]
+            if pod.ended:
+                if pod.status.phase == "Failed" and not one.is_evicted:
+                    self._avoid(one.grant.node, _ending(pod))
+                self._delete(one)
+            elif one.is_evicted:
+                continue
+            elif not pod.spec.node_name and age > PENDING_SECONDS:
+                self._avoid(one.grant.node, f"it was not placed: {pod.unschedulable or 'no scheduler has answered'}")
+                self._delete(one)
+            elif pod.spec.node_name and not one.runs and age > BEGIN_SECONDS:
+                self._avoid(one.grant.node, f"it did not begin: {pod.waits_for or 'its node says nothing'}")
+                self._delete(one)
+            elif one.runs and uid in self._unwanted and now - self._idle.get(uid, now) > self._settings.idle + 60:
+                self._delete(one)  # its node has never joined, or it would have been released
+            if one.runs and pod.ready:
+                self._avoided.pop(one.grant.node, None)
+
+    def _avoid(self, node: str, why: str) -> None:
+        times = self._avoided[node].times if node in self._avoided else 0
+        pause = PAUSES[min(times, len(PAUSES) - 1)]
+        self._avoided[node] = _Avoided(self._ticks() + pause, times + 1, why)
+        _log.warning("a pod on %s: %s; that node gets no other for %g s", node, why, pause)
+
+    def _mark_idle(self, busy: Mapping[str, int]) -> None:
+        """Pods in which nothing has run for long are wanted no more, and sooner where others need their room, or work
+        waits that fits into no Pod. Their nodes are drained then, so that nothing comes to them while they are given
+        back.
+        """
+        short = any(not one.hopeless for one in self._unmet)
+        now, waiting = self._ticks(), [pod for pod in self._others if _waits(pod)]
+        for uid, one in self._own.items():
+            if one.orders is None or one.orders.node in busy or not one.runs:
+                self._idle.pop(uid, None)
+                continue
+            since = self._idle.setdefault(uid, now)
+            node = self._nodes.get(one.pod.spec.node_name)
+            needed = short or (node is not None and any(self._would_fit(pod, node, one.pod) for pod in waiting))
+            if now - since > (min(LENT_SECONDS, self._settings.idle) if needed else self._settings.idle):
+                self._unwanted.add(uid)
+
+    def _would_fit(self, pod: PodObject, node: NodeObject, without: PodObject) -> bool:
+        """Whether a Pod would have room on a node without one of ours, and has none with it."""
+        if not pod.may_run_on(node):
+            return False
+        there, needs = self._on(node.metadata.name), requested(pod)
+        free = left_of(node, [one for one in there if one is not without])
+        return _fits(needs, free) and not _fits(needs, left_of(node, there))
+
+    def _create(self, demand: DemandReport) -> None:
+        now = self._ticks()
+        if not demand.waits:
+            self._settled, self._unmet = None, []
+            return
+        if self._settled is None:
+            self._settled = now
+        if now - self._settled < SETTLED_SECONDS or now < self._again_at:
+            return
+        grants, unmet = wanted(demand.waits, self._rooms(), self._standing(demand.busy), self._left())
+        for one in unmet if unmet != self._unmet else ():
+            _log.info("no pod for %s: %s", _count(one.demand.tasks, "task"), one.why)
+        self._unmet = unmet
+        for grant in grants:
+            if not self._ask(grant):
+                return
+
+    def _left(self) -> int:
+        """Pods that may still be created."""
+        there = sum(not one.pod.ended and not one.is_removed for one in self._own.values())
+        return self._settings.pods - there - len(self._asked)
+
+    def _standing(self, busy: Mapping[str, int]) -> list[Grant]:
+        """What Pods hold that begin, are idle, or will be soon: work that waits will find room there."""
+        found = [grant for _, grant in self._asked.values()]
+        for uid, one in self._own.items():
+            if one.pod.ended or self._is_deleted(uid) or self._leaves(uid, one):
+                continue
+            if one.orders is None or busy.get(one.orders.node, 0) <= WORTH * SECOND:
+                found.append(one.grant)
+        return found
+
+    def _rooms(self) -> list[Room]:
+        """Nodes that may get a Pod. What others wait for is left to them."""
+        now, free = self._ticks(), {}
+        for name, node in self._nodes.items():
+            if (avoided := self._avoided.get(name)) is not None and avoided.until > now:
+                continue
+            if self._may_use(node):
+                free[name] = self._free(node)
+        for _, grant in self._asked.values():
+            if (left := free.get(grant.node)) is not None:
+                _take(left, {"cpu": grant.cpu, "memory": grant.memory, "pods": 1} | _devices(grant))
+        waiting = sorted((pod for pod in self._others if _waits(pod)), key=lambda pod: -pod.priority)
+        for pod in waiting:
+            needs = requested(pod)
+            theirs = next((left for name, left in free.items() if self._suits(pod, name, needs, left)), None)
+            if theirs is not None:
+                _take(theirs, needs)
+        return [
+            Room(name, left, amounts(self._nodes[name].status.allocatable))
+            for name, left in sorted(free.items())
+            if left.get("pods", 1) > 0
+        ]
+
+    def _suits(self, pod: PodObject, name: str, needs: Mapping[str, int], left: Mapping[str, int]) -> bool:
+        return pod.may_run_on(self._nodes[name]) and _fits(needs, left)
+
+    def _may_use(self, node: NodeObject) -> bool:
+        found = node.metadata.labels or {}
+        if not node.ready or any(found.get(key) != value for key, value in self._settings.select):
+            return False
+        device = device_of(amounts(node.status.allocatable))
+        return admits(node, (Toleration(key=device, operator="Exists"),) if device else ())
+
+    def _ask(self, grant: Grant) -> bool:
+        """Create a Pod; whether others may follow. If its answer is lost, it counts as there until a list tells."""
+        used = {one.pod.metadata.name for one in self._own.values()} | self._asked.keys()
+        number = next(of for of in range(len(used) + 1) if manifests.pod_name(self._home, grant.node, of) not in used)
+        try:
+            owner = self._owned()
+            body = manifests.pod(self._home, owner, grant, number, self._settings)
+            self._asked[body["metadata"]["name"]] = self._ticks() + ASKED_SECONDS, grant
+            self._api.create(f"{self._space}/pods", body)
+        except Away as away:
+            self._pause(f"the API server does not answer: {away}")
+            return False
+        except Refused as refused:
+            if refused.status == 409 and refused.reason == "AlreadyExists":
+                return True
+            self._asked.pop(manifests.pod_name(self._home, grant.node, number), None)
+            if refused.status == 404:  # the Secret has gone, and its Pods go too
+                self._owner, self._told = {}, ""
+            self._pause(f"the API server refuses a pod: {refused}", max(refused.after, PAUSES[0]))
+            return False
+        self._why = ""
+        _log.info("asked for a pod on %s: %s", grant.node, grant)
+        return True
+
+    def _pause(self, why: str, seconds: float = PAUSES[0]) -> None:
+        self._again_at, self._why = self._ticks() + seconds, why
+        _log.warning("%s; tried again %g s later", why, seconds)
+
+    def _requests(self) -> list[Request]:
+        """What the work that waits cannot have, or not yet."""
+        found = [
+            Request(text=f"no pod for {_count(one.demand.tasks, 'task')}: {one.why}", refused=one.hopeless)
+            for one in self._unmet
+        ]
+        if self._ticks() < self._again_at and self._why:
+            found.append(Request(text=self._why, refused=True))
+        for name, avoided in sorted(self._avoided.items()):
+            if avoided.until > self._ticks():
+                found.append(Request(text=f"no pod on {name} for a while: {avoided.why}", refused=True))
+        for one in self._own.values():
+            if one.pod.status.phase == "Pending" and not one.is_evicted:
+                where = one.pod.spec.node_name or one.grant.node
+                why = one.pod.unschedulable or one.pod.waits_for or "its node has it" if one.pod.spec.node_name else ""
+                why = why or one.pod.unschedulable or "no scheduler has placed it yet"
+                found.append(Request(text=f"pod {one.pod.metadata.name} on {where}: {why}"))
+        return found
+
+    # --- pilots -------------------------------------------------------------------------------------------------------
+
+    def start(self, machine: Machine, node: str, contact: Contact) -> None:
+        self._tell_secret(contact)
+        self._order(machine.id, Orders(node=node, contact=digest(contact)))
+
+    def has_begun(self, pilot: Pilot) -> bool:
+        """Its Pod holds its resources from the moment at which it has a node."""
+        return True
+
+    def tell(self, pilot: Pilot, contact: Contact) -> None:
+        self._tell_secret(contact)
+        self._change(pilot, lambda orders: msgspec.structs.replace(orders, contact=digest(contact)))
+
+    def restart(self, pilot: Pilot) -> None:
+        self._change(pilot, lambda orders: msgspec.structs.replace(orders, restarts=orders.restarts + 1))
+
+    def answering(self, pilots: Sequence[Pilot]) -> list[Pilot]:
+        """Those whose nodes say that they are ready: that is asked of each again and again."""
+        own = self._now()
+        return [pilot for pilot in pilots if (pod := own.get(pilot.machine)) is not None and pod.ready]
+
+    def release(self, pilots: Sequence[Pilot]) -> list[Pilot]:
+        for pilot in pilots:
+            self._change(pilot, lambda orders: msgspec.structs.replace(orders, released=orders.released + 1))
+        until = time.monotonic() + END_SECONDS
+        while True:
+            own = self._now()
+            ended = [pilot for pilot in pilots if pilot.machine not in own or own[pilot.machine].ended]
+            if len(ended) == len(pilots) or time.monotonic() > until:
+                break
+            time.sleep(LOOK_SECONDS)
+        for pilot in ended:
+            if pilot.machine in self._own:
+                self._delete(self._own.pop(pilot.machine))
+        return ended
+
+    def remove(self, pilot: Pilot) -> None:
+        """Its node kills what runs in it. A node that is away does so when it comes back."""
+        if (one := self._own.pop(pilot.machine, None)) is not None:
+            self._delete(one, 1)
+
+    def sweep(self, machines: Sequence[Machine]) -> bool:
+        """Nothing outlives a Pod."""
+        return True
+
+    def stop(self) -> None:
+        """Delete the Secret, which owns all Pods, and those that have not begun."""
+        self._look()
+        for one in self._own.values():
+            self._delete(one)
+        with contextlib.suppress(Away, Refused):
+            self._api.delete(f"{self._space}/secrets/{manifests.home_name(self._home)}")
+
+    def _now(self) -> dict[str, PodObject]:
+        return {pod.metadata.uid: pod for pod in self._watched[2].items()}
+
+    def _change(self, pilot: Pilot, change: Callable[[Orders], Orders]) -> None:
+        if (orders := self._orders.get(pilot.machine)) is not None and (after := change(orders)) != orders:
+            self._order(pilot.machine, after)
+
+    def _order(self, uid: str, orders: Orders) -> None:
+        """Write orders into the annotation of a Pod. If nobody answers, the next round orders again."""
+        one = self._own.get(uid)
+        if one is None:
+            return
+        text = msgspec.json.encode(orders).decode()
+        body = {"metadata": {"uid": uid, "annotations": {ORDERS: text}}}
+        try:
+            self._api.patch(f"{self._space}/pods/{one.pod.metadata.name}", body)
+        except (Away, Refused) as error:
+            _log.warning("pod %s: %s", one.pod.metadata.name, error)
+            return
+        self._orders[uid] = orders
+        self._own[uid] = one._replace(orders=orders)
+
+    def _delete(self, one: _Own, grace: int | None = None) -> None:
+        uid = one.pod.metadata.uid
+        if self._is_deleted(uid):
+            return
+        self._deleted[uid] = self._ticks()
+        body: dict[str, Any] = {"preconditions": {"uid": uid}}
+        if grace is not None:
+            body["gracePeriodSeconds"] = grace
+        try:
+            self._api.delete(f"{self._space}/pods/{one.pod.metadata.name}", body)
+        except Refused as refused:
+            if refused.status not in (404, 409):  # else it has gone already
+                _log.warning("pod %s: %s", one.pod.metadata.name, refused)
+        except Away as away:
+            _log.warning("pod %s: %s", one.pod.metadata.name, away)
+            self._deleted.pop(uid, None)
+
+    # --- the object that owns the Pods --------------------------------------------------------------------------------
+
+    def _owned(self) -> dict[str, str]:
+        """The Secret of this home, created if it is not there."""
+        if not self._owner:
+            name = manifests.home_name(self._home)
+            try:
+                made = self._api.create(f"{self._space}/secrets", manifests.secret(self._home))
+            except Refused as refused:
+                if refused.status != 409:
+                    raise
+                made = self._api.get(f"{self._space}/secrets/{name}")
+            self._owner = {"name": name, "uid": str(made["metadata"]["uid"])}
+        return self._owner
+
+    def _tell_secret(self, contact: Contact) -> None:
+        if digest(contact) == self._told:
+            return
+        body = {"stringData": {"contact": msgspec.json.encode(contact).decode()}}
+        try:
+            self._api.patch(f"{self._space}/secrets/{self._owned()['name']}", body)
+            self._told = digest(contact)
+        except (Away, Refused) as error:
+            _log.warning("the address of the control plane could not be told: %s", error)
+
+
+def open_cluster(settings: Settings, home: str) -> KubernetesCluster:
+    """Connect to a cluster. Raises `Fault` if it does not answer, or does not let this user see what is needed."""
+    access = find_access(settings.context)
+    settings = settings._replace(namespace=settings.namespace or access.namespace)
+    space = f"/api/v1/namespaces/{quote(settings.namespace)}/pods"
+    nodes = Watched(Api(access), "/api/v1/nodes", NodeObject)
+    pods = Watched(Api(access), "/api/v1/pods", PodObject, {"fieldSelector": ALL_ENDED})
+    own = Watched(Api(access), space, PodObject, {"labelSelector": manifests.selector(home)})
+    for one, what in ((nodes, "nodes"), (pods, "pods of all namespaces"), (own, "pods of its namespace")):
+        try:
+            one.list()
+        except (Away, Refused) as error:
+            raise no_cluster(access, what, error) from None
+    for watched in (nodes, pods, own):
+        watched.start()
+    return KubernetesCluster(Api(access), home, settings, nodes, pods, own)
+
+
+def no_cluster(access: Access, what: str, error: Away | Refused) -> Fault:
+    server = f"{access.host}:{access.port}"
+    if isinstance(error, Away):
+        text, hint = f"the API server {server} does not answer", "`kubectl get nodes` must work here"
+    else:
+        text, hint = f"the API server {server} does not list {what}", "`poise doctor --on kubernetes` lists the rights"
+    return Fault(
+        text, code="E214", field="--on", have=str(error)[:300], hint=f"{hint}; Poise retries until `poise down`"
+    )
+
+
+def _mark(pod: PodObject) -> str:
+    """An amount that a node has one of if this Pod may run there."""
+    return f"pod {pod.metadata.namespace}/{pod.metadata.name}"
+
+
+def _waits(pod: PodObject) -> bool:
+    """Whether it would run if only a node had room. What depends on other Pods is not ours to judge."""
+    return bool(not pod.spec.node_name and pod.unschedulable and not pod.needs_others)
+
+
+def _fits(needs: Mapping[str, int], left: Mapping[str, int]) -> bool:
+    return all(amount <= left.get(name, 0) for name, amount in needs.items())
+
+
+def _take(left: dict[str, int], amounts: Mapping[str, int]) -> None:
+    for name, amount in amounts.items():
+        if name in left:
+            left[name] -= amount
+
+
+def _devices(grant: Grant) -> dict[str, int]:
+    return {grant.device: grant.number} if grant.number else {}
+
+
+def _decoded(pod: PodObject, name: str, kind: type[Any]) -> Any:
+    with contextlib.suppress(msgspec.MsgspecError):
+        return msgspec.json.decode((pod.metadata.annotations or {}).get(name, ""), type=kind)
+    return None
+
+
+def _ending(pod: PodObject) -> str:
+    status = pod.status
+    return f"it failed: {status.reason or 'its pilot ended'}{f': {status.message}' if status.message else ''}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+__all__ = ["KubernetesCluster", "open_cluster"]

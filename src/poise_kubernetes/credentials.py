@@ -1,0 +1,226 @@
+"""Finds the API server of a cluster and how to speak with it: in a kubeconfig, or as a Pod of the cluster itself.
+
+A kubeconfig is read as `kubectl` reads it: `KUBECONFIG` may name several files, of which the first that has an entry
+counts. Tokens in files are read again, since clusters change them within the hour, and so are those that a command
+gives out (`exec`).
+"""
+
+import base64
+import binascii
+import json
+import os
+import ssl
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import yaml
+
+from poise.errors import Fault, InputError
+
+OWN = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where a Pod finds its own token."""
+
+FRESH_SECONDS = 60.0
+"""How long a token of a file, or of a command that does not say until when it is good, is used."""
+
+EXEC_SECONDS = 30.0
+
+_HINT = "`kubectl config get-contexts` lists what there is; `poise up --on kubernetes:CONTEXT`"
+
+
+class Access(NamedTuple):
+    """An API server: its address, the namespace that is meant by default, how to trust it, and the token for it as it
+    is now (`token`; with True a new one is fetched). It is empty if a certificate identifies us.
+    """
+
+    name: str
+    host: str
+    port: int
+    path: str
+    namespace: str
+    tls: ssl.SSLContext | None
+    token: Callable[[bool], str]
+    server_name: str = ""
+
+
+def find_access(context: str, environ: Mapping[str, str] = os.environ, own: Path = OWN) -> Access:
+    """The cluster of this context, or the current one. Raises `InputError` if there is none."""
+    files = [Path(one) for one in environ.get("KUBECONFIG", "").split(os.pathsep) if one]
+    files = files or [Path("~/.kube/config").expanduser()]
+    there = [file for file in files if file.is_file()]
+    if not there and not context and "KUBERNETES_SERVICE_HOST" in environ and (own / "token").exists():
+        return _around(environ, own)
+    if not there:
+        raise InputError(
+            "there are no credentials for a Kubernetes cluster",
+            field="--on",
+            need="a kubeconfig, or a Pod with a service account",
+            have=", ".join(map(str, files)),
+            hint="set KUBECONFIG to a file that `kubectl` can use",
+        )
+    return _from_files(there, context)
+
+
+def _around(environ: Mapping[str, str], own: Path) -> Access:
+    """The cluster in which this Pod runs."""
+    tls = ssl.create_default_context(cafile=str(own / "ca.crt"))
+    host, port = environ["KUBERNETES_SERVICE_HOST"], int(environ.get("KUBERNETES_SERVICE_PORT", "443"))
+    space = (own / "namespace").read_text().strip() if (own / "namespace").exists() else "default"
+    return Access("this Pod's cluster", host, port, "", space, tls, _kept((own / "token").read_text))
+
+
+def _from_files(files: list[Path], context: str) -> Access:
+    parts = [(file, _parsed(file)) for file in files]
+    wanted = context or next((str(part["current-context"]) for _, part in parts if part.get("current-context")), "")
+    _, chosen = _entry(parts, "context", wanted)
+    place, cluster = _entry(parts, "cluster", str(chosen.get("cluster", "")))
+    user_place, user = _entry(parts, "user", str(chosen["user"])) if chosen.get("user") else (place, {})
+    server = urlsplit(str(cluster.get("server", "")))
+    if server.scheme not in ("http", "https") or not server.hostname:
+        raise _wrong(place, "the cluster has no usable `server`", str(cluster.get("server", "")))
+    if cluster.get("proxy-url"):
+        raise _wrong(place, "`proxy-url` is not supported", str(cluster["proxy-url"]))
+    tls = _tls(place, cluster, user_place, user) if server.scheme == "https" else None
+    return Access(
+        name=wanted,
+        host=server.hostname,
+        port=server.port or (443 if tls else 80),
+        path=server.path.rstrip("/"),
+        namespace=str(chosen.get("namespace") or "default"),
+        tls=tls,
+        token=_token_of(user_place, user),
+        server_name=str(cluster.get("tls-server-name", "")),
+    )
+
+
+def _parsed(file: Path) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(file.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise _wrong(file, "the kubeconfig cannot be read", str(error).partition("\n")[0]) from None
+    if not isinstance(found, dict):
+        raise _wrong(file, "the kubeconfig is not a mapping", type(found).__name__)
+    return found
+
+
+def _entry(parts: list[tuple[Path, dict[str, Any]]], kind: str, name: str) -> tuple[Path, dict[str, Any]]:
+    for file, part in parts:
+        for one in part.get(f"{kind}s") or ():
+            if isinstance(one, dict) and one.get("name") == name and isinstance(one.get(kind), dict):
+                return file, one[kind]
+    have = ", ".join(str(one.get("name")) for _, part in parts for one in part.get(f"{kind}s") or ())
+    what = f"the kubeconfig has no {kind} `{name}`" if name else "the kubeconfig has no current context"
+    raise InputError(what, field="--on", have=have or "none", hint=_HINT)
+
+
+def _tls(place: Path, cluster: Mapping[str, Any], user_place: Path, user: Mapping[str, Any]) -> ssl.SSLContext:
+    trusted = _content(place, cluster, "certificate-authority")
+    try:
+        tls = ssl.create_default_context(cadata=trusted.decode() if trusted else None)
+        if cluster.get("insecure-skip-tls-verify"):
+            tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+        certificate, key = (_content(user_place, user, name) for name in ("client-certificate", "client-key"))
+        if certificate and key:
+            _show(tls, certificate, key)
+    except (ssl.SSLError, ValueError) as error:
+        raise _wrong(place, "a certificate of the kubeconfig cannot be used", str(error)) from None
+    return tls
+
+
+def _show(tls: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    """The certificate that identifies us; the ssl module reads it from a file only."""
+    with tempfile.NamedTemporaryFile(prefix="poise-") as file:  # only this user can read it
+        file.write(certificate.rstrip(b"\n") + b"\n" + key)
+        file.flush()
+        tls.load_cert_chain(file.name)
+
+
+def _content(place: Path, entry: Mapping[str, Any], name: str) -> bytes:
+    """The bytes of a certificate or key: in the kubeconfig itself, or in a file beside it."""
+    try:
+        if inline := entry.get(f"{name}-data"):
+            return base64.b64decode(inline, validate=True)
+        if path := entry.get(name):
+            return (place.parent / str(path)).read_bytes()
+    except (OSError, binascii.Error) as error:
+        raise _wrong(place, f"`{name}` cannot be read", str(error)) from None
+    return b""
+
+
+def _token_of(place: Path, user: Mapping[str, Any]) -> Callable[[bool], str]:
+    if user.get("auth-provider"):
+        raise _wrong(place, "`auth-provider` is no longer part of Kubernetes", "use `exec`")
+    if user.get("token"):
+        return lambda _: str(user["token"])
+    if user.get("tokenFile"):
+        return _kept((place.parent / str(user["tokenFile"])).read_text)
+    if user.get("exec"):
+        return _Command(place, user["exec"])
+    return lambda _: ""
+
+
+def _kept(read: Callable[[], str]) -> Callable[[bool], str]:
+    """A token that is read again after a while."""
+    known: dict[str, tuple[float, str]] = {}
+
+    def token(anew: bool) -> str:
+        at, text = known.get("", (0.0, ""))
+        if anew or not text or time.monotonic() - at > FRESH_SECONDS:
+            text = read().strip()
+            known[""] = time.monotonic(), text
+        return text
+
+    return token
+
+
+class _Command:
+    """A command of the kubeconfig that gives out tokens, as those of cloud providers do."""
+
+    def __init__(self, place: Path, told: Mapping[str, Any]) -> None:
+        self._place, self._told = place, told
+        self._token, self._until = "", 0.0
+
+    def __call__(self, anew: bool) -> str:
+        if anew or time.time() > self._until:
+            self._fetch()
+        return self._token
+
+    def _fetch(self) -> None:
+        command = [str(self._told.get("command", "")), *map(str, self._told.get("args") or ())]
+        more = {str(of.get("name")): str(of.get("value")) for of in self._told.get("env") or ()}
+        asked = {
+            "apiVersion": self._told.get("apiVersion", "client.authentication.k8s.io/v1"),
+            "kind": "ExecCredential",
+            "spec": {"interactive": False},
+        }
+        try:
+            done = subprocess.run(  # noqa: S603 — the command that the user's own kubeconfig names
+                command,
+                check=True,
+                capture_output=True,
+                stdin=subprocess.DEVNULL,
+                timeout=EXEC_SECONDS,
+                env={**os.environ, "KUBERNETES_EXEC_INFO": json.dumps(asked), **more},
+            )
+            status = json.loads(done.stdout)["status"]
+            self._token = str(status["token"])
+        except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError) as error:
+            said = getattr(error, "stderr", None) or str(error).encode()
+            have = f"{command[0]}: {said.decode(errors='replace').strip()[:200]}"
+            raise Fault("the command of the kubeconfig gives no token", code="E214", field="--on", have=have) from None
+        ends = status.get("expirationTimestamp")
+        self._until = _moment(ends) - FRESH_SECONDS if ends else time.time() + FRESH_SECONDS
+
+
+def _moment(text: str) -> float:
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def _wrong(file: Path, what: str, have: str) -> InputError:
+    return InputError(what, field=str(file), have=have, hint="`kubectl get nodes` must work with it")

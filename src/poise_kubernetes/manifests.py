@@ -1,0 +1,154 @@
+"""The objects that Poise creates: a Secret for each home, which owns its Pods, and the Pods.
+
+The Secret holds the address of the control plane and the token for nodes. Deleting it deletes the Pods, so nothing is
+left if the control plane never comes back. A Pod has a name that follows from its home, its node and a number: if its
+creation is repeated, it exists already.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from poise.ports import Contact
+from poise_kubernetes.choosing import Grant
+from poise_kubernetes.settings import Settings
+
+BASE = "/poise"
+"""The folder of the pilot in its container."""
+
+ORDERS = "poise-scheduler/orders"
+"""The annotation of a Pod that holds its orders."""
+
+GRANT = "poise-scheduler/grant"
+"""The annotation of a Pod that says what it holds."""
+
+MANAGED, HOME = "app.kubernetes.io/managed-by", "app.kubernetes.io/instance"
+
+USER = 10001
+"""The user id of the image, who is not root."""
+
+BEAT_SECONDS = 20
+"""A pilot whose file is older than this is not ready."""
+
+
+class Orders(msgspec.Struct, frozen=True, kw_only=True):
+    """To a pilot: be this `node`. `restarts` and `released` count how often it was told to start another agent, and to
+    end unless commands run. `contact` is a digest of the contact that it is to use: it changes when that does.
+    """
+
+    node: str
+    contact: str
+    restarts: int = 0
+    released: int = 0
+
+
+def digest(contact: Contact) -> str:
+    return hashlib.sha256(msgspec.json.encode(contact)).hexdigest()[:16]
+
+
+def home_name(home: str) -> str:
+    """The name of the Secret of a home."""
+    return f"poise-{home}"
+
+
+def labels(home: str) -> dict[str, str]:
+    return {"app.kubernetes.io/name": "poise", MANAGED: "poise", HOME: home}
+
+
+def selector(home: str) -> str:
+    return f"{MANAGED}=poise,{HOME}={home}"
+
+
+def secret(home: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": home_name(home), "labels": labels(home)},
+        "type": "poise-scheduler/contact",
+    }
+
+
+def pod_name(home: str, node: str, number: int) -> str:
+    return f"poise-{home}-{hashlib.sha256(node.encode()).hexdigest()[:8]}-{number}"
+
+
+def pod(home: str, owner: Mapping[str, str], grant: Grant, number: int, settings: Settings) -> dict[str, Any]:
+    """A Pod of this size, for this node only. `owner` is the Secret: its name and uid."""
+    held: dict[str, str] = {"cpu": f"{grant.cpu}m", "memory": str(grant.memory)}
+    if grant.number:
+        held[grant.device] = str(grant.number)
+    annotation = f"metadata.annotations['{ORDERS}']"
+    volumes: list[dict[str, Any]] = [
+        {"name": "node", "emptyDir": {}},
+        {"name": "contact", "secret": {"secretName": owner["name"], "defaultMode": 0o440, "optional": True}},
+        {"name": "orders", "downwardAPI": {"items": [{"path": "orders", "fieldRef": {"fieldPath": annotation}}]}},
+    ]
+    mounts = [
+        {"name": "node", "mountPath": f"{BASE}/node"},
+        {"name": "contact", "mountPath": f"{BASE}/contact", "readOnly": True},
+        {"name": "orders", "mountPath": f"{BASE}/orders", "readOnly": True},
+    ]
+    if settings.claim:
+        volumes.append({"name": "checkpoints", "persistentVolumeClaim": {"claimName": settings.claim}})
+        mounts.append({"name": "checkpoints", "mountPath": f"{BASE}/checkpoints"})
+    fresh = f"[ $(( $(date +%s) - $(stat -c %Y {BASE}/node/alive) )) -lt {BEAT_SECONDS} ]"
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": settings.grace,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "shareProcessNamespace": True,  # its first process waits for those whose parents have ended
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": "pilot",
+                "image": settings.image,
+                "command": ["python", "-m", "poise_kubernetes.pilot", BASE],
+                "resources": {"requests": held, "limits": held},
+                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                "readinessProbe": {"exec": {"command": ["/bin/sh", "-c", fresh]}, "periodSeconds": 5},
+                "volumeMounts": mounts,
+                "env": [
+                    {"name": "POISE_PART", "value": msgspec.json.encode(grant).decode()},
+                    {"name": "POISE_GRACE", "value": str(settings.grace)},
+                    {"name": "POISE_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+                ],
+            }
+        ],
+        "volumes": volumes,
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": _only(grant.node)}},
+    }
+    if grant.number:
+        spec["tolerations"] = [{"key": grant.device, "operator": "Exists"}]
+    if settings.priority:
+        spec["priorityClassName"] = settings.priority
+    if settings.runtime:
+        spec["runtimeClassName"] = settings.runtime
+    if settings.pull:
+        spec["imagePullSecrets"] = [{"name": settings.pull}]
+    reference = {"apiVersion": "v1", "kind": "Secret", "name": owner["name"], "uid": owner["uid"]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod_name(home, grant.node, number),
+            "labels": labels(home),
+            "annotations": {GRANT: msgspec.json.encode(grant).decode()},
+            "ownerReferences": [reference],
+        },
+        "spec": spec,
+    }
+
+
+def _only(node: str) -> dict[str, Any]:
+    """The affinity to one node, by its name, as a DaemonSet has it: the scheduler of the cluster looks at the rest."""
+    by_name = {"key": "metadata.name", "operator": "In", "values": [node]}
+    return {"nodeSelectorTerms": [{"matchFields": [by_name]}]}

@@ -1,0 +1,157 @@
+"""`python -m poise_kubernetes.pilot FOLDER`: the pilot in a Pod. It keeps the agent of its node alive.
+
+Its orders come in files that Kubernetes keeps up to date: an annotation of the Pod, and the Secret of its home. It has
+no rights in the cluster, and neither have the commands that run beside it. Nothing of it outlives the Pod.
+
+When the Pod is evicted, it has some time in which the control plane moves its work; it ends once nothing runs. If the
+control plane does not answer for long and nothing runs, it ends too, and the Pod holds nothing any more.
+"""
+
+import contextlib
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from poise.config import Address
+from poise.decoding import json_decoder
+from poise.drivers.devices import Part
+from poise.drivers.piloting import AgentKeeper
+from poise.errors import PoiseError
+from poise.model.resources import ALLOCATED
+from poise.ports import Contact
+from poise_kubernetes.choosing import PILOT_MEMORY, Grant
+from poise_kubernetes.manifests import Orders, digest
+
+T = TypeVar("T")
+
+LOOK_SECONDS = 0.5
+KNOCK_SECONDS = 30.0
+ALONE_SECONDS = 600.0
+"""A pilot whose control plane does not answer for so long ends, unless commands run."""
+
+SPARE_SECONDS = 10.0
+"""So long before its Pod is killed it ends its agent itself."""
+
+HIDDEN = ("KUBERNETES_", "POISE_PART", "POISE_GRACE", "POISE_POD")
+"""Variables that are those of the Pod, and not the machine's."""
+
+_log = logging.getLogger("poise.pilot")
+
+
+class Pilot:
+    """The pilot whose folder is `base`."""
+
+    def __init__(self, base: Path, environ: Mapping[str, str]) -> None:
+        self._base, self.root = base, base / "node"
+        grant = msgspec.json.decode(environ["POISE_PART"], type=Grant)
+        self._grace = float(environ["POISE_GRACE"])
+        self._part = Part(
+            cpu=grant.cpu,
+            memory=grant.memory - PILOT_MEMORY,
+            devices=tuple(map(str, range(grant.number))),  # a container sees only those that it was given
+            labels={ALLOCATED: environ["POISE_POD"], "kubernetes-node": grant.node},
+        )
+        self._agent: AgentKeeper | None = None
+        self._followed: Orders | None = None
+        self._contact: Contact | None = None
+
+    def run(self, signals: "queue.SimpleQueue[int]") -> None:
+        """Until nothing runs and it was told to end, or is alone; or until its Pod is about to be killed."""
+        self._share_checkpoints()
+        heard = knocked = time.monotonic()
+        killed_at: float | None = None
+        while True:
+            self._beat()
+            with contextlib.suppress(queue.Empty):
+                signals.get(timeout=LOOK_SECONDS)
+                if killed_at is None:
+                    killed_at = time.monotonic() + max(0.0, self._grace - SPARE_SECONDS)
+                    if self._end():
+                        return
+            now = time.monotonic()
+            if killed_at is not None and now > killed_at:
+                break
+            if self._look():
+                return
+            if now - knocked > KNOCK_SECONDS:
+                knocked = now
+                if self._contact is not None and _answers(self._contact):
+                    heard = now
+                elif now - heard > ALONE_SECONDS and self._end():
+                    _log.info("no control plane answers, and nothing runs: the pod ends")
+                    return
+        if self._agent is not None:
+            self._agent.stop()
+
+    def _look(self) -> bool:
+        """Follow the orders if they have changed; whether it is to end."""
+        orders, contact = self._orders(), _read(self._base / "contact" / "contact", Contact)
+        if orders is None or contact is None or digest(contact) != orders.contact or orders == self._followed:
+            return False  # one of the files is older than the other
+        before, self._followed, self._contact = self._followed, orders, contact
+        if self._agent is None:
+            self._agent = AgentKeeper(self.root / "agent", orders.node, self._part, contact, HIDDEN)
+        elif before is not None:
+            if before.contact != orders.contact:
+                self._agent.tell(contact)
+            if orders.restarts > before.restarts:
+                self._agent.begin_anew()
+        return orders.released > (before.released if before is not None else 0) and self._end()
+
+    def _end(self) -> bool:
+        """End the agent unless commands run; whether there is none."""
+        return self._agent is None or self._agent.end()
+
+    def _orders(self) -> Orders | None:
+        return _read(self._base / "orders" / "orders", Orders)
+
+    def _beat(self) -> None:
+        """That it goes on, for the probe of its Pod."""
+        with contextlib.suppress(OSError):
+            (self.root / "alive").touch()
+
+    def _share_checkpoints(self) -> None:
+        """The folder of the node goes with the Pod; what training saves is for the next one, if there is a volume."""
+        shared, own = self._base / "checkpoints", self.root / "agent" / "checkpoints"
+        if shared.is_dir() and not own.exists():
+            own.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            own.symlink_to(shared)
+
+
+def _answers(contact: Contact) -> bool:
+    """Whether any of the control planes takes a connection."""
+    for text in contact.address.split(","):
+        with contextlib.suppress(OSError, PoiseError):
+            address = Address.parse(text)
+            socket.create_connection((address.host, address.port), LOOK_SECONDS * 4).close()
+            return True
+    return False
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    try:
+        return json_decoder(kind).decode(path.read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def main(base: Path) -> None:
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: signals.put(number))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
+    os.umask(0o077)
+    Pilot(base, os.environ).run(signals)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,346 @@
+"""What Poise reads of the objects of Kubernetes: a few fields of Nodes and Pods. All other fields are ignored.
+
+Amounts are whole numbers: milli-CPU under `cpu`, bytes under `memory`, and a count under every other name.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from math import ceil
+
+import msgspec
+
+HOST = "kubernetes.io/hostname"
+ZONE = "topology.kubernetes.io/zone"
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+
+DEVICES = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe")
+DEVICE_GROUPS = ("nvidia.com/mig-", "huawei.com/Ascend")
+"""Names of extended resources that are accelerators, and beginnings of such names."""
+
+ENDED = ("Succeeded", "Failed")
+
+_SUFFIXES: dict[str, int | Decimal] = {
+    "": 1,
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "P": 10**15,
+    "E": 10**18,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+    "Pi": 2**50,
+    "Ei": 2**60,
+}
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A part of an object; fields of other names are ignored."""
+
+
+class Meta(Record, frozen=True):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    creation_timestamp: str = ""
+    deletion_timestamp: str | None = None
+    deletion_grace_period_seconds: int | None = None
+
+
+class Condition(Record, frozen=True):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class Taint(Record, frozen=True):
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class NodeSpec(Record, frozen=True):
+    unschedulable: bool = False
+    taints: tuple[Taint, ...] | None = None
+
+
+class NodeStatus(Record, frozen=True):
+    allocatable: dict[str, str | int] | None = None
+    conditions: tuple[Condition, ...] | None = None
+
+
+class Known(Record, frozen=True):
+    """An object that has a name."""
+
+    metadata: Meta
+
+
+class NodeObject(Known, frozen=True):
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+    @property
+    def ready(self) -> bool:
+        return any(one.type == "Ready" and one.status == "True" for one in self.status.conditions or ())
+
+    @property
+    def out_of_service(self) -> bool:
+        """Whether an administrator has said that it is gone, and nothing runs there."""
+        return any(taint.key == OUT_OF_SERVICE for taint in self.spec.taints or ())
+
+
+class Resources(Record, frozen=True):
+    requests: dict[str, str | int] | None = None
+    limits: dict[str, str | int] | None = None
+
+
+class Container(Record, frozen=True):
+    resources: Resources = Resources()
+    restart_policy: str = ""
+
+
+class Toleration(Record, frozen=True):
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+
+    def tolerates(self, taint: Taint) -> bool:
+        if self.effect and self.effect != taint.effect:
+            return False
+        if not self.key:
+            return self.operator == "Exists"
+        return self.key == taint.key and (self.operator == "Exists" or self.value == taint.value)
+
+
+class Expression(Record, frozen=True):
+    key: str = ""
+    operator: str = ""
+    values: tuple[str, ...] | None = None
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        value, values = labels.get(self.key), self.values or ()
+        match self.operator:
+            case "In":
+                return value is not None and value in values
+            case "NotIn":
+                return value is None or value not in values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+            case "Gt" | "Lt" if value is not None and values and _is_number(value) and _is_number(values[0]):
+                return int(value) > int(values[0]) if self.operator == "Gt" else int(value) < int(values[0])
+        return False
+
+
+class Term(Record, frozen=True):
+    match_expressions: tuple[Expression, ...] | None = None
+    match_fields: tuple[Expression, ...] | None = None
+
+    def holds(self, node: NodeObject) -> bool:
+        """An empty term holds nowhere."""
+        expressions, fields = self.match_expressions or (), self.match_fields or ()
+        labels = node.metadata.labels or {}
+        return bool(expressions or fields) and (
+            all(one.holds(labels) for one in expressions)
+            and all(one.holds({"metadata.name": node.metadata.name}) for one in fields)
+        )
+
+
+class Selector(Record, frozen=True):
+    node_selector_terms: tuple[Term, ...] = ()
+
+
+class NodeAffinity(Record, frozen=True):
+    required: Selector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
+
+
+class Present(Record, frozen=True):
+    """Something of which only counts that it is there."""
+
+
+class Affinity(Record, frozen=True):
+    node_affinity: NodeAffinity | None = None
+    pod_affinity: Present | None = None
+    pod_anti_affinity: Present | None = None
+
+
+class PodSpec(Record, frozen=True):
+    node_name: str = ""
+    containers: tuple[Container, ...] = ()
+    init_containers: tuple[Container, ...] | None = None
+    overhead: dict[str, str | int] | None = None
+    priority: int | None = None
+    node_selector: dict[str, str] | None = None
+    affinity: Affinity | None = None
+    tolerations: tuple[Toleration, ...] | None = None
+    topology_spread_constraints: tuple[Present, ...] | None = None
+
+
+class Waiting(Record, frozen=True):
+    reason: str = ""
+    message: str = ""
+
+
+class ContainerState(Record, frozen=True):
+    waiting: Waiting | None = None
+
+
+class ContainerStatus(Record, frozen=True):
+    state: ContainerState = ContainerState()
+
+
+class PodStatus(Record, frozen=True):
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+    conditions: tuple[Condition, ...] | None = None
+    container_statuses: tuple[ContainerStatus, ...] | None = None
+
+
+class PodObject(Known, frozen=True):
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+    @property
+    def ended(self) -> bool:
+        return self.status.phase in ENDED
+
+    @property
+    def ready(self) -> bool:
+        return any(one.type == "Ready" and one.status == "True" for one in self.status.conditions or ())
+
+    @property
+    def unschedulable(self) -> str:
+        """Why a scheduler has found no node for it; empty if it has, or has not looked."""
+        for one in self.status.conditions or ():
+            if one.type == "PodScheduled" and one.status == "False":
+                return one.message or one.reason or "no reason is given"
+        return ""
+
+    @property
+    def waits_for(self) -> str:
+        """Why its container does not run yet, as its node says."""
+        for one in self.status.container_statuses or ():
+            if one.state.waiting is not None:
+                waiting = one.state.waiting
+                return f"{waiting.reason}: {waiting.message}" if waiting.message else waiting.reason
+        return ""
+
+    @property
+    def priority(self) -> int:
+        return self.spec.priority or 0
+
+    @property
+    def needs_others(self) -> bool:
+        """Whether it depends on where other Pods are, so that its node alone does not say whether it may run there."""
+        affinity = self.spec.affinity
+        others = affinity is not None and (affinity.pod_affinity or affinity.pod_anti_affinity)
+        return bool(others or self.spec.topology_spread_constraints)
+
+    def may_run_on(self, node: NodeObject) -> bool:
+        """Whether its selectors and tolerations let it run there, whatever is free."""
+        labels = node.metadata.labels or {}
+        if any(labels.get(key) != value for key, value in (self.spec.node_selector or {}).items()):
+            return False
+        affinity = self.spec.affinity.node_affinity if self.spec.affinity else None
+        if affinity and affinity.required and not any(of.holds(node) for of in affinity.required.node_selector_terms):
+            return False
+        return admits(node, self.spec.tolerations or ())
+
+
+def admits(node: NodeObject, tolerations: Sequence[Toleration] = ()) -> bool:
+    """Whether a Pod with these tolerations may be placed there."""
+    if node.spec.unschedulable:
+        return False
+    taints = [taint for taint in node.spec.taints or () if taint.effect in ("NoSchedule", "NoExecute")]
+    return all(any(one.tolerates(taint) for one in tolerations) for taint in taints)
+
+
+def amounts(found: Mapping[str, str | int] | None) -> dict[str, int]:
+    """Quantities as whole numbers, rounded up. One that cannot be read counts as none."""
+    return {name: quantity(text, 1000 if name == "cpu" else 1) for name, text in (found or {}).items()}
+
+
+def quantity(text: str | int, unit: int = 1) -> int:
+    """A quantity in parts of `unit`, rounded up.
+
+    >>> quantity("250m", 1000), quantity("1.5Gi"), quantity("2", 1000), quantity("1e3"), quantity("junk")
+    (250, 1610612736, 2000, 1000, 0)
+    """
+    plain = str(text).strip()
+    number, suffix = plain, ""
+    for length in (2, 1):
+        if plain[-length:] in _SUFFIXES and not plain[-length:].isdigit():
+            number, suffix = plain[:-length], plain[-length:]
+            break
+    try:
+        value = Decimal(number)
+    except InvalidOperation:
+        return 0
+    return ceil(value * _SUFFIXES[suffix] * unit) if value.is_finite() else 0
+
+
+def requested(pod: PodObject) -> dict[str, int]:
+    """What a Pod holds of its node: the sum of its containers, or its largest init container if that is more."""
+    total: dict[str, int] = {"pods": 1}
+    for container in pod.spec.containers:
+        _add(total, _of(container))
+    largest: dict[str, int] = {}
+    beside: dict[str, int] = {}  # init containers that go on: they are there beside the others
+    for container in pod.spec.init_containers or ():
+        own = _of(container)
+        if container.restart_policy == "Always":
+            _add(total, own)
+            _add(beside, own)
+            own = {}
+        for name in {*own, *beside}:
+            largest[name] = max(largest.get(name, 0), own.get(name, 0) + beside.get(name, 0))
+    for name, amount in largest.items():
+        total[name] = max(total.get(name, 0), amount)
+    _add(total, amounts(pod.spec.overhead))
+    return total
+
+
+def left_of(node: NodeObject, pods: Iterable[PodObject]) -> dict[str, int]:
+    """What is free of a node, beside these Pods on it."""
+    free = amounts(node.status.allocatable)
+    for pod in pods:
+        for name, amount in requested(pod).items():
+            if name in free:
+                free[name] -= amount
+    return free
+
+
+def device_of(room: Mapping[str, int]) -> str:
+    """The name of the accelerators of a node, of which it has most; empty if it has none."""
+    found = {name: count for name, count in room.items() if is_device(name) and count > 0}
+    return max(sorted(found), key=lambda name: found[name]) if found else ""
+
+
+def is_device(name: str) -> bool:
+    return name in DEVICES or name.startswith(DEVICE_GROUPS)
+
+
+def _of(container: Container) -> dict[str, int]:
+    """Its requests; a limit without a request is one."""
+    return amounts(container.resources.limits) | amounts(container.resources.requests)
+
+
+def _add(total: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, amount in more.items():
+        total[name] = total.get(name, 0) + amount
+
+
+def _is_number(text: str) -> bool:
+    return text.removeprefix("-").isdecimal()

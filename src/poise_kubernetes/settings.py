@@ -1,0 +1,87 @@
+"""The argument of `--on kubernetes`: a context of the kubeconfig, and settings as `NAME=VALUE`."""
+
+import re
+from typing import NamedTuple
+
+import poise
+from poise.errors import InputError
+from poise.model.document import near
+from poise.units import SECOND, parse_duration
+
+IMAGE = f"poise:{poise.__version__.replace('+', '-')}"
+"""The image of pilots, if none is given: as `deploy/kubernetes/README.md` builds it."""
+
+NAMES = ("namespace", "priority", "runtime", "pull", "claim")
+"""Settings that are names of objects."""
+
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,511}")
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,316}:[A-Za-z0-9._-]{0,63}")
+
+
+class Settings(NamedTuple):
+    """Which cluster (`context`; empty: the current one, or the one around this Pod), and how much of it may be used: at
+    most so many `pods` at a time, on nodes that have all labels in `select`. A Pod on which nothing ran for `idle` is
+    given back; one that is evicted has `grace` to move its work. Times in seconds.
+
+    Pods run `image`, in `namespace` (empty: that of the context), with this class of priority and of runtime, and the
+    Secret `pull` for the registry. Checkpoints are kept in the volume of `claim`.
+    """
+
+    context: str = ""
+    namespace: str = ""
+    image: str = IMAGE
+    pods: int = 16
+    idle: int = 60
+    grace: int = 60
+    select: tuple[tuple[str, str], ...] = ()
+    priority: str = ""
+    runtime: str = ""
+    pull: str = ""
+    claim: str = ""
+
+
+def parse_settings(argument: str) -> Settings:
+    """Settings of `CONTEXT,namespace=ml,pods=4`. Raises `InputError`."""
+    found: dict[str, object] = {}
+    select: list[tuple[str, str]] = []
+    for place, part in enumerate(argument.split(",") if argument else ()):
+        name, equals, value = part.partition("=")
+        if not equals:
+            if place or not name:
+                raise _wrong(argument, f"`{name}` is no setting", "kubernetes:CONTEXT,NAME=VALUE")
+            found["context"] = name
+        elif name in NAMES:
+            if not _NAME.fullmatch(value):
+                raise _wrong(argument, f"`{value}` is no value of `{name}`", f"kubernetes:{name}=NAME")
+            found[name] = value
+        elif name == "image":
+            if not _IMAGE.fullmatch(value):
+                raise _wrong(argument, f"`{value}` is no name of an image", "kubernetes:image=REGISTRY/poise:1")
+            found[name] = value
+        elif name == "select":
+            if not _LABEL.fullmatch(value):
+                raise _wrong(argument, f"`{value}` is no label of a node", "kubernetes:select=LABEL:VALUE")
+            key, _, wanted = value.partition(":")
+            select.append((key, wanted))
+        elif name == "pods":
+            if not (value.isascii() and value.isdigit() and 1 <= int(value) <= 10_000):
+                raise _wrong(argument, "`pods` is a number from 1 to 10000", "kubernetes:pods=16")
+            found[name] = int(value)
+        elif name in ("idle", "grace"):
+            found[name] = _seconds(argument, name, value)
+        else:
+            known = ("image", "pods", "idle", "grace", "select", *NAMES)
+            raise _wrong(argument, f"there is no setting `{name}`", near(name, known) or f"known: {', '.join(known)}")
+    return Settings(select=tuple(select), **found)  # type: ignore[arg-type]  # each was checked above
+
+
+def _seconds(argument: str, name: str, value: str) -> int:
+    try:
+        return -(-parse_duration(value) // SECOND)
+    except ValueError as error:
+        raise _wrong(argument, f"`{name}`: {error}", f"kubernetes:{name}=1m") from None
+
+
+def _wrong(argument: str, what: str, hint: str) -> InputError:
+    return InputError(what, field="--on", have=f"kubernetes:{argument}", hint=hint)

@@ -1,0 +1,213 @@
+"""Keeps a copy of a collection of an API server: a list, then a watch from there, again and again.
+
+A copy is never trusted to stay right by itself:
+
+* a watch that says 410 begins with a list again, and so does one that ends at once without an event (some servers
+  answer so instead of 410);
+* bookmarks move the version on where nothing changes, so that it does not grow too old;
+* a server that is busy (429) is asked again when it says, one that is away more and more rarely;
+* every few minutes the whole list is read again, since a deletion may never have arrived.
+
+While the server is away, the copy stays as it was.
+"""
+
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+import msgspec
+
+from poise_kubernetes.api import Api, Away, Refused
+from poise_kubernetes.records import Known
+
+T = TypeVar("T", bound=Known)
+
+PAGE = 500
+WATCH_SECONDS = 300.0
+"""How long a watch is asked for; the server ends it then, and the next one goes on from there."""
+
+SILENCE_SECONDS = 30.0
+"""So much longer than a watch its connection may be silent."""
+
+ANEW_SECONDS = 600.0
+"""How often all is listed again."""
+
+SOON_SECONDS = 1.0
+"""A watch that ends within this without an event was none."""
+
+PAUSES = (0.5, 30.0)
+"""Seconds until a server that is away is asked again: at first, and at most."""
+
+_log = logging.getLogger("poise.kubernetes")
+
+
+class Listed(msgspec.Struct, Generic[T], frozen=True):
+    metadata: dict[str, msgspec.Raw]
+    items: tuple[T, ...] | None = None
+
+
+class Change(msgspec.Struct, frozen=True):
+    """An event of a watch; its object is read by its kind."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class Versioned(msgspec.Struct, frozen=True):
+    metadata: dict[str, msgspec.Raw] = {}
+    code: int = 0
+    message: str = ""
+
+
+class Gone(Exception):
+    """The version from which to watch is no longer there."""
+
+
+class Watched(Generic[T]):
+    """The objects under `path` that `query` selects, by namespace and name. `ticks` is a clock that never steps."""
+
+    def __init__(
+        self,
+        api: Api,
+        path: str,
+        kind: type[T],
+        query: Mapping[str, str] | None = None,
+        ticks: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._api, self._path, self._query, self._ticks = api, path, dict(query or {}), ticks
+        self._object: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
+        self._list: msgspec.json.Decoder[Listed[T]] = msgspec.json.Decoder(Listed[kind])  # type: ignore[valid-type]
+        self._lock = threading.Lock()
+        self._items: dict[tuple[str, str], T] = {}
+        self._version = ""
+        self._listed_at = -ANEW_SECONDS
+        self._heard_at: float | None = None
+        self._ending = threading.Event()
+        self._failed = 0
+
+    def items(self) -> list[T]:
+        with self._lock:
+            return list(self._items.values())
+
+    def age(self) -> float:
+        """Seconds since the server was last heard; infinite before the first list."""
+        heard = self._heard_at
+        return float("inf") if heard is None else self._ticks() - heard
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name=f"poise-watch{self._path}", daemon=True).start()
+
+    def stop(self) -> None:
+        self._ending.set()
+
+    def step(self) -> float:
+        """List, or watch until the server ends it. Returns the seconds to wait before the next step."""
+        try:
+            if not self._version or self._ticks() - self._listed_at > ANEW_SECONDS:
+                self.list()
+            self._watch()
+        except Gone as gone:
+            _log.info("%s is listed again: %s", self._path, gone)
+            self._version = ""
+            return self._pause()
+        except Refused as refused:
+            if refused.status == 410:
+                self._version = ""
+            else:
+                _log.warning("%s: %s", self._path, refused)
+            return max(refused.after, self._pause())
+        except (Away, msgspec.MsgspecError) as error:
+            _log.warning("%s: %s", self._path, error)
+            return self._pause()
+        self._failed = 0
+        return 0.0
+
+    def list(self) -> None:
+        """Read all of it, page by page. A list that grows too old in between begins again."""
+        found: dict[tuple[str, str], T] = {}
+        after = ""
+        while True:
+            query = {**self._query, "limit": str(PAGE)} | ({"continue": after} if after else {})
+            try:
+                page = self._list.decode(self._api.raw(self._path, query))
+            except Refused as refused:
+                if refused.status != 410 or not after:
+                    raise
+                found, after = {}, ""
+                self._ending.wait(self._pause())
+                continue
+            for one in page.items or ():
+                found[one.metadata.namespace, one.metadata.name] = one
+            after = _text(page.metadata, "continue")
+            if not after:
+                break
+        with self._lock:
+            self._items = found
+        self._version = _text(page.metadata, "resourceVersion")
+        self._listed_at = self._heard_at = self._ticks()
+
+    def _watch(self) -> None:
+        seconds = WATCH_SECONDS * (0.8 + 0.4 * _RANDOM.random())
+        query = {
+            **self._query,
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version,
+            "timeoutSeconds": str(int(seconds)),
+        }
+        begun, heard = self._ticks(), 0
+        with contextlib.closing(self._api.stream(self._path, query, seconds + SILENCE_SECONDS)) as lines:
+            for line in lines:
+                if self._ending.is_set():
+                    return
+                self._hear(msgspec.json.decode(line, type=Change))
+                heard += 1
+        if not heard and self._ticks() - begun < SOON_SECONDS:
+            raise Gone("its watch ended at once")
+        self._heard_at = self._ticks()
+
+    def _hear(self, change: Change) -> None:
+        if change.type == "ERROR":
+            status = msgspec.json.decode(change.object, type=Versioned)
+            if status.code == 410:
+                raise Gone(status.message or "410")
+            raise Refused(status.code, "Error", status.message)
+        if change.type == "BOOKMARK":
+            self._version = _text(msgspec.json.decode(change.object, type=Versioned).metadata, "resourceVersion")
+        else:
+            one = self._object.decode(change.object)
+            key = one.metadata.namespace, one.metadata.name
+            with self._lock:
+                if change.type == "DELETED":
+                    self._items.pop(key, None)
+                else:
+                    self._items[key] = one
+            self._version = one.metadata.resource_version
+        self._heard_at = self._ticks()
+        self._failed = 0
+
+    def _pause(self) -> float:
+        """Longer each time, and not the same for all that were cut off together."""
+        pause = min(PAUSES[1], PAUSES[0] * 2.0**self._failed)
+        self._failed = min(self._failed + 1, 10)
+        return pause * (0.5 + _RANDOM.random() / 2)
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            try:
+                pause = self.step()
+            except Exception:  # a thread that ends silently would leave the copy as it is
+                _log.exception("%s: the watch failed", self._path)
+                self._version, pause = "", PAUSES[1]
+            self._ending.wait(pause)
+
+
+_RANDOM = random.Random()  # noqa: S311 — only pauses are drawn
+
+
+def _text(metadata: Mapping[str, msgspec.Raw], name: str) -> str:
+    return msgspec.json.decode(metadata[name], type=str) if name in metadata else ""

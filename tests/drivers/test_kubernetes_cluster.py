@@ -1,0 +1,413 @@
+"""Pods that are refused, evicted, lost or never begin. The API server is a small one, and time passes as tests say."""
+
+import base64
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from drivers.kubernetes_api import Dropped, KubernetesApi, Refusal, kubernetes_api, node, pod
+from poise.errors import Fault, InputError
+from poise.model.reports import Check, Demand, DemandReport, Request
+from poise.ports import Contact, Pilot
+from poise.units import SECOND
+from poise_kubernetes import manifests
+from poise_kubernetes.api import Api
+from poise_kubernetes.checkup import checks
+from poise_kubernetes.cluster import (
+    ALL_ENDED,
+    ASKED_SECONDS,
+    BEGIN_SECONDS,
+    LENT_SECONDS,
+    PAUSES,
+    PENDING_SECONDS,
+    KubernetesCluster,
+    open_cluster,
+)
+from poise_kubernetes.credentials import find_access
+from poise_kubernetes.manifests import ORDERS, Orders
+from poise_kubernetes.records import NodeObject, PodObject
+from poise_kubernetes.settings import Settings, parse_settings
+from poise_kubernetes.watching import Watched
+
+HOME = "0123456789ab"
+CONTACT = Contact("10.0.0.1:7718#" + "a" * 64, "the-token")
+
+
+def waits(tasks: int = 1, busy: dict[str, int] | None = None, **fields: Any) -> DemandReport:
+    known = {"together": 1, "cpu": 1000, "memory": 0, "gpus": 0, "where": "", "work": 0, "longest": 0}
+    return DemandReport(waits=(Demand(**{**known, "tasks": tasks, "unknown": tasks, **fields}),), busy=busy or {})
+
+
+NOTHING = DemandReport(waits=(), busy={})
+
+
+class World:
+    """A cluster, and keepers of Poise that come and go."""
+
+    def __init__(self, api: KubernetesApi, folder: Path) -> None:
+        self.api, self.now = api, 1000.0
+        self._folder, self._watched = folder, list[Any]()
+        self.cluster = self.keeper()
+
+    def keeper(self, **settings: Any) -> KubernetesCluster:
+        """A new process; the one before it was killed."""
+        self.close()
+        access = find_access("", {"KUBECONFIG": str(self.api.kubeconfig(self._folder / "config"))})
+        own = {"labelSelector": manifests.selector(HOME)}
+
+        def copy(path: str, kind: Any, query: dict[str, str] | None = None) -> Any:
+            watched = Watched(Api(access), path, kind, query, lambda: self.now)
+            watched.list()
+            watched.start()
+            self._watched.append(watched)
+            return watched
+
+        nodes, pods = copy("/api/v1/nodes", NodeObject), copy("/api/v1/pods", PodObject, {"fieldSelector": ALL_ENDED})
+        mine = copy("/api/v1/namespaces/ml/pods", PodObject, own)
+        api = Api(access, lambda seconds: None)
+        known = Settings(**{"namespace": "ml", "image": "poise:1", **settings})
+        self.cluster = KubernetesCluster(api, HOME, known, nodes, pods, mine, lambda: self.now)
+        return self.cluster
+
+    def close(self) -> None:
+        for watched in self._watched:
+            watched.stop()
+        self._watched.clear()
+
+    def want(self, demand: DemandReport, seconds: float = 3) -> list[Request]:
+        """So many rounds, a second each; the requests that are not met then. Each round sees all changes before it."""
+        unmet: list[Request] = []
+        for number in range(round(seconds)):
+            self.now += 1
+            if number % 60 == 0:  # as nodes tell their status again and again, and Pods change
+                self.api.patch("nodes", "b", {"metadata": {"annotations": {"renewed": str(self.now)}}})
+                self.api.put("pods", "brief", "team", status={"phase": "Pending"}, spec={"nodeName": "b"})
+                self.api.remove("pods", "brief", "team")
+            self.synchronize()
+            unmet = self.cluster.want(demand)
+        self.synchronize()
+        return unmet
+
+    def synchronize(self) -> None:
+        until(self._is_synchronous, "the copies have arrived")
+
+    def _is_synchronous(self) -> bool:
+        def versions(found: list[dict[str, Any]]) -> set[str]:
+            return {one["metadata"]["resourceVersion"] for one in found}
+
+        def copied(watched: Any) -> set[str]:
+            return {one.metadata.resource_version for one in watched.items()}
+
+        alive = [one for one in self.api.all("pods") if one["status"]["phase"] not in ("Succeeded", "Failed")]
+        expected = (versions(self.api.all("nodes")), versions(alive), versions(self.pods()))
+        return all(copied(watched) == these for watched, these in zip(self._watched, expected, strict=True))
+
+    def pods(self) -> list[dict[str, Any]]:
+        return [one for one in self.api.all("pods") if one["metadata"].get("labels", {}).get(manifests.HOME) == HOME]
+
+    def change(self, name: str, **status: Any) -> None:
+        self.api.patch("pods", name, {"status": status}, "ml")
+
+    def begin(self) -> list[Pilot]:
+        """Nodes run what they were given, and each has its orders."""
+        for one in self.pods():
+            if one["spec"].get("nodeName") and one["status"]["phase"] == "Pending":
+                ready = {"type": "Ready", "status": "True"}
+                self.change(one["metadata"]["name"], phase="Running", conditions=[ready])
+        self.want(NOTHING, 1)
+        for machine in self.cluster.machines():
+            if machine.id not in {pilot.machine for pilot in self.cluster.pilots()}:
+                self.cluster.start(machine, machine.name, CONTACT)
+        self.want(NOTHING, 1)
+        return self.cluster.pilots()
+
+    def orders(self, name: str) -> Orders:
+        text = self.api.get("pods", name, "ml")["metadata"]["annotations"][ORDERS]
+        return msgspec.json.decode(text, type=Orders)
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with kubernetes_api() as api:
+        for name in ("a", "b"):
+            api.put("nodes", name, **node())
+            api.patch("nodes", name, {"metadata": {"labels": {"kubernetes.io/hostname": name}}})
+        world = World(api, tmp_path)
+        yield world
+        world.close()
+
+
+def test_one_pod_is_created_however_long_it_waits(world: World) -> None:
+    world.api.binds = False
+    world.want(waits(), PENDING_SECONDS - 5)
+    [one] = world.pods()
+    assert [method for method, path in world.api.calls if path.endswith("/pods")].count("POST") == 1
+    assert one["metadata"]["name"] == manifests.pod_name(HOME, "a", 0)
+    [owner] = one["metadata"]["ownerReferences"]
+    assert owner["uid"] == world.api.get("secrets", manifests.home_name(HOME), "ml")["metadata"]["uid"]
+
+
+def test_an_answer_that_is_lost_creates_nothing_twice_before_and_after_a_crash(world: World) -> None:
+    def lost(method: str, path: str) -> None:
+        if method == "POST" and "/pods" in path:
+            raise Dropped
+
+    world.api.after = lost
+    world.want(waits())
+    world.api.after = lambda method, path: None
+    world.want(waits(), ASKED_SECONDS)
+    world.keeper()
+    world.want(waits(), ASKED_SECONDS)
+    assert len(world.pods()) == 1
+
+
+def test_two_keepers_that_know_nothing_of_each_other_create_one_pod(world: World) -> None:
+    world.want(waits(), 1)
+    first, second = world.cluster, world.keeper()
+    world.now += 2
+    for cluster in (first, second):  # neither has seen what the other does
+        cluster.want(waits())
+        world.now += 2
+        cluster.want(waits())
+    assert len(world.pods()) == 1
+
+
+def test_a_pod_is_a_machine_when_it_runs_and_its_token_is_in_the_secret_alone(world: World) -> None:
+    world.want(waits(2))
+    assert world.cluster.machines() == [], "it does not run yet"
+    [pilot] = world.begin()
+    assert pilot.node == "a"
+    [one] = world.pods()
+    assert "the-token" not in str(one)
+    content = world.api.get("secrets", manifests.home_name(HOME), "ml")["data"]["contact"]
+    assert msgspec.json.decode(base64.b64decode(content), type=Contact) == CONTACT
+    world.keeper()
+    world.want(NOTHING, 1)
+    assert world.cluster.pilots() == [pilot], "the next keeper finds it with its orders"
+    moved = Contact("10.0.0.2:7718#" + "a" * 64, "another")
+    world.cluster.tell(pilot, moved)
+    assert world.orders(one["metadata"]["name"]).contact == manifests.digest(moved)
+
+
+def test_a_node_that_refuses_a_pod_gets_no_other_for_a_while_and_another_node_does(world: World) -> None:
+    world.want(waits())
+    [first] = world.pods()
+    world.change(first["metadata"]["name"], phase="Failed", reason="OutOfcpu", message="too little cpu")
+    unmet = world.want(waits(), 3)
+    [second] = world.pods()
+    assert second["spec"]["nodeName"] == "b"
+    assert any("no pod on a for a while: it failed: OutOfcpu: too little cpu" in one.text for one in unmet)
+    world.api.remove("pods", second["metadata"]["name"], "ml")
+    world.api.put("nodes", "b", **node(ready=False))
+    world.want(waits(), PAUSES[0] + 3)
+    assert [one["spec"]["nodeName"] for one in world.pods()] == ["a"]
+
+
+def test_a_pod_that_is_not_placed_or_does_not_begin_is_removed(world: World) -> None:
+    world.api.binds = False
+    world.want(waits(), PENDING_SECONDS + 10)
+    [one] = world.pods()
+    assert one["metadata"]["name"] == manifests.pod_name(HOME, "b", 0), "the other node is tried"
+    world.api.binds = True
+    world.api.put("nodes", "b", **node())
+    world.change(one["metadata"]["name"], containerStatuses=[{"state": {"waiting": {"reason": "ImagePullBackOff"}}}])
+    unmet = world.want(waits(), 5)
+    assert any("ImagePullBackOff" in request.text for request in unmet)
+    world.want(waits(), BEGIN_SECONDS)
+    assert one["metadata"]["uid"] not in {of["metadata"]["uid"] for of in world.pods() if _stays(of)}
+
+
+def test_the_room_of_others_is_counted_and_what_they_wait_for_is_left_to_them(world: World) -> None:
+    world.api.put("pods", "theirs", "team", **pod(cpu="3", nodeName="a"))
+    world.api.put("pods", "large", "team", **pod(cpu="4"))  # it is bound to b
+    world.want(waits(4))
+    assert [(one["spec"]["nodeName"], _cpu(one)) for one in world.pods()] == [("a", "1000m")]
+    world.api.binds = False
+    world.api.remove("pods", "large", "team")
+    unschedulable = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "no room"}]}
+    world.api.put("pods", "next", "team", status=unschedulable, **pod(cpu="3"))
+    world.want(waits(4), 5)
+    assert [_cpu(one) for one in world.pods()] == ["1000m", "1000m"], "3 of 4 CPUs of b are for the one that waits"
+
+
+def test_an_idle_pod_is_given_back_and_at_once_if_others_need_its_room(world: World) -> None:
+    world.want(waits(4))
+    [pilot] = world.begin()
+    world.want(DemandReport(waits=(), busy={pilot.node: SECOND}), 200)
+    assert [machine.leaving for machine in world.cluster.machines()] == [False]
+    world.want(NOTHING, 50)
+    assert [machine.leaving for machine in world.cluster.machines()] == [False]
+    world.want(NOTHING, 15)
+    assert [machine.leaving for machine in world.cluster.machines()] == [True]
+    world.keeper()
+    world.api.binds = False
+    world.api.put("pods", "theirs", "team", **pod(cpu="2", nodeSelector={"kubernetes.io/hostname": "a"}))
+    world.api.patch("pods", "theirs", {"status": {"conditions": [_unschedulable()]}}, "team")
+    world.want(NOTHING, LENT_SECONDS + 3)
+    assert [machine.leaving for machine in world.cluster.machines()] == [True]
+
+
+def test_idle_pods_that_are_too_small_give_way_to_larger_ones(world: World) -> None:
+    world.want(waits(2, cpu=3000))
+    assert len(world.begin()) == 2
+    gang = waits(2, cpu=4000, together=2)
+    unmet = world.want(gang, LENT_SECONDS + 3)
+    assert any("others hold the room" in one.text for one in unmet)
+    assert [machine.leaving for machine in world.cluster.machines()] == [True, True]
+    for pilot in world.cluster.pilots():
+        world.api.remove("pods", world.cluster._own[pilot.machine].pod.metadata.name, "ml")
+    world.want(gang)
+    assert [_cpu(one) for one in world.pods()] == ["4000m", "4000m"]
+
+
+def test_pods_with_a_higher_priority_ask_for_what_is_busy_and_others_do_not(world: World) -> None:
+    world.want(waits(4))
+    world.begin()
+    world.api.binds = False
+    for name, priority in (("urgent", 100), ("usual", 0)):
+        world.api.put("pods", name, "team", **pod(cpu="3", priority=priority))
+        world.api.patch("pods", name, {"status": {"conditions": [_unschedulable()]}}, "team")
+    world.want(NOTHING, 1)
+    [request] = world.cluster.waiting()
+    assert (request["cpu"], request["pod team/urgent"]) == (3000, 1)
+    [machine] = world.cluster.machines()
+    assert machine.size["cpu"] >= 3000 > machine.free["cpu"]
+    assert machine.size["pod team/urgent"] == 1
+
+
+@pytest.mark.parametrize("how", ["evicted", "cordoned"])
+def test_a_pod_that_is_evicted_or_whose_node_is_cordoned_leaves_in_order(world: World, how: str) -> None:
+    world.want(waits())
+    world.begin()
+    [one] = world.pods()
+    if how == "evicted":
+        world.cluster._api.delete(f"/api/v1/namespaces/ml/pods/{one['metadata']['name']}")
+    else:
+        world.api.patch("nodes", "a", {"spec": {"unschedulable": True}})
+    world.want(waits())
+    assert [machine.leaving for machine in world.cluster.machines()] == [True]
+    assert [of["spec"]["nodeName"] for of in world.pods() if of is not one][-1] == "b", "another takes its place"
+
+
+def test_a_pod_that_is_removed_is_no_machine_even_while_its_node_is_away(world: World) -> None:
+    world.want(waits())
+    [pilot] = world.begin()
+    world.cluster.remove(pilot)
+    world.want(NOTHING, ASKED_SECONDS + 5)
+    assert [one["metadata"]["deletionGracePeriodSeconds"] for one in world.pods()] == [1]
+    assert world.cluster.machines() == []
+
+
+def test_a_node_that_is_gone_or_out_of_service_is_no_machine(world: World) -> None:
+    world.want(waits())
+    world.begin()
+    world.api.patch("nodes", "a", {"spec": {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "x"}]}})
+    world.want(NOTHING, 1)
+    assert world.cluster.machines() == []
+
+
+def test_pods_are_released_when_they_end_and_nothing_is_left(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.want(waits(8))
+    pilots = world.begin()
+    assert len(pilots) == 2
+    ends = next(one["metadata"]["name"] for one in world.pods() if one["spec"]["nodeName"] == "a")
+
+    def pilot_ends(method: str, path: str) -> None:
+        if method == "PATCH" and path.endswith(ends) and world.orders(ends).released:
+            world.change(ends, phase="Succeeded")
+
+    world.api.after = pilot_ends
+    monkeypatch.setattr("poise_kubernetes.cluster.END_SECONDS", 1.0)
+    released = world.cluster.release(pilots)
+    assert [pilot.node for pilot in released] == ["a"], "commands run on the other"
+    world.want(NOTHING, 1)
+    assert [pilot.node for pilot in world.cluster.pilots()] == ["b"]
+    world.cluster.stop()
+    assert world.api.all("secrets") == []
+    assert all(one["metadata"].get("deletionTimestamp") for one in world.pods())
+
+
+def test_while_the_api_server_is_away_nothing_is_given_up(world: World) -> None:
+    world.want(waits())
+    pilots = world.begin()
+
+    def away(method: str, path: str) -> None:
+        raise Dropped
+
+    world.api.fault = away
+    world.api.cut()
+    for _ in range(1000):
+        world.now += 1
+        unmet = world.cluster.want(waits(5, together=1))
+    assert world.cluster.pilots() == pilots
+    assert "the API server has said nothing for" in unmet[0].text
+
+
+def test_a_quota_is_told_and_asked_for_again_later(world: World) -> None:
+    def full(method: str, path: str) -> None:
+        if method == "POST" and path.endswith("/pods"):
+            raise Refusal(403, "Forbidden", "exceeded quota: small, requested: cpu=1")
+
+    world.api.fault = full
+    unmet = world.want(waits(), PAUSES[0])
+    assert any("exceeded quota: small" in one.text and one.refused for one in unmet)
+    tried = [method for method, path in world.api.calls if path.endswith("/pods")].count("POST")
+    assert tried == 1
+    world.api.fault = lambda method, path: None
+    world.want(waits(), PAUSES[0])
+    assert len(world.pods()) == 1
+
+
+def test_checks_name_each_right_that_is_missing(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+
+    def found(**settings: Any) -> dict[str, Check]:
+        return {check.name: check for check in checks(Settings(**settings))}
+
+    world.api.put("resourcequotas", "small", "ml", status={"hard": {"pods": "4"}, "used": {"pods": "4"}})
+    well = found(priority="low")
+    assert well["API server"].text.endswith("is v1.20-fake")
+    assert well["nodes"].text == "2 of 2 can be used: 8 CPU and 16 GiB are free"
+    assert (well["quota small"].status, well["priority low"].status) == ("warn", "fail")
+    world.api.denied = {("create", "pods"), ("list", "nodes")}
+    assert found()["rights to nodes"].text == "no list of the cluster"
+    assert [check.text for check in checks(Settings()) if check.status == "fail"] == [
+        "no list of the cluster",
+        "no create in ml",
+    ]
+    with pytest.raises(Fault) as refused:
+        open_cluster(Settings(), HOME)
+    assert "does not list nodes" in str(refused.value)
+
+
+def test_settings_are_read_and_mistakes_are_told() -> None:
+    text = "arn:aws:eks:eu:1:cluster/ml,pods=4,select=pool:gpu,image=r.io/poise:2,idle=2m,priority=low"
+    found = parse_settings(text)
+    assert (found.context, found.pods, found.select) == ("arn:aws:eks:eu:1:cluster/ml", 4, (("pool", "gpu"),))
+    assert (found.image, found.idle, found.priority) == ("r.io/poise:2", 120, "low")
+    for wrong in ("a,b", "pods=0", "select=pool", "idle=soon", "image=a b", "prioritty=x", "namespace=A"):
+        with pytest.raises(InputError):
+            parse_settings(wrong)
+
+
+def _stays(one: dict[str, Any]) -> bool:
+    return "deletionTimestamp" not in one["metadata"]
+
+
+def _cpu(one: dict[str, Any]) -> str:
+    return str(one["spec"]["containers"][0]["resources"]["requests"]["cpu"])
+
+
+def _unschedulable() -> dict[str, str]:
+    return {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
