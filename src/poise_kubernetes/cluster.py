@@ -25,9 +25,10 @@ from poise.ports import Contact, Machine, Pilot
 from poise.units import SECOND
 from poise_kubernetes import manifests
 from poise_kubernetes.api import Api, Away, Refused
-from poise_kubernetes.choosing import WORTH, Grant, Room, Unmet, wanted
+from poise_kubernetes.choosing import WORTH, Room, Unmet, wanted
 from poise_kubernetes.credentials import Access, find_access
 from poise_kubernetes.manifests import GRANT, ORDERS, Orders, digest
+from poise_kubernetes.offers import Grant, labels_of, offered
 from poise_kubernetes.records import (
     NodeObject,
     PodObject,
@@ -316,7 +317,7 @@ class KubernetesCluster:
         there = sum(not one.pod.ended and not one.is_removed for one in self._own.values())
         return self._settings.pods - there - len(self._asked)
 
-    def _standing(self, busy: Mapping[str, int]) -> list[Grant]:
+    def _standing(self, busy: Mapping[str, int]) -> list[Room]:
         """What Pods hold that begin, are idle, or will be soon: work that waits will find room there."""
         found = [grant for _, grant in self._asked.values()]
         for uid, one in self._own.items():
@@ -324,7 +325,8 @@ class KubernetesCluster:
                 continue
             if one.orders is None or busy.get(one.orders.node, 0) <= WORTH * SECOND:
                 found.append(one.grant)
-        return found
+        known = [(grant.amounts(), self._nodes.get(grant.node)) for grant in found]
+        return [Room(amounts, amounts, offered(node)) for amounts, node in known if node is not None]
 
     def _rooms(self) -> list[Room]:
         """Nodes that may get a Pod. What others wait for is left to them."""
@@ -336,7 +338,7 @@ class KubernetesCluster:
                 free[name] = self._free(node)
         for _, grant in self._asked.values():
             if (left := free.get(grant.node)) is not None:
-                _take(left, {"cpu": grant.cpu, "memory": grant.memory, "pods": 1} | _devices(grant))
+                _take(left, grant.amounts() | {"pods": 1})
         waiting = sorted((pod for pod in self._others if _waits(pod)), key=lambda pod: -pod.priority)
         for pod in waiting:
             needs = requested(pod)
@@ -344,7 +346,7 @@ class KubernetesCluster:
             if theirs is not None:
                 _take(theirs, needs)
         return [
-            Room(name, left, amounts(self._nodes[name].status.allocatable))
+            Room(left, amounts(self._nodes[name].status.allocatable), offered(self._nodes[name]))
             for name, left in sorted(free.items())
             if left.get("pods", 1) > 0
         ]
@@ -365,7 +367,8 @@ class KubernetesCluster:
         number = next(of for of in range(len(used) + 1) if manifests.pod_name(self._home, grant.node, of) not in used)
         try:
             owner = self._owned()
-            body = manifests.pod(self._home, owner, grant, number, self._settings)
+            known = labels_of(self._nodes[grant.node])
+            body = manifests.pod(self._home, owner, grant, number, known, self._settings)
             self._asked[body["metadata"]["name"]] = self._ticks() + ASKED_SECONDS, grant
             self._api.create(f"{self._space}/pods", body)
         except Away as away:
@@ -572,10 +575,6 @@ def _take(left: dict[str, int], amounts: Mapping[str, int]) -> None:
     for name, amount in amounts.items():
         if name in left:
             left[name] -= amount
-
-
-def _devices(grant: Grant) -> dict[str, int]:
-    return {grant.device: grant.number} if grant.number else {}
 
 
 def _decoded(pod: PodObject, name: str, kind: type[Any]) -> Any:

@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 
+from poise.drivers.devices import Part
+from poise.model.resources import ALLOCATED
 from poise.ports import Contact
-from poise_kubernetes.choosing import Grant
+from poise_kubernetes.offers import PILOT_MEMORY, Grant
 from poise_kubernetes.settings import Settings
 
 BASE = "/poise"
@@ -74,11 +76,18 @@ def pod_name(home: str, node: str, number: int) -> str:
     return f"poise-{home}-{hashlib.sha256(node.encode()).hexdigest()[:8]}-{number}"
 
 
-def pod(home: str, owner: Mapping[str, str], grant: Grant, number: int, settings: Settings) -> dict[str, Any]:
-    """A Pod of this size, for this node only. `owner` is the Secret: its name and uid."""
-    held: dict[str, str] = {"cpu": f"{grant.cpu}m", "memory": str(grant.memory)}
-    if grant.number:
-        held[grant.device] = str(grant.number)
+def pod(
+    home: str, owner: Mapping[str, str], grant: Grant, number: int, known: Mapping[str, str], settings: Settings
+) -> dict[str, Any]:
+    """A Pod of this size, for this node only, which has these labels. `owner` is the Secret: its name and uid."""
+    name = pod_name(home, grant.node, number)
+    held = {of: f"{amount}m" if of == "cpu" else str(amount) for of, amount in grant.amounts().items()}
+    part = Part(
+        cpu=grant.cpu,
+        memory=grant.memory - PILOT_MEMORY,
+        devices=tuple(map(str, range(grant.number))),  # a container sees only those that it was given
+        labels={**known, ALLOCATED: name},
+    )
     annotation = f"metadata.annotations['{ORDERS}']"
     volumes: list[dict[str, Any]] = [
         {"name": "node", "emptyDir": {}},
@@ -117,9 +126,8 @@ def pod(home: str, owner: Mapping[str, str], grant: Grant, number: int, settings
                 "readinessProbe": {"exec": {"command": ["/bin/sh", "-c", fresh]}, "periodSeconds": 5},
                 "volumeMounts": mounts,
                 "env": [
-                    {"name": "POISE_PART", "value": msgspec.json.encode(grant).decode()},
+                    {"name": "POISE_PART", "value": msgspec.json.encode(part).decode()},
                     {"name": "POISE_GRACE", "value": str(settings.grace)},
-                    {"name": "POISE_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
                 ],
             }
         ],
@@ -139,7 +147,7 @@ def pod(home: str, owner: Mapping[str, str], grant: Grant, number: int, settings
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": pod_name(home, grant.node, number),
+            "name": name,
             "labels": labels(home),
             "annotations": {GRANT: msgspec.json.encode(grant).decode()},
             "ownerReferences": [reference],

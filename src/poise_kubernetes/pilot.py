@@ -26,9 +26,7 @@ from poise.decoding import json_decoder
 from poise.drivers.devices import Part
 from poise.drivers.piloting import AgentKeeper
 from poise.errors import PoiseError
-from poise.model.resources import ALLOCATED
 from poise.ports import Contact
-from poise_kubernetes.choosing import PILOT_MEMORY, Grant
 from poise_kubernetes.manifests import Orders, digest
 
 T = TypeVar("T")
@@ -41,7 +39,7 @@ ALONE_SECONDS = 600.0
 SPARE_SECONDS = 10.0
 """So long before its Pod is killed it ends its agent itself."""
 
-HIDDEN = ("KUBERNETES_", "POISE_PART", "POISE_GRACE", "POISE_POD")
+HIDDEN = ("KUBERNETES_", "POISE_PART", "POISE_GRACE")
 """Variables that are those of the Pod, and not the machine's."""
 
 _log = logging.getLogger("poise.pilot")
@@ -52,14 +50,8 @@ class Pilot:
 
     def __init__(self, base: Path, environ: Mapping[str, str]) -> None:
         self._base, self.root = base, base / "node"
-        grant = msgspec.json.decode(environ["POISE_PART"], type=Grant)
+        self._part = json_decoder(Part).decode(environ["POISE_PART"])
         self._grace = float(environ["POISE_GRACE"])
-        self._part = Part(
-            cpu=grant.cpu,
-            memory=grant.memory - PILOT_MEMORY,
-            devices=tuple(map(str, range(grant.number))),  # a container sees only those that it was given
-            labels={ALLOCATED: environ["POISE_POD"], "kubernetes-node": grant.node},
-        )
         self._agent: AgentKeeper | None = None
         self._followed: Orders | None = None
         self._contact: Contact | None = None

@@ -7,21 +7,33 @@ import pytest
 
 from drivers.kubernetes_api import node, pod
 from poise.model.reports import Demand
+from poise.model.resources import Node, Shape, Wants, Where
 from poise.units import SECOND
-from poise_kubernetes.choosing import GUESS, MIB, PILOT_MEMORY, WORTH, Grant, Room, wanted
+from poise_kubernetes.choosing import GUESS, WORTH, Room, wanted
+from poise_kubernetes.offers import PILOT_MEMORY, labels_of, offered
 from poise_kubernetes.records import NodeObject, PodObject, device_of, left_of, quantity, requested
 
 GIB = 2**30
 
 
 def work(tasks: int = 1, **fields: Any) -> Demand:
-    known = {"together": 1, "cpu": 1000, "memory": 0, "gpus": 0, "where": "", "longest": 0, "unknown": tasks}
-    return Demand(**{**known, "tasks": tasks, "work": 0, **fields})
+    known: dict[str, Any] = {"together": 1, "cpu": 1000, "memory": 0, "gpus": 0, "where": "", "longest": 0}
+    known |= {"unknown": tasks, "tasks": tasks, "work": 0, **fields}
+    if "shape" not in known:
+        known["shape"] = Shape(cpu=known["cpu"], memory=known["memory"], gpus=known["gpus"])
+    return Demand(**known)
 
 
-def room(name: str, cpu: int = 4, memory: int = 8, gpus: int = 0, size: int = 0) -> Room:
+def room(name: str, cpu: int = 4, memory: int = 8, gpus: int = 0, size: int = 0, **labels: str) -> Room:
     free = {"cpu": cpu * 1000, "memory": memory * GIB, "pods": 100} | ({"nvidia.com/gpu": gpus} if gpus else {})
-    return Room(name, free, free | {"cpu": (size or cpu) * 1000})
+    whole = free | {"cpu": (size or cpu) * 1000}
+    return Room(free, whole, offered(there(name, {of.replace("__", "/"): v for of, v in labels.items()}, whole)))
+
+
+def there(name: str, labels: dict[str, str], amounts: dict[str, int]) -> NodeObject:
+    allocatable = {of: f"{amount}m" if of == "cpu" else amount for of, amount in amounts.items()}
+    fields = {"metadata": {"name": name, "labels": labels}, "status": {"allocatable": allocatable}}
+    return msgspec.convert(fields, NodeObject)
 
 
 def test_one_task_gets_one_pod_of_its_size_and_its_part_of_the_memory() -> None:
@@ -46,9 +58,9 @@ def test_brief_tasks_do_not_take_the_whole_cluster() -> None:
 
 
 def test_what_begins_already_is_not_asked_for_again() -> None:
-    grants, _ = wanted([work(4)], [room("a"), room("b")], [Grant("a", 3000, 2 * GIB)], 16)
+    grants, _ = wanted([work(4)], [room("a"), room("b")], [room("a", cpu=3)], 16)
     assert [grant.cpu for grant in grants] == [1000]
-    assert wanted([work(4)], [room("a")], [Grant("b", 4000, 2 * GIB)], 16) == ([], [])
+    assert wanted([work(4)], [room("a")], [room("b")], 16) == ([], [])
 
 
 def test_a_gang_gets_room_for_all_of_it_or_none() -> None:
@@ -78,16 +90,49 @@ def test_work_that_no_node_could_hold_says_so() -> None:
     _, [why] = wanted([work(cpu=64000, memory=GIB)], [room("a")], [], 16)
     assert why.hopeless
     assert why.why == "no node that Poise may use is large enough: 64 CPU, 1.2 GiB, 0 GPU"
-    _, [why] = wanted([work(where="zone=eu")], [room("a")], [], 16)
-    assert "zone=eu" in why.why
     _, [why] = wanted([work()], [room("a")], [], 0)
     assert (why.why, why.hopeless) == ("`pods` are all in use", False)
+
+
+def test_work_gets_pods_only_where_it_may_run() -> None:
+    rooms = [room("a", zone="us"), room("b", zone="eu"), room("c", zone="eu")]
+
+    def nodes(**where: Any) -> list[str]:
+        tasks = where.pop("tasks", 1)
+        asked = work(tasks, together=tasks, shape=Shape(where=Where(**where)))
+        return [grant.node for grant in wanted([asked], rooms, [], 16)[0]]
+
+    assert nodes(labels=(("zone", ("eu",)),)) == ["b"]
+    assert nodes(nodes=("c",)) == ["c"]
+    assert nodes(without=("a", "b")) == ["c"]
+    assert nodes(spread="zone", tasks=2) == ["a", "b"]
+    assert nodes(together="zone", tasks=8) == ["b", "c"]
+    assert nodes(together="zone", tasks=9) == []
+    _, [why] = wanted([work(shape=Shape(where=Where(labels=(("zone", ("asia",)),))))], rooms, [], 16)
+    assert why.why == "no node that Poise may use is what it asks for: 1 CPU on zone=asia"
+
+
+def test_the_model_of_a_gpu_is_what_the_labels_of_its_node_say() -> None:
+    found: Any = {"nvidia.com__gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com__gpu.memory": "81559"}
+    rooms = [room("old", gpus=8), room("new", gpus=8, **found)]
+    asked = Shape(gpus=1, wants=Wants(models=("H100",)), gpu_memory=60 * GIB)
+    grants, _ = wanted([work(gpus=1, shape=asked)], rooms, [], 16)
+    assert [(grant.node, grant.number) for grant in grants] == [("new", 1)]
+    grants, [why] = wanted([work(gpus=1, shape=asked)], rooms[:1], [], 16)
+    assert (grants, why.hopeless) == ([], True)
+
+
+def test_labels_of_kubernetes_are_known_by_what_is_behind_their_prefix() -> None:
+    labels = {"topology.kubernetes.io/zone": "eu-1a", "pool": "gpu", "allocation": "mine", "empty": ""}
+    one = there("n", labels, {"cpu": 1000})
+    assert labels_of(one) == {"zone": "eu-1a", "pool": "gpu"}
+    assert isinstance(offered(one), Node)
+    assert offered(one).label("zone") == "eu-1a"
 
 
 def test_a_guess_stands_for_run_times_that_nobody_knows() -> None:
     grants, _ = wanted([work(100)], [room("a", cpu=1000, memory=1000)], [], 16)
     assert grants[0].cpu == min(100, 100 * GUESS // WORTH) * 1000
-    assert MIB
 
 
 @pytest.mark.parametrize(
@@ -117,10 +162,10 @@ def test_a_pod_holds_its_containers_or_its_largest_init_container_and_what_runs_
 def test_selectors_affinity_taints_and_tolerations_say_where_a_pod_may_run() -> None:
     fields = node(devices={"amd.com/gpu": "2"})
     fields["spec"] = {"taints": [{"key": "gpu", "effect": "NoSchedule"}]}
-    there = msgspec.convert({"metadata": {"name": "n", "labels": {"zone": "eu", "size": "8"}}, **fields}, NodeObject)
+    one = msgspec.convert({"metadata": {"name": "n", "labels": {"zone": "eu", "size": "8"}}, **fields}, NodeObject)
 
     def may(**spec: Any) -> bool:
-        return msgspec.convert({"metadata": {"name": "x"}, **pod(**spec)}, PodObject).may_run_on(there)
+        return msgspec.convert({"metadata": {"name": "x"}, **pod(**spec)}, PodObject).may_run_on(one)
 
     tolerant = {"tolerations": [{"key": "gpu", "operator": "Exists"}]}
 
@@ -137,4 +182,4 @@ def test_selectors_affinity_taints_and_tolerations_say_where_a_pod_may_run() -> 
     assert not may(**requires("zone", "NotIn", "eu"), **tolerant)
     assert may(**requires("metadata.name", "In", "n", of="matchFields"), **tolerant)
     assert not may(**requires("metadata.name", "In", "other", of="matchFields"), **tolerant)
-    assert device_of(left_of(there, [])) == "amd.com/gpu"
+    assert device_of(left_of(one, [])) == "amd.com/gpu"

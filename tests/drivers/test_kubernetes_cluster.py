@@ -12,6 +12,7 @@ import pytest
 from drivers.kubernetes_api import Dropped, KubernetesApi, Refusal, kubernetes_api, node, pod
 from poise.errors import Fault, InputError
 from poise.model.reports import Check, Demand, DemandReport, Request
+from poise.model.resources import Shape
 from poise.ports import Contact, Pilot
 from poise.units import SECOND
 from poise_kubernetes import manifests
@@ -38,8 +39,10 @@ CONTACT = Contact("10.0.0.1:7718#" + "a" * 64, "the-token")
 
 
 def waits(tasks: int = 1, busy: dict[str, int] | None = None, **fields: Any) -> DemandReport:
-    known = {"together": 1, "cpu": 1000, "memory": 0, "gpus": 0, "where": "", "work": 0, "longest": 0}
-    return DemandReport(waits=(Demand(**{**known, "tasks": tasks, "unknown": tasks, **fields}),), busy=busy or {})
+    known: dict[str, Any] = {"together": 1, "cpu": 1000, "memory": 0, "gpus": 0, "where": "", "work": 0, "longest": 0}
+    known |= {"tasks": tasks, "unknown": tasks, **fields}
+    shape = Shape(cpu=known["cpu"], memory=known["memory"], gpus=known["gpus"])
+    return DemandReport(waits=(Demand(**known, shape=shape),), busy=busy or {})
 
 
 NOTHING = DemandReport(waits=(), busy={})

@@ -18,6 +18,7 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from poise.errors import InputError
 from poise_kubernetes.api import Api, Away, Refused
 from poise_kubernetes.credentials import Access, find_access
 from system.living import free_port, until
@@ -117,7 +118,7 @@ class KubernetesCluster:
     def _is_ready(self) -> bool:
         try:
             return bool(Api(self.access("admin")).raw("/readyz", {}) == b"ok")
-        except (Away, Refused, OSError, ValueError, LookupError):
+        except (Away, Refused, InputError):  # it has not made its certificate yet
             return False
 
     def _write_keys(self) -> None:

@@ -84,4 +84,5 @@ def _count(found: dict[tuple[str, int, str], Demand], ledger: Ledger, unit: Unit
         work=run * tasks * units + (before.work if before else 0),
         longest=max(longest, before.longest if before else 0),
         unknown=(0 if run else tasks * units) + (before.unknown if before else 0),
+        shape=shape,
     )

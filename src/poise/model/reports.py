@@ -13,7 +13,7 @@ from poise.model.catalogue import per_watt
 from poise.model.decisions import Reason, Spot, Why
 from poise.model.figures import sources_of
 from poise.model.load import Load, Upkeep
-from poise.model.resources import Link, Node
+from poise.model.resources import Link, Node, Shape
 from poise.model.training import Training
 from poise.units import SECOND, format_duration
 
@@ -614,7 +614,7 @@ class UnitWait(msgspec.Struct, frozen=True, kw_only=True):
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks that wait for room and ask for the same: `cpu` in milli-CPU, `memory` in bytes, `gpus`, and `where` as its
-    user said (empty: anywhere). So many start `together`.
+    user said (empty: anywhere). `shape` is all that each of them asks for. So many start `together`.
 
     `work` is the sum of their expected run times, and `longest` the time that nearly all of them stay under, in
     nanoseconds. Of `unknown` tasks neither history nor a declaration tells the run time; they count as none.
@@ -629,6 +629,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     work: int
     longest: int
     unknown: int
+    shape: Shape = Shape()
 
 
 class DemandReport(msgspec.Struct, frozen=True, kw_only=True):
