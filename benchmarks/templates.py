@@ -81,7 +81,7 @@ def main() -> None:
     if given.json:
         print(json.dumps([one._asdict() for one in found]))
         return
-    rows = [("log", "accuracy", "templates", "events", "told", "of them alerts", "alerts")]
+    rows: list[tuple[str, ...]] = [("log", "accuracy", "templates", "events", "told", "of them alerts", "alerts")]
     rows += [(of.name, f"{of.accuracy:.3f}", *map(str, of[2:])) for of in found]
     print(columns(rows))
     for name, some in (("first eight", found[:CHOSEN_ON]), ("others", found[CHOSEN_ON:]), ("all", found)):
