@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import psutil
@@ -177,10 +177,10 @@ class Fleet:
         }
         return {name: [psutil.Process(pid) for pid in pids] for name, pids in found.items()}
 
-    def submit(self, count: int) -> None:
-        """No-op commands through one connection, a line and a durable receipt for each."""
+    def submit(self, count: int, work: dict[str, Any] = NO_OP) -> None:
+        """Jobs, of no-op commands, through one connection: a line and a durable receipt for each."""
         receipts = 0
-        for receipt in self.client.submit_stream(NO_OP for _ in range(count)):
+        for receipt in self.client.submit_stream(work for _ in range(count)):
             if receipt.error is not None:
                 raise RuntimeError(receipt.error.message)
             receipts += 1

@@ -1,13 +1,14 @@
 """What a long queue costs the control plane: its ledger by itself, without a process or a disk.
 
-    python benchmarks/long_queue.py [--jobs 100000] [--live | --churn] [--json]
+    python benchmarks/long_queue.py [--jobs 100000] [--live | --churn [--tasks 100]] [--json]
 
 Jobs that may not run are submitted, all of one kind as in a stream; then what a restart does with them, and what takes
 the loop of the control plane while they wait: the longest turn decides how soon anything else is answered. All times
 are of this process's CPU. With `--live` a whole Poise is used instead, and times are those of a client: how long
 `whoami` takes beside the stream and beside the queue, how soon the control plane leads again after `kill -9`, and how
 long it takes to cancel them all. With `--churn` the jobs run and end: how large the control plane becomes with its
-history full, and how long `whoami` takes beside 35 submissions a second. Both ask from a process of their own.
+history full, and how long `whoami` takes beside 35 submissions a second; with `--tasks` each job of the stream has so
+many. Both ask from a process of their own.
 """
 
 import argparse
@@ -190,13 +191,15 @@ def measure_live(jobs: int) -> list[Figure]:
     ]
 
 
-def measure_churn(jobs: int) -> list[Figure]:
-    """They come as streams of `CHURN_EACH` until so many have run, then one by one at `CHURN_RATE`."""
+def measure_churn(jobs: int, tasks: int) -> list[Figure]:
+    """They come as streams of `CHURN_EACH` tasks until so many have run, then one by one at `CHURN_RATE`."""
+    at_once = max(1, CHURN_EACH // tasks)
+    work = NO_OP if tasks == 1 else {**NO_OP, "parts": tasks}
     with harness.own_fleet() as fleet:
         sizes = [resident(fleet)]
-        for done in range(0, jobs, CHURN_EACH):
-            begun, count = time.perf_counter(), min(CHURN_EACH, jobs - done)
-            fleet.submit(count)
+        for done in range(0, jobs, at_once):
+            begun, count = time.perf_counter(), min(at_once, jobs - done)
+            fleet.submit(count, work)
             fleet.until_idle(count, begun)
             sizes.append(resident(fleet))
             if len(sizes) % 5 == 1:
@@ -207,10 +210,10 @@ def measure_churn(jobs: int) -> list[Figure]:
                 time.sleep(max(0.0, begun + number / CHURN_RATE - time.perf_counter()))
                 fleet.client.submit(NO_OP)
         after = resident(fleet)
-    name = f"{jobs:,} jobs have run, live: "
+    name = f"{jobs:,} jobs have run, live: " if tasks == 1 else f"{jobs:,} jobs of {tasks} tasks have run, live: "
     return [
         Figure(name="resident before", unit="MB", values=sizes[:1]),
-        Figure(name=name + "resident", unit="MB", values=sizes[-1:], limit=120),
+        Figure(name=name + "resident, at most", unit="MB", values=[max(sizes)], limit=120),
         *whoami(name, f"beside {CHURN_RATE} submissions a second", beside, limit=20),
         Figure(name=name + f"resident after {CHURN_SECONDS} s of them", unit="MB", values=[after], limit=120),
     ]
@@ -268,12 +271,15 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--live", action="store_true", help="a whole Poise, with the times of a client")
     parser.add_argument("--churn", action="store_true", help="the same, with jobs that run and end")
+    parser.add_argument("--tasks", type=int, default=1, help="tasks of each job, with --churn")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--ask", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.ask:
         return ask(options.ask)
-    measured = measure_live if options.live else measure_churn if options.churn else measure
+    if options.churn:
+        return harness.program(lambda: measure_churn(options.jobs, options.tasks), as_json=options.json)
+    measured = measure_live if options.live else measure
     return harness.program(lambda: measured(options.jobs), as_json=options.json)
 
 

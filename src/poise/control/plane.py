@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from poise.control.observers import Observers, Timings
@@ -21,15 +21,17 @@ from poise.kernel import messages
 from poise.kernel.controller import Controller
 from poise.kernel.ledger import Ledger
 from poise.kernel.overview import Rates, rates
-from poise.model.events import Event
+from poise.model.events import Event, JobSubmitted
 from poise.model.messages import Met, ToConsole
 from poise.model.observed import Happened
 from poise.model.spec import Compiled
 from poise.ports import Clock, Decider, Store
 from poise.units import SECOND, Instant
 
-RECENT_EVENTS = 10_000
-"""Events kept in memory for those who follow the stream; older ones are read from the log."""
+RECENT_EVENTS, RECENT_TASKS = 10_000, 10_000
+"""Events kept in memory for those who follow the stream, and tasks of jobs whose submission is among them; older ones
+are read from the log.
+"""
 
 FRESH = 2 * SECOND
 """What was written since a look at the log so long ago at most has been written just now."""
@@ -54,6 +56,28 @@ _log = logging.getLogger("poise.control")
 def clock_of(ledger: Ledger) -> SystemClock:
     """One that goes on from where the log is."""
     return SystemClock(Instant(ledger.leader.resume_at(boot_id(), boottime(), time.time())))
+
+
+class Recent(deque[tuple[int, Event]]):
+    """The latest events with their revisions: at most `RECENT_EVENTS`, of jobs with at most `RECENT_TASKS` tasks, or
+    with those of one job.
+    """
+
+    def __init__(self, events: Iterable[tuple[int, Event]] = ()) -> None:
+        super().__init__()
+        self._tasks = 0
+        self.extend(events)
+
+    def extend(self, events: Iterable[tuple[int, Event]]) -> None:
+        for entry in events:
+            self.append(entry)
+            self._tasks += _tasks_in(entry[1])
+            while len(self) > RECENT_EVENTS or (self._tasks > RECENT_TASKS and len(self) > 1):
+                self._tasks -= _tasks_in(self.popleft()[1])
+
+
+def _tasks_in(event: Event) -> int:
+    return sum(len(unit.tasks) for unit in event.job.units) if isinstance(event, JobSubmitted) else 0
 
 
 class Plane(Host):
@@ -97,7 +121,7 @@ class Plane(Host):
         self.observe = self.observers.tell
         self._leads: Callable[[], bool] = lambda: True
         self._looked = 0
-        self._recent: deque[tuple[int, Event]] = deque(maxlen=RECENT_EVENTS)
+        self._recent = Recent()
         self._published = controller.durable
         self._followers: set[asyncio.Event] = set()
         self._watched: dict[tuple[str, tuple[str, ...]], set[asyncio.Future[None]]] = {}
@@ -339,7 +363,7 @@ class Plane(Host):
 
     def _taken_back(self, durable: int) -> None:
         self._times_taken_back += 1
-        self._recent = deque(((at, event) for at, event in self._recent if at <= durable), RECENT_EVENTS)
+        self._recent = Recent((at, event) for at, event in self._recent if at <= durable)
 
     def _published_up_to(self, revision: int) -> None:
         self._published = revision

@@ -571,7 +571,7 @@ def run_future(
             preempted += 1
             yielded.setdefault((event.unit, event.to), event.at)
 
-    settings = msgspec.structs.replace(settings, history=2**31)
+    settings = msgspec.structs.replace(settings, history=2**31, history_tasks=0)
     twin = Twin(policy, settings, observe=observe, ledger=ledger, truths=drawn.truths, progress=drawn.progress, at=now)
     resting = list(begun)
     open_units = [unit for unit in (ledger.jobs.unit(name) for name in until) if unit is not None]

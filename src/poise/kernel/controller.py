@@ -226,6 +226,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str = "poise"
     history: int = 10_000
+    history_tasks: int = 20_000
     checkpoint_every: int = 20_000
     suspect_after: int = HEARTBEAT + TIMES.suspect
     dead_after: int = TIMES.dead_local
@@ -404,6 +405,7 @@ class Controller:
             term=term or self.ledger.leader.term + 1,
             policy=self.settings.policy,
             history=self.settings.history,
+            history_tasks=self.settings.history_tasks,
             version=self.settings.version,
             boot=boot,
             boottime=boottime,

@@ -23,7 +23,8 @@ from poise.model.training import Training
 
 class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_defaults=True):
     """A control plane took the log. `term` fences its predecessors; `history` is how many finished jobs are kept: the
-    latest, or, where it is `fair`, the latest of each tenant, and of none more than of another that has as many.
+    latest, or, where it is `fair`, the latest of each tenant, and of none more than of another that has as many. Of
+    those, as many are kept as have no more than `history_tasks` tasks together (0: any number).
 
     `boot` and `boottime` anchor `at` to this boot's clock; `wall` (seconds since 1970) is for people only.
 
@@ -48,6 +49,7 @@ class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_default
     fair: bool = False
     fixed: bool = False
     asked: float = 0.0
+    history_tasks: int = 0
 
 
 class Configured(msgspec.Struct, frozen=True, tag="configured", kw_only=True, omit_defaults=True):

@@ -66,6 +66,17 @@ def test_what_is_not_there_is_told_with_what_was_meant(name: str, message: str, 
     assert (record.code, record.message, record.hint) == ("E120", message, hint)
 
 
+@pytest.mark.parametrize("name", ["j1", "j1.fetch"])
+def test_a_job_that_is_no_longer_kept_is_to_be_looked_for_in_the_log(name: str) -> None:
+    made = World(history=0).nodes(1, cpu=1)
+    for number in range(1, 21):
+        made.job().round().finish(f"j{number}")
+    assert "j1" not in made.ledger.jobs
+    with pytest.raises(NotFound) as refused:
+        find(made.ledger, name)
+    assert refused.value.record.hint == "it may be over and no longer kept: `poise show j1 --at 1h` reads the log"
+
+
 def test_a_report_shows_what_was_asked_for() -> None:
     made = world()
     report = found_report(made.ledger, find(made.ledger, "train.fetch"), made.now)

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from copy import copy
+from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from poise.kernel.book import CallBook
@@ -43,6 +44,8 @@ class Jobs(Room, dict[str, JobState]):
         self._unfinished_of: Counter[str] = Counter()  # units by tenant
         self._ends = 0
         self._ended_of: dict[str, dict[str, int]] = {}
+        self._tasks_of: Counter[str] = Counter()  # tasks of finished jobs, by tenant
+        self._tasks_kept = 0  # of all of them
         for job_id in state.finished:
             self._note_end(self[job_id])
         for job in self.values():
@@ -57,8 +60,13 @@ class Jobs(Room, dict[str, JobState]):
 
     # --- finding -----------------------------------------------------------------------------------------------------
 
+    @property
+    def ever(self) -> int:
+        """Number of jobs that were ever submitted; their ids are numbered up to it."""
+        return self._state.jobs_ever
+
     def next_id(self) -> str:
-        return f"j{self._state.jobs_ever + 1}"
+        return f"j{self.ever + 1}"
 
     def submitted_under(self, key: str, tenant: str = DEFAULT) -> str | None:
         """The job that an earlier submission of this tenant with this key made."""
@@ -241,6 +249,30 @@ class Jobs(Room, dict[str, JobState]):
         finished = self._state.finished
         self._forget(self._oldest_of_the_most(history) if fair else finished[: len(finished) - history])
 
+    def has_too_many_tasks(self, tasks: int) -> bool:
+        """Whether to call `forget_largest`; `tasks` of 0 is any number."""
+        return tasks > 0 and self._tasks_kept - tasks > max(16, tasks // 16)
+
+    def forget_largest(self, tasks: int) -> None:
+        """Remove finished jobs until those that are left have at most so many tasks: the oldest job of the tenant whose
+        finished jobs have the most tasks, again and again. The job that has ended last stays, whatever its size: its
+        user is about to ask for it.
+        """
+        excess = self._tasks_kept - tasks
+        largest = [(-self._tasks_of[tenant], _first(own), tenant) for tenant, own in self._ended_of.items()]
+        oldest = {tenant: iter(own) for tenant, own in self._ended_of.items()}
+        heapify(largest)
+        leaving: list[str] = []
+        while excess > 0 and largest:
+            have, _, tenant = heappop(largest)
+            job_id = next(oldest[tenant], "")
+            if not job_id or job_id == self._state.finished[-1]:
+                continue
+            leaving.append(job_id)
+            excess -= (size := _tasks_of(self[job_id]))
+            heappush(largest, (have + size, self._ended_of[tenant][job_id], tenant))
+        self._forget(leaving)
+
     def _removed(self, event: JobsRemoved) -> None:
         self._forget(event.jobs)
 
@@ -251,8 +283,9 @@ class Jobs(Room, dict[str, JobState]):
             self.notifying.pop(job_id, None)
             ended = self._ended_of[job.tenant]
             del ended[job_id]
+            self._count_kept(job, -1)
             if not ended:
-                del self._ended_of[job.tenant]
+                del self._ended_of[job.tenant], self._tasks_of[job.tenant]
             if job.key:
                 self._keys.pop((job.tenant, job.key), None)
             for unit in job.units:
@@ -284,6 +317,12 @@ class Jobs(Room, dict[str, JobState]):
         """Number the ends, so that jobs of different tenants can be compared by their end."""
         self._ends += 1
         self._ended_of.setdefault(job.tenant, {})[job.id] = self._ends
+        self._count_kept(job, 1)
+
+    def _count_kept(self, job: JobState, sign: int) -> None:
+        """Count the tasks of a finished job that is kept from now on, or is kept no longer."""
+        self._tasks_of[job.tenant] += sign * _tasks_of(job)
+        self._tasks_kept += sign * _tasks_of(job)
 
     def _stop_awaiting(self, other: str, job_id: str) -> None:
         waiting = self.awaited_by.get(other)
@@ -328,7 +367,7 @@ class Jobs(Room, dict[str, JobState]):
             hold(bool(job.ended) == (left == 0), f"{job.id} ended={job.ended} with {left} units left")
         for index in ("units", "tasks", "dependents", "cancelling", "notifying"):
             hold_same(index, getattr(self, index).keys(), getattr(anew, index).keys())
-        for index in ("awaited_by", "_names", "_keys", "_unfinished", "_unfinished_of"):
+        for index in ("awaited_by", "_names", "_keys", "_unfinished", "_unfinished_of", "_tasks_of", "_tasks_kept"):
             hold_same(index, getattr(self, index), getattr(anew, index))
         ended = [{tenant: list(jobs) for tenant, jobs in of._ended_of.items()} for of in (self, anew)]
         hold_same("finished jobs by tenant", *ended)
@@ -359,4 +398,12 @@ def _number_of(job_id: str) -> int:
 
 
 def _number_and_first(ended: dict[str, int]) -> tuple[int, int]:
-    return len(ended), next(iter(ended.values()))
+    return len(ended), _first(ended)
+
+
+def _first(ended: dict[str, int]) -> int:
+    return next(iter(ended.values()))
+
+
+def _tasks_of(job: JobState) -> int:
+    return sum(len(unit.tasks) for unit in job.units)

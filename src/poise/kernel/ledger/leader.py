@@ -55,6 +55,12 @@ class Leader(Room):
         return self._state.history
 
     @property
+    def history_tasks(self) -> int:
+        """Number of tasks that the finished jobs which are kept may have together; 0 for any number."""
+        began = self._state.began
+        return began.history_tasks if began is not None else 0
+
+    @property
     def began(self) -> Began | None:
         """The event with which it took the log, under the policy that was configured last; None in an empty log and in
         old states.

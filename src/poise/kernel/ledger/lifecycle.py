@@ -166,9 +166,11 @@ class Lifecycle(Room):
                     ending.append(waiting)
                 elif waiting.awaited == 0:
                     self.release_roots(waiting, at)
-        history = self._leader.history
-        if self._jobs.has_too_many(history):
-            self._jobs.forget_old(history, fair=self._leader.fair)
+        leader, forgets = self._leader, self._jobs
+        if forgets.has_too_many(leader.history):
+            forgets.forget_old(leader.history, fair=leader.fair)
+        if forgets.has_too_many_tasks(leader.history_tasks):
+            forgets.forget_largest(leader.history_tasks)
 
     # --- self-check --------------------------------------------------------------------------------------------------
 
