@@ -7,6 +7,7 @@ forces a round. Pure: times come with the calls.
 """
 
 from collections.abc import Collection, Iterator
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from poise.model.load import Load, Upkeep, level_of
@@ -52,14 +53,25 @@ class Watch:
     """Call `load` for each sample, `settled` at times, the others when there is something to say."""
 
     def __init__(self, triggers: Triggers) -> None:
-        self.triggers = triggers
+        self._triggers = triggers
         self._nodes: dict[str, _Watched] = {}
         self._silent: set[str] = set()
-        self._moving: dict[str, _Watched] = {}  # those that may be told of soon
+        self._settling: list[tuple[int, str]] = []  # when which node may have to be told of; a heap
         self._response = 0
         self._slow = False
         self._full_since = 0
         self._full = False
+
+    @property
+    def triggers(self) -> Triggers:
+        """The thresholds."""
+        return self._triggers
+
+    @triggers.setter
+    def triggers(self, triggers: Triggers) -> None:
+        self._triggers = triggers
+        self._settling = [(at, name) for name, watched in self._nodes.items() for at in self._times(watched)]
+        heapify(self._settling)
 
     def load_of(self, node: str) -> Load | None:
         """The last sample of a node."""
@@ -82,39 +94,45 @@ class Watch:
         """Take in a sample; what follows from it is told by `settled` when it has stayed."""
         watched = self._nodes.setdefault(node, _Watched())
         watched.load = load
+        known = self._times(watched)
         differs = level_of(load, self.triggers.limits) != watched.level
         watched.level_since = (watched.level_since or now) if differs else 0
         threshold = self.triggers.cool_below if watched.hot else self.triggers.hot_above
         differs = (load.cpu > threshold) != watched.hot
         watched.hot_since = (watched.hot_since or now) if differs else 0
-        if watched.level_since or watched.hot_since:
-            self._moving[node] = watched
-        else:
-            self._moving.pop(node, None)
+        for at in self._times(watched):
+            if at not in known:
+                heappush(self._settling, (at, node))
 
     def settled(self, now: int) -> list[Change]:
         """Nodes whose level or heat has been another one for long enough."""
         changes = []
-        for name, watched in list(self._moving.items()):
-            changed = False
+        while self._settling and self._settling[0][0] <= now:
+            _, name = heappop(self._settling)
+            watched, changed = self._nodes.get(name), False
+            if watched is None:
+                continue
             if watched.level_since and now - watched.level_since >= self.triggers.settles:
                 watched.level, watched.level_since, changed = level_of(watched.load, self.triggers.limits), 0, True
             if watched.hot_since and now - watched.hot_since >= self.triggers.hot_for:
                 watched.hot, watched.hot_since, changed = not watched.hot, 0, True
             if changed:
                 changes.append(Change(name, watched.level, watched.hot))
-            if not watched.level_since and not watched.hot_since:
-                del self._moving[name]
         return changes
 
     def due(self) -> int | None:
         """The instant at which something may have stayed for long enough."""
-        return min(self._times(), default=None)
+        settling = self._settling
+        while settling and settling[0][0] not in self._times(self._nodes.get(settling[0][1])):
+            heappop(settling)  # it was a dip
+        times = [settling[0][0]] if settling else []
+        if self._full_since and not self._full:
+            times.append(self._full_since + self.triggers.use_for)
+        return min(times, default=None)
 
     def forget(self, node: str) -> None:
         """The node is lost; when it comes back it says anew how busy it is."""
         self._nodes.pop(node, None)
-        self._moving.pop(node, None)
         self._silent.discard(node)
 
     @property
@@ -163,11 +181,9 @@ class Watch:
         """Whether the fleet has been in use above the threshold for long enough, as far as `use` was told."""
         return not self._full and 0 < self._full_since <= now - self.triggers.use_for
 
-    def _times(self) -> Iterator[int]:
-        if self._full_since and not self._full:
-            yield self._full_since + self.triggers.use_for
-        for watched in self._moving.values():
-            if watched.level_since:
-                yield watched.level_since + self.triggers.settles
-            if watched.hot_since:
-                yield watched.hot_since + self.triggers.hot_for
+    def _times(self, watched: _Watched | None) -> tuple[int, ...]:
+        """When what is another way now has stayed for long enough."""
+        if watched is None or not (watched.level_since or watched.hot_since):
+            return ()
+        level = (watched.level_since + self.triggers.settles,) if watched.level_since else ()
+        return (*level, watched.hot_since + self.triggers.hot_for) if watched.hot_since else level

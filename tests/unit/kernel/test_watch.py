@@ -1,6 +1,13 @@
+import sys
+from random import Random
+from types import FrameType
+from typing import Any
+
+import pytest
+
 from poise.kernel.watch import Change, Watch
 from poise.model.events import Triggered
-from poise.model.load import Load
+from poise.model.load import Load, level_of
 from poise.model.triggers import Triggers
 from poise.testing import World
 from poise.units import MILLISECOND, SECOND
@@ -30,6 +37,76 @@ def test_a_node_is_hot_after_a_window_above_and_cools_after_one_below_a_lower_th
     assert watch.settled(100 * SECOND) == []
     watch.load("n1", Load(cpu=650), 100 * SECOND)
     assert watch.settled(130 * SECOND) == [Change("n1", 0, False)]
+
+
+def test_other_thresholds_count_from_when_they_are_set() -> None:
+    watch = Watch(Triggers(settles=5 * SECOND, hot_above=1001))
+    watch.load("n1", MEDIUM, 10 * SECOND)
+    watch.triggers = Triggers(settles=2 * SECOND, hot_above=1001)
+    assert watch.due() == 12 * SECOND
+    assert watch.settled(12 * SECOND) == [Change("n1", 1, False)]
+    assert watch.due() is None
+
+
+def test_a_node_that_is_forgotten_is_not_told_of() -> None:
+    watch = Watch(Triggers())
+    watch.load("n1", BUSY, 10 * SECOND)
+    watch.forget("n1")
+    assert watch.due() is None
+    assert watch.settled(100 * SECOND) == []
+
+
+def test_a_look_costs_the_same_however_many_nodes_may_be_told_of_later() -> None:
+    """After a restart of the control plane these are all that are busy."""
+
+    def lines(nodes: int) -> int:
+        watch, count = Watch(Triggers()), 0
+        for number in range(nodes):
+            watch.load(f"n{number}", BUSY, 10 * SECOND + number)
+
+        def counted(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal count
+            count += event == "line"
+            return counted
+
+        before = sys.gettrace()
+        sys.settrace(counted)
+        try:
+            assert watch.settled(11 * SECOND) == []
+            assert watch.due() == 15 * SECOND
+        finally:
+            sys.settrace(before)
+        return count
+
+    assert lines(10) == lines(1000)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_settles_is_found_as_if_all_were_looked_at(seed: int) -> None:
+    chance = Random(seed)  # noqa: S311 — the same each time
+    watch, triggers, now = Watch(Triggers()), Triggers(), 0
+    level, hot = dict[str, int](), dict[str, bool]()
+    level_since, hot_since = dict[str, int](), dict[str, int]()
+    for _ in range(400):
+        now += chance.choice([SECOND // 2, 3 * SECOND])
+        name, load = f"n{chance.randrange(4)}", chance.choice([Load(), MEDIUM, BUSY])
+        watch.load(name, load, now)
+        kept = level_of(load) == level.get(name, 0)
+        level_since[name] = 0 if kept else level_since.get(name) or now
+        threshold = triggers.cool_below if hot.get(name) else triggers.hot_above
+        kept = (load.cpu > threshold) == hot.get(name, False)
+        hot_since[name] = 0 if kept else hot_since.get(name) or now
+        expected = set()
+        for one in level_since:
+            before = level.get(one, 0), hot.get(one, False)
+            if level_since[one] and now - level_since[one] >= triggers.settles:
+                level[one], level_since[one] = level_of(watch.load_of(one) or Load()), 0
+            if hot_since[one] and now - hot_since[one] >= triggers.hot_for:
+                hot[one], hot_since[one] = not hot.get(one, False), 0
+            after = level.get(one, 0), hot.get(one, False)
+            if after != before:
+                expected.add(Change(one, *after))
+        assert set(watch.settled(now)) == expected
 
 
 def test_failed_checks_fire_once_in_a_row() -> None:
