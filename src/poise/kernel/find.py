@@ -96,8 +96,9 @@ def find(ledger: Ledger, name: str, task: str = "", bearer: Bearer = HOME) -> Fo
                 have=name,
                 hint=f"`poise show {theirs.id}{f'.{rest}' if rest else ''}`",
             )
-    if left := next((one for one, _ in splits if _was_given(ledger, one)), ""):
-        hint = f"it may be over and no longer kept: `poise show {left} --at 1h` reads the log"
+    if number := next((one for one, _ in splits if _is_id(one)), ""):
+        past = f"of one that is no longer kept the log tells: `poise show {number} --at 1h`"
+        hint = f"`poise ls --all` lists the jobs; {past}"
         raise NotFound(f"there is no job `{name}`", field="job", have=name, hint=hint)
     known = dict.fromkeys(
         name for job in seen for name in (job.name if job.tenant == bearer.tenant else "", job.id) if name
@@ -224,11 +225,6 @@ def _job_names(ledger: Ledger, typed: str, bearer: Bearer) -> Iterator[str]:
 
 def _is_id(name: str) -> bool:
     return name[:1] == "j" and name[1:].isdecimal()
-
-
-def _was_given(ledger: Ledger, name: str) -> bool:
-    """Whether it is the id of a job that was submitted once."""
-    return _is_id(name) and len(name) < 20 and int(name[1:]) <= ledger.jobs.ever
 
 
 def _given(unit: UnitState) -> str:

@@ -60,13 +60,8 @@ class Jobs(Room, dict[str, JobState]):
 
     # --- finding -----------------------------------------------------------------------------------------------------
 
-    @property
-    def ever(self) -> int:
-        """Number of jobs that were ever submitted; their ids are numbered up to it."""
-        return self._state.jobs_ever
-
     def next_id(self) -> str:
-        return f"j{self.ever + 1}"
+        return f"j{self._state.jobs_ever + 1}"
 
     def submitted_under(self, key: str, tenant: str = DEFAULT) -> str | None:
         """The job that an earlier submission of this tenant with this key made."""
