@@ -102,7 +102,7 @@ class Api:
 
     def _tried(self, method: str, path: str, query: Mapping[str, str], content: bytes, kind: str) -> Answer:
         """Again when the server is too busy: it has done nothing then. Again too if a connection broke that was kept
-        open, for a question only.
+        open, as servers close those that are idle. All that is asked names its object, so nothing is done twice.
         """
         for number in range(TRIES):
             kept = self._open is not None
@@ -116,7 +116,7 @@ class Api:
                 else:
                     self._sleep(min(refused.after, LONGEST_WAIT))
             except Away:
-                if not kept or method != "GET":
+                if not kept:
                     raise
         raise Away("the connection broke again and again")
 

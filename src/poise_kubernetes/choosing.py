@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from poise.model.fleet import model_of
 from poise.model.reports import Demand
-from poise.model.resources import Node
+from poise.model.resources import ANY_GPU, ANYWHERE, Node
 from poise.policy.feasible import can_serve
 from poise.units import SECOND, format_bytes, format_cpu
 from poise_kubernetes.offers import PILOT_MEMORY, Grant
@@ -22,6 +22,8 @@ WORTH = 10
 
 GUESS = 60
 """Seconds that a task is taken to run of which nobody knows it."""
+
+GIB = 2**30
 
 PLENTY = 2**20
 """Tasks of one node at most, of those that ask for nothing."""
@@ -87,10 +89,10 @@ class _Place:
 
 
 def wanted(
-    demand: Sequence[Demand], rooms: Sequence[Room], standing: Sequence[Room], most: int
+    demand: Sequence[Demand], rooms: Sequence[Room], standing: Sequence[Room], most: int, waiting: int = 0
 ) -> tuple[list[Grant], list[Unmet]]:
     """The Pods to create, `most` of them at most, and the work that gets none. `standing` are Pods that begin or are
-    idle.
+    idle. So many more Pods may be `waiting` for a node that is not there yet; they name none.
     """
     there = [_Place(room.free, room.offered) for room in standing]
     free = [_Place(room.free, room.offered) for room in rooms]
@@ -102,8 +104,13 @@ def wanted(
             continue
         for place, tasks in found:
             place.give(work, tasks)
-    grants = [one.given for one in free if one.is_used]
-    return [one._replace(memory=one.memory + PILOT_MEMORY) for one in grants], unmet
+    grants = [place.given for place in free if place.is_used]
+    for one in unmet:
+        more = _for_new_nodes(one.demand, rooms)
+        if len(more) <= min(waiting, most - len(grants)):
+            grants += more
+            waiting -= len(more)
+    return [grant._replace(memory=grant.memory + PILOT_MEMORY) for grant in grants], unmet
 
 
 def _ordered(work: Demand, free: Sequence[_Place], most: int) -> list[_Place]:
@@ -128,8 +135,7 @@ def _spread(work: Demand, places: Sequence[_Place]) -> list[tuple[_Place, int]]:
             rooms[value] = rooms.get(value, 0) + place.slots(work)
         best = max(rooms, key=lambda value: rooms[value], default="")
         places = [place for place in places if place.offered.label(where.together) == best]
-    seconds = work.work / SECOND + work.unknown * GUESS
-    left = min(work.tasks, max(work.together, -(-int(seconds) // WORTH), 1))
+    left = _at_once(work)
     found, used = [], set[str]()
     for place in places:
         value = place.offered.label(where.spread)
@@ -139,6 +145,29 @@ def _spread(work: Demand, places: Sequence[_Place]) -> list[tuple[_Place, int]]:
             used.add(value)
             left -= here
     return found
+
+
+def _for_new_nodes(work: Demand, rooms: Sequence[Room]) -> list[Grant]:
+    """Pods for nodes that an autoscaler adds: as large as the largest node that there is would hold, or one task each.
+    None for work that asks for more than amounts: what a new node will be is not known.
+    """
+    if work.shape.where != ANYWHERE or work.shape.wants != ANY_GPU:
+        return []
+    whole = [_Place(room.size, room.offered) for room in rooms]
+    each = max((one.slots(work) for one in whole), default=0) or 1
+    device = next((one.given.device for one in whole if one.given.device), "nvidia.com/gpu") if work.gpus else ""
+    tasks, found = _at_once(work), list[Grant]()
+    while tasks > 0:
+        here = min(each, tasks)
+        found.append(Grant("", work.cpu * here, (work.memory or GIB) * here, device, work.gpus * here))
+        tasks -= here
+    return found[: max(1, -(-work.together // each))]
+
+
+def _at_once(work: Demand) -> int:
+    """The tasks that shall have room at once."""
+    seconds = work.work / SECOND + work.unknown * GUESS
+    return min(work.tasks, max(work.together, -(-int(seconds) // WORTH), 1))
 
 
 def _why_not(work: Demand, rooms: Sequence[Room], most: int) -> Unmet:

@@ -21,6 +21,7 @@ import msgspec
 
 from poise.errors import Fault
 from poise.model.reports import DemandReport, Request
+from poise.model.resources import ALLOCATED, Device, Node
 from poise.ports import Contact, Machine, Pilot
 from poise.units import SECOND
 from poise_kubernetes import manifests
@@ -253,7 +254,7 @@ class KubernetesCluster:
                 self._delete(one)
             elif one.is_evicted:
                 continue
-            elif not pod.spec.node_name and age > PENDING_SECONDS:
+            elif not pod.spec.node_name and age > (PENDING_SECONDS if one.grant.node else BEGIN_SECONDS):
                 self._avoid(one.grant.node, f"it was not placed: {pod.unschedulable or 'no scheduler has answered'}")
                 self._delete(one)
             elif pod.spec.node_name and not one.runs and age > BEGIN_SECONDS:
@@ -268,7 +269,8 @@ class KubernetesCluster:
         times = self._avoided[node].times if node in self._avoided else 0
         pause = PAUSES[min(times, len(PAUSES) - 1)]
         self._avoided[node] = _Avoided(self._ticks() + pause, times + 1, why)
-        _log.warning("a pod on %s: %s; that node gets no other for %g s", node, why, pause)
+        where = f"a pod on {node}" if node else "a pod for a new node"
+        _log.warning("%s: %s; there is no other for %g s", where, why, pause)
 
     def _mark_idle(self, busy: Mapping[str, int]) -> None:
         """Pods in which nothing has run for long are wanted no more, and sooner where others need their room, or work
@@ -304,13 +306,23 @@ class KubernetesCluster:
             self._settled = now
         if now - self._settled < SETTLED_SECONDS or now < self._again_at:
             return
-        grants, unmet = wanted(demand.waits, self._rooms(), self._standing(demand.busy), self._left())
+        standing, waiting = self._standing(demand.busy), self._may_wait()
+        grants, unmet = wanted(demand.waits, self._rooms(), standing, self._left(), waiting)
         for one in unmet if unmet != self._unmet else ():
             _log.info("no pod for %s: %s", _count(one.demand.tasks, "task"), one.why)
         self._unmet = unmet
         for grant in grants:
             if not self._ask(grant):
                 return
+
+    def _may_wait(self) -> int:
+        """Pods that may still be created for nodes that are not there."""
+        now, avoided = self._ticks(), self._avoided.get("")
+        if avoided is not None and avoided.until > now:
+            return 0
+        there = sum(not one.grant.node and not one.pod.spec.node_name for one in self._own.values())
+        asked = sum(not grant.node for _, grant in self._asked.values())
+        return max(0, self._settings.waiting - there - asked)
 
     def _left(self) -> int:
         """Pods that may still be created."""
@@ -319,14 +331,20 @@ class KubernetesCluster:
 
     def _standing(self, busy: Mapping[str, int]) -> list[Room]:
         """What Pods hold that begin, are idle, or will be soon: work that waits will find room there."""
-        found = [grant for _, grant in self._asked.values()]
+        found = [(grant.node, grant) for _, grant in self._asked.values()]
         for uid, one in self._own.items():
             if one.pod.ended or self._is_deleted(uid) or self._leaves(uid, one):
                 continue
             if one.orders is None or busy.get(one.orders.node, 0) <= WORTH * SECOND:
-                found.append(one.grant)
-        known = [(grant.amounts(), self._nodes.get(grant.node)) for grant in found]
-        return [Room(amounts, amounts, offered(node)) for amounts, node in known if node is not None]
+                found.append((one.pod.spec.node_name or one.grant.node, one.grant))
+        return [Room(grant.amounts(), grant.amounts(), self._offered(node, grant)) for node, grant in found]
+
+    def _offered(self, node: str, grant: Grant) -> Node:
+        """The node that a Pod is, or will be: of one that waits for a new node nothing is known but its amounts."""
+        if node in self._nodes:
+            return offered(self._nodes[node])
+        devices = (Device(index=0),) if grant.number else ()
+        return Node(name=node, incarnation="", cpu=0, memory=0, devices=devices)
 
     def _rooms(self) -> list[Room]:
         """Nodes that may get a Pod. What others wait for is left to them."""
@@ -367,8 +385,7 @@ class KubernetesCluster:
         number = next(of for of in range(len(used) + 1) if manifests.pod_name(self._home, grant.node, of) not in used)
         try:
             owner = self._owned()
-            known = labels_of(self._nodes[grant.node])
-            body = manifests.pod(self._home, owner, grant, number, known, self._settings)
+            body = manifests.pod(self._home, owner, grant, number, self._settings)
             self._asked[body["metadata"]["name"]] = self._ticks() + ASKED_SECONDS, grant
             self._api.create(f"{self._space}/pods", body)
         except Away as away:
@@ -400,12 +417,15 @@ class KubernetesCluster:
             found.append(Request(text=self._why, refused=True))
         for name, avoided in sorted(self._avoided.items()):
             if avoided.until > self._ticks():
-                found.append(Request(text=f"no pod on {name} for a while: {avoided.why}", refused=True))
+                where = f"on {name}" if name else "for a new node"
+                found.append(Request(text=f"no pod {where} for a while: {avoided.why}", refused=True))
         for one in self._own.values():
             if one.pod.status.phase == "Pending" and not one.is_evicted:
-                where = one.pod.spec.node_name or one.grant.node
-                why = one.pod.unschedulable or one.pod.waits_for or "its node has it" if one.pod.spec.node_name else ""
-                why = why or one.pod.unschedulable or "no scheduler has placed it yet"
+                where = one.pod.spec.node_name or one.grant.node or "a new node"
+                if one.pod.spec.node_name:
+                    why = one.pod.waits_for or "its node prepares it"
+                else:
+                    why = one.pod.unschedulable or "no scheduler has placed it yet"
                 found.append(Request(text=f"pod {one.pod.metadata.name} on {where}: {why}"))
         return found
 
@@ -413,7 +433,9 @@ class KubernetesCluster:
 
     def start(self, machine: Machine, node: str, contact: Contact) -> None:
         self._tell_secret(contact)
-        self._order(machine.id, Orders(node=node, contact=digest(contact)))
+        pod = self._own[machine.id].pod
+        known = labels_of(self._nodes[pod.spec.node_name]) | {ALLOCATED: pod.metadata.name}
+        self._order(machine.id, Orders(node=node, contact=digest(contact), labels=known))
 
     def has_begun(self, pilot: Pilot) -> bool:
         """Its Pod holds its resources from the moment at which it has a node."""

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from poise.drivers.devices import Part
-from poise.model.resources import ALLOCATED
 from poise.ports import Contact
 from poise_kubernetes.offers import PILOT_MEMORY, Grant
 from poise_kubernetes.settings import Settings
@@ -36,12 +35,14 @@ BEAT_SECONDS = 20
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """To a pilot: be this `node`. `restarts` and `released` count how often it was told to start another agent, and to
-    end unless commands run. `contact` is a digest of the contact that it is to use: it changes when that does.
+    """To a pilot: be this `node`, with these `labels`. `restarts` and `released` count how often it was told to start
+    another agent, and to end unless commands run. `contact` is a digest of the contact that it is to use: it changes
+    when that does.
     """
 
     node: str
     contact: str
+    labels: dict[str, str] = {}
     restarts: int = 0
     released: int = 0
 
@@ -76,17 +77,13 @@ def pod_name(home: str, node: str, number: int) -> str:
     return f"poise-{home}-{hashlib.sha256(node.encode()).hexdigest()[:8]}-{number}"
 
 
-def pod(
-    home: str, owner: Mapping[str, str], grant: Grant, number: int, known: Mapping[str, str], settings: Settings
-) -> dict[str, Any]:
-    """A Pod of this size, for this node only, which has these labels. `owner` is the Secret: its name and uid."""
-    name = pod_name(home, grant.node, number)
+def pod(home: str, owner: Mapping[str, str], grant: Grant, number: int, settings: Settings) -> dict[str, Any]:
+    """A Pod of this size, for its node only if it names one. `owner` is the Secret: its name and uid."""
     held = {of: f"{amount}m" if of == "cpu" else str(amount) for of, amount in grant.amounts().items()}
     part = Part(
         cpu=grant.cpu,
         memory=grant.memory - PILOT_MEMORY,
         devices=tuple(map(str, range(grant.number))),  # a container sees only those that it was given
-        labels={**known, ALLOCATED: name},
     )
     annotation = f"metadata.annotations['{ORDERS}']"
     volumes: list[dict[str, Any]] = [
@@ -132,8 +129,12 @@ def pod(
             }
         ],
         "volumes": volumes,
-        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": _only(grant.node)}},
     }
+    if grant.node:
+        only = {"requiredDuringSchedulingIgnoredDuringExecution": _only(grant.node)}
+        spec["affinity"] = {"nodeAffinity": only}
+    if not grant.node and settings.select:
+        spec["nodeSelector"] = dict(settings.select)
     if grant.number:
         spec["tolerations"] = [{"key": grant.device, "operator": "Exists"}]
     if settings.priority:
@@ -147,7 +148,7 @@ def pod(
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": name,
+            "name": pod_name(home, grant.node, number),
             "labels": labels(home),
             "annotations": {GRANT: msgspec.json.encode(grant).decode()},
             "ownerReferences": [reference],

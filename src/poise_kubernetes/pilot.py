@@ -91,7 +91,8 @@ class Pilot:
             return False  # one of the files is older than the other
         before, self._followed, self._contact = self._followed, orders, contact
         if self._agent is None:
-            self._agent = AgentKeeper(self.root / "agent", orders.node, self._part, contact, HIDDEN)
+            part = msgspec.structs.replace(self._part, labels=orders.labels)
+            self._agent = AgentKeeper(self.root / "agent", orders.node, part, contact, HIDDEN)
         elif before is not None:
             if before.contact != orders.contact:
                 self._agent.tell(contact)

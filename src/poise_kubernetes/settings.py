@@ -21,8 +21,9 @@ _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,316}:[A-Za-z0-9._-]{0,63}")
 
 class Settings(NamedTuple):
     """Which cluster (`context`; empty: the current one, or the one around this Pod), and how much of it may be used: at
-    most so many `pods` at a time, on nodes that have all labels in `select`. A Pod on which nothing ran for `idle` is
-    given back; one that is evicted has `grace` to move its work. Times in seconds.
+    most so many `pods` at a time, on nodes that have all labels in `select`. So many of them may be `waiting` for a
+    node that an autoscaler adds. A Pod on which nothing ran for `idle` is given back; one that is evicted has `grace`
+    to move its work. Times in seconds.
 
     Pods run `image`, in `namespace` (empty: that of the context), with this class of priority and of runtime, and the
     Secret `pull` for the registry. Checkpoints are kept in the volume of `claim`.
@@ -32,6 +33,7 @@ class Settings(NamedTuple):
     namespace: str = ""
     image: str = IMAGE
     pods: int = 16
+    waiting: int = 0
     idle: int = 60
     grace: int = 60
     select: tuple[tuple[str, str], ...] = ()
@@ -64,14 +66,14 @@ def parse_settings(argument: str) -> Settings:
                 raise _wrong(argument, f"`{value}` is no label of a node", "kubernetes:select=LABEL:VALUE")
             key, _, wanted = value.partition(":")
             select.append((key, wanted))
-        elif name == "pods":
+        elif name in ("pods", "waiting"):
             if not (value.isascii() and value.isdigit() and 1 <= int(value) <= 10_000):
-                raise _wrong(argument, "`pods` is a number from 1 to 10000", "kubernetes:pods=16")
+                raise _wrong(argument, f"`{name}` is a number from 1 to 10000", f"kubernetes:{name}=16")
             found[name] = int(value)
         elif name in ("idle", "grace"):
             found[name] = _seconds(argument, name, value)
         else:
-            known = ("image", "pods", "idle", "grace", "select", *NAMES)
+            known = ("image", "pods", "waiting", "idle", "grace", "select", *NAMES)
             raise _wrong(argument, f"there is no setting `{name}`", near(name, known) or f"known: {', '.join(known)}")
     return Settings(select=tuple(select), **found)  # type: ignore[arg-type]  # each was checked above
 

@@ -77,10 +77,10 @@ class KubernetesApi:
         self._server.shutdown()
         self._server.server_close()
 
-    def kubeconfig(self, file: Path) -> Path:
+    def kubeconfig(self, file: Path, namespace: str = "ml") -> Path:
         config = {
             "current-context": "fake",
-            "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake", "namespace": "ml"}}],
+            "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake", "namespace": namespace}}],
             "clusters": [{"name": "fake", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}],
             "users": [{"name": "fake", "user": {"token": "secret"}}],
         }

@@ -130,6 +130,22 @@ def test_labels_of_kubernetes_are_known_by_what_is_behind_their_prefix() -> None
     assert offered(one).label("zone") == "eu-1a"
 
 
+def test_pods_may_wait_for_nodes_that_are_not_there_yet() -> None:
+    full = room("a", cpu=0, size=4)
+    grants, [why] = wanted([work(6, memory=GIB)], [full], [], 16, waiting=4)
+    assert [(grant.node, grant.cpu, grant.memory) for grant in grants] == [("", 4000, 4 * GIB + PILOT_MEMORY)]
+    assert why.why.startswith("others hold the room")
+    waits = Room({"cpu": 4000, "memory": grants[0].memory}, {}, offered(there("", {}, {})))
+    assert wanted([work(4, memory=GIB)], [full], [waits], 16, waiting=3) == ([], []), "it has room there"
+    gang = work(6, together=6, memory=GIB)
+    assert [grant.cpu for grant in wanted([gang], [full], [], 16, waiting=2)[0]] == [4000, 2000]
+    assert wanted([gang], [full], [], 16, waiting=1)[0] == [], "a part of it would wait for ever"
+    special = work(shape=Shape(where=Where(labels=(("zone", ("eu",)),))))
+    assert wanted([special], [full], [], 16, waiting=4)[0] == []
+    gpus = wanted([work(gpus=2)], [full], [], 16, waiting=1)[0]
+    assert [(grant.device, grant.number) for grant in gpus] == [("nvidia.com/gpu", 2)]
+
+
 def test_a_guess_stands_for_run_times_that_nobody_knows() -> None:
     grants, _ = wanted([work(100)], [room("a", cpu=1000, memory=1000)], [], 16)
     assert grants[0].cpu == min(100, 100 * GUESS // WORTH) * 1000

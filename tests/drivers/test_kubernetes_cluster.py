@@ -357,6 +357,23 @@ def test_while_the_api_server_is_away_nothing_is_given_up(world: World) -> None:
     assert "the API server has said nothing for" in unmet[0].text
 
 
+def test_a_pod_may_wait_for_a_node_that_an_autoscaler_adds(world: World) -> None:
+    for name in ("a", "b"):
+        world.api.put("pods", f"theirs-{name}", "team", **pod(cpu="4", nodeName=name))
+    world.want(waits(4), 5)
+    assert world.pods() == [], "it has to be allowed"
+    world.keeper(waiting=1)
+    unmet = world.want(waits(40), PENDING_SECONDS + 60)
+    [one] = world.pods()
+    assert not one["spec"].get("affinity")
+    assert any("on a new node: no room" in request.text for request in unmet)
+    world.api.put("nodes", "c", **node(cpu="8"))
+    world.api.patch("nodes", "c", {"metadata": {"labels": {"topology.kubernetes.io/zone": "eu"}}})
+    [pilot] = world.begin()
+    assert pilot.node == "c"
+    assert world.orders(one["metadata"]["name"]).labels == {"zone": "eu", "allocation": one["metadata"]["name"]}
+
+
 def test_a_quota_is_told_and_asked_for_again_later(world: World) -> None:
     def full(method: str, path: str) -> None:
         if method == "POST" and path.endswith("/pods"):

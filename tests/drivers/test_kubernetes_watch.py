@@ -154,6 +154,21 @@ def test_a_server_that_stays_busy_is_left_alone_and_says_for_how_long(api: Kuber
     assert watched.step() == 7
 
 
+def test_a_connection_that_was_closed_meanwhile_is_opened_anew(api: KubernetesApi, tmp_path: Path) -> None:
+    left = [0]
+
+    def close(method: str, path: str) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Dropped
+
+    caller = client(api, tmp_path)
+    caller.get("/version")
+    api.fault, left[0] = close, 1
+    caller.create("/api/v1/namespaces/ml/pods", {"metadata": {"name": "x"}, "spec": {}})
+    assert [one["metadata"]["name"] for one in api.all("pods")] == ["x"]
+
+
 def test_a_creation_whose_answer_is_lost_is_not_repeated_by_itself(api: KubernetesApi, tmp_path: Path) -> None:
     def lost(method: str, path: str) -> None:
         if method == "POST":

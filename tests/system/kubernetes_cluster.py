@@ -25,7 +25,21 @@ from system.living import free_port, until
 
 PARTS = Path(__file__).resolve().parents[2] / ".peers" / "kubernetes" / "bin"
 ETCD = Path(sys.prefix) / "debian" / "usr" / "bin" / "etcd"
-SPACE = "ml"
+BASE = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes" / "base"
+SPACE = "poise"
+"""The namespace of the base."""
+
+PATHS = {
+    "Namespace": "/api/v1/namespaces",
+    "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
+    "Service": "/api/v1/namespaces/{}/services",
+    "StatefulSet": "/apis/apps/v1/namespaces/{}/statefulsets",
+    "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
+}
 
 
 class KubernetesCluster:
@@ -64,8 +78,17 @@ class KubernetesCluster:
             f"--service-account-private-key-file={self.run}/account.key", "--use-service-account-credentials=false",
             "--controllers=namespace,garbagecollector,podgc,nodelifecycle,resourcequota,disruption",
         )  # fmt: skip
+        self._apply_base()
+
+    def _apply_base(self) -> None:
+        """The base, of which the user of the tests has the rights. Its control plane is looked at, and not run."""
         api = Api(self.access("admin"))
-        api.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}})
+        for file in yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]:
+            for one in yaml.safe_load_all((BASE / file).read_text()):
+                if "subjects" in one:
+                    one["subjects"].append({"kind": "User", "name": "user", "apiGroup": "rbac.authorization.k8s.io"})
+                path = PATHS[one["kind"]].format(one["metadata"].get("namespace"))
+                api.create(path, one, **({"dryRun": "All"} if file == "control.yaml" else {}))
 
     def start_server(self) -> None:
         self._start(

@@ -5,7 +5,6 @@ was built. Pods are processes here in both cases: this machine runs no container
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from drivers.kubernetes_api import Dropped, KubernetesApi, kubernetes_api
 from poise.drivers.lock import holder
 from poise_kubernetes import manifests
 from poise_kubernetes.api import Api
-from poise_kubernetes.credentials import Access, find_access
+from poise_kubernetes.credentials import find_access
 from system.kubelet import Kubelet
 from system.kubernetes_cluster import SPACE, KubernetesCluster, kubernetes
 from system.living import Living, free_port, kill, until
@@ -24,14 +23,19 @@ WAITS = "until [ -e {} ]; do sleep 0.1; done; echo epoch $POISE_EPOCH"
 
 
 class OnKubernetes:
-    """A cluster, and a home whose nodes are Pods there. `real` is none where the API server is the small one."""
+    """A cluster, and a home whose nodes are Pods there. On a real one Poise has the rights of the base alone."""
 
-    def __init__(self, living: Living, kubeconfig: Path, real: KubernetesCluster | None, small: KubernetesApi | None):
+    def __init__(self, living: Living, real: KubernetesCluster | None, small: KubernetesApi | None) -> None:
         self.living, self.real, self.small = living, real, small
-        self.access: Access = find_access("", {"KUBECONFIG": str(kubeconfig)})
-        self.api = Api(self.access)
-        living.variables["KUBECONFIG"] = str(kubeconfig)
-        self.kubelets = {name: Kubelet(self.access, name, living.root / "m", {}) for name in NODES}
+        if real is not None:
+            own, access = real.kubeconfig("config", "user"), real.access("admin")
+        else:
+            assert small is not None
+            own = small.kubeconfig(living.root / "config", SPACE)
+            access = find_access("", {"KUBECONFIG": str(own)})
+        self.api = Api(access)
+        living.variables["KUBECONFIG"] = str(own)
+        self.kubelets = {name: Kubelet(access, name, living.root / "m", {}) for name in NODES}
         for kubelet in self.kubelets.values():
             kubelet.start()
 
@@ -78,23 +82,18 @@ class OnKubernetes:
 def on(request: pytest.FixtureRequest) -> Iterator[OnKubernetes]:
     if request.param == "real":
         with kubernetes() as cluster:
-            yield from _living(cluster.kubeconfig("config", "admin"), cluster, None)
+            yield from _living(cluster, None)
     else:
         with kubernetes_api() as api:
-            yield from _living(None, None, api)
+            yield from _living(None, api)
 
 
-def _living(
-    kubeconfig: Path | None, real: KubernetesCluster | None, small: KubernetesApi | None
-) -> Iterator[OnKubernetes]:
+def _living(real: KubernetesCluster | None, small: KubernetesApi | None) -> Iterator[OnKubernetes]:
     living = Living()
     try:
-        if kubeconfig is None:
-            assert small is not None
-            kubeconfig = small.kubeconfig(living.root / "config")
-        on = OnKubernetes(living, kubeconfig, real, small)
+        on = OnKubernetes(living, real, small)
         try:
-            on.up("kubernetes:image=poise:test,idle=600s,grace=20s")
+            on.up("kubernetes:image=poise:test,priority=poise,idle=600s,grace=20s")
             yield on
             assert living.poise("down", "--cancel").code == 0
             until(lambda: not on.pods(), "all pods have gone", on.messages)
