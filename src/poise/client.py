@@ -64,6 +64,9 @@ from poise.model.reports import (
     RulesRequest,
     ScheduleReport,
     ShadowReport,
+    SharesForeseen,
+    SharesReport,
+    SharesRequest,
     StatusReport,
     TokenReport,
     UnblockReport,
@@ -428,6 +431,19 @@ class Client:
         """
         method = "DELETE" if bounds is None else "PUT"
         return self._call(method, f"/v1/quotas/{_part(tenant)}", dict[str, str], bounds).get("note", "")
+
+    def shares(self) -> SharesReport:
+        """The fair shares in force, and how they stand."""
+        return self._call("GET", "/v1/shares", SharesReport)
+
+    def set_shares(self, document: Mapping[str, Any]) -> SharesReport:
+        """Set the fair shares: the content of a file of shares. Raises `SpecError`, `Forbidden`."""
+        return self._call("PUT", "/v1/shares", SharesReport, SharesRequest(document=dict(document)))
+
+    def foresee_shares(self, document: Mapping[str, Any]) -> SharesForeseen:
+        """How long waiting work would wait under other shares: the content of a file. Nothing changes."""
+        request = SharesRequest(document=dict(document))
+        return self._call("POST", "/v1/shares/foreseen", SharesForeseen, request, timeout=THOUGHT)
 
     def policy(self) -> PolicyReport:
         """The policy that decides."""

@@ -50,6 +50,7 @@ from poise.kernel.messages import (
     SayWorker,
     Send,
     SetQuota,
+    SetShares,
     Submit,
     TryRecover,
 )
@@ -73,6 +74,7 @@ from poise.model.messages import (
     Told,
 )
 from poise.model.resources import Device, Node
+from poise.model.sharefile import compile_shares
 from poise.model.spec import QuotaSpec, compile_quota, compile_spec
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role
 from poise.model.training import Orders, Training
@@ -316,6 +318,11 @@ class World:
         """Bound what the work of a tenant may hold: `cpu`, `memory`, `gpu`; or with `none`, no more."""
         quota = None if none else compile_quota(QuotaSpec(**bounds))
         return self.ask(SetQuota(self.request(), tenant, quota))
+
+    def shares(self, *shares: dict[str, Any], **fields: Any) -> "World":
+        """Share the fleet by a tree; without any, by none."""
+        tree = compile_shares({"kind": "shares", "shares": list(shares), **fields}) if shares else None
+        return self.ask(SetShares(self.request(), tree))
 
     def disconnect(self, name: str) -> "World":
         self.connected.discard(name)

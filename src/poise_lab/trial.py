@@ -13,12 +13,14 @@ from poise.errors import PoiseError
 from poise.kernel.controller import Settings
 from poise.kernel.explain import reasons
 from poise.kernel.ledger import JobState, Ledger
+from poise.kernel.messages import SetShares
 from poise.model.events import Event
 from poise.model.fleet import model_of, processor_of
 from poise.model.history import Span
 from poise.model.jobs import Unit
 from poise.model.power import POWER, PowerModel
 from poise.model.resources import Node, Shape, Wants
+from poise.model.share_tree import ShareTree
 from poise.model.workload import Arrival, Seats, Truth, Workload
 from poise.model.worldfile import PLAIN, World
 from poise.policy.feasible import can_do
@@ -74,14 +76,16 @@ def simulate(
     until: int = 0,
     world: World = PLAIN,
     nemeses: Sequence[Nemesis] = (),
+    shares: ShareTree | None = None,
     spans: int = 0,
     tell: Told | None = None,
     observe: Observe = lambda event: None,
 ) -> Result:
-    """Run it to its end, or `until` nanoseconds from the beginning, in a `world` where faults of some `nemeses` happen.
-    It ends as well where nothing has begun or ended for a week, nothing runs, and nothing will arrive or be back: what
-    waits then would wait for ever, and the figures are of the time before. So many of the longest attempts are
-    remembered as `spans`. `tell` hears now and then how far it is, `observe` is handed every event.
+    """Run it to its end, or `until` nanoseconds from the beginning, in a `world` where faults of some `nemeses` happen,
+    with the fleet shared by the tree `shares`. It ends as well where nothing has begun or ended for a week, nothing
+    runs, and nothing will arrive or be back: what waits then would wait for ever, and the figures are of the time
+    before. So many of the longest attempts are remembered as `spans`. `tell` hears now and then how far it is,
+    `observe` is handed every event.
     """
     settings = settings or Settings()
     settings = msgspec.structs.replace(settings, throughputs=settings.throughputs | workload.throughputs)
@@ -104,6 +108,8 @@ def simulate(
     happenings = Happenings(twin, nodes, world, nemeses, settings.seed, over=over)
     workload = in_world(workload, world)
     twin.add_nodes(happenings.present())
+    if shares is not None:
+        twin.ask(lambda request: SetShares(request, shares), 0)
     for arrival in workload.arrivals:
         twin.arrive(arrival)
     steps = 0

@@ -59,6 +59,8 @@ WORKS = {
     "shadow": "shadow --json",
     "rules": "rules --json",
     "quota": "quota --json",
+    "shares": "shares --json",
+    "usage": "usage --json",
     "token": "token ls --json",
     "whoami": "whoami --json",
     "audit": "audit --json",

@@ -20,6 +20,7 @@ from poise.model.fleetfile import compile_fleet
 from poise.model.keys import compile_keys
 from poise.model.notices import Notice, compile_notifications
 from poise.model.rules import compile_rules
+from poise.model.sharefile import compile_shares
 from poise.model.servicefile import compile_service
 from poise.model.serving_upstreams import compile_upstreams
 from poise.model.spec import compile_spec
@@ -66,6 +67,7 @@ COMPILE: dict[str, Callable[[Any], object]] = {
     "notice": read_notice,
     "keys": compile_keys,
     "rules": compile_rules,
+    "shares": compile_shares,
 }
 
 
@@ -157,6 +159,19 @@ MORE: dict[str, list[Any]] = {
             },
             "resources": {"gpu": 1, "gpu_memory": "12GiB"},
             "env": {"A": 1},
+        }
+    ],
+    "shares": [
+        {
+            "kind": "shares",
+            "half_life": "1d",
+            "prices": {"H100": 4.1, "cpu": "$0.03/h"},
+            "shares": [
+                {"group": "science", "weight": 2},
+                {"tenant": "a", "in": "science", "guaranteed": {"gpu": 8, "cpu": "500m"}, "lends": False},
+                {"project": "vision", "in": "a", "limit": {"H100": 2}},
+                {"user": "ann", "in": "vision", "weight": 0.5, "name": "ann-of-vision"},
+            ],
         }
     ],
     "rules": [

@@ -232,6 +232,8 @@ def _draw_waiting(waiting: Waiting) -> None:
         _draw_lines(f"{waiting.ahead} before it", [*first, *([f"and {more} more"] if more > 0 else [])])
     if waiting.place:
         click.echo(f"  its priority    {waiting.place}")
+    if waiting.share:
+        click.echo(f"  its share       {waiting.share}")
     displaced = waiting.start.displaced if waiting.start is not None else {}
     _draw_lines(
         "waits until",

@@ -45,6 +45,7 @@ from poise.model.reports import (
     ScheduleReport,
     StatusReport,
     UnblockReport,
+    UsageRow,
     WhyNot,
 )
 from poise.model.rounds import Decided
@@ -274,6 +275,14 @@ def report(home: Home, names: Sequence[str], since: float, until: float, tenant:
     if not any(one.tenant == tenant for one in made.tenants):
         raise NotFound("this tenant had no job in this time", field="--tenant", have=tenant, hint="`poise report`")
     return Sight(history.ledger, Bearer(tenant, Role.VIEWER)).only(made, *(line.id for line in made.jobs))
+
+
+def usage(home: Home, since: float, by: Sequence[str], tenant: str) -> list[UsageRow]:
+    """Who used what since a time in seconds since 1970, by these fields, and of one tenant where one is named."""
+    from poise.kernel.accounts import Accounts
+
+    told = followed(home, "a list of usage", since, Accounts)
+    return told.by.usage(told.since, told.now, by, tenant)
 
 
 def decisions(home: Home, jobs: Collection[str], since: float, limit: int, node: str) -> list[Decided]:

@@ -21,6 +21,7 @@ from poise.control.captures import capture
 from poise.control.chances import Chances
 from poise.control.consoles import Attendance, Consoles, running_tasks, takes_input
 from poise.control.deciders import Deciders
+from poise.control.foreseen import foresee
 from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import DASHBOARD, KEYED, PUBLIC, App, Guard, Scope, secret_of
 from poise.control.hot import CallerChannel, NodeChannel, Submission, Submissions, WorkerChannel, attempt_named
@@ -112,6 +113,9 @@ from poise.model.reports import (
     RulesRequest,
     ScheduleReport,
     ShadowReport,
+    SharesForeseen,
+    SharesReport,
+    SharesRequest,
     Start,
     StatusReport,
     TokenReport,
@@ -121,6 +125,7 @@ from poise.model.reports import (
 )
 from poise.model.rules import compile_rules
 from poise.model.secrets import named
+from poise.model.sharefile import compile_shares
 from poise.model.spec import QuotaSpec, check_name, command_of, compile_quota, compile_spec, variable_of
 from poise.model.tenants import Bearer, Role, Token
 from poise.model.trees import HASH
@@ -1077,6 +1082,26 @@ def make_app(
         note = quota_note(await plane.settled(), tenant, lifted=True)
         await plane.request(lambda request: messages.SetQuota(request, tenant, None, bearer))
         return {"tenant": tenant, "note": note}
+
+    @routes.get("/v1/shares", summary="Fair shares, what they hold and owe, and which is served first", role=VIEWER)
+    async def shares(bearer: Bearer) -> SharesReport:
+        return Sight(await plane.settled(), bearer).shares(plane.clock.now())
+
+    @routes.put("/v1/shares", summary="Set the fair shares", status=202, role=ADMIN)
+    async def set_shares(bearer: Bearer, data: SharesRequest) -> SharesReport:
+        tree = compile_shares(data.document)
+        await plane.request(lambda request: messages.SetShares(request, tree if tree.named else None, bearer))
+        return Sight(await plane.settled(), bearer).shares(plane.clock.now())
+
+    @routes.post("/v1/shares/foreseen", summary="What other shares would change; takes some seconds", role=ADMIN)
+    async def foreseen_shares(bearer: Bearer, data: SharesRequest) -> SharesForeseen:
+        tree = compile_shares(data.document)
+
+        async def ask() -> Callable[[ClusterPolicy], SharesForeseen]:
+            ledger = await plane.settled()
+            return foresee(ledger, tree if tree.named else None, plane.clock.now(), Effort())
+
+        return await thought_about(bearer, ask)
 
     @routes.get("/v1/policy", summary="The policy that decides", role=VIEWER)
     async def policy_in_charge() -> PolicyReport:

@@ -20,6 +20,7 @@ from poise.model import (
     rules,
     servicefile,
     serving_upstreams,
+    sharefile,
     worldfile,
 )
 from poise.model.catalogue import CATALOGUE
@@ -57,6 +58,7 @@ FILES = {
     "notice": "A notice about a job, as a webhook or a command gets it: `poise submit --notify TARGET`",
     "keys": "Who may ask a gateway, and how much: `poise serve --keys FILE.yaml`",
     "rules": "What follows from signals: `poise rules apply FILE.yaml`",
+    "shares": "How tenants share the fleet: `poise shares apply FILE.yaml`",
 }
 """The kinds of files, and what each is for."""
 
@@ -73,6 +75,7 @@ _ROOTS: dict[str, type[msgspec.Struct]] = {
     "notice": notices.Notice,
     "keys": keys.KeysSpec,
     "rules": rules.RulesSpec,
+    "shares": sharefile.SharesSpec,
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -281,6 +284,18 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     },
     "notifications.notify": notices.TARGETS,
     "notifications.incidents": notices.TARGETS,
+    "shares.kind": {"const": "shares"},
+    "shares.shares": {"maxItems": sharefile.MAX_SHARES},
+    "shares.half_life": DURATION,
+    "shares.prices": {"additionalProperties": _PRICE},
+    "share.name": NAMES,
+    "share.group": NAMES,
+    "share.tenant": NAMES,
+    "share.project": NAMES,
+    "share.in": NAMES,
+    "share.weight": {"minimum": 0, "maximum": sharefile.MAX_WEIGHT},
+    "share.guaranteed": {"additionalProperties": CPU},
+    "share.limit": {"additionalProperties": CPU},
     "rules.kind": {"const": "rules"},
     "rules.rules": {"maxItems": rules.MAX_RULES},
     "rules.every": DURATION,
@@ -398,6 +413,8 @@ _RULES: dict[str, Schema] = {
     "notifications": {"required": ["kind"]},
     "keys": {"required": ["kind", "keys"]},
     "rules": {"required": ["kind", "rules"]},
+    "shares": {"required": ["kind", "shares"]},
+    "ShareSpec": {"oneOf": [{"required": [kind]} for kind in ("group", "tenant", "project", "user")]},
     "KeySpec": {"required": ["name"]},
     "TaskSpec": {"anyOf": [{"required": ["run"]}, {"required": ["artifacts"]}]},
 }
@@ -571,6 +588,23 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "service.queue": "Maximum number of waiting requests. Further ones are refused.",
     "service.timeout": "Time limit of a request.",
     "service.body": "Maximum size of a request's body, decompressed; 64 MiB at most.",
+    "shares.kind": "`shares`.",
+    "shares.shares": "The shares. An empty list removes all.",
+    "shares.half_life": "Time after which half of a debt is forgotten.",
+    "shares.prices": "Dollars per hour of a device, by model; of a core under `cpu`. By default, a model costs one "
+    "dollar per hour for each 100 TFLOP/s in fp16.",
+    "share.group": "Name of a group of tenants, for a share that stands for a group.",
+    "share.tenant": "The tenant, for a share that stands for a tenant.",
+    "share.project": "The project, for a share that stands for a project.",
+    "share.user": "The user, for a share that stands for a user.",
+    "share.name": "Unique name of the share; by default the group, tenant, project or user.",
+    "share.in": "Name of the share above this one: a group for a tenant, a tenant or project for a user.",
+    "share.weight": "Part of what is borrowed, relative to the shares beside this one.",
+    "share.guaranteed": "Devices that the share gets whenever it needs them, by model, or `gpu` for any model; cores "
+    "of work without devices under `cpu`. By default, the sum of the shares in it.",
+    "share.limit": "Maximum number of devices that the share holds at once, by model, or `gpu` in all; cores of work "
+    "without devices under `cpu`.",
+    "share.lends": "Whether others may borrow what is guaranteed and not used.",
     "rules.kind": "`rules`.",
     "rules.rules": "The rules. An empty list removes all.",
     "rules.every": "Interval of evaluations.",

@@ -93,7 +93,7 @@ def load_yaml(path: Path) -> Any:
 
 
 def load_kind(
-    path: Path, wanted: Literal["job", "fleet", "policy", "world", "service", "upstreams", "keys", "rules"]
+    path: Path, wanted: Literal["job", "fleet", "policy", "world", "service", "upstreams", "keys", "rules", "shares"]
 ) -> Any:
     """The one document of a file of this kind. Raises `SpecError` for one that looks like a file of another."""
     document = load_yaml(path)
@@ -123,6 +123,7 @@ _USED_BY = {
     "upstreams": "poise serve",
     "keys": "poise serve --keys",
     "rules": "poise rules check",
+    "shares": "poise shares check",
 }
 _TELLING = {
     "job": ("run", "tasks", "artifacts"),
@@ -133,6 +134,7 @@ _TELLING = {
     "upstreams": ("upstreams",),
     "keys": ("keys",),
     "rules": ("rules",),
+    "shares": ("shares",),
 }
 """Fields that files of one kind have only."""
 
@@ -144,7 +146,7 @@ def _kind_of(document: Any) -> str:
     said = document.get("kind")
     if said in ("job", "graph"):
         return "job"
-    if said in ("fleet", "policy", "world", "service", "upstreams", "keys", "rules"):
+    if said in ("fleet", "policy", "world", "service", "upstreams", "keys", "rules", "shares"):
         return str(said)
     return next((kind for kind, fields in _TELLING.items() if any(field in document for field in fields)), "")
 

@@ -19,6 +19,7 @@ from poise.model.events import (
     ScheduleAdded,
     ScheduleHeld,
     ScheduleRemoved,
+    SharesSet,
     TokenAdded,
     TokenRevoked,
     UnitsCancelled,
@@ -80,6 +81,9 @@ def _in_words(event: AUDITED) -> str:
         case QuotaSet():
             bounds = _bounds(event.quota) if event.quota is not None else ""
             return f"bounded {event.tenant} to {bounds}" if bounds else f"lifted the quota of {event.tenant}"
+        case SharesSet():
+            names = [node.name for node in event.tree.nodes if node.kind != "others"] if event.tree is not None else []
+            return f"set the shares {some(names, FEW)}" if names else "removed the shares"
         case TokenAdded():
             token = event.token
             name = f" ({token.name})" if token.name else ""

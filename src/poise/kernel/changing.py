@@ -105,6 +105,7 @@ def to_retry(ledger: Ledger, name: str, bearer: Bearer) -> tuple[Compiled, str]:
         secrets=job.secrets,
         notify=job.notify,
         tree=job.tree,
+        project=job.project,
     )
     return compiled, job.user
 

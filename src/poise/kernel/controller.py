@@ -71,6 +71,7 @@ from poise.kernel.messages import (
     Send,
     SetQuota,
     SetRules,
+    SetShares,
     Submit,
     TryRecover,
 )
@@ -81,7 +82,7 @@ from poise.kernel.spans import root_of, run_of
 from poise.kernel.straggle import Paces, stragglers
 from poise.kernel.timetable import Calendar
 from poise.kernel.turns import Turns
-from poise.kernel.verify import verify_hold, verify_place, verify_preempt, verify_resize
+from poise.kernel.verify import above_share, verify_hold, verify_place, verify_preempt, verify_resize
 from poise.kernel.watch import Fired, Watch
 from poise.model.changing import LIVE
 from poise.model.decisions import Ask, Hold, Place, Plan, Preempt, Rejection, Resize, Why
@@ -130,6 +131,7 @@ from poise.model.events import (
     ScheduleHeld,
     ScheduleRemoved,
     ScheduleTurn,
+    SharesSet,
     SpeedupsTold,
     Started,
     StopAsked,
@@ -475,6 +477,8 @@ class Controller:
                 self._answer(message.request, lambda: self._lend(message, now))
             case SetQuota():
                 self._answer(message.request, lambda: self._set_quota(message, now))
+            case SetShares():
+                self._answer(message.request, lambda: self._set_shares(message, now))
             case Configure():
                 self._answer(message.request, lambda: self._configure(message, now))
             case SetRules():
@@ -971,6 +975,12 @@ class Controller:
             self._commit(QuotaSet(at=now, tenant=message.tenant, quota=message.quota, by=message.bearer.token))
             self._dirty = True
         return message.tenant
+
+    def _set_shares(self, message: SetShares, now: int) -> int:
+        if self.ledger.shares.tree != message.tree:
+            self._commit(SharesSet(at=now, tree=message.tree, by=message.bearer.token))
+            self._dirty = True
+        return self.ledger.revision
 
     def _configure(self, message: Configure, now: int) -> int:
         """The policy that is asked for decides from now on; a plan that the one before is making does not count."""
@@ -1509,8 +1519,11 @@ class Controller:
         before = self.ledger.revision
         launches: dict[str, list[Launch]] = {}
         resized: dict[str, UnitState] = {}
-        for decision in plan.decisions:
-            if isinstance(decision, Place):
+        refused = above_share(self.ledger, plan.decisions, now)
+        for number, decision in enumerate(plan.decisions):
+            if number in refused:
+                self._reject("preempt", refused[number], stale=stale)
+            elif isinstance(decision, Place):
                 self._place(decision, now, launches, stale=stale)
             elif isinstance(decision, Preempt):
                 self._preempt(decision, now, stale=stale)

@@ -33,7 +33,7 @@ class Seen(msgspec.Struct, gc=False):
     """An attempt; instants of the log, 0 where it has not happened. `ready` is when its unit could be placed, `asked`
     when it was asked to end. `first` is one of each placement of a unit, `queued` one behind its like. `counts` is how
     much of its time was not in vain, once it is over; `cpu` and `device` are as in `Ending`. `power` in milliwatts and
-    `price` in micro-dollars per hour are those of its devices, as far as it shares them.
+    `price` in micro-dollars per hour are those of its devices, as far as it shares them; `model` is that of the first.
     """
 
     task: str
@@ -62,6 +62,9 @@ class Seen(msgspec.Struct, gc=False):
     counts: int = 0
     power: int = 0
     price: int = 0
+    user: str = ""
+    project: str = ""
+    model: str = ""
 
 
 class Following:
@@ -183,6 +186,9 @@ class Following:
             why=why,
             power=sum(device.power for device in held) * unit.shape.share // WHOLE,
             price=sum(device.price for device in held) * unit.shape.share // WHOLE,
+            user=job.user,
+            project=job.project,
+            model=(held[0].model or held[0].kind) if held else "",
         )
 
     def _give_up(self, event: Placed) -> None:

@@ -67,6 +67,7 @@ from poise.model.events import (
     ScheduleHeld,
     ScheduleRemoved,
     ScheduleTurn,
+    SharesSet,
     Straggling,
     Triggered,
 )
@@ -259,6 +260,8 @@ class History(Following):
                 self._note(event.at, "load", event.name, LEVELS[event.level] + (", for a while" if event.hot else ""))
             case QuotaSet():
                 self._note(event.at, "quota", event.tenant, "set" if event.quota is not None else "lifted")
+            case SharesSet():
+                self._note(event.at, "shares", "fleet", "set" if event.tree is not None else "removed")
             case Triggered():
                 self._note(event.at, "round forced", event.subject or "fleet", f"{event.trigger} {event.have}".strip())
             case Noticed():

@@ -12,6 +12,7 @@ from poise.model.events import Event, Noticed
 from poise.model.incidents import Moment
 from poise.model.messages import Attempt, FromAgent, ToAgent
 from poise.model.quotas import Quota
+from poise.model.share_tree import ShareTree
 from poise.model.spec import Compiled
 from poise.model.tenants import DEFAULT, HOME, Bearer, Role
 from poise.model.views import Snapshot
@@ -197,6 +198,14 @@ class SetQuota(msgspec.Struct, frozen=True):
     bearer: Bearer = HOME
 
 
+class SetShares(msgspec.Struct, frozen=True):
+    """Share the fleet by this tree; None: by none. Answered with the revision."""
+
+    request: int
+    tree: ShareTree | None
+    bearer: Bearer = HOME
+
+
 class AddToken(msgspec.Struct, frozen=True, kw_only=True):
     """Answered with the `Token`, also when it is asked again. `hash` is the SHA-256 of its secret; it `lasts` so many
     nanoseconds, 0: for ever.
@@ -319,6 +328,7 @@ Request = (
     | Leave
     | Lend
     | SetQuota
+    | SetShares
     | Configure
     | SetRules
     | AnswerRule

@@ -74,6 +74,7 @@ def compiled(ledger: Ledger, schedule: ScheduleState, turn: Turn) -> Compiled:
         secrets=job.secrets,
         notify=job.notify,
         tree=job.tree,
+        project=job.project,
     )
 
 

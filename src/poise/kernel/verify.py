@@ -5,13 +5,16 @@ What holds becomes an event; what does not is refused by name, and the next roun
 same ledger always gives the same events.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from poise.kernel.ledger import Ledger, NodeState, UnitState, device_key, leased
 from poise.model.decisions import Decision, Fixable, Hold, Place, Preempt, Reason, Rejection, Resize, Spot
 from poise.model.events import Held, Placed, Preempted, Resized
 from poise.model.fleet import model_of
 from poise.model.resources import PLENTY, WHOLE, Shape, Where, identity_of
+from poise.model.share_tree import CPU as CORES
+from poise.model.share_tree import Amounts, amounts_of
+from poise.policy.entitled import Claim, Standing
 from poise.policy.feasible import NAMED, can_do
 from poise.units import format_bytes, format_cpu, format_rate
 
@@ -49,6 +52,8 @@ def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:
     shape = unit.shape_of(place.variant)
     brief = ledger.profiles.is_brief(unit) and not unit.spec.variants
     reasons += ledger.quotas.refusals(unit, shape, len(place.spots))
+    if ledger.shares.tree is not None:
+        reasons += ledger.shares.refusals(unit, ledger.shares.amounts_on(shape, place.spots))
     if place.queued:
         reasons += _against_waiting(ledger, shape, place.spots, brief)
     else:
@@ -113,6 +118,11 @@ def verify_resize(ledger: Ledger, resize: Resize, now: int) -> Resized | Rejecti
     if joins:
         reasons += leased(unit, now)
         reasons += ledger.quotas.refusals(unit, shape, sum(task.active for task in unit.tasks) + len(joins))
+        if ledger.shares.tree is not None:
+            amounts = ledger.shares.held_by(unit.id)
+            for model, amount in ledger.shares.amounts_on(shape, joins).items():
+                amounts[model] = amounts.get(model, 0) + amount
+            reasons += ledger.shares.refusals(unit, amounts)
         reasons += _against_room(ledger, shape, joins)
         reasons += [
             Reason(
@@ -151,6 +161,69 @@ def _against_resizing(
     yield joining <= idle, f"{idle} of its tasks are idle", "later"
     yield max(1, unit.spec.least) <= size <= unit.most_tasks, f"{size} tasks are too few or too many", "never"
     yield size > joining, "nobody would stay", "never"
+
+
+def above_share(ledger: Ledger, decisions: Sequence[Decision], now: int) -> dict[int, Rejection]:
+    """By number, the decisions of a plan that stop a unit for one of another share that would end above it: looked at
+    once for the whole plan, with all that it places and all that it stops. So no plan can do what the next one undoes.
+    """
+    view = ledger.shares.view(now)
+    if view is None:
+        return {}
+    stops = [
+        (number, decision)
+        for number, decision in enumerate(decisions)
+        if isinstance(decision, Preempt | Resize) and decision.to and ledger.jobs.unit(decision.unit) is not None
+    ]
+    if not stops:
+        return {}
+    standing = Standing(view)
+    placed = set()
+    for decision in decisions:
+        unit = ledger.jobs.unit(decision.unit) if isinstance(decision, Place) else None
+        if isinstance(decision, Place) and unit is not None and 0 <= decision.variant <= len(unit.spec.variants):
+            placed.add(unit.id)
+            amounts = ledger.shares.amounts_on(unit.shape_of(decision.variant), decision.spots)
+            standing.count(ledger.jobs[unit.job].leaf, amounts)
+    leaving, coming = list[Claim](), dict[str, Claim]()
+    for stopped, gaining in ledger.queues.yielded.items():
+        loser, gainer = ledger.jobs.unit(stopped), ledger.jobs.unit(gaining)
+        amounts = ledger.shares.held_by(stopped)
+        if loser is not None and loser.stopping:
+            leaving.append(Claim(ledger.jobs[loser.job].leaf, amounts))
+        if gainer is not None and gainer.status == "pending" and gaining not in placed:
+            coming.setdefault(gaining, _claim_of(ledger, gainer, amounts))
+    standing.promise(leaving, coming.values())
+    gains: dict[str, Claim] = {}
+    numbered: list[tuple[int, Claim]] = []
+    counted = set()
+    for _, decision in stops:
+        stopped_unit, to = ledger.jobs.units[decision.unit], ledger.jobs.unit(decision.to)
+        leaves = None if isinstance(decision, Preempt) else frozenset(decision.leaves)
+        held = ledger.shares.held_by(decision.unit, leaves)
+        loses = Claim(ledger.jobs[stopped_unit.job].leaf, held)
+        if decision.to not in gains:
+            there = to is None or to.status == "active" or decision.to in placed or decision.to in coming
+            if there:
+                counted.add(len(gains))
+            gains[decision.to] = _claim_of(ledger, to, held) if to is not None else loses
+        numbered.append((list(gains).index(decision.to), loses))
+    refused = standing.unlawful(list(gains.values()), numbered, counted)
+    found = {}
+    for place in sorted(refused):
+        number, decision = stops[place]
+        reason = Reason(code="ABOVE_SHARE", subject=numbered[place][1].leaf)
+        found[number] = Rejection(unit=decision.unit, reasons=(reason,))
+    return found
+
+
+def _claim_of(ledger: Ledger, unit: UnitState, like: Amounts) -> Claim:
+    """What a unit holds or, where it waits, would hold in its least size on devices such as these."""
+    leaf, shape = ledger.jobs[unit.job].leaf, unit.shape_of(0)
+    if unit.status == "active":
+        return Claim(leaf, ledger.shares.held_by(unit.id))
+    model = next((model for model in like if model != CORES), "") if shape.gpus else CORES
+    return Claim(leaf, amounts_of(shape, model, unit.spec.least or len(unit.tasks)))
 
 
 def verify_hold(ledger: Ledger, hold: Hold, now: int) -> Held | None:

@@ -14,6 +14,7 @@ import msgspec
 
 from poise.kernel.explain import quota_report, schedule_report
 from poise.kernel.ledger import JobState, Ledger, tenant_of_queue
+from poise.kernel.sharing import shares_report
 from poise.model.events import (
     Began,
     Called,
@@ -63,7 +64,15 @@ from poise.model.events import (
 )
 from poise.model.incidents import OF_WORK, IncidentReport, Suspect
 from poise.model.jobs import Job
-from poise.model.reports import Ahead, NodeReport, QuotaReport, ScheduleReport, StatusReport
+from poise.model.reports import (
+    Ahead,
+    NodeReport,
+    QuotaReport,
+    ScheduleReport,
+    ShareReport,
+    SharesReport,
+    StatusReport,
+)
 from poise.model.secrets import HIDDEN
 from poise.model.tenants import Bearer, Role, tenant_of_class
 
@@ -127,6 +136,22 @@ class Sight:
             for tenant, quota in sorted(self.ledger.quotas.items())
             if self.bearer.sees(tenant)
         ]
+
+    def shares(self, now: int) -> SharesReport:
+        """All shares; of those of other tenants only how they stand beside the bearer's own."""
+        report = shares_report(self.ledger, now)
+        tree = self.ledger.shares.tree
+        if self.bearer.sees_all or tree is None:
+            return report
+        own = {node.name for node in tree.nodes if (node.kind, node.of) == ("tenant", self.bearer.tenant)}
+        seen: list[ShareReport] = []
+        inside = set(own)
+        for one in report.shares:
+            if one.within in inside:
+                inside.add(one.name)
+            if one.name in inside or one.kind in ("group", "tenant") or not one.within:
+                seen.append(one)
+        return msgspec.structs.replace(report, shares=tuple(seen))
 
     def status(self, report: StatusReport) -> StatusReport:
         """With the counts of the bearer's tenant."""

@@ -45,6 +45,7 @@ from poise.model.reports import (
 from poise.model.resources import ANYWHERE, Shape, Wants
 from poise.model.views import Candidate, Snapshot
 from poise.policy import hypothetical
+from poise.policy.entitled import by_share, served_first
 from poise.policy.feasible import NAMED, Ability, ability, capacity, closed_reason, never, refusals, usable_devices
 from poise.policy.hypothetical import LOOKED_AT, ClusterPolicy
 from poise.policy.predict import Speeds, in_size
@@ -93,7 +94,7 @@ def explain(
     plan = policy.decide(view)
     later = hypothetical.after(view, plan)
     order = hypothetical.order_of(policy)
-    ordered = order.sort(view, timely_in(view)) if asked.pending and order is not None else []
+    ordered = _ordered(order, view) if asked.pending and order is not None else []
     starts = _starts(foresee, plan, asked.pending)
     waiting = [
         _waiting(policy, view, later, plan, ordered, alike, start, everything)
@@ -114,6 +115,12 @@ def explain(
         story=asked.story,
         left_out=asked.left_out,
     )
+
+
+def _ordered(order: Order, view: Snapshot) -> list[Candidate]:
+    """All that wait, in the order in which they are served."""
+    timely = timely_in(view)
+    return by_share(view, order.sort(view, timely), timely.pressed)
 
 
 def _waiting(
@@ -147,6 +154,7 @@ def _waiting(
         frees=() if going else _frees(policy, later, candidate, soonest, everything),
         start=_bounded(start, view, alike.not_before, soonest),
         prediction=_prediction(view, candidate),
+        share=served_first(view, candidate),
     )
 
 
@@ -689,7 +697,7 @@ def plan(
         if unit not in done:
             waiting.setdefault(candidate.queue, []).append(unit)
     order = hypothetical.order_of(policy)
-    ordered = order.sort(with_it, timely_in(with_it)) if waiting and order is not None else []
+    ordered = _ordered(order, with_it) if waiting and order is not None else []
     artifacts = {f"{proposal.job.id}.{unit.name}": artifacts_of(unit) for unit in proposal.job.units}
     waits = [Alike(tuple(units), own[units[0]], 0, (), 0, artifacts[units[0]]) for units in waiting.values()]
     return PlanReport(

@@ -17,6 +17,7 @@ from poise.model.jobs import Ending, Job, Speedups, Unit
 from poise.model.quotas import Quota
 from poise.model.recurring import Schedule
 from poise.model.resources import Node
+from poise.model.share_tree import ShareTree
 from poise.model.tenants import Token
 from poise.model.training import Training
 
@@ -451,6 +452,14 @@ class QuotaSet(msgspec.Struct, frozen=True, tag="quota", kw_only=True, omit_defa
     by: str = ""
 
 
+class SharesSet(msgspec.Struct, frozen=True, tag="shares-set", kw_only=True, omit_defaults=True):
+    """The fleet is shared by this tree from now on; None: by none."""
+
+    at: int
+    tree: ShareTree | None = None
+    by: str = ""
+
+
 class TokenAdded(msgspec.Struct, frozen=True, tag="token-added", kw_only=True, omit_defaults=True):
     at: int
     token: Token
@@ -645,6 +654,7 @@ Event = (
     | DeviceCordoned
     | DeviceDrained
     | QuotaSet
+    | SharesSet
     | TokenAdded
     | TokenRevoked
     | StopAsked
@@ -681,6 +691,7 @@ AUDITED = (
     | NodeDrained
     | DeviceDrained
     | QuotaSet
+    | SharesSet
     | TokenAdded
     | TokenRevoked
     | Configured

@@ -63,10 +63,11 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     (nanoseconds, 0: it does not); `size` and `least` are the tasks of its unit, now and
     at the least (0: all), `most` how many it could use; `attained` is the service of its earlier attempts; `due` is
     when it must end (0: no deadline) and `weight` its business weight in thousandths. `stopping`:
-    its room is about to be free. `tenant` is whose quota it counts against, where there is one. What `serves` goes on
-    until it is ended. One that `resizes` changes its size in place: `task` is its number in the unit, `resized` the
-    instant of the latest change, and `losses` how often it has lost members of late. `gains` is how much faster it says
-    that it is in its size than with its least tasks, in thousandths (0: it has not said).
+    its room is about to be free. `tenant` is whose quota it counts against, where there is one, `leaf` its share, where
+    any are declared. What `serves` goes on until it is ended. One that `resizes` changes its size in place: `task` is
+    its number in the unit, `resized` the instant of the latest change, and `losses` how often it has lost members of
+    late. `gains` is how much faster it says that it is in its size than with its least tasks, in thousandths (0: it has
+    not said).
     """
 
     unit: str
@@ -98,6 +99,7 @@ class Resident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     due: int = 0
     weight: int = WEIGHT
     tenant: str = ""
+    leaf: str = ""
     serves: str = ""
     task: int = 0
     resizes: bool = False

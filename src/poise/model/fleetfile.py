@@ -363,7 +363,7 @@ def figures_of(spec: DeviceSpec, at: str, found: Findings) -> dict[str, Any]:
     if spec.power is not None:
         known["power"] = found.get(0, parse_or_raise, _parse_power, spec.power, f"{at}.power", _MAX_RATE)
     if spec.price is not None:
-        known["price"] = found.get(0, parse_or_raise, _parse_price, spec.price, f"{at}.price", _MAX_RATE)
+        known["price"] = found.get(0, parse_or_raise, parse_price, spec.price, f"{at}.price", _MAX_RATE)
     if spec.share_cap is not None:
         known["share_cap"] = found.get(0, parse_or_raise, parse_share, spec.share_cap, f"{at}.share_cap", WHOLE)
     rates = _declared_rates(spec.compute_power, spec.rates, at, found)
@@ -503,7 +503,7 @@ def _parse_power(value: Quantity) -> int:
     return int(Decimal(match[1]) * {"m": 1, "": 1000, "k": 1_000_000}[match[2]])
 
 
-def _parse_price(value: Quantity) -> int:
+def parse_price(value: Quantity) -> int:
     """Micro-dollars per hour from `4.0` or `$4.0/h`."""
     match = _PRICE.fullmatch(str(value))
     if match is None:

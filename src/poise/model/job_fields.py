@@ -877,6 +877,16 @@ class JobSpec(TaskSpec, forbid_unknown_fields=True):
             python=True,
         ),
     ] = ""
+    project: Annotated[
+        str,
+        Field(
+            "Project of the tenant that the job counts for, in fair shares and in `poise usage`.",
+            example="vision",
+            form={"pattern": f"^(?:{NAME})?$"},
+            flag=Flag("--project", "NAME", "Project that the job counts for, in fair shares and in `poise usage`."),
+            python=True,
+        ),
+    ] = ""
     folder: Annotated[
         str,
         Field(

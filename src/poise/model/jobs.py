@@ -316,7 +316,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     With `calls` its units are workers that serve calls of functions. One on `hold` waits until it is released.
     `retry_of` is the job of which it runs again what was not done. `secrets` are variables of all its units, as sealed
     texts (`model/secrets.py`). `notify` says who is told of it. With a `tree` its commands run in a copy of
-    files that were sent with it.
+    files that were sent with it. It counts for a `project` of its tenant, where one is named.
     """
 
     id: str
@@ -336,6 +336,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     secrets: dict[str, str] = {}
     notify: Notify | None = None
     tree: Tree | None = None
+    project: str = ""
 
     def sealed_texts(self) -> Iterator[str]:
         """Those of the job and of its units."""

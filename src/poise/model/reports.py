@@ -212,6 +212,82 @@ class QuotaReport(msgspec.Struct, frozen=True, kw_only=True):
     gpu_held: float
 
 
+class ShareReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of the tree of shares. `within` names the one above it, `depth` counts those. Amounts are numbers of
+    devices by model, `gpu` for any model, and cores of work without devices (`cpu`). `share` is its part of the weights
+    beside it; `used` its part of what these owe (none: nobody owes anything). `borrows` is in dollars per hour, `debt`
+    in dollars. `rank` is 1 for the one that is served first of those beside it.
+    """
+
+    name: str
+    kind: str
+    within: str
+    depth: int
+    weight: float
+    share: float
+    guaranteed: dict[str, float]
+    limit: dict[str, float]
+    lends: bool
+    held: dict[str, float]
+    borrows: float
+    debt: float
+    used: float | None
+    rank: int
+    waiting: int
+
+
+class SharesReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The shares in force, each after the one above it. `half_life` is in nanoseconds, `prices` are in dollars per hour
+    by model of device. `notes` say what does not add up.
+    """
+
+    shares: tuple[ShareReport, ...] = ()
+    half_life: int = 0
+    prices: dict[str, float] = {}
+    notes: tuple[str, ...] = ()
+
+
+class SharesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of a file of shares."""
+
+    document: dict[str, Any]
+
+
+class ShareForeseen(msgspec.Struct, frozen=True, kw_only=True):
+    """A share with work that waits: how many units were looked at, and for how long these wait from now on (median, in
+    nanoseconds), with the shares as they are and as they would be. None: that cannot be said.
+    """
+
+    name: str
+    units: int
+    now: int | None
+    then: int | None
+
+
+class SharesForeseen(msgspec.Struct, frozen=True, kw_only=True):
+    """What other shares would change, from futures of the twin."""
+
+    shares: tuple[ShareForeseen, ...]
+    futures: int
+
+
+class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What work held: `device_hours`, and `core_hours` of work without devices. `charge` in dollars is by the prices of
+    devices, as declared in the fleet file, else in the shares, else by the catalogue. Fields that were not asked for
+    are empty. `day` is a date in UTC.
+    """
+
+    day: str = ""
+    tenant: str = ""
+    project: str = ""
+    user: str = ""
+    model: str = ""
+    attempts: int = 0
+    device_hours: float = 0.0
+    core_hours: float = 0.0
+    charge: float = 0.0
+
+
 class WhoReport(msgspec.Struct, frozen=True, kw_only=True):
     """Who asks: the tenant and role that a token is bound to, and its id and name (none: the home's own). `expires` as
     of `TokenReport`.
@@ -837,7 +913,8 @@ class Ahead(msgspec.Struct, frozen=True):
 class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Units of a job that are alike and wait; `named` names some of the `count`. Everything else is told of the first.
 
-    `ahead` counts the units that are served before it, `first` names the first of them.
+    `ahead` counts the units that are served before it, `first` names the first of them. `share` says which share is
+    served first, and why.
     """
 
     count: int
@@ -851,6 +928,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     frees: tuple[Freeing, ...] = ()
     start: Start | None = None
     prediction: Prediction | None = None
+    share: str = ""
 
 
 class Going(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -156,6 +156,7 @@ class Compiled(NamedTuple):
     recurs: Rule | None = None
     notify: Notify | None = None
     tree: Tree | None = None
+    project: str = ""
 
     @property
     def all_after(self) -> tuple[tuple[str, ...], ...]:
@@ -186,6 +187,7 @@ class Compiled(NamedTuple):
             retry_of=self.retry_of,
             secrets=dict(self.secrets),
             notify=self.notify,
+            project=self.project,
             tree=self.tree,
         )
 
@@ -234,6 +236,8 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], tenant: str,
         found.get(None, check_name, top.name, "name")
         if _JOB_ID.fullmatch(top.name):
             found.add(SpecError("this name looks like the id of a job", code="E107", field="name", have=top.name))
+    if top.project:
+        found.get(None, check_name, top.project, "project")
     found.get(None, check_text, top.folder, "folder")
     for field, others in (("after", top.after), ("after-any", top.after_any), ("after-failure", top.after_failure)):
         for index, other in enumerate(others):
@@ -272,6 +276,7 @@ def _compile(top: JobSpec, wall: float, cut: Callable[[bool], Cut], tenant: str,
         recurs=_recurs(top, found),
         notify=compile_notify(top.notify, top.notify_on, "notify", found),
         tree=_tree(top, found),
+        project=top.project,
     )
 
 

@@ -10,6 +10,7 @@ from poise.model.jobs import NO_WORK, WEIGHT, Speedups, Work
 from poise.model.profiles import Profile
 from poise.model.quotas import Amounts
 from poise.model.resources import Shape
+from poise.model.share_tree import ShareView
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -25,8 +26,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     said of that itself, in millionths of all its work, and `left` how long the rest takes with its least tasks by what
     it said (nanoseconds, 0: nothing); `outlived` how long its work is
     known to take at least; `ran_out` the least memory that it asked for and ran out of (0: it never did). `tenant` is
-    whose quota it counts against, where there is one. What `serves` has no end that could be foreseen: the text says
-    what it answers for, and why it was asked for.
+    whose quota it counts against, where there is one, `leaf` the share, where any are declared. What `serves` has no
+    end that could be foreseen: the text says what it answers for, and why it was asked for.
     Once it is placed, it may be asked to yield if it is `preemptible`; `checkpoint`, `restore` and `moved` are as of a
     `Resident`, whose fields of the same names are the same.
     `depth` counts the units before it on its longest path, `followers` those that need it, `weight` is its business
@@ -65,6 +66,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     outlived: int = 0
     ran_out: int = 0
     tenant: str = ""
+    leaf: str = ""
     serves: str = ""
     preemptible: bool = True
     checkpoint: int = 0
@@ -84,7 +86,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     entry for each running unit that could use more tasks or fewer, `stragglers` for each of one task that takes longer
     than its like, or gang that waits for a member, and `phased` for each that asks for more or less than it has by the
     phase of its training; `yielded` says which units have yielded to which that still wait, `quotas` how much more the
-    work of a tenant with a quota may take, `running` how many attempts of each shape there are on nodes.
+    work of a tenant with a quota may take, `running` how many attempts of each shape there are on nodes. `shares` are
+    there where any are declared.
     `triggers` names what forced this round."""
 
     revision: int
@@ -102,6 +105,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     yielded: Mapping[str, str] = {}
     quotas: Mapping[str, Amounts] = {}
     running: Mapping[Shape, int] = {}
+    shares: ShareView | None = None
     triggers: tuple[str, ...] = ()
     seed: int = 0
 

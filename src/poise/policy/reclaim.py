@@ -11,7 +11,7 @@ Whoever yields has run for a minimum, and not too often. What serves has no end:
 the clock. What is of a lower class makes room for it, the cheapest first, and nothing makes it yield for being shorter.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -357,15 +357,56 @@ def drain(shape: Shape, draft: Draft, tasks: int) -> dict[int, int] | None:
 
 
 def find_yielding(
-    candidate: Candidate, shape: Shape, draft: Draft, tasks: int, rules: Preemption, asked: Collection[str] = ()
+    candidate: Candidate,
+    shape: Shape,
+    draft: Draft,
+    tasks: int,
+    rules: Preemption,
+    asked: Collection[str] = (),
+    spared: Collection[str] = (),
 ) -> Yielding | None:
     """The cheapest set of units found whose end would let this one start; None if there is none that may yield. Units
-    that were `asked` in this round already, for another one, are not asked twice.
+    that were `asked` in this round already, for another one, are not asked twice, and those `spared` not at all.
     """
-    may = _may_yield(candidate, draft, rules, asked)
+    may = _may_yield(candidate, draft, rules, [*asked, *spared] if spared else asked)
     near = dict.fromkeys(_nearest(draft, shape, tasks, yielding_to=candidate if rules.by == "class" else None), 0.0)
     most = rules.at_most(shape, tasks) - len(asked)
     return _cheapest(shape, draft, tasks, near, most, may, lambda resident: price_of(resident, draft, rules.by))
+
+
+def take_from(
+    shape: Shape, draft: Draft, tasks: int, rules: Preemption, order: Sequence[str], asked: Collection[str]
+) -> Yielding | None:
+    """The cheapest set found, of the units in `order`, that would leave room for so many tasks; None if there is none.
+    Where room is kept, it is what is left of what those leave who were `asked` already.
+    """
+    could, now = frozenset(order), draft.view.now
+    holding = [row for row, here in enumerate(draft.fleet.residents) if any(one.unit in could for one in here)]
+    able = draft.able(shape).where & (draft.fleet.closed == 0)
+    free = np.flatnonzero(able & (draft.capacity(shape) > 0)).tolist() if tasks > 1 else []
+    rows = [row for row in dict.fromkeys((*free, *holding)) if able[row]]
+    if shape.where.groups and tasks > 1:
+        rows = _of_groups(draft, shape, np.array(rows, np.int64), tasks).tolist()
+    rooms = {row: _beside_kept(draft, row, asked) for row in rows if row in draft.kept}
+    most, near = rules.at_most(shape, tasks), dict.fromkeys(rows, 0.0)
+    return _cheapest(
+        shape, draft, tasks, near, most, lambda one: one.unit in could, lambda one: cost_of(one, now), rooms=rooms
+    )
+
+
+def _beside_kept(draft: Draft, row: int, asked: Collection[str]) -> Room:
+    """What a node has room for when those have gone who were asked to, and those have come for whom it is kept."""
+    room = draft.room(row).copy()
+    for resident in draft.fleet.residents[row]:
+        if resident.stopping or resident.unit in asked:
+            give_back(room, resident)
+    for kept in draft.kept[row]:
+        able = draft.able(kept.shape).models
+        for _ in range(kept.tasks):
+            if (picked := room.pick(kept.shape, able)) is None:
+                break
+            room.take(kept.shape, picked)
+    return room
 
 
 def make_way(
@@ -414,13 +455,14 @@ def _cheapest(
     may: Callable[[Resident], bool],
     price: Callable[[Resident], float],
     below: float = inf,
+    rooms: Mapping[int, Room] = {},
 ) -> Yielding | None:
     """Of the units that `may` yield on the nodes `near`, the cheapest found, at `most` so many, and for less than
     `below` in all. Room on a node costs no less than is said there; it is looked at closely only where that could be
-    the cheapest.
+    the cheapest. `rooms` are there instead of those of the draft.
     """
     chosen: dict[str, Resident] = {}
-    rooms: dict[int, Room] = {}
+    rooms = dict(rooms)
     rows: dict[int, int] = {}
     on: dict[str, list[int]] = {}
     if tasks > 1:

@@ -27,6 +27,7 @@ from poise.policy.choose import choose
 from poise.policy.elastic import speeds_with, worth_having
 from poise.policy.elasticflow import ElasticFlow
 from poise.policy.emptying import being_emptied, hand_over, keep_for_leaving
+from poise.policy.entitled import by_share
 from poise.policy.feasible import MOST_TASKS, gang_incomplete, grouped, room_when_empty
 from poise.policy.goodput import Goodput
 from poise.policy.growing import COOL_DOWN, GROWS_BY, Begun, changes, hand_out, sizes, tells_models_apart, units_of
@@ -68,12 +69,14 @@ from poise.policy.reclaim import (
     settled,
     standings,
     stands_still,
+    take_from,
     value,
 )
 from poise.policy.resizing import SETTLES, Members, find_smaller, grows_at, more_of
 from poise.policy.rounds import SHARING
 from poise.policy.running import lost_work
 from poise.policy.score import TERMS, Term, turn_weight
+from poise.policy.shared import Shared
 from poise.policy.static import Static
 from poise.policy.timely import EXCHANGE, RISK
 from poise.policy.waiting import AGEING, STARVES, WHOLES, WIDTH, ageing
@@ -87,6 +90,9 @@ ASKS_AGAIN = 8
 
 YIELD_SEARCHES = 4
 """Blocked units in one round for which victims are looked for."""
+
+TAKE_BACKS = 16
+"""Blocked units in one round for which what their share is guaranteed is taken back."""
 
 WEIGHED = 2048
 """Attempts, and units that wait, of which a round weighs what each is worth; where more runs, work with devices yields
@@ -147,11 +153,13 @@ class Suite:
         """
         draft = Draft(view, self.recipe.score, self.terms, spread=self.recipe.spread, waits=self.waits)
         ordered = self.order.sort(view, draft.timely)
+        if view.shares is not None:
+            ordered = by_share(view, ordered, draft.timely.pressed)
         emptied = being_emptied(view.fleet)
         if view.yielded or emptied:  # room was made for them, or is there, whatever the order says now
             ordered.sort(key=lambda candidate: _promised(candidate, view, emptied))
         in_turn = self.recipe.spread or self.recipe.turns != "no"
-        if not (in_turn or emptied) and len(ordered) >= TOGETHER and _may_have_room(view, ordered):
+        if not (in_turn or emptied or view.shares) and len(ordered) >= TOGETHER and _may_have_room(view, ordered):
             plan = _Round(self, draft).place_all(ordered)
             if plan is not None:
                 return plan
@@ -187,11 +195,14 @@ class _Round:
         self._waiting: list[Candidate] = []
         self._begun: list[Begun] = []
         self.allowance = Allowance(view.quotas)
+        self.shares = Shared(self.draft) if view.shares is not None else None
         self._emptied = being_emptied(view.fleet)
         self._handed_over = not self._emptied
         self._yielding: set[str] = set()
         self._target: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
+        self._taking_back: dict[str, tuple[Candidate, Reasons]] = {}
+        self._taken_back = 0
         self._shared_out: dict[str, Part] = {}
 
     def place_all(self, ordered: list[Candidate]) -> Plan | None:
@@ -261,6 +272,7 @@ class _Round:
         recipe = self.recipe
         if self._shares_elastic(ordered):
             self._share_out(ordered)
+        if self._sizes and self.shares is None:
             last = np.array([self._sizes.get(one.unit, 1) == 0 for one in ordered], bool)
             ordered = self._last(ordered, last)
         if self._is_uneven:
@@ -269,7 +281,7 @@ class _Round:
             prices = {unit: price for unit, price in self._prices.of.items() if unit not in self._shared_out}
             self._target = assign(self.draft, rest[: WEIGHED - self._attempts], prices, self._shared_out.values())
             self._target |= {unit: one.model for unit, one in self._shared_out.items()}
-        elif self._weighs_worth and not self._sizes:
+        elif self._weighs_worth and not self._sizes and self.shares is None:
             ordered = self._most_worth_first(ordered)
         first = ""  # the unit that nobody may overtake, where overtaking is not allowed
         only_behind = False  # it waits on a node already, and others may follow it there
@@ -286,6 +298,12 @@ class _Round:
             if last_lane is not None and self.order.lane(candidate, self.view.now) > last_lane:
                 self._postponed = True
                 continue
+            if self.shares is not None:
+                found = self.shares.confined(candidate)
+                if isinstance(found, tuple):
+                    self.holds[candidate.queue] = found
+                    continue
+                candidate = found
             if first and not only_behind and not self.view.quotas:  # nobody else has a chance
                 behind_first = (Reason(code="BEHIND", subject=first),)
                 self.holds = dict.fromkeys(self.view.backlog, behind_first) | self.holds
@@ -298,6 +316,7 @@ class _Round:
                     only_behind = only_behind and not self._could_run(candidate)
                     continue
             elif self._place(candidate):
+                self._count_share(candidate)
                 if self._unseen and self._was_last_shown(candidate):
                     lane = self.order.lane(candidate, self.view.now)
                     last_lane = lane if last_lane is None else min(lane, last_lane)
@@ -311,6 +330,14 @@ class _Round:
                 continue
             self._blocked(candidate)
         return self._finish()
+
+    def _count_share(self, candidate: Candidate) -> None:
+        """What was placed last is held from now on."""
+        begun = self._begun[-1] if self._begun and self._begun[-1].candidate is candidate else None
+        last = begun or self.decisions[-1]
+        if self.shares is not None and (begun or (isinstance(last, Place) and last.unit == candidate.unit)):
+            shape = (candidate.shape, *candidate.others)[last.variant]  # type: ignore[union-attr]
+            self.shares.place(candidate, shape, last.spots)  # type: ignore[union-attr]
 
     def _most_worth_first(self, ordered: list[Candidate]) -> list[Candidate]:
         """Of each class those first that are worth most together with what runs, where gangs wait for devices."""
@@ -450,6 +477,10 @@ class _Round:
             self._resize()
         elif self.recipe.elastic and not self.holds:
             self._grow()
+        for queue, (candidate, back) in self._taking_back.items():
+            if queue not in self.holds:
+                self.holds[queue] = back
+                self._waiting.append(candidate)
         for candidate in self._waiting:  # with what is free now that all is placed
             self.holds[candidate.queue] += self._reasons(candidate)
         self.decisions.extend(Hold(queue=queue, reasons=reasons) for queue, reasons in self.holds.items())
@@ -661,8 +692,12 @@ class _Round:
         more: Reasons = ()
         could = self._could_run(candidate)
         if could and self.recipe.preempt is not None:
+            if self.shares is not None and (back := self._take_back(candidate, self.shares, self.recipe.preempt)):
+                self._taking_back.setdefault(candidate.queue, (candidate, back))  # more of its queue may do the same
+                return
             more = self._make_yield(candidate, self.recipe.preempt)
         if not more and self._target.pop(candidate.unit, None) is not None and self._place(candidate):
+            self._count_share(candidate)
             return  # not on the model that would be best: no room is to come there
         if not self._closed:  # else nobody takes its room, and waiting raises it over nobody
             if not more and could and self.recipe.reserve:
@@ -695,11 +730,8 @@ class _Round:
         self._searches += 1
         needed, now = candidate.least or candidate.tasks, self.view.now
         shapes = (candidate.shape, *candidate.others)
-        for shape in shapes if self._stopping else ():
-            coming = is_coming(candidate, shape, self.draft, needed)
-            if coming is not None:
-                self._keep_rows(candidate, shape, coming, now + GRACE)
-                return (Reason(code="PREEMPTING", have="work there", need=candidate.unit),)
+        if coming := self._keep_coming(candidate, shapes, needed):
+            return coming
         if smaller := self._make_smaller(candidate, shapes, needed):
             return smaller
         if candidate.serves:
@@ -711,7 +743,12 @@ class _Round:
         could = [
             (found, shape)
             for shape in shapes
-            if (found := find_yielding(candidate, shape, self.draft, needed, rules, self._yielding)) and found.victims
+            if (
+                found := find_yielding(
+                    candidate, shape, self.draft, needed, rules, self._yielding, self._spared(candidate)
+                )
+            )
+            and found.victims
         ]
         if not could:
             if rules.by != "class":
@@ -735,6 +772,15 @@ class _Round:
             scores[victim.unit] = {"gain": round(gain / SECOND, 3), "cost": round(cost / SECOND, 3)}
         return self._ask_to_yield(candidate, shape, found, scores)
 
+    def _keep_coming(self, candidate: Candidate, shapes: Sequence[Shape], needed: int) -> Reasons:
+        """Keep what those leave that were asked to yield already, if that is enough."""
+        for shape in shapes if self._stopping else ():
+            coming = is_coming(candidate, shape, self.draft, needed)
+            if coming is not None:
+                self._keep_rows(candidate, shape, coming, self.view.now + GRACE)
+                return (Reason(code="PREEMPTING", have="work there", need=candidate.unit),)
+        return ()
+
     def _make_smaller(self, candidate: Candidate, shapes: Sequence[Shape], needed: int) -> Reasons:
         """Ask members of gangs that resize to leave, and keep what they had."""
         if not self._members.of:
@@ -742,8 +788,9 @@ class _Round:
         for resident in (of[0][1] for of in self._members.of.values()):
             self._ask_again(resident.since + SETTLES)
         for shape in shapes:
-            found = find_smaller(candidate, shape, self.draft, needed, self._members, self._yielding, self._sizes)
-            if found is None:
+            asked = self._yielding | self._spared(candidate)
+            found = find_smaller(candidate, shape, self.draft, needed, self._members, asked, self._sizes)
+            if found is None or not self._agree(candidate, shape, found.leaves):
                 continue
             rank = candidate.serves or self.order.words(candidate, self.view.now)
             why = Why(policy=self.recipe.name, base=self.view.revision, rank=rank)
@@ -756,6 +803,46 @@ class _Round:
             names = ", ".join(found.leaves)
             return (Reason(code="PREEMPTING", have=names, need=candidate.unit),)
         return ()
+
+    def _take_back(self, candidate: Candidate, shares: Shared, rules: Preemption) -> Reasons:
+        """What a share is guaranteed and others have borrowed: from those that lose least by it."""
+        if not self._occupied or self._taken_back >= TAKE_BACKS or not shares.is_entitled(candidate):
+            return ()
+        self._taken_back += 1
+        shapes, needed = (candidate.shape, *candidate.others), candidate.least or candidate.tasks
+        if coming := self._keep_coming(candidate, shapes, needed):
+            return coming
+        for shape in shapes:
+            order = shares.borrowers(candidate, shape, rules, self._yielding)
+            if shares.young:
+                self._ask_again(shares.young)
+            if not order:
+                continue
+            own = shares.own_models(candidate, shape)
+            wanted = shape if own is None else _on_models(shape, own)
+            found = take_from(wanted, self.draft, needed, rules, order, self._yielding)
+            if found is None or not found.victims:
+                continue
+            places = {unit: place for place, unit in enumerate(order)}
+            found = found._replace(victims=tuple(sorted(found.victims, key=lambda one: places[one.unit])))
+            rank = f"{candidate.leaf} takes back what it is guaranteed"
+            return self._ask_to_yield(candidate, shape, found, {}, rank)
+        return ()
+
+    def _spared(self, one: Candidate | Resident) -> frozenset[str]:
+        """Units that may not be stopped for it."""
+        return frozenset() if self.shares is None else self.shares.spared(one)
+
+    def _lawful(self, one: Candidate | Resident, prices: Prices) -> Prices:
+        """Of what may yield, what may for this one."""
+        if self.shares is None:
+            return prices
+        spared = self.shares.spared(one)
+        return Prices({unit: price for unit, price in prices.of.items() if unit not in spared}, self.draft)
+
+    def _agree(self, candidate: Candidate, shape: Shape, leaves: Mapping[str, Sequence[int] | None]) -> bool:
+        """Whether so many tasks of these units (None: all) may all be stopped for it; then they are counted as gone."""
+        return self.shares is None or self.shares.agree(candidate, shape, leaves)
 
     @cached_property
     def _members(self) -> Members:
@@ -772,11 +859,13 @@ class _Round:
             shape = _on_model(candidate.shape, self.view.fleet.models[index].name)
             run = draft.speeds.left(candidate, shape, draft.able(shape).models)[index]
             gain = value(candidate, run, now, waits=min(1.0, draft.waits))
-            found = make_way(shape, draft, needed, rules, self._leaving, _ANY, self._yielding, run, risk)
+            leaving = self._lawful(candidate, self._leaving)
+            found = make_way(shape, draft, needed, rules, leaving, _ANY, self._yielding, run, risk)
             if found and found.victims:
                 best = (gain, gain, found, shape)
         guess = self._is_guess(candidate) and not pressed
         prices = self._had_turns if guess else self._prices_for_deadlines if pressed else self._prices
+        prices = self._lawful(candidate, prices)
         for shape in (candidate.shape, *candidate.others) if not self._target else ():
             run = draft.speeds.shortest(candidate, draft.able(shape).models)
             gain = (PRESSED if pressed else 1.0) * value(candidate, run, now, waits=min(1.0, draft.waits))
@@ -848,16 +937,23 @@ class _Round:
         return all(estimate.source == "default" for estimate in self.draft.estimates(candidate, candidate.shape))
 
     def _ask_to_yield(
-        self, candidate: Candidate, shape: Shape, found: Yielding, scores: Mapping[str, dict[str, float]]
+        self,
+        candidate: Candidate,
+        shape: Shape,
+        found: Yielding,
+        scores: Mapping[str, dict[str, float]],
+        rank: str = "",
     ) -> Reasons:
         """They end, and what they leave is kept."""
+        if not self._agree(candidate, shape, dict.fromkeys((victim.unit for victim in found.victims), None)):
+            return ()
         for victim in found.victims:
             self._yielding.add(victim.unit)
             shrinks = victim.least and victim.size > victim.least
             why = Why(
                 policy=self.recipe.name,
                 base=self.view.revision,
-                rank=candidate.serves or self.order.words(candidate, self.view.now),
+                rank=rank or candidate.serves or self.order.words(candidate, self.view.now),
                 score=scores.get(victim.unit, {}),
             )
             cause: Literal["shrink", "yield"] = "shrink" if shrinks else "yield"
@@ -1089,6 +1185,8 @@ class _Round:
         leaving = sum(one.stopping for _, one in self._members.of[resident.unit])
         wanted = self._sizes.get(resident.unit, resident.most)
         most = self.allowance.room_for(resident.tenant, resident.shape, wanted - resident.size - leaving)
+        if self.shares is not None:
+            most = self.shares.room_to_grow(resident, most)
         there, here = self._runs_by_row(resident)
         runs_well = there == here if resident.unit in self._shared_out else there <= here
         spots = more_of(resident, self.draft, self._members, most, runs_well)
@@ -1195,7 +1293,8 @@ class _Round:
             if rows:
                 room, victims = Counter(rows), NOBODY
             else:
-                found = make_way(shape, self.draft, resident.size, rules, self._leaving, _ANY, self._yielding)
+                leaving = self._lawful(resident, self._leaving)
+                found = make_way(shape, self.draft, resident.size, rules, leaving, _ANY, self._yielding)
                 if found is None:
                     nowhere.add((shape, resident.size))
                     continue
@@ -1488,7 +1587,12 @@ def _unseen(view: Snapshot) -> dict[str, int]:
 
 def _on_model(shape: Shape, name: str) -> Shape:
     """The same, on devices of this model only."""
-    return msgspec.structs.replace(shape, wants=msgspec.structs.replace(shape.wants, models=(name,)))
+    return _on_models(shape, (name,))
+
+
+def _on_models(shape: Shape, names: Sequence[str]) -> Shape:
+    """The same, on devices of these models only."""
+    return msgspec.structs.replace(shape, wants=msgspec.structs.replace(shape.wants, models=tuple(names)))
 
 
 def _told(worth: float) -> float:

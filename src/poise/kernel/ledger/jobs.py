@@ -185,6 +185,7 @@ class Jobs(Room, dict[str, JobState]):
             hold=job.hold,
             retry_of=job.retry_of,
             secrets=job.secrets,
+            project=job.project,
             notify=job.notify,
             tree=job.tree,
             turns=turns,

@@ -38,11 +38,12 @@ from poise.kernel.ledger.room import Handlers, InvariantBroken, Room, hold
 from poise.kernel.ledger.rules import RuleBook
 from poise.kernel.ledger.schedules import Schedules
 from poise.kernel.ledger.seats import Seats
+from poise.kernel.ledger.shares import Shares
 from poise.kernel.ledger.shown import Shown
 from poise.kernel.ledger.state import State, decode, encoder, queue_of_unit
 from poise.kernel.ledger.tokens import Tokens
 from poise.kernel.ledger.training import Training
-from poise.model.events import Event
+from poise.model.events import Event, NodeJoined
 from poise.model.jobs import Priority
 from poise.model.views import Snapshot
 
@@ -74,10 +75,11 @@ class Ledger:
         self.nodes = Nodes(state, self.active, self.queues, changes)
         self.cordons = Cordons(state, self.active, changes)
         self.quotas = Quotas(state, self.jobs, self.active, changes)
+        self.shares = Shares(state, self.jobs, self.active, self.queues, self.nodes, changes)
         paths = Paths(self.profiles, self.queues, changes, plans=plans)
-        seats = Seats(self.active, self.nodes, self.quotas, changes)
+        seats = Seats(self.active, self.nodes, self.quotas, self.shares, changes)
         self.training = Training(self.jobs, self.active, paths, changes)
-        lifecycle = Lifecycle(self.jobs, self.queues, self.leader, paths, self.training)
+        lifecycle = Lifecycle(self.jobs, self.queues, self.leader, self.shares, paths, self.training)
         cancelling = Cancelling(self.jobs, self.active, paths, lifecycle, changes)
         edits = Edits(self.jobs, self.active, self.queues, paths, lifecycle)
         calls = Calls(self.jobs, lifecycle)
@@ -107,6 +109,7 @@ class Ledger:
             self.nodes,
             self.cordons,
             self.quotas,
+            self.shares,
             self.training,
             lifecycle,
             cancelling,
@@ -181,7 +184,10 @@ class Ledger:
         if event.at < max(1, self._state.now):
             raise InvariantBroken(f"event at {event.at} after {self._state.now}: {event}")
         self._state.revision += 1
+        self.shares.at(event.at)
         self._handlers[type(event)](event)
+        if type(event) is NodeJoined:
+            self.shares.recount()
         self._state.now = event.at
 
     # --- what a policy sees ------------------------------------------------------------------------------------------
@@ -206,6 +212,7 @@ class Ledger:
             yielded=dict(sorted(self.queues.yielded.items())),
             quotas=self.quotas.left(),
             running=self.active.by_shape(),
+            shares=self.shares.view(now),
             memory=self.leader.memory,
             triggers=triggers,
             seed=seed,

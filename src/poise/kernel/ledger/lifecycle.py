@@ -8,6 +8,7 @@ from poise.kernel.ledger.leader import Leader
 from poise.kernel.ledger.paths import Paths
 from poise.kernel.ledger.queues import Queues
 from poise.kernel.ledger.room import Handlers, Room, hold
+from poise.kernel.ledger.shares import Shares
 from poise.kernel.ledger.state import JobState, job_status, may_follow, queue_of_unit
 from poise.kernel.ledger.training import Training
 from poise.kernel.ledger.units import UnitState, UnitStatus
@@ -22,8 +23,11 @@ above zero."""
 class Lifecycle(Room):
     """Only this room writes `UnitState.missing` and `JobState.turns`."""
 
-    def __init__(self, jobs: Jobs, queues: Queues, leader: Leader, paths: Paths, training: Training) -> None:
+    def __init__(
+        self, jobs: Jobs, queues: Queues, leader: Leader, shares: Shares, paths: Paths, training: Training
+    ) -> None:
         self._jobs, self._queues, self._leader, self._paths, self._training = jobs, queues, leader, paths, training
+        self._shares = shares
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
@@ -32,6 +36,7 @@ class Lifecycle(Room):
 
     def _submitted(self, event: JobSubmitted) -> None:
         job = self._jobs.add(event)
+        self._shares.join(job)
         self._paths.plan(job.units, event.at)
         after = [self._jobs[other] for other in job.after if other in self._jobs]
         if any(other.ended and not may_follow(job, other.id, job_status(other)) for other in after):

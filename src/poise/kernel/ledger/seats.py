@@ -5,15 +5,17 @@ from poise.kernel.ledger.changes import Changes
 from poise.kernel.ledger.nodes import Nodes
 from poise.kernel.ledger.quotas import Quotas
 from poise.kernel.ledger.room import Room
+from poise.kernel.ledger.shares import Shares
 from poise.kernel.ledger.units import UnitState
 from poise.model.decisions import Spot
 
 
 class Seats(Room):
-    """Keeps `Nodes`, `Quotas` and `Active` in step: only this room adds and removes held room."""
+    """Keeps `Nodes`, `Quotas`, `Shares` and `Active` in step: only this room adds and removes held room."""
 
-    def __init__(self, active: Active, nodes: Nodes, quotas: Quotas, changes: Changes) -> None:
-        self._active, self._nodes, self._quotas, self._changes = active, nodes, quotas, changes
+    def __init__(self, active: Active, nodes: Nodes, quotas: Quotas, shares: Shares, changes: Changes) -> None:
+        self._active, self._nodes, self._quotas, self._shares = active, nodes, quotas, shares
+        self._changes = changes
 
     def take(self, unit: UnitState, index: int, spot: Spot, *, queued: bool = False) -> None:
         """Give the next attempt of a task its place."""
@@ -23,6 +25,7 @@ class Seats(Room):
         task.ending = None
         self._active.seat(unit, index, spot.node, shape)
         self._quotas.count(unit, shape, 1)
+        self._shares.count(unit, index, begins=True)
         self._nodes.take(spot.node, unit, shape, spot.devices, queued=queued)
         self._changes.residents.pop(unit.id, None)
         self._changes.rows.add(spot.node)
@@ -32,6 +35,7 @@ class Seats(Room):
         task, shape = unit.tasks[index], unit.shape
         self._active.unseat(unit, index, task.node, shape)
         self._quotas.count(unit, shape, -1)
+        self._shares.count(unit, index, begins=False)
         self._nodes.give_back(task.node, unit, shape, task.devices)
         self._changes.residents.pop(unit.id, None)
         self._changes.rows.add(task.node)

@@ -19,6 +19,7 @@ from poise.model.notices import Notify
 from poise.model.profiles import Profile
 from poise.model.quotas import Quota
 from poise.model.recurring import Rule
+from poise.model.share_tree import ShareTree
 from poise.model.tenants import DEFAULT, Token
 from poise.model.trees import Tree
 
@@ -34,7 +35,8 @@ class JobState(msgspec.Struct, gc=False):
     that are dealt with, each with why it could not be delivered, if so. Of one that serves calls,
     `calls` is the book of them and the units are its workers. Where only so many parts of a task run at once, `turns`
     is, by task, how many have had their turn beyond the first. `secrets` are sealed; `tree` is
-    what it brings along. `held_for` is why Poise has put it on hold; empty where a user has.
+    what it brings along. `held_for` is why Poise has put it on hold; empty where a user has. It counts for a `project`,
+    if it names one, and for the share `leaf`, where any are declared.
     """
 
     id: str
@@ -63,6 +65,8 @@ class JobState(msgspec.Struct, gc=False):
     notify: Notify | None = None
     notified: dict[str, str] = {}
     tree: Tree | None = None
+    project: str = ""
+    leaf: str = ""
 
     def sealed_texts(self) -> Iterator[str]:
         """Those of the job and of its units."""
@@ -144,10 +148,18 @@ class Firing(msgspec.Struct, frozen=True):
     over: bool = False
 
 
+class Debt(msgspec.Struct, frozen=True, array_like=True):
+    """What a share owes, in nano-dollars, as of an instant."""
+
+    value: int
+    at: int
+
+
 class State(msgspec.Struct):
     """Everything that a checkpoint holds. `yielded` says which units have yielded to which that still wait.
     `quotas` are by tenant, `cordons` by the identity of a device, `firings` by
     rule and subject as `RULE/SUBJECT`. `actions_spent` are instants of the actions of rules in the last hour.
+    `debts` are by the name of a node of the `share_tree`.
     """
 
     revision: int = 0
@@ -179,6 +191,8 @@ class State(msgspec.Struct):
     rule_policies: dict[str, dict[str, Any]] = {}
     firings: dict[str, Firing] = {}
     actions_spent: list[int] = []
+    share_tree: ShareTree | None = None
+    debts: dict[str, Debt] = {}
 
     def fork(self, jobs: Collection[str] | None = None) -> "State":
         """A copy that changes by itself, of all jobs or of these. What nothing changes any more is shared: jobs that
@@ -195,7 +209,7 @@ class State(msgspec.Struct):
         made.yielded, made.quotas, made.tokens = dict(self.yielded), dict(self.quotas), dict(self.tokens)
         made.cordons, made.firings = dict(self.cordons), dict(self.firings)
         made.rules, made.rule_policies = dict(self.rules), dict(self.rule_policies)
-        made.actions_spent = self.actions_spent.copy()
+        made.actions_spent, made.debts = self.actions_spent.copy(), dict(self.debts)
         made.schedules = {schedule_id: copy(schedule) for schedule_id, schedule in self.schedules.items()}
         return made
 
@@ -254,10 +268,11 @@ def tenant_of_queue(queue: str) -> str:
 
 
 def queue_of(job: Job | JobState, unit: Unit) -> str:
-    """Name of the queue of a unit. Units in one queue are alike for placement and are served in order; tenants, graphs,
-    deadlines and gangs have queues of their own."""
+    """Name of the queue of a unit. Units in one queue are alike for placement and are served in order; tenants, shares,
+    graphs, deadlines and gangs have queues of their own."""
     apart = len(job.units) > 1 or unit.deadline or len(unit.tasks) > 1 or unit.variants or unit.weight != 1000
     own = job.id if apart or unit.work != NO_WORK or unit.serves else ""
     own = f"{job.id}.{unit.name}" if unit.phases else own
-    whose = "" if job.tenant == DEFAULT else f"{job.tenant}:"
+    leaf = job.leaf if isinstance(job, JobState) else ""
+    whose = f"{job.tenant}:{leaf}:" if leaf else "" if job.tenant == DEFAULT else f"{job.tenant}:"
     return f"{whose}{int(unit.priority)}/{unit.shape.key()}/{unit.kind}/{own}"

@@ -1,0 +1,95 @@
+"""`poise usage`."""
+
+import csv
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from poise.cli import output
+from poise.cli.moments import time_of
+from poise.cli.output import Column, Shown
+from poise.client import current_home
+from poise.errors import SpecError
+from poise.model.document import near
+
+if TYPE_CHECKING:  # the ledger brings numpy
+    from poise.model.reports import UsageRow
+
+BY = ("day", "tenant", "project", "user", "model")
+FIGURES = ("attempts", "device_hours", "core_hours", "charge")
+FORMS = ("table", "json", "csv", "openmetrics")
+
+
+@click.command()
+@click.option("--since", metavar="TIME", default="30d", show_default=True, help="Begin here: 7d, 2026-12-01, …")
+@click.option(
+    "--by", "fields", metavar="FIELDS", default="day,tenant,model", show_default=True, help=f"{', '.join(BY)}."
+)
+@click.option("--tenant", default="", metavar="NAME", help="Only the work of this tenant.")
+@output.forms(*FORMS)
+def usage(since: str, fields: str, tenant: str, form: str) -> int:
+    """Show who used what, and the charge: device hours, and core hours of work without devices. It reads the log, with
+    or without a running control plane.
+
+    A device is charged by its price in the fleet file, else in the shares, else by the catalogue. Days are in UTC.
+    """
+    by = [field.strip() for field in fields.split(",") if field.strip()]
+    for field in by:
+        if field not in BY:
+            hint = near(field, BY) or f"known: {', '.join(BY)}"
+            raise SpecError(f"usage is not counted by `{field}`", field="--by", have=field, hint=hint)
+    from poise.cli import offline
+
+    told = offline.usage(current_home(), time_of(since, "--since"), by, tenant)
+    if form == "csv":
+        _print_csv(told, by)
+    elif form == "openmetrics":
+        click.echo(open_metrics(told, by), nl=False)
+    else:
+        return output.show(lambda: _shown(told, by), form, watch=False)
+    return 0
+
+
+def _print_csv(rows: "Sequence[UsageRow]", by: Sequence[str]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([*by, *FIGURES])
+    for row in rows:
+        writer.writerow([*(getattr(row, field) for field in by), *(_number(getattr(row, name)) for name in FIGURES)])
+
+
+def open_metrics(rows: "Sequence[UsageRow]", by: Sequence[str]) -> str:
+    """The text of OpenMetrics 1.0: gauges with a label for each field."""
+    families = (
+        ("poise_usage_device_hours", "Device hours that work held", "device_hours"),
+        ("poise_usage_core_hours", "Core hours that work without devices held", "core_hours"),
+        ("poise_usage_charge_dollars", "Charge for what work held", "charge"),
+    )
+    lines = []
+    for name, about, figure in families:
+        lines += [f"# HELP {name} {about}.", f"# TYPE {name} gauge"]
+        for row in rows:
+            labels = ",".join(f'{field}="{_escaped(str(getattr(row, field)))}"' for field in by)
+            lines.append(f"{name}{{{labels}}} {_number(getattr(row, figure))}")
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.6f}".rstrip("0").rstrip(".")
+
+
+def _shown(rows: "list[UsageRow]", by: Sequence[str]) -> Shown:
+    columns = [Column(field.upper(), [getattr(row, field) or "-" for row in rows]) for field in by]
+    columns += [
+        Column("ATTEMPTS", [str(row.attempts) for row in rows], right=True),
+        Column("DEVICE HOURS", [f"{row.device_hours:,.2f}" for row in rows], right=True),
+        Column("CORE HOURS", [f"{row.core_hours:,.2f}" for row in rows], right=True),
+        Column("CHARGE", [f"${row.charge:,.2f}" for row in rows], right=True),
+    ]
+    names = [" ".join(getattr(row, field) or "-" for field in by) for row in rows]
+    return Shown(rows, names, columns, nothing="poise: nothing was used in this time; `--since 90d` looks further back")

@@ -1,0 +1,66 @@
+"""Who used what, and what it costs: held room by day, tenant, project, user and model of device, from the log."""
+
+from collections.abc import Collection, Iterator
+from datetime import UTC, datetime
+
+from poise.kernel.follow import Following, Seen
+from poise.kernel.ledger import Ledger
+from poise.model.reports import UsageRow
+from poise.model.resources import WHOLE
+from poise.model.share_tree import CPU, ShareTree
+from poise.units import HOUR, SECOND
+
+BY = ("day", "tenant", "project", "user", "model")
+"""What usage can be told by."""
+
+_DAY = 86400
+
+
+class Accounts(Following):
+    """Follows a log from the state in `ledger` on, which it changes."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ended: list[Seen] = []
+        super().__init__(ledger)
+
+    def on_end(self, attempt: Seen) -> None:
+        self._ended.append(attempt)
+
+    def usage(self, since: int, now: int, by: Collection[str] = BY, tenant: str = "") -> list[UsageRow]:
+        """What was held between two instants, by these fields; of one tenant, where one is named. In their order."""
+        tree = self.ledger.shares.tree or ShareTree()
+        sums: dict[tuple[str, ...], list[float]] = {}
+        for attempt in (*self._ended, *self.open.values()):
+            begin = attempt.started if attempt.queued else attempt.placed
+            if (tenant and attempt.tenant != tenant) or not begin:
+                continue
+            devices = len(attempt.devices) * attempt.shape.share / WHOLE
+            cores = 0.0 if attempt.devices else attempt.shape.cpu / 1000
+            price = attempt.price or devices * tree.price(attempt.model) if devices else cores * tree.price(CPU)
+            told = {"tenant": attempt.tenant, "project": attempt.project, "user": attempt.user, "model": attempt.model}
+            for number, (day, time) in enumerate(self._days(max(begin, since), min(attempt.ended or now, now))):
+                told["day"] = day
+                key = tuple(told[name] if name in by else "" for name in BY)
+                total = sums.setdefault(key, [0.0, 0.0, 0.0, 0.0])
+                hours = time / HOUR
+                for place, amount in enumerate((number == 0, devices * hours, cores * hours, price * hours / 1e6)):
+                    total[place] += amount
+        return [
+            UsageRow(
+                **dict(zip(BY, key, strict=True)),
+                attempts=int(total[0]),
+                device_hours=total[1],
+                core_hours=total[2],
+                charge=total[3],
+            )
+            for key, total in sorted(sums.items())
+        ]
+
+    def _days(self, begin: int, end: int) -> Iterator[tuple[str, int]]:
+        """The days in UTC between two instants, and the nanoseconds of each."""
+        while begin < end:
+            wall = self.ledger.leader.wall(begin)
+            left = round((_DAY - wall % _DAY) * SECOND) or 1
+            until = min(end, begin + left)
+            yield f"{datetime.fromtimestamp(wall, UTC):%Y-%m-%d}", until - begin
+            begin = until

@@ -1,0 +1,455 @@
+"""Fair shares in decisions: who is served first, what may be lent, and what may be taken back.
+
+Of one class, work within a guarantee goes before work that borrows. Among those that borrow, the node of the tree goes
+first whose *level* is lowest: its debt, and what it borrows now for some hours more, over its weight. It is compared
+from the top of the tree down, among the nodes of one parent, as in Slurm's Fair Tree. Within a leaf the order is that
+of the policy.
+
+A unit of one leaf is never stopped for one of another leaf, unless the two nodes below their common parent allow it:
+the one that loses borrows, and the one that gains is within its guarantee afterwards, or its level is no higher than
+that of the other. Such a change can not be undone by the same rule, so that no two nodes stop each other in turn.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heapreplace
+from itertools import pairwise
+from math import log, log2
+from typing import NamedTuple
+
+import msgspec
+
+from poise.model.decisions import Reason
+from poise.model.fleet import OPEN, Fleet, Ints
+from poise.model.resources import Shape
+from poise.model.share_tree import (
+    CPU,
+    GPU,
+    OTHERS,
+    WEIGHT,
+    Amounts,
+    ShareView,
+    amounts_of,
+    borrowed_of,
+    sum_of,
+    told,
+    unused_of,
+)
+from poise.model.views import Candidate, Snapshot
+from poise.policy.feasible import ability
+from poise.units import HOUR, format_duration
+
+AHEAD = 16
+"""What is borrowed now counts in a level as if it went on for one part in so many of the half-life."""
+
+NEVER = 2**200
+"""The level of what has no weight and borrows."""
+
+
+class Claim(NamedTuple):
+    """Whose a unit is, and what it holds or would hold."""
+
+    leaf: str
+    amounts: Mapping[str, int]
+
+
+class Standing:
+    """How all nodes of the tree stand while a plan is made: `count` what is placed and what is asked to yield."""
+
+    def __init__(self, view: ShareView) -> None:
+        self.tree = view.tree
+        self.nodes = view.tree.nodes
+        self.debts = view.debts
+        self.held = [dict(held) for held in view.held]
+        self._places = {node.name: place for place, node in enumerate(self.nodes)}
+        self._paths: dict[str, tuple[int, ...]] = {}
+        self._rates: list[int | None] = [None] * len(self.nodes)
+        self.has_limits = any(node.limit for node in self.nodes)
+        self.keeps = [place for place, node in enumerate(self.nodes) if not node.lends and node.guaranteed]
+
+    def copy(self) -> "Standing":
+        return Standing(ShareView(self.tree, tuple(self.held), tuple(self.debts)))
+
+    def path(self, leaf: str) -> tuple[int, ...]:
+        """The places of a leaf and of all nodes above it, from the top down."""
+        path = self._paths.get(leaf)
+        if path is None:
+            place, found = self._places.get(leaf, self._places[OTHERS]), list[int]()
+            while place >= 0:
+                found.append(place)
+                place = self.nodes[place].parent
+            path = self._paths[leaf] = tuple(reversed(found))
+        return path
+
+    def count(self, leaf: str, amounts: Mapping[str, int], sign: int = 1) -> None:
+        """The leaf holds so much more, or less."""
+        for place in self.path(leaf):
+            held = self.held[place]
+            for model, amount in amounts.items():
+                held[model] = held.get(model, 0) + sign * amount
+            self._rates[place] = None
+
+    def rate(self, place: int) -> int:
+        """What a node borrows: nano-dollars an hour."""
+        rate = self._rates[place]
+        if rate is None:
+            rate = self._rates[place] = self._rate_of(place, self.held[place])
+        return rate
+
+    def _rate_of(self, place: int, held: Mapping[str, int]) -> int:
+        price = self.tree.price
+        over = borrowed_of(held, self.nodes[place].guaranteed, price)
+        return sum(amount * price(model) for model, amount in over.items())
+
+    def _rate_with(self, place: int, amounts: Mapping[str, int]) -> int:
+        held = dict(self.held[place])
+        for model, amount in amounts.items():
+            held[model] = held.get(model, 0) + amount
+        return self._rate_of(place, held)
+
+    def is_within(self, place: int, amounts: Mapping[str, int]) -> bool:
+        """Whether a node could hold so much more without borrowing more."""
+        return bool(self.nodes[place].guaranteed) and self._rate_with(place, amounts) <= self.rate(place)
+
+    def level(self, place: int) -> int:
+        """What a node owes and borrows, over its weight; the lowest is served first."""
+        node, ahead = self.nodes[place], self.tree.half_life // AHEAD
+        owes = self.debts[place] + self.rate(place) * ahead // HOUR
+        if node.weight:
+            return owes * WEIGHT // node.weight
+        return NEVER if owes else 0
+
+    def claim(self, candidate: Candidate, fleet: Fleet) -> Claim:
+        """What a unit would hold in its least size: on devices that its leaf is guaranteed, or else the cheapest."""
+        shape, tasks = candidate.shape, candidate.least or candidate.tasks
+        if not shape.gpus:
+            return Claim(candidate.leaf, amounts_of(shape, CPU, tasks))
+        models = models_for(shape, fleet)
+        path = self.path(candidate.leaf)
+        best: tuple[int, int, str] | None = None
+        for model in models:
+            amounts = amounts_of(shape, model, tasks)
+            outside = sum(not self.is_within(place, amounts) for place in path)
+            best = min(best or (outside, self.tree.price(model), model), (outside, self.tree.price(model), model))
+        return Claim(candidate.leaf, amounts_of(shape, best[2] if best else "", tasks))
+
+    def promise(self, leaving: Iterable[Claim], coming: Iterable[Claim]) -> None:
+        """Count as gone what was asked to make room, and as there for whom it was asked."""
+        for claim in leaving:
+            self.count(*claim, -1)
+        for claim in coming:
+            self.count(*claim)
+
+    # --- who may stop whom -------------------------------------------------------------------------------------------
+
+    def apart(self, leaf: str, other: str) -> tuple[int, int] | None:
+        """The places of the two nodes below the lowest common one; None where both are of one leaf."""
+        for mine, theirs in zip(self.path(leaf), self.path(other), strict=False):
+            if mine != theirs:
+                return mine, theirs
+        return None
+
+    def is_owed(self, gains: Claim, loses: Claim) -> bool:
+        """Whether one that is counted holds, within its guarantee, what the other's node borrows."""
+        parted = self.apart(gains.leaf, loses.leaf)
+        return parted is not None and self.rate(parted[1]) > 0 and self._was_within(parted[0], gains.amounts)
+
+    def may_stop(self, gains: Claim, loses: Claim) -> bool:
+        """Whether one that is counted for may stop another, which is counted still."""
+        parted = self.apart(gains.leaf, loses.leaf)
+        if parted is None:
+            return True
+        mine, theirs = parted
+        if self.is_owed(gains, loses):
+            return True
+        if not self.rate(theirs):
+            return False
+        self.count(loses.leaf, loses.amounts, -1)
+        lawful = self.level(mine) <= self.level(theirs)
+        self.count(loses.leaf, loses.amounts)
+        return lawful
+
+    def _was_within(self, place: int, amounts: Mapping[str, int]) -> bool:
+        """Whether a node holds so much of what it holds within its guarantee."""
+        less = {model: -amount for model, amount in amounts.items()}
+        return bool(self.nodes[place].guaranteed) and self.rate(place) <= self._rate_with(place, less)
+
+    def unlawful(
+        self, gains: Sequence[Claim], stops: Sequence[tuple[int, Claim]], counted: Collection[int] = ()
+    ) -> set[int]:
+        """Numbers of the `stops` that may not be; each is for the gain of the number that it names. Gains are counted
+        here, unless they are `counted` already. Stops are looked at one after the other, and those that are lawful once
+        more when all is done, for what one node gains by later ones.
+        """
+        refused: set[int] = set()
+        while True:
+            trial, there = self.copy(), set(counted)
+            accepted: list[tuple[int, Claim, Claim]] = []
+            for number, (of, loses) in enumerate(stops):
+                if number in refused:
+                    continue
+                comes = of not in there
+                if comes:
+                    trial.count(*gains[of])
+                if trial.may_stop(gains[of], loses):
+                    there.add(of)
+                    accepted.append((number, gains[of], loses))
+                    trial.count(*loses, -1)
+                else:
+                    refused.add(number)
+                    if comes:
+                        trial.count(*gains[of], -1)
+            broken = [number for number, gaining, loses in accepted if not trial.is_lawful(gaining, loses)]
+            if not broken:
+                self.held, self._rates = trial.held, trial._rates
+                return refused
+            refused.add(broken[-1])
+
+    def is_lawful(self, gains: Claim, loses: Claim) -> bool:
+        """Whether one may have stopped another, as all stands now that it has."""
+        parted = self.apart(gains.leaf, loses.leaf)
+        if parted is None:
+            return True
+        mine, theirs = parted
+        return self._was_within(mine, gains.amounts) or self.level(mine) <= self.level(theirs)
+
+    # --- what may be had ---------------------------------------------------------------------------------------------
+
+    def room_in_limits(self, leaf: str, shape: Shape, model: str, most: int) -> int:
+        """For how many tasks of a shape, on this model, all limits above a leaf have room."""
+        each = amounts_of(shape, model)
+        for place in self.path(leaf) if each else ():
+            limit, held = self.nodes[place].limit, self.held[place]
+            for named, bound in limit.items():
+                if need := sum_of(each, named):
+                    most = min(most, max(0, bound - sum_of(held, named)) // need)
+        return most
+
+    def kept_free(self, leaf: str) -> Amounts:
+        """What nodes that do not lend are guaranteed and do not use, as far as the leaf is not of them."""
+        kept: Amounts = {}
+        own = self.path(leaf)
+        for place in self.keeps:
+            if place in own:
+                continue
+            unused = unused_of(self.nodes[place].guaranteed, self.held[place])
+            for model, amount in unused.items():
+                kept[model] = kept.get(model, 0) + amount
+        return kept
+
+
+def models_for(shape: Shape, fleet: Fleet) -> list[str]:
+    """The names of the models of device that could serve a shape."""
+    able = ability(fleet, shape).models
+    return list(dict.fromkeys(model.called for model, can in zip(fleet.models, able, strict=False) if can))
+
+
+def by_share(view: Snapshot, ordered: Sequence[Candidate], pressed: Collection[str]) -> list[Candidate]:
+    """The candidates of a view in the order in which they are served, from that of the policy: what has to start now to
+    be on time, then by class as it was declared, and in a class by share. As they are, where no shares are declared.
+    """
+    if view.shares is None:
+        return list(ordered)
+    standing = Standing(view.shares)
+    lanes: dict[int, list[Candidate]] = {}
+    for one in ordered:
+        lanes.setdefault(-1 if one.unit in pressed else one.priority, []).append(one)
+    return [one for number in sorted(lanes) for one in _merged(standing, view.fleet, lanes[number])]
+
+
+_Key = tuple[bool, int, int]
+"""Whether it borrows, its level, and the place of its next unit in the order of the policy."""
+
+
+def _merged(standing: Standing, fleet: Fleet, ones: Sequence[Candidate]) -> list[Candidate]:
+    """Those of one lane, counted as they are taken."""
+    waiting: dict[int, deque[int]] = {}
+    for number, one in enumerate(ones):
+        waiting.setdefault(standing.path(one.leaf)[-1], deque()).append(number)
+    if len(waiting) < 2:
+        for one in ones:
+            standing.count(*standing.claim(one, fleet))
+        return list(ones)
+    below: dict[int, list[int]] = {}
+    for leaf in waiting:
+        path = (-1, *standing.path(standing.nodes[leaf].name))
+        for above, place in pairwise(path):
+            children = below.setdefault(above, [])
+            if place not in children:
+                children.append(place)
+    heaps: dict[int, list[tuple[_Key, int]]] = {}
+
+    def first(place: int) -> int:
+        return waiting[place][0] if place in waiting else heaps[place][0][0][2]
+
+    def key(place: int) -> _Key:
+        number = first(place)
+        claim = standing.claim(ones[number], fleet)
+        return not standing.is_within(place, claim.amounts), standing.level(place), number
+
+    def build(place: int) -> None:
+        for child in below[place]:
+            if child not in waiting:
+                build(child)
+        heaps[place] = [(key(child), child) for child in below[place]]
+        heapify(heaps[place])
+
+    build(-1)
+    merged = []
+    while heaps[-1]:
+        down = [-1]
+        while down[-1] not in waiting:
+            down.append(heaps[down[-1]][0][1])
+        one = ones[waiting[down[-1]].popleft()]
+        merged.append(one)
+        standing.count(*standing.claim(one, fleet))
+        for above, place in zip(reversed(down[:-1]), reversed(down[1:]), strict=True):
+            if waiting.get(place) or heaps.get(place):
+                heapreplace(heaps[above], (key(place), place))
+            else:
+                heappop(heaps[above])
+    return merged
+
+
+# --- in words --------------------------------------------------------------------------------------------------------
+
+
+class Ratio(NamedTuple):
+    """A node among those beside it: its part of their weights, and of what they owe (none: nobody owes anything)."""
+
+    share: float
+    used: float | None
+
+
+def ratio(standing: Standing, place: int) -> Ratio:
+    """How a node stands among those beside it."""
+    beside = [other for other, node in enumerate(standing.nodes) if node.parent == standing.nodes[place].parent]
+    weights = sum(standing.nodes[other].weight for other in beside if standing.nodes[other].kind != "others")
+    own = standing.nodes[place].weight
+    if standing.nodes[place].kind == "others" or not weights:
+        weights += own
+    owed = sum(standing.debts[other] for other in beside)
+    return Ratio(own / weights if weights else 0.0, standing.debts[place] / owed if owed else None)
+
+
+def level_in(standing: Standing, one: int, other: int) -> int | None:
+    """Nanoseconds until two nodes owe the same for their weights, if both go on with what they borrow now; None if they
+    never do.
+    """
+    life = standing.tree.half_life
+    weights = [max(1, standing.nodes[place].weight) for place in (one, other)]
+    owed = [standing.debts[place] / weight for place, weight in zip((one, other), weights, strict=True)]
+    rates = (standing.rate(place) for place in (one, other))
+    ends = [rate * life / HOUR / log(2) / weight for rate, weight in zip(rates, weights, strict=True)]
+    apart, at_last = owed[0] - owed[1], ends[0] - ends[1]
+    if not apart:
+        return 0
+    if at_last == apart or not 0 < (left := at_last / (at_last - apart)) < 1:
+        return None
+    return round(-life * log2(left))
+
+
+def served_first(view: Snapshot, candidate: Candidate) -> str:
+    """Why a unit is served before those of other shares, or which share goes before its own and until when; empty where
+    no shares are declared.
+    """
+    if view.shares is None:
+        return ""
+    standing, fleet = Standing(view.shares), view.fleet
+    waiting: dict[int, Candidate] = {}
+    for one in view.candidates:
+        for place in standing.path(one.leaf):
+            waiting.setdefault(place, one)
+
+    def key(place: int, unit: Candidate) -> tuple[bool, int]:
+        return not standing.is_within(place, standing.claim(unit, fleet).amounts), standing.level(place)
+
+    for own in standing.path(candidate.leaf):
+        parent, mine = standing.nodes[own].parent, key(own, candidate)
+        others = [
+            (key(place, unit), place)
+            for place, unit in waiting.items()
+            if place != own and standing.nodes[place].parent == parent
+        ]
+        if not others or min(others)[0] >= mine:
+            continue
+        (borrows, _), first = min(others)
+        name, other = standing.nodes[own].name, standing.nodes[first].name
+        if not borrows and mine[0]:
+            return f"share `{other}` is served first: it is within its guarantee, and `{name}` borrows"
+        at = level_in(standing, own, first)
+        until = f"; level in {format_duration(at)} (P50, if both go on as now)" if at else ""
+        told = f"it has used {_used(standing, first)} of its share of late, `{name}` {_used(standing, own)}"
+        return f"share `{other}` is served first: {told}{until}"
+    place = standing.path(candidate.leaf)[0]
+    within = standing.is_within(place, standing.claim(candidate, fleet).amounts)
+    why = "it is within its guarantee" if within else "no share that waits has used less of its own"
+    return f"its share `{standing.nodes[place].name}` is served first: {why}"
+
+
+def _used(standing: Standing, place: int) -> str:
+    share, used = ratio(standing, place)
+    return f"{100 * used / share:.0f} %" if used is not None and share else "none"
+
+
+# --- what is left ----------------------------------------------------------------------------------------------------
+
+
+def confined(standing: Standing, fleet: Fleet, share: Ints, candidate: Candidate) -> Candidate | tuple[Reason, ...]:
+    """The unit, on those models and in that size only that limits and what is not lent leave to it; or the reasons why
+    it waits. `share` is what is free of each device, as it is in `Fleet.device_share`.
+    """
+    if not (standing.has_limits or standing.keeps):
+        return candidate
+    shape, needed = candidate.shape, candidate.least or candidate.tasks
+    models = models_for(shape, fleet) if shape.gpus else [CPU]
+    sizes = {model: standing.room_in_limits(candidate.leaf, shape, model, candidate.tasks) for model in models}
+    allowed = [model for model in models if sizes[model] >= needed]
+    if models and not allowed:
+        return (Reason(code="LIMIT", subject=candidate.leaf, need=_asks(shape, needed)),)
+    if shape.gpus and standing.keeps:
+        kept = standing.kept_free(candidate.leaf)
+        free = free_devices(fleet, share)
+        need = shape.gpus * shape.share * needed
+        spare = sum(free.values()) - sum_of(kept, GPU)
+        path = standing.path(candidate.leaf)
+
+        def is_own(model: str) -> bool:
+            return any(standing.is_within(place, {model: need}) for place in path)
+
+        lent = [
+            model
+            for model in allowed
+            if is_own(model) or (free.get(model, 0) - kept.get(model, 0) >= need and spare >= need)
+        ]
+        if not lent:
+            owners = ", ".join(standing.nodes[place].name for place in standing.keeps)
+            return (Reason(code="NOT_LENT", subject=candidate.leaf, have=owners, need=_asks(shape, needed)),)
+        allowed = lent
+    size = max((sizes[model] for model in allowed), default=candidate.tasks)
+    changes: dict[str, object] = {}
+    if len(allowed) < len(models) and all(allowed):
+        changes["shape"] = msgspec.structs.replace(
+            shape, wants=msgspec.structs.replace(shape.wants, models=tuple(allowed))
+        )
+    if size < candidate.tasks:
+        changes["tasks"] = size
+    return msgspec.structs.replace(candidate, **changes) if changes else candidate
+
+
+def free_devices(fleet: Fleet, share: Ints) -> Amounts:
+    """Thousandths of devices of open nodes that nobody holds, by model."""
+    free: Amounts = {}
+    for index, model in enumerate(fleet.models):
+        if model.kind != "cpu":
+            here = (fleet.device_model == index) & (fleet.closed == OPEN)[:, None]
+            free[model.called] = free.get(model.called, 0) + int(share[here].clip(0).sum())
+    return free
+
+
+def _asks(shape: Shape, tasks: int) -> str:
+    [(named, amount)] = amounts_of(shape, GPU, tasks).items()
+    return told(named, amount)
+
+
+__all__ = ["Claim", "Standing", "by_share", "confined", "served_first"]

@@ -1,0 +1,144 @@
+"""Fair shares in one round: how the nodes of the tree stand, with what is placed and what is asked to yield."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from poise.model.decisions import Reason, Spot
+from poise.model.fleet import Resident
+from poise.model.resources import Shape
+from poise.model.share_tree import CPU, Amounts, amounts_of, amounts_there
+from poise.model.views import Candidate
+from poise.policy.entitled import Claim, Standing, confined, models_for
+from poise.policy.place import Draft
+from poise.policy.reclaim import Preemption, cost_of, may_be_asked
+
+
+class Shared:
+    """Units that were promised room count as if they had it, and those that make it as if they were gone."""
+
+    def __init__(self, draft: Draft) -> None:
+        view = draft.view
+        if view.shares is None:
+            raise ValueError("no shares are declared")
+        self._draft, self._fleet = draft, draft.fleet
+        self.standing = Standing(view.shares)
+        self._units: dict[str, list[Resident]] = {}
+        for residents in self._fleet.residents:
+            for one in residents:
+                self._units.setdefault(one.unit, []).append(one)
+        self._promised: dict[str, Claim] = {}
+        self.young = 0
+        """The next instant at which one of the borrowers that were looked for last will have run for long enough."""
+        gains = frozenset(view.yielded.values())
+        for candidate in view.candidates if gains else ():
+            if candidate.unit in gains:
+                self._promised[candidate.unit] = self.standing.claim(candidate, self._fleet)
+        for unit in view.yielded:
+            if unit in self._units and self._units[unit][0].stopping:
+                self._count(self._held(unit), -1)
+        for claim in self._promised.values():
+            self._count(claim)
+
+    def confined(self, candidate: Candidate) -> Candidate | tuple[Reason, ...]:
+        """As `entitled.confined` has it. A unit that was promised room does not count against itself."""
+        if (claim := self._promised.pop(candidate.unit, None)) is not None:
+            self._count(claim, -1)
+        if candidate.recovering:
+            return candidate
+        return confined(self.standing, self._fleet, self._draft.share, candidate)
+
+    def place(self, candidate: Candidate, shape: Shape, spots: Sequence[Spot]) -> None:
+        """It holds room from now on."""
+        for spot in spots:
+            node = self._fleet.nodes[self._fleet.rows[spot.node]]
+            self.standing.count(candidate.leaf, amounts_there(shape, node, spot.devices))
+
+    def room_to_grow(self, resident: Resident, most: int) -> int:
+        """How many more tasks limits allow."""
+        model = resident.model if resident.shape.gpus else CPU
+        return self.standing.room_in_limits(resident.leaf, resident.shape, model, most)
+
+    def own_models(self, candidate: Candidate, shape: Shape) -> list[str] | None:
+        """The models of device that are its share's own; None where all that can run it are."""
+        models = models_for(shape, self._fleet)
+        needed, path = candidate.least or candidate.tasks, self.standing.path(candidate.leaf)
+        own = [
+            model
+            for model in models
+            if all(self.standing.is_within(place, amounts_of(shape, model, needed)) for place in path[:1])
+        ]
+        return None if len(own) == len(models) else own
+
+    def is_entitled(self, candidate: Candidate) -> bool:
+        """Whether any node above the unit could hold it within its guarantee."""
+        claim = self.standing.claim(candidate, self._fleet)
+        return any(self.standing.is_within(place, claim.amounts) for place in self.standing.path(candidate.leaf))
+
+    def borrowers(self, candidate: Candidate, shape: Shape, rules: Preemption, asked: Collection[str]) -> list[str]:
+        """Units that may be stopped because their share borrows what this one's is guaranteed, those that lose least
+        first: no more of a share than it borrows.
+        """
+        trial, now = self.standing.copy(), self._draft.view.now
+        self.young = 0
+        claim = trial.claim(candidate, self._fleet)
+        trial.count(*claim)
+        could = [
+            of[0]
+            for unit, of in self._units.items()
+            if unit not in asked
+            and of[0].preemptible
+            and of[0].running
+            and not of[0].stopping
+            and (candidate.serves or not of[0].serves)
+            and (of[0].shape.gpus > 0) == (shape.gpus > 0)
+        ]
+        found = []
+        for one in sorted(could, key=lambda one: (cost_of(one, now), -one.since, one.ordinal)):
+            loses = self._held(one.unit)
+            if not trial.is_owed(claim, loses):
+                continue
+            if now < (at := may_be_asked(one, rules)):
+                self.young = min(self.young or at, at)
+            else:
+                trial.count(*loses, -1)
+                found.append(one.unit)
+        return found
+
+    def spared(self, one: Candidate | Resident) -> frozenset[str]:
+        """Units that may not be stopped for this one."""
+        if isinstance(one, Candidate):
+            gains = self.standing.claim(one, self._fleet)
+            trial = self.standing.copy()
+            trial.count(*gains)
+        else:
+            gains, trial = self._held(one.unit), self.standing
+        return frozenset(unit for unit in self._units if not trial.may_stop(gains, self._held(unit)))
+
+    def agree(self, candidate: Candidate, shape: Shape, leaves: Mapping[str, Sequence[int] | None]) -> bool:
+        """Whether so many tasks of these units (None: all) may all be stopped for it; then they are counted as gone,
+        and this one as there.
+        """
+        stops = [(0, self._held(unit, tasks)) for unit, tasks in leaves.items()]
+        model = next((model for _, loses in stops for model in loses.amounts if model != CPU), CPU)
+        gains = Claim(candidate.leaf, amounts_of(shape, model, candidate.least or candidate.tasks))
+        trial = self.standing.copy()
+        if trial.unlawful([gains], stops):
+            return False
+        self.standing = trial
+        return True
+
+    def _held(self, unit: str, tasks: Collection[int] | None = None) -> Claim:
+        """What a running unit holds, or these of its tasks."""
+        of = self._units[unit]
+        total: Amounts = {}
+        for one in of:
+            if tasks is None or one.task in tasks:
+                model = one.model if one.shape.gpus else CPU
+                for named, amount in amounts_of(one.shape, model).items():
+                    total[named] = total.get(named, 0) + amount
+        return Claim(of[0].leaf, total)
+
+    def _count(self, claim: Claim, sign: int = 1) -> None:
+        self.standing.count(claim.leaf, claim.amounts, sign)
+
+
+__all__ = ["Shared"]
