@@ -25,7 +25,12 @@ FORMS = ("table", "json", "csv", "openmetrics")
 @click.command()
 @click.option("--since", metavar="TIME", default="30d", show_default=True, help="Begin here: 7d, 2026-12-01, …")
 @click.option(
-    "--by", "fields", metavar="FIELDS", default="day,tenant,model", show_default=True, help=f"{', '.join(BY)}."
+    "--by",
+    "fields",
+    metavar="FIELDS",
+    default="day,tenant,model",
+    show_default=True,
+    help="Fields to count by: day, tenant, project, user, model.",
 )
 @click.option("--tenant", default="", metavar="NAME", help="Only the work of this tenant.")
 @output.forms(*FORMS)

@@ -60,7 +60,7 @@ REASONS = {
     "NO_NODES": "no node has joined yet",
     "QUOTA": "the quota of {subject} has {have} left, {need} needed",
     "LIMIT": "the limit of the share {subject} leaves no room for {need}",
-    "NOT_LENT": "what is free is guaranteed to {have}, and not lent; {need} needed",
+    "NOT_LENT": "the free room is guaranteed to {have}, which does not lend it; {need} needed",
     "ABOVE_SHARE": "it would take from {subject}, whose share is no larger",
     "NEEDS": "waits for {need}",
     "AFTER": "waits for job {need}",

@@ -378,7 +378,7 @@ def served_first(view: Snapshot, candidate: Candidate) -> str:
         if not borrows and mine[0]:
             return f"share `{other}` is served first: it is within its guarantee, and `{name}` borrows"
         at = level_in(standing, own, first)
-        until = f"; level in {format_duration(at)} (P50, if both go on as now)" if at else ""
+        until = f"; level in {format_duration(at)} (P50, at the present rates)" if at else ""
         told = f"it has used {_used(standing, first)} of its share of late, `{name}` {_used(standing, own)}"
         return f"share `{other}` is served first: {told}{until}"
     place = standing.path(candidate.leaf)[0]
