@@ -56,6 +56,7 @@ from poise.model.reports import (
     PlanReport,
     PolicyReport,
     PolicyRequest,
+    Promotion,
     QuotaReport,
     RefusalsReport,
     RuleAnswer,
@@ -466,17 +467,28 @@ class Client:
         answer = RuleAnswer(rule=rule, subject=subject, allowed=allowed)
         return self._call("POST", "/v1/rules/answers", RuleDone, answer)
 
-    def shadow(self) -> ShadowReport:
-        """The shadow policy, and the comparison of its plans with those of the current policy."""
-        return self._call("GET", "/v1/shadow", ShadowReport)
+    def roll_back_policy(self) -> PolicyReport:
+        """Go back to the policy that decided before the current one. Raises `NotFound` where there was none."""
+        return self._call("POST", "/v1/policy/rollback", PolicyReport, timeout=THOUGHT)
+
+    def shadows(self) -> list[ShadowReport]:
+        """The policies in shadow, each with the comparison of its plans and its simulated fleet with the current
+        policy.
+        """
+        return self._call("GET", "/v1/shadow", list[ShadowReport], timeout=THOUGHT)
 
     def start_shadow(self, policy: str | Mapping[str, Any]) -> ShadowReport:
-        """Start a shadow policy, by its name or the content of a file. Its plans have no effect."""
+        """Put a policy in shadow, by its name or the content of a file. Its plans have no effect."""
         return self._call("PUT", "/v1/shadow", ShadowReport, _policy_request(policy), timeout=THOUGHT)
 
-    def stop_shadow(self) -> ShadowReport:
-        """Stop the shadow policy; returns its report."""
-        return self._call("DELETE", "/v1/shadow", ShadowReport)
+    def stop_shadow(self, policy: str) -> ShadowReport:
+        """End the shadow of a policy; returns its report. Raises `NotFound`."""
+        return self._call("DELETE", f"/v1/shadow/{_part(policy)}", ShadowReport, timeout=THOUGHT)
+
+    def promote(self, policy: str, *, force: bool = False) -> PolicyReport:
+        """Let a policy in shadow decide. Raises `Conflict` where its figures do not speak for it, unless by `force`."""
+        promotion = Promotion(force=force)
+        return self._call("POST", f"/v1/shadow/{_part(policy)}/promotion", PolicyReport, promotion, timeout=THOUGHT)
 
     def whoami(self, within: float = PATIENCE) -> WhoReport:
         """The tenant and the role of the token that this client has. `within`: time limit in seconds."""

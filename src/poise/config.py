@@ -280,6 +280,11 @@ class Home(msgspec.Struct, frozen=True):
         return self.root / "traces"
 
     @property
+    def shadow(self) -> Path:
+        """Policies in shadow, what came of them, and the lock of the process of their simulated fleets."""
+        return self.root / "shadow"
+
+    @property
     def messages(self) -> Path:
         """What control plane, agent and supervisor have to say."""
         return self.root / "poise.log"

@@ -118,7 +118,7 @@ def compare(asked: Asked, policies: Sequence[str], watch: Watch = lambda number,
     for name in policies:
         tried(choose(name, asked.field))  # before anything long begins
     asked = msgspec.structs.replace(asked, spans=asked.spans // len(policies))
-    loaded = _loaded(asked)
+    loaded = load(asked)
     workload, fleet = loaded.workload, loaded.fleet
     if len(policies) == 1:
         tell = _told(len(workload.arrivals), lambda far: watch(0, far))
@@ -147,7 +147,7 @@ def compare(asked: Asked, policies: Sequence[str], watch: Watch = lambda number,
     )
 
 
-class _Loaded(NamedTuple):
+class Loaded(NamedTuple):
     """The files, read."""
 
     workload: Workload
@@ -171,7 +171,8 @@ def _fleet(asked: Asked) -> DeclaredFleet:
         return compile_fleet(document)
 
 
-def _loaded(asked: Asked) -> _Loaded:
+def load(asked: Asked) -> Loaded:
+    """Read the files. Raises `PoiseError` for what cannot be read."""
     fleet = _fleet(asked)
     world = PLAIN
     if asked.world is not None:
@@ -185,10 +186,10 @@ def _loaded(asked: Asked) -> _Loaded:
     workload = read_trace(asked.trace, options, asked.format)
     if not workload.throughputs:
         workload = with_speeds(workload, fleet.throughputs)
-    return _Loaded(workload, fleet, world, nemeses)
+    return Loaded(workload, fleet, world, nemeses)
 
 
-def _notes(loaded: _Loaded) -> Iterator[str]:
+def _notes(loaded: Loaded) -> Iterator[str]:
     yield from loaded.workload.notes
     missing = left_out(loaded.nemeses)
     if missing:
@@ -257,7 +258,7 @@ def _at_rates(truth: Truth, rates: Mapping[str, float]) -> Truth:
     return msgspec.structs.replace(truth, pace=msgspec.structs.replace(pace, rates=rates))
 
 
-def _trial(asked: Asked, loaded: _Loaded, policy: ClusterPolicy, tell: Callable[[int, int], None]) -> Result:
+def _trial(asked: Asked, loaded: Loaded, policy: ClusterPolicy, tell: Callable[[int, int], None]) -> Result:
     settings = Settings(seed=asked.seed, every=asked.every, throughputs=loaded.fleet.throughputs)
     return simulate(
         loaded.workload,
@@ -348,7 +349,7 @@ def _in_process(asked: Asked, policy: str, number: int) -> bytes:
     def hear(far: Far) -> None:
         _far[0][3 * number : 3 * number + 3] = list(far)
 
-    loaded = _loaded(asked)
+    loaded = load(asked)
     jobs = len(loaded.workload.arrivals)
     result = _trial(asked, loaded, tried(choose(policy, asked.field)), _told(jobs, hear))
     hear(Far(jobs, jobs, result.measures.makespan / SECOND))

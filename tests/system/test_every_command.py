@@ -56,7 +56,9 @@ WORKS = {
     "incidents": "incidents --json",
     "drain": "drain --json --undo NODE",
     "policy": "policy show --json",
-    "shadow": "shadow --json",
+    "shadow": "shadow ls --json",
+    "promote": "promote --json --force fifo",
+    "rollback": "rollback --json",
     "rules": "rules --json",
     "quota": "quota --json",
     "shares": "shares --json",
@@ -112,6 +114,9 @@ def names(shared: Living) -> Iterator[dict[str, str]]:
     runs = shared.poise("submit", "--cpu", "10m", "--", "sleep", "600").text.strip()
     until(lambda: shared.client().job(runs).status == "running", "it runs")
     shared.poise("quota", "ann", "--cpu", "1")
+    for policy in ("fifo", "poise"):  # so that there is one to go back to
+        shared.poise("policy", "set", policy)
+    shared.poise("shadow", "start", "fifo")
     yield {"JOB": job, "WAITS": waits, "RUNS": runs, "NODE": node}
     if shared.pid("control"):
         shared.client().cancel(runs)

@@ -14,6 +14,7 @@ import pytest
 
 from poise.control.decider import FAILED, IN_A_ROW, InlineDecider, WorkerDecider, try_out
 from poise.drivers.plugins import Choice, choose
+from poise.engine.paired import FEWEST
 from poise.errors import SpecError
 from poise.model.decisions import Plan
 from poise.model.times import Times
@@ -184,27 +185,72 @@ def test_the_policy_is_set_while_poise_is_up(living: Living, packages: Path) -> 
 
 def test_a_policy_in_shadow_is_compared_and_decides_nothing(living: Living, packages: Path) -> None:
     start(living, packages, "poise")
-    assert living.poise("shadow").err.startswith("poise: no policy is in shadow")
-    assert living.poise("shadow", "smallest-first").code == 0
+    assert living.poise("shadow").err.startswith("no policy is in shadow")
+    assert living.poise("shadow", "start", "smallest-first").code == 0
     blocker = living.poise("submit", "--json", "--", "sleep", "600").value["job"]
     until(lambda: living.client().job(blocker).status == "running", "it runs")
-    until(lambda: living.poise("shadow", "--json").value["rounds"], "it is asked")
+    until(lambda: living.poise("shadow", "report", "--json").value["rounds"], "it is asked")
     assert living.poise("cancel", blocker).code == 0
     assert living.poise("run", "--", "true").code == 0
-    told = living.poise("shadow", "--stop", "--json").value
+    told = living.poise("shadow", "stop", "smallest-first", "--json").value
     assert told["policy"].startswith("smallest-first@") and told["failed"] == 0
     assert told["same"] + len(told["differences"]) == told["rounds"]
     assert {placed["why"]["policy"] for placed in events(living, "placed")} == {"poise"}
-    assert living.poise("shadow", "--json").value["policy"] == ""
+    assert living.poise("shadow", "ls", "--json").value == []
     until(lambda: not worker(living), "its process has ended")
+    until(lambda: not fleets(living), "nothing is simulated any more")
+
+
+def fleets(living: Living) -> int:
+    """The process of simulated fleets; 0 if there is none."""
+    return next((pid for pid, line in living.processes().items() if "poise.control.worlds" in line), 0)
+
+
+def test_a_policy_in_shadow_has_a_simulated_fleet_is_promoted_and_rolled_back(living: Living, packages: Path) -> None:
+    """The process of the fleet is killed, and finds the same again; the control plane is, and the shadow goes on."""
+    start(living, packages, "poise")
+    assert living.poise("shadow", "start", "srtf").code == 0
+
+    def jobs() -> int:
+        shown = living.poise("shadow", "report", "--json")
+        return int(shown.value["world"]["jobs"]) if shown.code == 0 and shown.value["world"] else -1
+
+    until(lambda: fleets(living), "it runs")
+    until(lambda: jobs() >= 0, "it has begun")
+    for _ in range(FEWEST + 2):
+        assert living.poise("submit", "--", "true").code == 0
+    until(lambda: jobs() >= FEWEST, "it has seen them")
+    report = living.poise("shadow", "report").text
+    assert "mean completion" in report and "90% interval" in report
+    seen, killed = jobs(), fleets(living)
+    kill(killed)
+    kill(living.pid("control"))
+    until(lambda: fleets(living) not in (0, killed), "it was started again")
+    until(lambda: jobs() >= seen, "it has found the same again")
+    refused = living.poise("promote", "srtf", "--json")
+    assert (refused.code, "may be no better" in refused.error["message"]) == (1, True), refused
+    assert refused.error["hint"] == "`poise promote srtf --force`"
+    assert living.client().policy().policy == "poise"
+    assert living.poise("promote", "srtf", "--force").code == 0
+    assert living.client().policy().policy == "srtf"
+    assert living.poise("shadow", "ls", "--json").value == []
+    assert living.poise("rollback").code == 0
+    assert living.client().policy().policy == "poise"
+    said = [line["what"] for line in living.poise("audit", "--json").value]
+    assert any(
+        text.startswith("set the policy to srtf (by force: its mean completion may be no better") for text in said
+    )
+    assert said[-1] == "set the policy to poise (rolled back)"
 
 
 def test_a_bad_policy_in_shadow_harms_nobody(living: Living, packages: Path) -> None:
     start(living, packages, "poise", "300ms")
     for policy in ("waits", "ends", "lies"):
-        assert living.poise("shadow", policy).code == 0
+        assert living.poise("shadow", "start", policy).code == 0
         until(lambda: living.poise("run", "--", "true").code == 0
-              and living.poise("shadow", "--json").value["failed"] > 0, "it has failed")  # fmt: skip
+              and living.poise("shadow", "report", policy, "--json").value["failed"] > 0, "it has failed")  # noqa: B023  # fmt: skip
+    refused = living.poise("shadow", "start", "fifo", "--json")
+    assert (refused.code, refused.error["need"]) == (1, "at most 3"), "one that waits for ever is in a slot of its own"
     assert events(living, "policy-failed") == []
     assert {placed["why"]["policy"] for placed in events(living, "placed")} == {"poise"}
 

@@ -55,7 +55,9 @@ COMMANDS = {
     "bench-devices": ("poise.cli.bench_devices", "Measure the speed of this machine's devices"),
     "catalogue": ("poise.cli.catalogue", "List the device models that Poise knows, with sources"),
     "policy": ("poise.cli.policy", "Show or change the scheduling policy"),
-    "shadow": ("poise.cli.policy", "Compare a policy with the current one, on live views"),
+    "shadow": ("poise.cli.shadow", "Compare policies with the current one, without an effect"),
+    "promote": ("poise.cli.shadow", "Let a policy in shadow decide from now on"),
+    "rollback": ("poise.cli.shadow", "Restore the policy that decided before"),
     "usage": ("poise.cli.usage", "Show who used what, and the charge"),
     "shares": ("poise.cli.shares", "Show, foresee and set fair shares of tenants"),
     "rules": ("poise.cli.rules", "Show, test and load rules that act on the fleet"),
@@ -71,6 +73,7 @@ COMMANDS = {
     "replay": ("poise.cli.replay", "Repeat the decisions of a log, and compare"),
     "simulate": ("poise_lab.cli.simulate", "Simulate a policy on a recorded trace"),
     "compare": ("poise_lab.cli.simulate", "Compare policies on one recorded trace"),
+    "tune": ("poise_lab.cli.tune", "Find the numbers of a policy that suit a trace"),
     "rehearse": (
         "poise_lab.cli.rehearse",
         "Simulate a service on recorded requests: latencies, use and cost",
@@ -98,11 +101,11 @@ GROUPS = {
         "bench-devices",
         "catalogue",
     ),
-    "Policies": ("policy", "shadow", "rules"),
+    "Policies": ("policy", "shadow", "promote", "rollback", "rules"),
     "Services": ("serve", "services", "rehearse"),
     "Users": ("token", "whoami", "quota", "shares", "usage", "audit"),
     "Log": ("events", "decisions", "timeline", "report", "hotspots", "replay"),
-    "Simulation": ("simulate", "compare", "faults", "demo"),
+    "Simulation": ("simulate", "compare", "tune", "faults", "demo"),
     "Files and shells": ("schema", "completion"),
 }
 """The commands as `poise --help` lists them; those that a beginner needs come first."""

@@ -594,7 +594,7 @@ def _is_up(home: Home) -> bool:
 
 def _other_locks(home: Home) -> Iterator[Path]:
     """Of what a supervisor keeps beside the control plane, and leaves behind if it is killed."""
-    yield from (*_cluster_locks(home), *_node_locks(home), home.traces / "lock")
+    yield from (*_cluster_locks(home), *_node_locks(home), home.traces / "lock", home.shadow / "lock")
     dashboard = found(home)
     if dashboard is not None and dashboard.kept:
         yield home.dashboard

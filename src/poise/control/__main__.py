@@ -57,6 +57,7 @@ from poise.drivers.sqlite import SqliteStore
 from poise.drivers.system import boot_id, boottime, making_records, open_many_files, settle_memory
 from poise.drivers.tidy import remove_abandoned
 from poise.drivers.whole import write_whole
+from poise.drivers.worlds import read_asked
 from poise.engine.host import load_ledger
 from poise.errors import Conflict, InputError, PoiseError, SpecError, StoreAway
 from poise.kernel.controller import Controller, Settings
@@ -229,6 +230,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     tidying = [asyncio.create_task(_tidy_folders(plane, home, files)), asyncio.create_task(_tidy_messages(home))]
     tidying.append(asyncio.create_task(Notifier(plane, Targets(home)).run()))
     tidying += [asyncio.create_task(incidents.run()), asyncio.create_task(incidents.tell(Targets(home)))]
+    tidying.append(asyncio.create_task(deciders.resume(read_asked(home))))
     tidying += [asyncio.create_task(anomalies.run()), asyncio.create_task(Objectives(plane, home, incidents).run())]
     tidying.append(asyncio.create_task(Loglines(plane, home.logs).run()))
     if beyond is not None:  # what nodes of other homes send is kept here, where there may be no agent

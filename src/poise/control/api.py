@@ -40,14 +40,24 @@ from poise.drivers import dashboards
 from poise.drivers.captures import captures_of, read_capture
 from poise.drivers.clusters import kept_cluster
 from poise.drivers.joblogs import Wanted, follow_job
-from poise.drivers.plugins import Choice, choose, choose_document, choose_rule_policy, is_file, policy_settings
+from poise.drivers.plugins import (
+    Choice,
+    choice_before,
+    choose,
+    choose_document,
+    choose_rule_policy,
+    is_file,
+    policy_settings,
+)
 from poise.drivers.security import caller_key, same_token, worker_key
 from poise.drivers.series import Series
 from poise.drivers.system import Effort
 from poise.drivers.tidy import remove_folders
 from poise.drivers.vault import Vault
+from poise.drivers.worlds import Asked, read_asked, read_told, write_asked
 from poise.engine.lookahead import LookAhead
-from poise.errors import Denied, Forbidden, NotFound, NotLeading, SpecError, StoreFull
+from poise.engine.paired import in_words, not_to_promote, world_report
+from poise.errors import Conflict, Denied, Forbidden, NotFound, NotLeading, SpecError, StoreFull
 from poise.kernel import messages, whatif
 from poise.kernel.audit import audit_report
 from poise.kernel.changing import to_remove
@@ -105,6 +115,7 @@ from poise.model.reports import (
     PlanReport,
     PolicyReport,
     PolicyRequest,
+    Promotion,
     QuotaReport,
     RefusalsReport,
     RuleAnswer,
@@ -1148,22 +1159,68 @@ def make_app(
         )
         return RuleDone(rule=data.rule, subject=data.subject, actions=tuple(done))
 
-    @routes.get("/v1/shadow", summary="The shadow policy, and its comparison", role=OPERATOR)
-    async def shadow() -> ShadowReport:
-        return deciders.shadow()
+    @routes.post("/v1/policy/rollback", summary="Go back to the policy before", status=202, role=ADMIN)
+    async def roll_back(bearer: Bearer) -> PolicyReport:
+        plane.check_leading()
+        before = (await plane.settled()).leader.before
+        if not before:
+            raise NotFound("no other policy has decided before", field="policy", hint="`poise policy set NAME`")
+        await deciders.try_out(choice_before(before))
+        told = {**before, "asked": plane.clock.wall(), "why": "rolled back"}
+        await plane.request(lambda request: messages.Configure(request=request, bearer=bearer, **told))
+        forget_policy(home)
+        return policy_report(await plane.settled())
 
-    @routes.put("/v1/shadow", summary="Start a shadow policy", status=202, role=ADMIN)
+    def shadow_report(report: ShadowReport) -> ShadowReport:
+        """With what its simulated fleet has brought."""
+        told = read_told(home)
+        world = world_report(told, report.policy, plane.clock.wall()) if told is not None else None
+        return msgspec.structs.replace(report, world=world)
+
+    @routes.get("/v1/shadow", summary="The policies in shadow, each with its comparison", role=OPERATOR)
+    async def shadows() -> list[ShadowReport]:
+        return [await asyncio.to_thread(shadow_report, report) for report in deciders.shadows()]
+
+    @routes.put("/v1/shadow", summary="Put a policy in shadow", status=202, role=ADMIN)
     async def start_shadow(data: PolicyRequest) -> ShadowReport:
         plane.check_leading()
         choice = chosen(data)
-        await deciders.start_shadow(choice)
-        return deciders.shadow()
+        asked = Asked(choice=choice, since=plane.clock.wall())
+        await deciders.start_shadow(choice, asked.since)
+        write_asked(home, [*(one for one in read_asked(home) if one.choice.label != choice.label), asked])
+        return next(report for report in deciders.shadows() if report.policy == choice.label)
 
-    @routes.delete("/v1/shadow", summary="Stop the shadow policy", status=202, role=ADMIN)
-    async def stop_shadow() -> ShadowReport:
-        told = deciders.shadow()
-        deciders.stop_shadow()
+    @routes.delete("/v1/shadow/{policy}", summary="End the shadow of a policy", status=202, role=ADMIN)
+    async def stop_shadow(policy: str) -> ShadowReport:
+        label = deciders.shadow(policy).label
+        found = next(report for report in deciders.shadows() if report.policy == label)
+        told = await asyncio.to_thread(shadow_report, found)
+        end_shadow(label)
         return told
+
+    def end_shadow(label: str) -> None:
+        deciders.stop_shadow(label)
+        write_asked(home, [one for one in read_asked(home) if one.choice.label != label])
+
+    @routes.post("/v1/shadow/{policy}/promotion", summary="Let a policy in shadow decide", status=202, role=ADMIN)
+    async def promote(bearer: Bearer, policy: str, data: Promotion) -> PolicyReport:
+        plane.check_leading()
+        choice = deciders.shadow(policy)
+        found = next(report for report in deciders.shadows() if report.policy == choice.label)
+        world = (await asyncio.to_thread(shadow_report, found)).world
+        reason = not_to_promote(world)
+        if reason and not data.force:
+            what, hint = f"`{choice.label}` is not promoted: {reason}", f"`poise promote {policy} --force`"
+            raise Conflict(what, field="policy", need="an interval that excludes no better", hint=hint)
+        why = f"by force: {reason}"
+        if world is not None and not reason:
+            why = f"mean completion {in_words(world.figures[0])} of {world.jobs} jobs in shadow"
+        await deciders.try_out(choice)
+        told = policy_settings(choice, plane.clock.wall())
+        await plane.request(lambda request: messages.Configure(request=request, bearer=bearer, why=why, **told))
+        forget_policy(home)
+        end_shadow(choice.label)
+        return policy_report(await plane.settled())
 
     @routes.get("/v1/tokens", summary="Created tokens, including the latest revoked ones", role=ADMIN)
     async def tokens() -> list[TokenReport]:

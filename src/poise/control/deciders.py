@@ -1,18 +1,22 @@
-"""Who decides: the policy in charge, as the log has it, and one in shadow beside it."""
+"""Who decides: the policy in charge, as the log has it, and some in shadow beside it."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from poise.control.decider import Answered, InlineDecider, WorkerDecider, decider_for, load
 from poise.control.shadow import Shadow
 from poise.drivers.plugins import Choice, check_needs, choice_of
-from poise.errors import SpecError
+from poise.drivers.worlds import Asked
+from poise.errors import Conflict, NotFound, PoiseError, SpecError
 from poise.model.decisions import Plan
 from poise.model.events import Began
 from poise.model.reports import ShadowReport
 from poise.model.times import Times
 from poise.model.views import Snapshot
 from poise.policy.suites import SAFE_POLICY, ClusterPolicy, policy_named
+
+MOST_SHADOWS = 3
+"""Policies in shadow at once: each may take a twentieth of the loop's time."""
 
 _log = logging.getLogger("poise.control")
 
@@ -28,7 +32,7 @@ class Deciders:
         self._label = ""
         self._current: InlineDecider | WorkerDecider = InlineDecider(policy_named(SAFE_POLICY))
         self._prepared: dict[str, WorkerDecider] = {}
-        self._shadow: Shadow | None = None
+        self._shadows: dict[str, Shadow] = {}
 
     async def prepare(self, choice: Choice) -> None:
         """Load a policy that is about to be in charge, well or badly."""
@@ -46,35 +50,60 @@ class Deciders:
         await self.prepare(choice)
 
     def decide(self, view: Snapshot, answer: Answered, /) -> None:
-        shadow = self._shadow
-        if shadow is None:
+        if not self._shadows:
             self._in_charge().decide(view, answer)
             return
 
         def told(plan: Plan) -> None:
             answer(plan)
-            shadow.ask(view, plan)
+            for shadow in self._shadows.values():
+                shadow.ask(view, plan)
 
         self._in_charge().decide(view, told)
 
-    async def start_shadow(self, choice: Choice) -> None:
-        """Ask this policy too from now on. Raises `SpecError` where it cannot be loaded here."""
+    async def start_shadow(self, choice: Choice, since: float) -> None:
+        """Ask this policy too from now on; it has been in shadow `since` then. Raises `SpecError` where it cannot be
+        loaded here, and `Conflict` where there are too many.
+        """
+        if len(self._shadows.keys() | {choice.label}) > MOST_SHADOWS:
+            have = ", ".join(self._shadows)
+            what, hint = "too many policies are in shadow", f"poise shadow stop {next(iter(self._shadows))}"
+            raise Conflict(what, need=f"at most {MOST_SHADOWS}", have=have, hint=hint)
         check_needs(choice)
         await load(choice, self._times)
-        shadow = Shadow(choice, self._times)
+        shadow = Shadow(choice, self._times, since)
         await shadow.ready()
-        self.stop_shadow()
-        self._shadow = shadow
+        self.stop_shadow(choice.label)
+        self._shadows[choice.label] = shadow
 
-    def stop_shadow(self) -> None:
-        """Ask no policy but the one in charge."""
-        if self._shadow is not None:
-            self._shadow.close()
-        self._shadow = None
+    async def resume(self, asked: Iterable[Asked]) -> None:
+        """Ask those that were in shadow when a control plane of this home ended. One that is not to be had is left out,
+        and its failure logged.
+        """
+        for one in asked:
+            try:
+                await self.start_shadow(one.choice, one.since)
+            except PoiseError as error:
+                _log.error("policy %s cannot be in shadow: %s", one.choice.label, error)
 
-    def shadow(self) -> ShadowReport:
-        """What is known of the policy in shadow."""
-        return self._shadow.report() if self._shadow is not None else ShadowReport()
+    def stop_shadow(self, label: str) -> None:
+        """Ask this policy no more."""
+        shadow = self._shadows.pop(label, None)
+        if shadow is not None:
+            shadow.close()
+
+    def shadows(self) -> list[ShadowReport]:
+        """What is known of the policies in shadow."""
+        return [shadow.report() for shadow in self._shadows.values()]
+
+    def shadow(self, name: str) -> Choice:
+        """The choice of the policy in shadow that has this label, or this name. Raises `NotFound`."""
+        for label, shadow in self._shadows.items():
+            if name in (label, label.partition("@")[0]):
+                return shadow.choice
+        have = ", ".join(self._shadows) or "none"
+        hint = f"poise shadow start {name}"
+        raise NotFound(f"the policy `{name}` is not in shadow", field="policy", have=have, hint=hint)
 
     def imagined(self) -> ClusterPolicy:
         """The policy in charge, to be asked what if on another thread."""
@@ -84,7 +113,8 @@ class Deciders:
         """End what works for it."""
         self._close_prepared()
         self._current.close()
-        self.stop_shadow()
+        for label in list(self._shadows):
+            self.stop_shadow(label)
 
     def _in_charge(self) -> "InlineDecider | WorkerDecider":
         began = self._began()

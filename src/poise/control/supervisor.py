@@ -9,7 +9,8 @@ What nodes of an earlier fleet left running is ended once, by an agent that reti
 A gateway (`poise serve`) of this home whose processes were all killed is started again, at the same address; one that
 was told to end is not, and none ends with this process.
 
-With `--traces URL` the exporter of traces runs beside them, with `--dashboard` the dashboard.
+With `--traces URL` the exporter of traces runs beside them, with `--dashboard` the dashboard; while a policy is in
+shadow (`shadow/asked.json`), the process of its simulated fleet.
 
 A child that ends is started again, at once the first time and after a pause that doubles to five seconds when it keeps
 ending. A control plane that ends with code 0 was told to, with code 3 cannot start until a person acts: then the agents
@@ -243,6 +244,18 @@ def exporters(home: str, options: list[str]) -> list[Child]:
     return [Child(program, os.path.join(home, "traces", "lock"))]
 
 
+class Fleets(Child):
+    """The process of simulated fleets, which runs while a policy is in shadow, and ends by itself then."""
+
+    def __init__(self, home: str) -> None:
+        self.asked = os.path.join(home, "shadow", "asked.json")
+        super().__init__([sys.executable, "-m", "poise.control.worlds", home], os.path.join(home, "shadow", "lock"))
+
+    def start_if_due(self) -> None:
+        if os.path.exists(self.asked):
+            super().start_if_due()
+
+
 def every_folder(node: str, nodes: str) -> list[str]:
     """Of every node that this machine has ever been."""
     there = [os.path.join(nodes, name) for name in sorted(os.listdir(nodes))] if os.path.isdir(nodes) else []
@@ -257,7 +270,7 @@ def run(home: str, options: list[str]) -> int:
         defaults=ONE_THREAD,
     )
     nodes, retiring = ([], []) if NO_AGENT in options else agents(home)
-    beside = [*exporters(home, options), *dashboards(home, options)]
+    beside = [*exporters(home, options), *dashboards(home, options), Fleets(home)]
     serving: dict[str, Gateway] = {}
     keeps_gateways = UNTIL_IDLE not in options
     stopping = False

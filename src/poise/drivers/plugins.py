@@ -239,6 +239,11 @@ def choice_of(began: Began | Settings) -> Choice:
     return msgspec.structs.replace(choice, foreign=bool(_foreign_points(choice)))
 
 
+def choice_before(before: dict[str, Any]) -> Choice:
+    """What was chosen by the words of `Configured`. Raises `SpecError` where it is not to be had here."""
+    return choice_of(Settings(policy=before["policy"], recipe=before["recipe"], code=before["code"]))
+
+
 def policy_settings(choice: Choice, asked: float) -> dict[str, Any]:
     """What a control plane is told of a policy that somebody asked for at `asked`, in seconds since 1970."""
     recipe = msgspec.to_builtins(choice.recipe) if choice.recipe else {}

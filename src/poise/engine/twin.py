@@ -20,11 +20,11 @@ from poise.engine.timeline import Process, SimulatedClock, Timeline, Timer
 from poise.errors import PoiseError
 from poise.kernel.controller import Controller, Settings
 from poise.kernel.ledger import Ledger, UnitState, attempt_of
-from poise.kernel.messages import Decided, Drain, GiveUp, Message, Reply, Submit
+from poise.kernel.messages import Decided, Drain, GiveUp, Message, Reply, Submit, TakeIn
 from poise.model.decisions import Plan
 from poise.model.events import Event
 from poise.model.fleet import model_under
-from poise.model.jobs import ALL, Ending, Outcome, Speedups
+from poise.model.jobs import ALL, Ending, Job, Outcome, Speedups
 from poise.model.load import Load
 from poise.model.messages import (
     Attempt,
@@ -203,6 +203,9 @@ class Twin:
     which is `began` on the log's clock. `ledger` starts it from a state that was recorded, as of the instant `at` of
     its log; `truths` says what the work in it really has to do, by unit, and `progress` what of that earlier attempts
     have kept. What runs on its nodes goes on there when they are added.
+
+    Where a truth is not known to its end, a unit that comes to the end of what is known is `unsure`, and time has to
+    stand still until the twin is told more (`learn`).
     """
 
     def __init__(
@@ -240,6 +243,7 @@ class Twin:
         self._inherited = {unit.id for unit in ledger.active.values()}
         self._reports: dict[str, tuple[list[Running], list[Ended], list[Told]]] = {}
         self._speedups: dict[str, Speedups] = {}
+        self.unsure: set[str] = set()
         self._spread: set[str] = set()
         settings = msgspec.structs.replace(
             settings, policy=policy.name, dead_after=0, poll=0, checkpoint_every=2**62, declared=tuple(ledger.nodes)
@@ -289,6 +293,32 @@ class Twin:
     def arrive(self, arrival: Arrival) -> None:
         """A job that will be submitted at its instant."""
         self.timeline.call_at(arrival.at, self._submit, arrival)
+
+    def take_in(self, job: Job, truths: Mapping[str, Truth], at: int) -> None:
+        """A job that another control plane accepts at this instant, under the id that it has there; truths by unit."""
+        self._truths.update(truths)
+        self.timeline.call_at(at, self.host.ask, partial(TakeIn, job=job), lambda reply: None)
+
+    def learn(self, unit: str, truth: Truth) -> None:
+        """More is known of what a unit has to do; its pace is the same as before."""
+        self._truths[unit] = truth
+        self.unsure.discard(unit)
+        work = self._work.get(unit)
+        if work is not None:
+            self._come_to(work)
+            work.truth = truth
+            self._foresee(work)
+
+    def renew(self, node: Node, at: int) -> None:
+        """A node that joins at this instant, comes back, or offers other devices."""
+        self.timeline.call_at(at, self._renew, node)
+
+    def _renew(self, node: Node) -> None:
+        known = self.nodes.get(node.name)
+        if known is not None and known.up:
+            self.change(node)
+        else:
+            self._join([node])
 
     def lose(self, node: str, at: int, *, detected_after: int = DETECTED_AFTER) -> None:
         """A node that goes away, and all that it runs."""
@@ -517,7 +547,15 @@ class Twin:
             left -= truth.pace.left(truth.until, work.seats)
         if left < FOREVER:
             at = max(self.timeline.now, work.since) + max(0, round(left * work.slowdown * SECOND))
-            work.timer = self.timeline.call_at(at, self._end, work, truth.outcome)
+            if truth.known:
+                work.timer = self.timeline.call_at(at, self._end, work, truth.outcome)
+            else:
+                work.timer = self.timeline.call_at(at, self._ask, work)
+
+    def _ask(self, work: _Work) -> None:
+        """Nobody knows whether it ends here."""
+        work.timer = None
+        self.unsure.add(work.unit.id)
 
     def _come_to(self, work: _Work) -> None:
         """Its progress is what it has reached by now."""

@@ -89,7 +89,7 @@ def _in_words(event: AUDITED) -> str:
             name = f" ({token.name})" if token.name else ""
             return f"added token {token.id}{name}: {token.role.name.lower()} of {token.tenant}"
         case Configured():
-            return f"set the policy to {event.policy}"
+            return f"set the policy to {event.policy}{f' ({event.why})' if event.why else ''}"
         case RulesSet():
             names = [str(rule["name"]) for rule in event.document.get("rules", ())]
             return f"set the rules to {some(names, FEW)}" if names else "removed the rules"

@@ -73,6 +73,7 @@ from poise.kernel.messages import (
     SetRules,
     SetShares,
     Submit,
+    TakeIn,
     TryRecover,
 )
 from poise.kernel.outage import Outage
@@ -444,6 +445,8 @@ class Controller:
                 return self._on_durable(message.revision)
             case Submit():
                 self._answer(message.request, lambda: self._submit(message, now))
+            case TakeIn():
+                self._answer(message.request, lambda: self._admit(message.job, "", "", now))
             case Decided():
                 self._decided(message.plan, message.view, now)
             case Cancel():
@@ -811,9 +814,11 @@ class Controller:
         if rule is not None:
             by = message.bearer.token
             return self.turns.add(rule, message.compiled, message.user, message.key, by, now)
-        job = self.would_submit(message.compiled, message.user)
+        return self._admit(self.would_submit(message.compiled, message.user), message.key, message.bearer.token, now)
+
+    def _admit(self, job: Job, key: str, by: str, now: int) -> str:
         undecided = self._dirty or self._deciding
-        self._take_in(job, message.key, message.bearer.token, now)
+        self._take_in(job, key, by, now)
         if (self._closed or self._asks is not None) and not undecided:
             self._dirty = not all(self.ledger.queues.held(unit.queue) for unit in self.ledger.jobs[job.id].units)
         return job.id
@@ -992,6 +997,7 @@ class Controller:
             code=message.code,
             fixed=is_fixed(message.policy),
             by=message.bearer.token,
+            why=message.why,
         )
         self._commit(configured)
         self._watch.triggers = _triggers_of(message.recipe)

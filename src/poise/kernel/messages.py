@@ -10,6 +10,7 @@ from poise.model.calls import FromCaller, FromWorker, ToCaller, ToWorker
 from poise.model.decisions import Plan
 from poise.model.events import Event, Noticed
 from poise.model.incidents import Moment
+from poise.model.jobs import Job
 from poise.model.messages import Attempt, FromAgent, ToAgent
 from poise.model.quotas import Quota
 from poise.model.share_tree import ShareTree
@@ -32,6 +33,15 @@ class Submit(msgspec.Struct, frozen=True):
     user: str = ""
     if_revision: int | None = None
     bearer: Bearer = HOME
+
+
+class TakeIn(msgspec.Struct, frozen=True):
+    """A job that another control plane has accepted, under the id that it has there. Answered with that id. For a
+    control plane that follows the log of the other: nothing is checked again.
+    """
+
+    request: int
+    job: Job
 
 
 class Cancel(msgspec.Struct, frozen=True):
@@ -139,6 +149,7 @@ class Configure(msgspec.Struct, frozen=True):
     asked: float
     recipe: dict[str, Any] = {}
     code: str = ""
+    why: str = ""
     bearer: Bearer = HOME
 
 
@@ -313,6 +324,7 @@ class Decided(msgspec.Struct, frozen=True):
 
 Request = (
     Submit
+    | TakeIn
     | Cancel
     | CancelJobs
     | HoldJob

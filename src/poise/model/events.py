@@ -55,7 +55,8 @@ class Began(msgspec.Struct, frozen=True, tag="began", kw_only=True, omit_default
 
 class Configured(msgspec.Struct, frozen=True, tag="configured", kw_only=True, omit_defaults=True):
     """Another policy decides from here on, as somebody asked for at `asked` (seconds since 1970). It remembers nothing
-    of the one before. The other fields are those of `Began`, and count until the next of both.
+    of the one before. `why` is what spoke for it where it was promoted from shadow, or that it was rolled back. The
+    other fields are those of `Began`, and count until the next of both.
     """
 
     at: int
@@ -65,6 +66,7 @@ class Configured(msgspec.Struct, frozen=True, tag="configured", kw_only=True, om
     code: str = ""
     fixed: bool = False
     by: str = ""
+    why: str = ""
 
 
 def configured(began: Began, event: Configured) -> Began:

@@ -616,14 +616,51 @@ class ShadowDifference(msgspec.Struct, frozen=True, kw_only=True):
     shadow: tuple[str, ...]
 
 
-class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy in shadow, `since` a time in seconds since 1970; no `policy`, no shadow. Of the `rounds` in which it was
-    asked, it decided the `same` as the policy in charge. `live_alone` and `shadow_alone` count decisions that only one
-    of the two made. Views were `passed_over` while it was busy or resting, and in `failed` rounds it had no plan.
-    `differences` are the latest.
+class PairedFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure under the policy that decides (`live`) and under the other one (`shadow`): nanoseconds, a count or a
+    share. Less is better, except of `use`. The `difference` lies between `low` and `high`.
     """
 
-    policy: str = ""
+    name: str
+    of: Literal["time", "count", "share"]
+    live: float
+    shadow: float
+    difference: float
+    low: float
+    high: float
+
+
+class WorldReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The simulated fleet of a policy in shadow, beside that of the policy that decides: `hours` of both, up to `at`
+    (seconds since 1970), which was `late` seconds ago. The intervals of the `figures` hold a part `level`; there are no
+    figures of few `jobs`, of which `ended` have ended in both. The run times of `guessed` units were estimated, and
+    those of `converted` ones were seen on another model of device. `left_out` counts what it does not follow, by kind.
+    `failed` says why the policy decides no more there. `cpu` is the part of a core that it took.
+    """
+
+    at: float
+    late: float
+    hours: float
+    jobs: int
+    ended: int
+    level: float
+    figures: tuple[PairedFigure, ...] = ()
+    guessed: int = 0
+    converted: int = 0
+    left_out: dict[str, int] = {}
+    failed: str = ""
+    cpu: float = 0.0
+
+
+class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy in shadow, `since` a time in seconds since 1970. Of the `rounds` in which it was
+    asked, it decided the `same` as the policy in charge. `live_alone` and `shadow_alone` count decisions that only one
+    of the two made. Views were `passed_over` while it was busy or resting, and in `failed` rounds it had no plan.
+    `differences` are the latest, and `units` those on which the two differed most often. `world` is there once there is
+    something to tell of its simulated fleet.
+    """
+
+    policy: str
     since: float = 0.0
     rounds: int = 0
     same: int = 0
@@ -632,6 +669,14 @@ class ShadowReport(msgspec.Struct, frozen=True, kw_only=True):
     live_alone: int = 0
     shadow_alone: int = 0
     differences: tuple[ShadowDifference, ...] = ()
+    units: dict[str, int] = {}
+    world: WorldReport | None = None
+
+
+class Promotion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request to let a policy in shadow decide; with `force`, whatever its figures say."""
+
+    force: bool = False
 
 
 class PolicyRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

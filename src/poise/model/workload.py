@@ -105,6 +105,8 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     with `outcome` when it has done `until` of its work. With a `telling` it says how it scales when it begins to get
     on, and looks again each `tells` nanoseconds (0: never); with `reports` it says how far it has come when it is
     stopped. An elastic gang that `resizes` says so, and goes on in whatever size it is given.
+
+    Where nobody knows yet how much there is to do, it is not `known`: it is at least `until`, and the twin asks then.
     """
 
     pace: Pace
@@ -119,6 +121,7 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     telling: Telling | None = None
     tells: int = MINUTE
     resizes: bool = False
+    known: bool = True
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True, gc=False):

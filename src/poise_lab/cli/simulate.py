@@ -23,7 +23,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 KNOW = ("oracle", "estimated", "none")
 LONGEST = 40_000 * DAY
 
-FLAGS = (
+TRACE_FLAGS = (
     click.option(
         "--fleet",
         type=click.Path(path_type=Path),
@@ -54,6 +54,10 @@ FLAGS = (
         metavar="FILE",
         help="World file: costs of restarts, losses of nodes, …",
     ),
+)
+
+FLAGS = (
+    *TRACE_FLAGS,
     click.option("--faults", multiple=True, metavar="NAME", help="A nemesis, by name or file. Repeatable."),
     click.option("--until", metavar="TIME", help="Stop at this time: `30d`. [default: when all jobs are over]"),
     click.option(
@@ -83,7 +87,7 @@ def simulate(policy: str, form: str, **flags: Any) -> int:
 
     TRACE is a file, or a home such as ~/.poise: the jobs of its log run again on its nodes.
     """
-    told = _compared(_asked(field="--policy", **flags), [policy], flags["report"])
+    told = _compared(asked_of(field="--policy", **flags), [policy], flags["report"])
     return output.show(lambda: _one(told), form, False)
 
 
@@ -103,12 +107,12 @@ def compare(policies: str, form: str, **flags: Any) -> int:
         raise InputError(
             "name each policy once", field="--policies", have=policies[:80] or "nothing", hint="`--policies fifo,poise`"
         )
-    told = _compared(_asked(field="--policies", **flags), names, flags["report"])
+    told = _compared(asked_of(field="--policies", **flags), names, flags["report"])
     output.show(lambda: _many(told), form, False)
     return max((failure.exit_code for failure in told.failed), default=0)
 
 
-def _asked(
+def asked_of(
     *,
     field: str,
     trace: Path,
@@ -123,12 +127,13 @@ def _asked(
     know: Any,
     seed: int,
     world: Path | None,
-    faults: tuple[str, ...],
-    until: str | None,
-    every: str | None,
-    strict: bool,
-    report: Path | None,
+    faults: tuple[str, ...] = (),
+    until: str | None = None,
+    every: str | None = None,
+    strict: bool = False,
+    report: Path | None = None,
 ) -> "Asked":
+    """What the flags ask for."""
     from poise_lab.compare import SPANS, Asked
     from poise_lab.traces.options import Options
     from poise_lab.traces.plain import parse_mapping

@@ -67,7 +67,7 @@ def offers(*words: str) -> list[str]:
         (["submit", "--name", "--", ""], [":commands"]),
         (["up", "--policy", "st"], ["static", ":files"]),
         (["policy", "set", "st"], ["static", ":files"]),
-        (["shadow", "st"], ["static", ":files"]),
+        (["shadow", "start", "st"], ["static", ":files"]),
         (["up", "--fleet", ""], [":files"]),
         (["completion", "z"], ["zsh"]),
         (["no-such-command", ""], []),

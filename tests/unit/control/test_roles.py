@@ -80,7 +80,9 @@ NEEDS = {
     "POST /v1/rules/answers": Role.OPERATOR,
     "GET /v1/shadow": Role.OPERATOR,
     "PUT /v1/shadow": Role.ADMIN,
-    "DELETE /v1/shadow": Role.ADMIN,
+    "DELETE /v1/shadow/{policy}": Role.ADMIN,
+    "POST /v1/shadow/{policy}/promotion": Role.ADMIN,
+    "POST /v1/policy/rollback": Role.ADMIN,
     "GET /v1/tokens": Role.ADMIN,
     "POST /v1/tokens": Role.ADMIN,
     "DELETE /v1/tokens/{token_id}": Role.ADMIN,
@@ -130,7 +132,12 @@ def walk(job: str = "j9") -> Iterator[tuple[str, str, Role]]:
     for route, role in (NEEDS | BARE).items():
         method, path = route.split()
         path = path.replace("/nodes/{name}", "/nodes/n9").replace("{name}", job).replace("{node}", "n1")
-        path = path.replace("{kind}", "job").replace("{tenant}", "zed").replace("{token_id}", "t99")
+        path = (
+            path.replace("{kind}", "job")
+            .replace("{tenant}", "zed")
+            .replace("{token_id}", "t99")
+            .replace("{policy}", "p9")
+        )
         path = path.replace("{tree}", "f" * 64)
         path = path.replace("{capture}", "main.1.capture-1.stacks.svg")
         if path in ("/v1/events", "/v1/audit"):

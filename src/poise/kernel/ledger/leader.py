@@ -22,8 +22,8 @@ from poise.model.events import (
 
 
 class Leader(Room):
-    """Set by the latest `Began`, and by what was configured since. Owns `term`, `policy`, `history`, `began`, `memory`
-    and `anchor_*`.
+    """Set by the latest `Began`, and by what was configured since. Owns `term`, `policy`, `history`, `began`, `before`,
+    `memory` and `anchor_*`.
     """
 
     def __init__(self, state: State, queues: Queues) -> None:
@@ -68,6 +68,11 @@ class Leader(Room):
         return self._state.began
 
     @property
+    def before(self) -> dict[str, Any]:
+        """The policy before the one that decides, in the words of `Configured`; empty where there was none."""
+        return self._state.before
+
+    @property
     def memory(self) -> dict[str, Any]:
         """The memory that the policy returned with its last plan."""
         return self._state.memory
@@ -105,6 +110,7 @@ class Leader(Room):
         state = self._state
         if event.boot != state.anchor_boot:
             self._queues.stretch_leases(state.now, event.at - state.now)
+        self._keep_policy(event.policy)
         state.term, state.policy, state.began, state.history = event.term, event.policy, event, event.history
         state.memory = {}
         state.anchor_at, state.anchor_wall = event.at, event.wall
@@ -112,10 +118,17 @@ class Leader(Room):
 
     def _configured(self, event: Configured) -> None:
         state = self._state
+        self._keep_policy(event.policy)
         if state.began is not None:
             state.began = configured(state.began, event)
         if event.policy != state.policy:
             state.policy, state.memory = event.policy, {}
+
+    def _keep_policy(self, following: str) -> None:
+        """Another policy is about to decide."""
+        began = self._state.began
+        if began is not None and began.policy != following:
+            self._state.before = {"policy": began.policy, "recipe": began.recipe, "code": began.code}
 
     def _remembered(self, event: Remembered) -> None:
         self._state.memory = msgspec.msgpack.decode(encoder.encode(event.memory))  # as decoded after a restart

@@ -157,9 +157,9 @@ class Debt(msgspec.Struct, frozen=True, array_like=True):
 
 class State(msgspec.Struct):
     """Everything that a checkpoint holds. `yielded` says which units have yielded to which that still wait.
-    `quotas` are by tenant, `cordons` by the identity of a device, `firings` by
-    rule and subject as `RULE/SUBJECT`. `actions_spent` are instants of the actions of rules in the last hour.
-    `debts` are by the name of a node of the `share_tree`.
+    `quotas` are by tenant, `cordons` by the identity of a device, `firings` by rule and subject as `RULE/SUBJECT`.
+    `actions_spent` are instants of the actions of rules in the last hour. `debts` are by the name of a node of the
+    `share_tree`. `before` is the policy that decided before the one that decides now, as `Configured` says it.
     """
 
     revision: int = 0
@@ -193,6 +193,7 @@ class State(msgspec.Struct):
     actions_spent: list[int] = []
     share_tree: ShareTree | None = None
     debts: dict[str, Debt] = {}
+    before: dict[str, Any] = {}
 
     def fork(self, jobs: Collection[str] | None = None) -> "State":
         """A copy that changes by itself, of all jobs or of these. What nothing changes any more is shared: jobs that

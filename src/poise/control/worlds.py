@@ -1,0 +1,247 @@
+"""`python -m poise.control.worlds HOME`: the simulated fleets of the policies in shadow, in a process of their own.
+
+It reads the log of the home, like the exporter of traces, and gives way to everything else on its machine: at most a
+tenth of a core. Each day it begins anew from the state of the log, so that differences do not add up for ever; what was
+found before is kept. If it is killed, it begins again at the same revision, and finds the same. The supervisor keeps it
+alive while a policy is in shadow.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import msgspec
+
+from poise.config import Home
+from poise.drivers.lock import take_lock
+from poise.drivers.logfile import has_log, read_home
+from poise.drivers.messages import Seldom
+from poise.drivers.past import Moment, state_at
+from poise.drivers.plugins import choice_of, tried
+from poise.drivers.system import boot_id, boottime, give_way
+from poise.drivers.verified import VerifiedLog
+from poise.drivers.worlds import Asked, read_asked, read_told, write_told
+from poise.engine.host import load_ledger
+from poise.engine.lookahead import view_settings
+from poise.engine.parallel import LIVE, Worlds
+from poise.errors import NotFound, PoiseError
+from poise.kernel.ledger import Ledger
+from poise.model.events import Event, decode_event
+from poise.model.worlds import Row, Window, WorldsTold, WorldTold
+from poise.units import DAY, HOUR, SECOND
+
+SHARE = 0.1
+"""The part of a core that is taken."""
+
+SLICE = 0.1
+"""Seconds of processor time after which the process rests."""
+
+LOOK_SECONDS, WRITE_SECONDS = 2.0, 10.0
+"""How often the log is read at most, and how often what was found is written."""
+
+SETTLED = 2 * SECOND
+"""What happened longer ago is in the log."""
+
+PAGE = 1000
+"""Events that are read at once."""
+
+WINDOW = DAY
+"""For so long worlds go on before they begin anew."""
+
+BEHIND = HOUR
+"""Worlds that are later than this because there is no time to compute begin anew."""
+
+MOST_PAIRS = 40_000
+"""Jobs whose figures are kept for each policy, the latest."""
+
+_log = logging.getLogger("poise.worlds")
+
+
+class _Anew(Exception):
+    """The worlds are to begin anew: another policy decides, others are in shadow, or a day is over."""
+
+
+class Shadowing:
+    """The worlds of one home, until it is `stopping`; `wake` becomes readable when that changes."""
+
+    def __init__(self, home: Home, *, stopping: Callable[[], bool], wake: int) -> None:
+        self._home = home
+        self._stopping, self._wake = stopping, wake
+        self._began, self._cpu = time.monotonic(), time.process_time()
+        self._windows: dict[str, list[Window]] = {}
+
+    def run(self) -> None:
+        """Until it is time to stop, or no policy is in shadow."""
+        told, killed = read_told(self._home), True
+        while not self._stopping() and (asked := read_asked(self._home)):
+            labels = {one.choice.label for one in asked}
+            again = told if killed and told is not None and told.worlds.keys() == labels else None
+            self._windows = _earlier(told, labels, whole=again is None)
+            try:
+                if has_log(self._home):
+                    self._follow(asked, again)
+            except _Anew:
+                told, killed = read_told(self._home), False
+                continue
+            except (PoiseError, OSError) as error:
+                _log.warning("the simulated fleets wait: %s", error)
+                self._pause(WRITE_SECONDS)
+            self._pause(LOOK_SECONDS)
+
+    def _follow(self, asked: Sequence[Asked], again: WorldsTold | None) -> None:
+        """Raises `_Anew` once these worlds are over."""
+        with contextlib.closing(read_home(self._home, decode_event)) as log:
+            ledger = self._beginning(log, again)
+            if ledger.leader.began is None:
+                return
+            live = tried(choice_of(ledger.leader.began))
+            label = ledger.leader.policy
+            policies = {one.choice.label: tried(one.choice) for one in asked}
+            now = ledger.now if again is not None else self._now(ledger)
+            worlds = Worlds(ledger, live, policies, view_settings(ledger), now)
+            written = 0.0
+            while not self._stopping():
+                before = time.process_time()
+                page = self._page(log, ledger.revision)
+                for _, event in page:
+                    worlds.take(event)
+                    if worlds.other_policy:
+                        break
+                now = ledger.now if len(page) == PAGE else max(ledger.now, self._now(ledger) - SETTLED)
+                limit = before + SLICE
+                worlds.advance(now, lambda: time.process_time() < limit)  # noqa: B023 — it is done within the turn
+                late = now - worlds.now
+                over = worlds.other_policy or now - worlds.since > WINDOW or read_asked(self._home) != list(asked)
+                computing = time.process_time() >= limit
+                if time.monotonic() - written >= WRITE_SECONDS or over:
+                    self._write(worlds, label, late)
+                    written = time.monotonic()
+                if over or (computing and late > BEHIND and not any(one.twin.unsure for one in worlds.worlds.values())):
+                    raise _Anew
+                spent = time.process_time() - before
+                self._pause(max(0.0 if computing or len(page) == PAGE else LOOK_SECONDS, spent * (1 / SHARE - 1)))
+            self._write(worlds, label, 0)
+
+    def _beginning(self, log: VerifiedLog[Event], again: WorldsTold | None) -> Ledger:
+        """The state to fork: as it was where the worlds began that are followed once more, else the latest."""
+        if again is not None:
+            with contextlib.suppress(NotFound):
+                return state_at(log, Moment(revision=again.revision)).ledger
+        return load_ledger(log)
+
+    def _now(self, ledger: Ledger) -> int:
+        return ledger.leader.resume_at(boot_id(), boottime(), time.time())
+
+    def _page(self, log: VerifiedLog[Event], after: int) -> list[tuple[int, Event]]:
+        page = list(log.read(after, PAGE))
+        if (page and page[0][0] != after + 1) or (not page and log.last_revision() < after):
+            _log.warning("the log does not go on at revision %d: the simulated fleets begin anew", after)
+            raise _Anew
+        return page
+
+    def _write(self, worlds: Worlds, live: str, late: int) -> None:
+        """What was found in windows that are over, and so far in this one."""
+        wall, told = worlds.ledger.leader.wall, {}
+        for name, world in worlds.worlds.items():
+            if name != LIVE:
+                windows = [*self._windows.get(name, []), _window(worlds, name)]
+                told[name] = WorldTold(windows=tuple(_latest(windows)), failed=world.failed)
+        write_told(
+            self._home,
+            WorldsTold(
+                revision=worlds.revision,
+                live=live,
+                at=wall(worlds.now),
+                written=time.time(),
+                late=late / SECOND,
+                cpu=(time.process_time() - self._cpu) / max(1e-9, time.monotonic() - self._began),
+                left_out=dict(worlds.left_out),
+                worlds=told,
+            ),
+        )
+
+    def _pause(self, seconds: float) -> None:
+        """Cut short when it is time to stop."""
+        if not self._stopping():
+            select.select([self._wake], [], [], seconds)
+
+
+def _earlier(told: WorldsTold | None, labels: Collection[str], *, whole: bool) -> dict[str, list[Window]]:
+    """The windows that are over, of policies that are still in shadow: all that were written, or (not `whole`) without
+    the last of each, which is gone through once more.
+    """
+    if told is None:
+        return {}
+    return {
+        label: list(world.windows if whole else world.windows[:-1])
+        for label, world in told.worlds.items()
+        if label in labels
+    }
+
+
+def _window(worlds: Worlds, name: str) -> Window:
+    ledger, until = worlds.ledger, worlds.until(name)
+    fleet = ledger.columns.fleet()
+    devices = sum(len(node.devices) for node in fleet.nodes) or sum(node.cpu for node in fleet.nodes) / 1000
+    span = until - worlds.since
+    pairs: list[tuple[Row, Row]] = [(live, shadow) for _, live, shadow in worlds.compared(name)]
+    return Window(
+        since=ledger.leader.wall(worlds.since),
+        hours=span / HOUR,
+        capacity=devices * span,
+        pairs=tuple(pairs),
+        guessed=len(worlds.worlds[name].guessed),
+        converted=len(worlds.worlds[name].converted),
+    )
+
+
+def _latest(windows: Sequence[Window]) -> list[Window]:
+    """The latest of them, with so many pairs in all; without those in which nothing was there."""
+    kept: list[Window] = []
+    left = MOST_PAIRS
+    for window in reversed(windows):
+        if left <= 0:
+            break
+        kept.insert(0, msgspec.structs.replace(window, pairs=window.pairs[-left:]))
+        left -= len(window.pairs)
+    return [window for window in kept[:-1] if window.pairs] + kept[-1:]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m poise.control.worlds", description="simulated fleets of a home")
+    parser.add_argument("home", type=Path)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(Seldom())
+    os.umask(0o077)
+    give_way()
+    home = Home(options.home.resolve())
+    stopping = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopping
+        stopping = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    wakeup, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake)
+    try:
+        with take_lock(home.shadow / "lock", "process of simulated fleets"):
+            Shadowing(home, stopping=lambda: stopping, wake=wakeup).run()
+    except PoiseError as error:
+        _log.error("%s: %s; %s", error.record.code, error, error.record.hint)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,523 @@
+"""Worlds beside a log: what would have come of the same submissions under another policy.
+
+    worlds = Worlds(ledger, policies, settings, now)
+    worlds.take(event)          # each event of the log, in order
+    worlds.advance(now)
+
+A world is a twin of the fleet that begins as a fork of the ledger, and has a ledger of its own from then on. What users
+and machines do is taken from the log at the instants at which it happens there: submissions, cancellations, drains,
+nodes that come and go. What policies do is not: each world decides by itself.
+
+How long work takes is not known before it has ended in the log. So a world is late: where a unit would have to end and
+nobody knows yet, its time stands still until the log tells that the unit has run for longer, or has ended. Nothing is
+guessed, unless a world is later than its patience; then the run time is taken from estimates, and counted. A run time
+that was seen on another model of device is converted by the estimates of both, and counted too.
+
+Beside the worlds of other policies there is always one of the policy that decides. Differences are between worlds, so
+what twins get wrong is the same on both sides.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import msgspec
+
+from poise.engine.twin import Twin
+from poise.kernel.controller import Settings
+from poise.kernel.ledger import JobState, Ledger, UnitState
+from poise.kernel.messages import Cancel, CancelJobs, Drain, HoldJob, SetQuota
+from poise.model.events import (
+    Configured,
+    DeviceCordoned,
+    DeviceDrained,
+    Event,
+    Finished,
+    JobCancelled,
+    JobChanged,
+    JobHeld,
+    JobsCancelled,
+    JobSubmitted,
+    NodeDrained,
+    NodeForgotten,
+    NodeJoined,
+    NodeLost,
+    Preempted,
+    QuotaSet,
+    RulesSet,
+    ScheduleRemoved,
+    Started,
+    UnitsCancelled,
+)
+from poise.model.fleet import model_under
+from poise.model.jobs import ALL, GRACE, Job, Outcome
+from poise.model.resources import WHOLE, Shape
+from poise.model.workload import Seats, Steady, Truth
+from poise.model.worlds import Row
+from poise.policy.predict import Speeds
+from poise.policy.suites import ClusterPolicy
+from poise.units import HOUR, SECOND
+
+SCALE = 1e9
+"""Seconds: what is done of a unit is told as a part of so much, as it is not known how much there is."""
+
+LARGEST = 0.999
+"""The largest part of it: 31 years."""
+
+ENDLESS = Truth(pace=Steady(float("inf")), save=GRACE // 2)
+
+PATIENCE = 6 * HOUR
+"""How late a world may be while it waits to be told how long something takes, unless told otherwise."""
+
+LONGER = 1.5
+"""Where that patience is over, a unit takes at least so many times as long as it has taken by then."""
+
+LIVE = ""
+"""The name of the world of the policy that decides."""
+
+LEFT_OUT = (JobChanged, UnitsCancelled, DeviceCordoned)
+"""What happens in the log and not in the worlds."""
+
+
+class Open(Steady, frozen=True, gc=False):
+    """Work of which it is not known how much there is. `left` is of use as a difference only."""
+
+    def left(self, progress: float, seats: Seats, /) -> float:
+        rate = self.rate(seats)
+        return -progress * SCALE / rate if rate else float("inf")
+
+    def reached(self, progress: float, seats: Seats, seconds: float, /) -> float:
+        return min(1.0, progress + seconds * self.rate(seats) / SCALE)
+
+
+class _Line:
+    """What happened to a job in a world: when it first started, instants of orders to yield, and its attempts, each
+    with the devices that it held.
+    """
+
+    __slots__ = ("attempts", "started", "yielded")
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.yielded: list[int] = []
+        self.attempts: list[tuple[int, int, float]] = []
+
+
+class Known:
+    """What the log tells of how much there is to do in units, by id. `converted` are those whose run time was seen on a
+    model of device on which that is not measured.
+    """
+
+    def __init__(self, ledger: Ledger, throughputs: Mapping[str, float]) -> None:
+        self._ledger = ledger
+        self._throughputs = throughputs
+        self._rates: dict[str, dict[str, float]] = {}
+        self._over: dict[str, Truth] = {}
+        self._kept_of: dict[str, float] = {}
+        self._asked: dict[str, int] = {}
+        self.on: dict[str, str] = {}
+
+    def note_asked(self, unit: str, at: int) -> None:
+        """A unit is asked to save itself and end."""
+        self._asked[unit] = at
+
+    def kept_by(self, unit: UnitState, event: Finished) -> float:
+        """What a unit will have kept, in nanoseconds of its least tasks, if its attempts end with this event, and it is
+        not over: what they have done up to the latest checkpoint, but for what followed the order to end, of which the
+        twin knows nothing. To be asked before the event is applied.
+        """
+        asked, found = self._asked.get(unit.id, 0), self._ledger.jobs.task(event.task)
+        if unit.progress or found is None or event.ending.outcome == "returned":
+            return self._kept(unit)
+        started = found[1].started or event.at - event.ending.run
+        run = max(0, event.ending.run - max(0, unit.resized - started))
+        useful = run - run % unit.spec.checkpoint if unit.spec.checkpoint else 0
+        if asked:
+            useful = min(useful, max(0, asked - max(unit.resized, started)))
+        done = unit.carried + max(0, useful - _restoring(unit)) * max(1, unit.size)
+        return self._kept(unit) + done / _least(unit)
+
+    def note_kept(self, unit: UnitState, kept: float) -> None:
+        """Its attempts have ended so."""
+        self._asked.pop(unit.id, None)
+        self._kept_of[unit.id] = kept
+
+    def note_end(self, unit: UnitState) -> None:
+        """A unit is over; the ledger may forget it."""
+        if unit.status in ("done", "failed"):
+            outcome: Outcome = "done" if unit.status == "done" else "failed"
+            self._over[unit.id] = self._truth(unit, self._work(unit, 0), outcome=outcome)
+        else:  # somebody cancels it, at an instant that has its place in each world
+            self._over[unit.id] = _endless(unit)
+
+    def truth(self, unit: UnitState | None, name: str, now: int) -> Truth:
+        """Of a unit of this name, as far as it is known at this instant. What serves has no end of its own."""
+        if (over := self._over.get(name)) is not None:
+            return over
+        if unit is None:
+            return ENDLESS
+        if unit.spec.serves:
+            return _endless(unit)
+        return self._truth(unit, self._work(unit, now), known=False)
+
+    def guess(self, unit: UnitState, now: int) -> Truth:
+        """Of a unit that runs, by what is estimated of its class."""
+        spec, fleet = unit.spec, self._ledger.columns.fleet()
+        speeds = Speeds(fleet.models, self._ledger.profiles, self._throughputs)
+        devices = unit.shape.gpus > 0
+        told = speeds.of(spec.kind, unit.shape.wants.precision, spec.declared, spec.work, devices=devices)
+        means = [told[at].mean for at, model in enumerate(fleet.models) if (model.kind != "cpu") == devices]
+        return self._truth(unit, max(min(means, default=0) / SECOND, LONGER * self._work(unit, now)), outcome="done")
+
+    def kept(self, unit: UnitState) -> float:
+        """The part of `SCALE` that earlier attempts of a unit have done."""
+        return self._reference(unit, self._kept(unit)) / SCALE
+
+    def _truth(self, unit: UnitState, seconds: float, *, known: bool = True, outcome: Outcome = "done") -> Truth:
+        spec = unit.spec
+        return Truth(
+            pace=Open(SCALE, _least(unit), self.rates(unit)),
+            checkpoint=spec.checkpoint,
+            reports=False,
+            restore=spec.restore,
+            save=GRACE // 2,  # it ends within the grace
+            outcome=outcome,
+            until=min(LARGEST, seconds / SCALE),
+            known=known,
+        )
+
+    def rates(self, unit: UnitState) -> dict[str, float]:
+        """By model of device that it could run on: its rate there, over that on the fastest."""
+        found = self._rates.get(unit.id)
+        if found is None:
+            spec, fleet = unit.spec, self._ledger.columns.fleet()
+            devices = unit.shape.gpus > 0
+            speeds = Speeds(fleet.models, self._ledger.profiles, self._throughputs)
+            told = speeds.of(spec.kind, unit.shape.wants.precision, spec.declared, spec.work, devices=devices)
+            means = {
+                model.called: max(1, told[at].mean)
+                for at, model in enumerate(fleet.models)
+                if (model.kind != "cpu") == devices
+            }
+            best = min(means.values(), default=1)
+            found = self._rates[unit.id] = {name: best / mean for name, mean in means.items() if mean != best}
+        return found
+
+    def _reference(self, unit: UnitState, nanoseconds: float) -> float:
+        """Seconds on the fastest model, for so much on the one that it was on last."""
+        return nanoseconds / SECOND * self.rates(unit).get(self._model(unit), 1.0)
+
+    def _model(self, unit: UnitState) -> str:
+        """The model of device that it runs on, or ran on last; empty where it has never run."""
+        first = unit.first if unit.tasks else None
+        if first is not None and first.node in self._ledger.nodes:
+            node = self._ledger.nodes[first.node].node
+            self.on[unit.id] = model_under(node, first.devices)
+        return self.on.get(unit.id, "")
+
+    def _work(self, unit: UnitState, now: int) -> float:
+        """Seconds of its least tasks on the fastest model, as far as it has got on, or has ended."""
+        if unit.status == "active":
+            tasks = [unit.tasks[index] for index in unit.members if unit.tasks[index].started]
+            if len(tasks) < unit.size:
+                return self._reference(unit, self._kept(unit))
+            run = now - max(unit.resized, *(task.started for task in tasks))
+        elif unit.status in ("done", "failed"):
+            run = max((unit.run_in_size(unit.tasks[index]) for index in unit.members), default=0)
+        else:
+            return self._reference(unit, self._kept(unit))
+        took = (unit.carried + max(0, run - _restoring(unit)) * max(1, unit.size)) / _least(unit)
+        if unit.progress:  # it told how far it was when its attempt began
+            return self._reference(unit, took / max(1e-6, 1 - unit.progress / ALL))
+        return self._reference(unit, took + self._kept(unit))
+
+    def _kept(self, unit: UnitState) -> float:
+        """Nanoseconds of its least tasks that earlier attempts have done, where it does not say so itself."""
+        return self._kept_of.get(unit.id, unit.saved / _least(unit))
+
+
+def _endless(unit: UnitState) -> Truth:
+    """Of what somebody ends."""
+    return msgspec.structs.replace(ENDLESS, pace=Steady(float("inf"), _least(unit)))
+
+
+def _least(unit: UnitState) -> int:
+    return unit.spec.least or max(1, len(unit.spec.tasks))
+
+
+def _restoring(unit: UnitState) -> int:
+    """Nanoseconds in which the attempt only came back to where it was."""
+    return unit.spec.restore if unit.placed_in > 1 and not unit.resized else 0
+
+
+class World:
+    """One world. `guessed` are units whose run time was estimated, `failed` says why its policy decides no more."""
+
+    def __init__(self, policy: ClusterPolicy, settings: Settings, ledger: Ledger, known: Known, at: int) -> None:
+        fork = ledger.fork()
+        for schedule in list(fork.schedules.values()):  # the log says what they submit, and what rules have done
+            fork.apply(ScheduleRemoved(at=fork.now, schedule=schedule.id, tenant=schedule.job.tenant))
+        fork.apply(RulesSet(at=fork.now))
+        self.policy = policy.name
+        self.guessed: set[str] = set()
+        self.converted: set[str] = set()
+        self.failed = ""
+        self._known = known
+        self._lines: dict[str, _Line] = {}
+        self._gone: dict[str, int] = {}
+        unfinished = [unit for job in fork.jobs.values() if not job.ended for unit in job.units if not unit.over]
+        settings = msgspec.structs.replace(settings, history=2**31)
+        self.twin = Twin(
+            policy,
+            settings,
+            observe=self._see,
+            ledger=fork,
+            truths={unit.id: known.truth(unit, unit.id, at) for unit in unfinished},
+            progress={unit.id: known.kept(unit) for unit in unfinished},
+            at=at,
+        )
+        self.since = self.twin.began
+        self.twin.add_nodes([state.node for state in fork.nodes.values() if state.status == "up"])
+
+    @property
+    def now(self) -> int:
+        """How far it is, on the clock of the log."""
+        return self.twin.began + self.twin.now
+
+    def advance(self, ledger: Ledger, now: int, patience: int, watch: Callable[[], bool]) -> None:
+        """Go on until `now`, until something has to be known that is not, or until `watch` says False."""
+        twin = self.twin
+        until = now - twin.began
+        try:
+            while not self.failed and twin.now < until:
+                self._ask(ledger, now, patience)
+                if twin.unsure:
+                    return
+                twin.run(until, watch=lambda: not twin.unsure and watch())
+                if not twin.unsure and not watch():
+                    return
+        except Exception as error:  # whatever a policy does, the other worlds go on
+            self.failed = f"{type(error).__name__}: {error}"
+
+    def _ask(self, ledger: Ledger, now: int, patience: int) -> None:
+        twin = self.twin
+        for name in sorted(twin.unsure):
+            unit = ledger.jobs.unit(name)
+            truth = self._known.truth(unit, name, now)
+            if not truth.known and truth.until <= twin.truth(name).until:
+                if now - self.now <= patience or unit is None:
+                    continue
+                self.guessed.add(name)
+                truth = self._known.guess(unit, now)
+            twin.learn(name, truth)
+
+    def correct(self, unit: str) -> None:
+        """The log has told how long a unit takes that was guessed."""
+        found = self.twin.ledger.jobs.unit(unit)
+        if unit in self.guessed and found is not None and not found.over:
+            self.guessed.discard(unit)
+            self.twin.learn(unit, self._known.truth(None, unit, 0))
+
+    def rows(self, until: int) -> Iterator[tuple[str, Row]]:
+        """Of the jobs that were there in its time and were submitted before this instant, in the order of their ids."""
+        ledger = self.twin.ledger
+        for job in ledger.jobs.values():
+            if job.submitted >= until or (job.ended and job.ended <= self.since) or not _counts(job):
+                continue
+            yield job.id, self._row(job, until)
+
+    def _row(self, job: JobState, until: int) -> Row:
+        line = self._lines.get(job.id) or _Line()
+        end = job.ended if 0 < job.ended <= until else 0
+        first = line.started or min(
+            (task.started for unit in job.units for task in unit.tasks if task.started), default=0
+        )
+        held = list(line.attempts)
+        for unit in job.units:
+            if unit.status == "active":
+                held += [
+                    (task.started, until, _devices(unit.shape)) for task in unit.tasks if task.active and task.started
+                ]
+        service = sum(max(0, min(ended, until) - max(since, self.since)) * devices for since, ended, devices in held)
+        return Row(
+            time=(end or until) - job.submitted,
+            wait=(min(first, until) if first else end or until) - job.submitted,
+            late=int(any(_is_late(unit, job.submitted, until) for unit in job.units)),
+            preempted=sum(at <= until for at in line.yielded),
+            service=round(service),
+            ended=int(end > 0),
+        )
+
+    def _see(self, event: Event) -> None:
+        """What its own log says."""
+        match event:
+            case Started():
+                found = self.twin.ledger.jobs.task(event.task)
+                if found is not None:
+                    line = self._line(found[0].job)
+                    line.started = line.started or event.at
+            case Finished():
+                found = self.twin.ledger.jobs.task(event.task)
+                if found is not None and event.ending.run:
+                    unit, began = found[0], event.at - event.ending.run
+                    line = self._line(unit.job)
+                    line.started = line.started or began
+                    line.attempts.append((began, event.at, _devices(unit.shape)))
+                    if self._known.on.get(unit.id) not in (None, self._on(event)):
+                        self.converted.add(unit.id)
+            case Preempted():
+                self._line(event.unit.partition(".")[0]).yielded.append(event.at)
+
+    def _on(self, event: Finished) -> str:
+        found = self.twin.ledger.jobs.task(event.task)
+        node = self.twin.ledger.nodes.get(found[1].node) if found is not None else None
+        return model_under(node.node, found[1].devices) if found is not None and node is not None else ""
+
+    def _line(self, job: str) -> _Line:
+        line = self._lines.get(job)
+        if line is None:
+            line = self._lines[job] = _Line()
+        return line
+
+
+class Worlds:
+    """The worlds of some policies by name, and the `LIVE` one, beside a ledger that follows the log as `take` tells."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        live: ClusterPolicy,
+        policies: Mapping[str, ClusterPolicy],
+        settings: Settings,
+        now: int,
+        *,
+        patience: int = PATIENCE,
+    ) -> None:
+        self.ledger = ledger
+        self.left_out: Counter[str] = Counter()
+        self.since, self.revision = max(now, ledger.now), ledger.revision
+        self.other_policy = False
+        self._patience = patience
+        self._known = Known(ledger, settings.throughputs)
+        self._serving: dict[str, int] = {}
+        every = {LIVE: live, **policies}
+        self.worlds = {name: World(policy, settings, ledger, self._known, self.since) for name, policy in every.items()}
+
+    def take(self, event: Event) -> None:
+        """The next event of the log. `other_policy` is set once another policy decides: the worlds are of the past
+        then.
+        """
+        before = self.ledger.leader.policy
+        unit, kept = self._unit_of(event), 0.0
+        if unit is not None and isinstance(event, Finished):
+            kept = self._known.kept_by(unit, event)
+        self.ledger.apply(event)
+        self.other_policy = self.other_policy or (isinstance(event, Configured) and event.policy != before)
+        if isinstance(event, Preempted):
+            self._known.note_asked(event.unit, event.at)
+        if unit is not None and unit.status in ("pending", "waiting"):
+            self._known.note_kept(unit, kept)
+        if unit is not None and unit.over:
+            self._known.note_end(unit)
+            for world in self.worlds.values():
+                world.correct(unit.id)
+            job = self.ledger.jobs.get(unit.job)
+            if job is not None and job.ended and not _counts(job):  # what serves ends when it did
+                self._everywhere(lambda twin, at: twin.ask(partial(Cancel, job=job.id), at), event.at)
+        self._follow(event)
+
+    def advance(self, now: int, watch: Callable[[], bool] = lambda: True) -> None:
+        """Let the worlds go on until `now`, as far as it is known what happens, or until `watch` says False."""
+        for world in self.worlds.values():
+            world.advance(self.ledger, now, self._patience, watch)
+
+    @property
+    def now(self) -> int:
+        """How far all are whose policies have not failed."""
+        return min((world.now for world in self.worlds.values() if not world.failed), default=self.since)
+
+    def until(self, name: str) -> int:
+        """The instant up to which the world of this name and the live one can be compared."""
+        return min(self.worlds[LIVE].now, self.worlds[name].now)
+
+    def compared(self, name: str) -> Iterator[tuple[str, Row, Row]]:
+        """Each job in the live world and in that of this name, up to the instant that both have reached."""
+        until = self.until(name)
+        there = dict(self.worlds[name].rows(until))
+        for job, row in self.worlds[LIVE].rows(until):
+            if job in there:
+                yield job, row, there[job]
+
+    def _unit_of(self, event: Event) -> UnitState | None:
+        if not isinstance(event, Finished):
+            return None
+        found = self.ledger.jobs.task(event.task)
+        return found[0] if found is not None else None
+
+    def _follow(self, event: Event) -> None:
+        """What users and machines do is done in each world."""
+        match event:
+            case JobSubmitted():
+                self._submitted(event.job, event.at)
+            case JobCancelled():
+                self._note_cancelled([event.job])
+                self._everywhere(lambda twin, at: twin.ask(partial(Cancel, job=event.job), at), event.at)
+            case JobsCancelled():
+                self._note_cancelled(event.jobs)
+                self._everywhere(lambda twin, at: twin.ask(partial(CancelJobs, jobs=event.jobs), at), event.at)
+            case JobHeld() if not event.why:  # else each world holds it by itself
+                self._everywhere(lambda twin, at: twin.ask(partial(HoldJob, job=event.job, on=event.on), at), event.at)
+            case QuotaSet():
+                quota = partial(SetQuota, tenant=event.tenant, quota=event.quota)
+                self._everywhere(lambda twin, at: twin.ask(quota, at), event.at)
+            case NodeDrained():
+                drain = partial(Drain, node=event.name, on=event.on, moves=event.moves)
+                self._everywhere(lambda twin, at: twin.ask(drain, at), event.at)
+            case DeviceDrained():
+                drain = partial(Drain, node=f"{event.node}:{event.device}", on=event.on)
+                self._everywhere(lambda twin, at: twin.ask(drain, at), event.at)
+            case NodeJoined():
+                self._everywhere(lambda twin, at: twin.renew(event.node, at), event.at)
+            case NodeLost() | NodeForgotten():
+                self._everywhere(lambda twin, at: twin.lose(event.name, at, detected_after=0), event.at)
+            case _ if isinstance(event, LEFT_OUT):
+                self.left_out[type(event).__name__] += 1
+            case _:
+                pass
+
+    def _submitted(self, job: Job, at: int) -> None:
+        state = self.ledger.jobs[job.id]
+        if not _counts(state):
+            self.left_out["jobs that serve"] += 1
+            return
+        truths = {unit.id: self._known.truth(unit, unit.id, at) for unit in state.units}
+        self._everywhere(lambda twin, when: twin.take_in(job, truths, when), at)
+
+    def _note_cancelled(self, jobs: "tuple[str, ...] | list[str]") -> None:
+        for job in map(self.ledger.jobs.get, jobs):
+            for unit in job.units if job is not None else ():
+                if unit.over:
+                    self._known.note_end(unit)
+
+    def _everywhere(self, act: "Callable[[Twin, int], None]", at: int) -> None:
+        for world in self.worlds.values():
+            if not world.failed:
+                act(world.twin, at - world.twin.began)
+
+
+def _counts(job: JobState) -> bool:
+    """Whether a job ends by itself."""
+    return job.calls is None and not any(unit.spec.serves for unit in job.units)
+
+
+def _devices(shape: Shape) -> float:
+    return shape.gpus * shape.share / WHOLE if shape.gpus else shape.cpu / 1000
+
+
+def _is_late(unit: UnitState, submitted: int, until: int) -> bool:
+    """Whether it has missed its deadline by this instant."""
+    if not unit.spec.deadline or (unit.status == "cancelled" and unit.missed is None):
+        return False
+    due = submitted + unit.spec.deadline
+    in_time = unit.over and unit.ended <= due
+    return (until > due and not in_time) or (0 < unit.ended <= until and unit.status != "done")
