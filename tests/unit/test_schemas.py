@@ -20,9 +20,9 @@ from poise.model.fleetfile import compile_fleet
 from poise.model.keys import compile_keys
 from poise.model.notices import Notice, compile_notifications
 from poise.model.rules import compile_rules
-from poise.model.sharefile import compile_shares
 from poise.model.servicefile import compile_service
 from poise.model.serving_upstreams import compile_upstreams
+from poise.model.sharefile import compile_shares
 from poise.model.spec import compile_spec
 from poise.model.worldfile import compile_world
 from poise.policy.recipe import compile_recipe

@@ -8,7 +8,7 @@ from poise.model.tenants import Role
 from poise.testing import World, node
 from unit.control.desk import OWNER, Desk
 
-SHARES = [
+SHARES: list[dict[str, Any]] = [
     {"tenant": "research", "guaranteed": {"gpu": 1}},
     {"tenant": "product", "guaranteed": {"gpu": 1}, "weight": 3},
     {"user": "ann", "in": "research"},
