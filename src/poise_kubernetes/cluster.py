@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from poise.decoding import json_decoder
 from poise.errors import Fault
 from poise.model.reports import DemandReport, Request
 from poise.model.resources import ALLOCATED, Device, Node
@@ -601,7 +602,7 @@ def _take(left: dict[str, int], amounts: Mapping[str, int]) -> None:
 
 def _decoded(pod: PodObject, name: str, kind: type[Any]) -> Any:
     with contextlib.suppress(msgspec.MsgspecError):
-        return msgspec.json.decode((pod.metadata.annotations or {}).get(name, ""), type=kind)
+        return json_decoder(kind).decode((pod.metadata.annotations or {}).get(name, ""))
     return None
 
 

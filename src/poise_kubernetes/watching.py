@@ -21,6 +21,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from poise.decoding import json_decoder
 from poise_kubernetes.api import Api, Away, Refused
 from poise_kubernetes.records import Known
 
@@ -63,6 +64,11 @@ class Versioned(msgspec.Struct, frozen=True):
     message: str = ""
 
 
+_change = json_decoder(Change)
+_versioned = json_decoder(Versioned)
+_text_of = json_decoder(str)
+
+
 class Gone(Exception):
     """The version from which to watch is no longer there."""
 
@@ -79,8 +85,8 @@ class Watched(Generic[T]):
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api, self._path, self._query, self._ticks = api, path, dict(query or {}), ticks
-        self._object: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
-        self._list: msgspec.json.Decoder[Listed[T]] = msgspec.json.Decoder(Listed[kind])  # type: ignore[valid-type]
+        self._object: msgspec.json.Decoder[T] = json_decoder(kind)
+        self._list: msgspec.json.Decoder[Listed[T]] = json_decoder(Listed[kind])  # type: ignore[valid-type]
         self._lock = threading.Lock()
         self._items: dict[tuple[str, str], T] = {}
         self._version = ""
@@ -164,7 +170,7 @@ class Watched(Generic[T]):
             for line in lines:
                 if self._ending.is_set():
                     return
-                self._hear(msgspec.json.decode(line, type=Change))
+                self._hear(_change.decode(line))
                 heard += 1
         if not heard and self._ticks() - begun < SOON_SECONDS:
             raise Gone("its watch ended at once")
@@ -172,12 +178,12 @@ class Watched(Generic[T]):
 
     def _hear(self, change: Change) -> None:
         if change.type == "ERROR":
-            status = msgspec.json.decode(change.object, type=Versioned)
+            status = _versioned.decode(change.object)
             if status.code == 410:
                 raise Gone(status.message or "410")
             raise Refused(status.code, "Error", status.message)
         if change.type == "BOOKMARK":
-            self._version = _text(msgspec.json.decode(change.object, type=Versioned).metadata, "resourceVersion")
+            self._version = _text(_versioned.decode(change.object).metadata, "resourceVersion")
         else:
             one = self._object.decode(change.object)
             key = one.metadata.namespace, one.metadata.name
@@ -210,4 +216,4 @@ _RANDOM = random.Random()  # noqa: S311 — only pauses are drawn
 
 
 def _text(metadata: Mapping[str, msgspec.Raw], name: str) -> str:
-    return msgspec.json.decode(metadata[name], type=str) if name in metadata else ""
+    return _text_of.decode(metadata[name]) if name in metadata else ""

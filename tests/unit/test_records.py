@@ -166,6 +166,9 @@ def test_a_fork_of_the_state_shares_nothing_that_is_changed_in_place() -> None:
     forked = state.fork()
     assert forked == state
     replaced = {
+        ".before",
+        ".before[]",
+        ".before[][]",
         ".jobs[].env",
         ".jobs[].notified",
         ".jobs[].secrets",

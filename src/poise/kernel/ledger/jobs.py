@@ -251,8 +251,7 @@ class Jobs(Room, dict[str, JobState]):
 
     def forget_largest(self, tasks: int) -> None:
         """Remove finished jobs until those that are left have at most so many tasks: the oldest job of the tenant whose
-        finished jobs have the most tasks, again and again. The job that has ended last stays, whatever its size: its
-        user is about to ask for it.
+        finished jobs have the most tasks, again and again. The job that has ended last stays, whatever its size.
         """
         excess = self._tasks_kept - tasks
         largest = [(-self._tasks_of[tenant], _first(own), tenant) for tenant, own in self._ended_of.items()]
@@ -265,7 +264,7 @@ class Jobs(Room, dict[str, JobState]):
             if not job_id or job_id == self._state.finished[-1]:
                 continue
             leaving.append(job_id)
-            excess -= (size := _tasks_of(self[job_id]))
+            excess -= (size := self[job_id].count_tasks())
             heappush(largest, (have + size, self._ended_of[tenant][job_id], tenant))
         self._forget(leaving)
 
@@ -317,8 +316,8 @@ class Jobs(Room, dict[str, JobState]):
 
     def _count_kept(self, job: JobState, sign: int) -> None:
         """Count the tasks of a finished job that is kept from now on, or is kept no longer."""
-        self._tasks_of[job.tenant] += sign * _tasks_of(job)
-        self._tasks_kept += sign * _tasks_of(job)
+        self._tasks_of[job.tenant] += sign * job.count_tasks()
+        self._tasks_kept += sign * job.count_tasks()
 
     def _stop_awaiting(self, other: str, job_id: str) -> None:
         waiting = self.awaited_by.get(other)
@@ -399,7 +398,3 @@ def _number_and_first(ended: dict[str, int]) -> tuple[int, int]:
 
 def _first(ended: dict[str, int]) -> int:
     return next(iter(ended.values()))
-
-
-def _tasks_of(job: JobState) -> int:
-    return sum(len(unit.tasks) for unit in job.units)

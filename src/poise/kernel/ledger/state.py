@@ -73,6 +73,10 @@ class JobState(msgspec.Struct, gc=False):
         for secrets in (self.secrets, *(unit.spec.secrets for unit in self.units)):
             yield from secrets.values()
 
+    def count_tasks(self) -> int:
+        """Tasks of all its units."""
+        return sum(len(unit.tasks) for unit in self.units)
+
     def fork(self) -> "JobState":
         """A copy that changes by itself."""
         made = copy(self)
