@@ -351,6 +351,7 @@ class NodeChannel:
                     joined(spoke=True)
                     if isinstance(message, Beat) and message.windows:
                         self._keep(node, message.windows)
+                    await self._plane.keep_pace()
         except (*UNREADABLE, Broken) as error:
             _log.warning("node %s sent what is no message: %s", node or "(unnamed)", error)
         except InputError as error:

@@ -15,7 +15,7 @@ from poise.control.tally import Tally
 from poise.drivers.beside import beside
 from poise.drivers.plugins import with_latest_policy_here
 from poise.drivers.system import SystemClock, boot_id, boottime
-from poise.engine.host import Answer, Handle, Host
+from poise.engine.host import AT_ONCE, Answer, Handle, Host
 from poise.errors import NotLeading, PoiseError
 from poise.kernel import messages
 from poise.kernel.controller import Controller
@@ -132,6 +132,7 @@ class Plane(Host):
         self._saving: asyncio.Task[None] | None = None
         self._times_taken_back = 0
         self._compiling = Turns()
+        self._pace: asyncio.Event | None = None
 
     # --- leading and standing by -------------------------------------------------------------------------------------
 
@@ -243,6 +244,21 @@ class Plane(Host):
             self._readers.append(reader)
             await reader
         return self.ledger
+
+    async def keep_pace(self) -> None:
+        """Wait while more waits to be taken in than a turn takes: before a node is heard again. So each node has at
+        most one word there, the network holds the rest, and who asks for something waits behind no more than that.
+        """
+        while len(self._inbox) > AT_ONCE:
+            if self._pace is None:
+                self._pace = asyncio.Event()
+            await self._pace.wait()
+
+    def _turn(self) -> None:
+        super()._turn()
+        if self._pace is not None and len(self._inbox) <= AT_ONCE:
+            self._pace.set()
+            self._pace = None
 
     async def give_way(self) -> None:
         """Let others have their turn, and whoever waits to read be answered: the log is written sooner meanwhile."""

@@ -65,6 +65,11 @@ class Line:
         message = await self._next()
         return msgspec.msgpack.decode(message["bytes"]) if message["type"] == "websocket.send" else message
 
+    @property
+    def unread(self) -> int:
+        """How much of what was said into it the other side has not taken."""
+        return self._inward.qsize()
+
     async def over(self) -> None:
         """Wait until the other side has ended it."""
         await asyncio.wait_for(asyncio.shield(self.task), PATIENCE)

@@ -2,14 +2,21 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
+import uvloop
 
-from poise.control import hot
+from poise.control import hot, plane
 from poise.control.hot import Channel
+from poise.engine import host
 from poise.kernel.frames import Frames
-from poise.model.messages import Acked, Met
+from poise.model.messages import Acked, Beat, Hello, Met
+from poise.testing import node
+from unit.control.desk import OWNER
+from unit.control.open_door import Line, open_door
 
 
 def run(use: Callable[[], Awaitable[None]]) -> None:
@@ -53,3 +60,34 @@ def test_what_waits_for_one_that_does_not_read_is_bounded_in_bytes() -> None:
         channel._task.cancel()
 
     run(use)
+
+
+def test_a_herd_that_talks_does_not_pile_up_before_those_who_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much the nodes have to say, each has at most one word that waits to be taken in."""
+    at_once, nodes, beats = 8, 24, 50
+    for module in (host, plane):
+        monkeypatch.setattr(module, "AT_ONCE", at_once)
+
+    async def use() -> int:
+        most, lines = 0, list[Line]()
+        async with open_door(tmp_path) as door:
+            for number in range(nodes):
+                line = door.dial("/v1/channel", OWNER)
+                assert await line.accepted()
+                line.say((1, Hello(node=node(f"n{number}"))))
+                await line.hear()
+                lines.append(line)
+            for beat in range(1, beats + 1):
+                for line in lines:
+                    line.say((1 + beat, Beat(number=beat)))
+            while any(line.unread and not line.task.done() for line in lines):
+                await asyncio.sleep(0)
+                most = max(most, len(door.plane._inbox))
+            for line in lines:
+                line.task.cancel()
+            await asyncio.gather(*(line.task for line in lines), return_exceptions=True)
+        return most
+
+    assert uvloop.run(asyncio.wait_for(use(), 60)) <= nodes + at_once
