@@ -11,7 +11,9 @@ says.
 * *herd*: the control plane is killed while each node runs a command; at the same time many jobs are submitted, as fast
   as they are taken. *back*: from the kill until every node has been heard and answered. *placed*: until all that was
   submitted has started. No node may be lost, and nothing may be started twice. *CPU per node*: the same without
-  submissions, by the time of the processor that the control plane takes from its first answer until all are back.
+  submissions, by the time of the processor that the control plane takes from its first answer until all are back. The
+  *floor* of that is what the same number of TLS connections cost a bare `ssl` server of one thread, one after the
+  other: each says a word and is answered.
 """
 
 import argparse
@@ -21,10 +23,13 @@ import itertools
 import random
 import resource
 import socket
+import ssl
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import harness
@@ -40,6 +45,7 @@ from poise.client import Client
 from poise.config import Address, Endpoint, Home
 from poise.control.start import ensure_up
 from poise.decoding import msgpack_decoder
+from poise.drivers.authority import ensure_authority, server_context
 from poise.drivers.lock import holder
 from poise.drivers.reach import trusting
 from poise.drivers.security import read_token
@@ -64,6 +70,8 @@ SETTLE_SECONDS = 40.0
 PATIENCE = 120.0
 RECONNECT_SECONDS = (0.05, 1.0)
 CPU, MEMORY = 2000, 8 * 2**30
+WORD = bytes(200)
+"""As long as what a node says first."""
 
 _to_agent: msgspec.msgpack.Decoder[tuple[int, ToAgent | Kept | Met]] = msgpack_decoder(tuple[int, ToAgent | Kept | Met])
 _encode = msgspec.msgpack.Encoder().encode
@@ -286,6 +294,35 @@ def herd(home: Home, client: Client, swarm: Swarm, submissions: int) -> Back:
     return Back(swarm.back() - killed, taken - killed, placed - killed, cpu)
 
 
+def floor(home: Home, count: int) -> float:
+    """Seconds of CPU that so many connections cost a bare server."""
+    command = [sys.executable, __file__, "--bare", str(home.root), "--nodes", str(count)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, contextlib.ExitStack() as held:
+        if server.stdout is None:
+            raise RuntimeError("nobody listens")
+        port = int(server.stdout.readline())
+        context = ssl.create_default_context(cadata=ensure_authority(home).decode("ascii"))
+        for _ in range(count):
+            plain = socket.create_connection(("127.0.0.1", port))
+            channel = held.enter_context(context.wrap_socket(plain, server_hostname="127.0.0.1"))
+            channel.sendall(WORD)
+            channel.recv(len(WORD))
+        return float(server.stdout.readline())
+
+
+def bare(root: Path, count: int) -> int:
+    """Be that server: print the port, and then the CPU that it took."""
+    context = server_context(Home(root), ["127.0.0.1"], of="bare")
+    with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as held, files_for_all():
+        print(listening.getsockname()[1], flush=True)
+        before = time.process_time()
+        for _ in range(count):
+            channel = held.enter_context(context.wrap_socket(listening.accept()[0], server_side=True))
+            channel.sendall(channel.recv(len(WORD)))
+        print(time.process_time() - before, flush=True)
+    return 0
+
+
 def measure(nodes: int = 1000, seconds: float = 20.0, herds: int = 3, submissions: int = 10_000) -> list[Figure]:
     with files_for_all(), harness.own_home() as home, _alone(home) as client, Swarm(home, nodes) as swarm:
         until(lambda: client.status().nodes == nodes, "all nodes have joined")
@@ -307,13 +344,15 @@ def measure(nodes: int = 1000, seconds: float = 20.0, herds: int = 3, submission
             time.sleep(PIECE_SECONDS)
         client.cancel(job)
         client.wait(job)
+        bare_server = floor(home, nodes)
     of = f"{nodes} nodes"
-    per_node = [1000 * alone.cpu / nodes]
+    per_node, least = 1000 * alone.cpu / nodes, 1000 * bare_server / nodes
     return [
         Figure(name=f"heartbeats of {of}, idle: CPU of a core", unit="%", values=idle, limit=TARGET_CPU_PERCENT),
         Figure(name=f"heartbeats of {of}, busy: CPU of a core", unit="%", values=busy, limit=TARGET_CPU_PERCENT),
         Figure(name=f"herd of {of}, nothing else: until all are back", unit="s", values=[alone.back]),
-        Figure(name="  CPU of the control plane per node", unit="ms", values=per_node, limit=TARGET_CPU_PER_NODE),
+        Figure(name="  CPU of the control plane per node", unit="ms", values=[per_node], limit=TARGET_CPU_PER_NODE),
+        Figure(name="  CPU of a bare TLS server per connection", unit="ms", values=[least]),
         Figure(
             name=f"herd of {of}: killed until all are back",
             unit="s",
@@ -354,7 +393,10 @@ def main() -> int:
     parser.add_argument("--herds", type=int, default=3)
     parser.add_argument("--submissions", type=int, default=10_000)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.bare:
+        return bare(options.bare, options.nodes)
     sizes = (options.nodes, options.seconds, options.herds, options.submissions)
     return harness.program(lambda: measure(*sizes), as_json=options.json)
 

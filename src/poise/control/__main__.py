@@ -117,7 +117,6 @@ def main() -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.addFilter(Seldom())
-    logging.getLogger("uvicorn.error").addFilter(is_news)
     home = Home(options.home.resolve())
     os.umask(0o077)
     open_many_files()
@@ -128,11 +127,6 @@ def main() -> int:
     except PoiseError as error:  # not ours to hold: whoever holds it is not told of a failure
         _log.error("%s: %s %s", error.record.code, error, error.record.have)
         return error.exit_code
-
-
-def is_news(record: logging.LogRecord) -> bool:
-    """Not that a WebSocket was refused, which uvicorn takes for an error: of a herd thousands are."""
-    return record.getMessage() != "ASGI callable returned without completing handshake."
 
 
 def _hold(home: Home, token: str, options: argparse.Namespace, holds: Callable[[], bool]) -> int:

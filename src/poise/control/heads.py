@@ -6,12 +6,13 @@ for, since it was answered before it had come, is bounded in the same way.
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from poise.control.guard import ErrorBody, TooLargeError
+from poise.control.guard import ErrorBody, Scope, TooLargeError
+from poise.control.lines import Lines
 from poise.drivers.taking import Taking
 
 SECONDS = 10.0
@@ -68,6 +69,13 @@ class Heads(Taking, HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._has_come()
         super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        """The inherited way writes the request out again, for another parser."""
+        self.connections.discard(self)
+        line = Lines(self.config, self.server_state, self.app_state)
+        self.transport.set_protocol(line)
+        line.open(self.transport, cast(Scope, self.scope), self.url)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

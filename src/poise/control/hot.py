@@ -20,6 +20,7 @@ from poise.control.chances import Chances
 from poise.control.consoles import Consoles
 from poise.control.gatekeeper import Gatekeeper
 from poise.control.guard import Receive, Scope, Send, hang_up, refuse, secret_of, text_headers
+from poise.control.lines import SAY_NOW
 from poise.control.notices import Targets
 from poise.control.plane import Plane
 from poise.control.shares import Turns
@@ -252,6 +253,20 @@ class _Stream:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+SayNow = Callable[[bytes], bool]
+"""Takes a frame where there is room for it, and tells whether it has."""
+
+
+def at_once(scope: Scope) -> SayNow:
+    """How its connection says something at once; one that cannot takes nothing."""
+    say_now: SayNow = scope.get("extensions", {}).get(SAY_NOW, never)
+    return say_now
+
+
+def never(_: bytes) -> bool:
+    return False
+
+
 class NodeChannel:
     """One agent's WebSocket: its hello names the node, then numbered frames go both ways, for as long as the token
     stands.
@@ -318,7 +333,7 @@ class NodeChannel:
         bearer: Bearer = scope["bearer"]
         by = bearer.token or machine.OF_THE_HOME
         key_of = self._key_of if bearer.role is Role.NODE else None
-        channel = Channel(send, frames, key_of, stands=lambda: self._gate.stands(bearer), opened=self._opened)
+        channel = Channel(send, frames, key_of, lambda: self._gate.stands(bearer), self._opened, now=at_once(scope))
         node = ""
         try:
             while True:
@@ -456,7 +471,7 @@ class CallerChannel:
         bearer: Bearer = scope["bearer"]
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
-        channel = Channel(send, stands=lambda: self._gate.stands(bearer))
+        channel = Channel(send, stands=lambda: self._gate.stands(bearer), now=at_once(scope))
         job = ""
         try:
             while True:
@@ -514,7 +529,7 @@ class WorkerChannel:
             return
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
-        channel = Channel(send)
+        channel = Channel(send, now=at_once(scope))
         ready = False
         try:
             while True:
@@ -544,9 +559,9 @@ def attempt_named(headers: Mapping[str, str]) -> Attempt | None:
 
 
 class Channel:
-    """Sends in order from a task of its own, so that the plane never waits for a slow agent. What it sends is numbered
-    where there are `frames`, launches get a key where there is `key_of`, and their secrets are `opened`. Nothing more
-    is sent once the token no longer `stands` by which somebody came.
+    """Sends in order, and the plane never waits for a slow agent: what cannot be said `now` is sent by a task. What it
+    sends is numbered where there are `frames`, launches get a key where there is `key_of`, and their secrets are
+    `opened`. Nothing more is sent once the token no longer `stands` by which somebody came.
     """
 
     def __init__(
@@ -556,17 +571,18 @@ class Channel:
         key_of: Callable[[Attempt], str] | None = None,
         stands: Callable[[], bool] = lambda: True,
         opened: Callable[[Desired], Desired] = lambda desired: desired,
+        now: SayNow = never,
     ) -> None:
         self._send = send
+        self._now = now
         self._frames = frames
         self._key_of = key_of
         self._stands = stands
         self._opened = opened
         self._queue: deque[bytes] = deque()
         self._waiting = 0
-        self._news = asyncio.Event()
         self.closed = False
-        self._task = asyncio.create_task(self._write())
+        self._writing: asyncio.Task[None] | None = None
 
     def send(self, message: ToNode | ToCaller | ToWorker) -> None:
         """Who does not read is hung up on with its next word; when it comes back it is told everything anew."""
@@ -579,29 +595,36 @@ class Channel:
             if self._key_of is not None:
                 message = _with_keys(message, self._key_of)
         frame = _encode(message if self._frames is None else (self._frames.number(), message))
+        if self._writing is None and self._stands() and self._now(frame):
+            return
         self._queue.append(frame)
         self._waiting += len(frame)
-        self._news.set()
+        self._write_on()
 
     def close(self) -> None:
-        self.closed = True
-        self._queue.clear()
-        self._news.set()
+        if not self.closed:
+            self.closed = True
+            self._queue.clear()
+            self._write_on()
+
+    def _write_on(self) -> None:
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write())
 
     async def _write(self) -> None:
+        """Send what waits, and the end where there is one."""
         try:
-            while not self.closed:
-                while self._queue and not self.closed:
-                    if not self._stands():
-                        self.close()
-                        break
-                    frame = self._queue.popleft()
-                    self._waiting -= len(frame)
-                    await self._send({"type": "websocket.send", "bytes": frame})
-                self._news.clear()
-                if not self._queue and not self.closed:
-                    await self._news.wait()
-            await self._send({"type": "websocket.close", "code": 1012})
+            while self._queue:
+                if not self._stands():
+                    self.close()
+                    break
+                frame = self._queue.popleft()
+                self._waiting -= len(frame)
+                await self._send({"type": "websocket.send", "bytes": frame})
+            if self.closed:
+                await self._send({"type": "websocket.close", "code": 1012})
+            else:
+                self._writing = None
         except Exception as error:  # the connection is gone; the reading side ends it
             _log.debug("channel closed: %s", error)
 

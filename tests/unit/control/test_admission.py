@@ -2,15 +2,9 @@
 
 import asyncio
 import itertools
-import logging
-import re
-from pathlib import Path
 from random import Random
 from typing import Any
 
-from uvicorn.protocols.websockets import websockets_sansio_impl
-
-from poise.control.__main__ import is_news
 from poise.control.admission import GROWTH, LONGEST_WAIT, MOST, Admission
 from poise.control.guard import Scope
 from poise.kernel.messages import Crowded
@@ -70,16 +64,6 @@ def test_a_whole_herd_gets_in() -> None:
         assert len(speaks) <= MOST
     assert now < 20 * SECOND, f"{MOST} each half a second are 10 s"
     assert turns < 15_000
-
-
-def test_a_herd_that_is_turned_away_does_not_fill_the_messages() -> None:
-    file = Path(websockets_sansio_impl.__file__).read_text()
-    said = [text for text in re.findall(r'logger\.error\("(.*?)"\)', file) if not is_news(logged(text))]
-    assert len(said) == 1 and "handshake" in said[0], "what uvicorn says of a refusal, and nothing else"
-
-
-def logged(text: str) -> logging.LogRecord:
-    return logging.LogRecord("uvicorn.error", logging.ERROR, "", 0, text, None, None)
 
 
 def opened(desk: Desk) -> tuple[list[dict[str, Any]], "asyncio.Task[None]"]:

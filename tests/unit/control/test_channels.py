@@ -57,7 +57,8 @@ def test_what_waits_for_one_that_does_not_read_is_bounded_in_bytes() -> None:
         for _ in range(most):
             channel.send(met)
         assert channel.closed and not channel._queue
-        channel._task.cancel()
+        assert channel._writing is not None
+        channel._writing.cancel()
 
     run(use)
 
