@@ -1,17 +1,19 @@
-"""What a WebSocket costs the control plane, without TLS, network or scheduler: to open it, and for each word over it.
+"""What a node that comes back costs the control plane in parts, without network or scheduler: the handshake of TLS, the
+WebSocket, and then each word over it.
 
-    python benchmarks/websockets_cost.py [--rounds 40] [--json]
+    python benchmarks/coming_back.py [--rounds 40] [--json]
 
-Requests and frames are handed to the protocol of the control plane, and to that of uvicorn (on `websockets`) beside it,
-in batches of a hundred connections. Each connection says a word of 200 bytes, as nodes do first, and is answered; then
-each says short words. All times are CPU of this thread; the figure is the least of all batches, since whatever else the
-machine does only adds to it.
+Handshakes are made in memory, whole, and resumed by a session ticket. Requests and frames are handed to the protocol of
+the control plane, and to that of uvicorn (on `websockets`) beside it, in batches of a hundred connections. Each
+connection says a word of 200 bytes, as nodes do first, and is answered; then each says short words. All times are CPU
+of this thread; the figure is the least of all, since whatever else the machine does only adds to it.
 """
 
 import argparse
 import asyncio
 import base64
 import os
+import ssl
 import sys
 from collections.abc import Iterable
 from time import thread_time
@@ -28,6 +30,8 @@ from websockets.utils import apply_mask
 
 from poise.control.heads import Heads
 from poise.control.lines import Lines
+from poise.drivers.authority import ensure_authority, server_context
+from poise.drivers.security import ensure_home
 
 AT_ONCE, WORDS = 100, 5
 OFFER = "Sec-WebSocket-Extensions: permessage-deflate; server_max_window_bits=12; client_max_window_bits=12\r\n"
@@ -120,8 +124,49 @@ async def cost(http: type[HttpToolsProtocol], config: Config, extensions: str, r
     return 1e3 * min(opened), 1e3 * min(said)
 
 
+def handshakes(count: int, *, resumed: bool) -> tuple[float, float]:
+    """Milliseconds that one costs the server, and the client."""
+    with harness.own_home() as home:
+        ensure_home(home)
+        server, client = server_context(home, ["127.0.0.1"]), ssl.create_default_context()
+        client.load_verify_locations(cadata=ensure_authority(home).decode("ascii"))
+    server.num_tickets = int(resumed)
+    session, costs = None, []
+    for number in range(count):
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        asks = client.wrap_bio(to_client, to_server, server_hostname="127.0.0.1", session=session)
+        answers = server.wrap_bio(to_server, to_client, server_side=True)
+        spent = dict.fromkeys((asks, answers), 0.0)
+        while not (shaken(asks, spent) & shaken(answers, spent)):
+            """The one waits for what the other says."""
+        answers.write(b"a word, and before it a ticket")
+        asks.read()
+        if resumed:
+            if answers.session_reused is not (number > 0):
+                raise RuntimeError("the session was not resumed")
+            session = asks.session
+        costs.append((spent[answers], spent[asks]))
+    server_side, client_side = zip(*costs[1:], strict=True)
+    return 1e3 * min(server_side), 1e3 * min(client_side)
+
+
+def shaken(side: ssl.SSLObject, spent: dict[ssl.SSLObject, float]) -> bool:
+    """Whether it is done on this side."""
+    begun = thread_time()
+    try:
+        side.do_handshake()
+        return True
+    except ssl.SSLWantReadError:
+        return False
+    finally:
+        spent[side] += thread_time() - begun
+
+
 def measure(rounds: int) -> list[Figure]:
     figures = []
+    for which, resumed in (("whole", False), ("resumed by a ticket", True)):
+        for side, value in zip(("server", "client"), handshakes(10 * rounds, resumed=resumed), strict=True):
+            figures.append(Figure(name=f"TLS handshake, {which}: the {side}", unit="ms", values=[value]))
     for compressed, extensions in (("", ""), (", compressed", OFFER)):
         for whose, http, ws in (("uvicorn's", Theirs, WebSocketsSansIOProtocol), ("the control plane's", Heads, Lines)):
             config = Config(answering, ws=ws, log_config=None, access_log=False, ws_ping_interval=None)
@@ -134,7 +179,7 @@ def measure(rounds: int) -> list[Figure]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="what a WebSocket costs the control plane")
+    parser = argparse.ArgumentParser(description="what a node that comes back costs the control plane")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
