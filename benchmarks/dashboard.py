@@ -135,7 +135,7 @@ def shown(seen: dict[str, list[float]], answered: dict[str, float], pages: int) 
     waited = [
         [1e3 * (instant - answered[name]) for instant in instants]
         for name, instants in seen.items()
-        if len(instants) == pages
+        if name in answered and len(instants) == pages
     ]
     if pages and len(waited) < len(answered):
         raise RuntimeError(f"of {len(answered)} jobs, {len(waited)} came to all pages")

@@ -1,7 +1,7 @@
 """A large fleet on the pages of the dashboard: when the first picture is there, and what it takes to move in it.
 
     python benchmarks/dashboard_large.py [--nodes 10000] [--records 1000000] [--seconds 5] [--pages 50] [--rounds 2]
-        [--json]
+        [--keep FOLDER] [--json]
 
 A log of such a fleet (`looking_back.py`) is given to a real control plane with an agent, and a real dashboard serves
 it. Debian's headless Chromium opens *Now* and *Timeline* on the same two cores. Noted are the time until each draws its
@@ -16,6 +16,7 @@ the time from the answer to a submission until the last page has the job.
 import argparse
 import contextlib
 import itertools
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from dashboard import TARGET_LAG_MS, TARGET_ROUNDS, Pages, dashboard, paced, sho
 from harness import Figure, Fleet, percentile, say
 
 from poise.client import Client
+from poise.config import Home
 from poise.control.start import ensure_up
 from poise.dashboard.app import ASSETS
 from poise.dashboard.serve import new_link
@@ -90,11 +92,14 @@ DRAG = """
 
 
 @contextlib.contextmanager
-def large_fleet(nodes: int, records: int) -> Iterator[Fleet]:
-    """A control plane and an agent on the log of a large fleet."""
+def large_fleet(nodes: int, records: int, kept: Path | None) -> Iterator[Fleet]:
+    """A control plane and an agent on the log of a large fleet; a copy of the one that was `kept`, if there is one."""
     with harness.own_home() as home:
-        say(f"writing a log of {records:,} records")
-        looking_back.write(home, nodes, records)
+        if kept is None or not kept.exists():
+            say(f"writing a log of {records:,} records")
+            looking_back.write(home if kept is None else Home(kept), nodes, records)
+        if kept is not None:
+            shutil.copytree(kept, home.root)
         with contextlib.closing(ensure_up(home, "--port", "0")) as client:
             yield Fleet(home, client)
 
@@ -167,8 +172,10 @@ def many_pages(fleet: Fleet, running: Running, pages: int, rounds: int) -> list[
     ]
 
 
-def measure(nodes: int, records: int, seconds: float, pages: int, rounds: int) -> list[Figure]:
-    with large_fleet(nodes, records) as fleet, dashboard(fleet.home) as running:
+def measure(
+    nodes: int, records: int, seconds: float, pages: int, rounds: int, kept: Path | None = None
+) -> list[Figure]:
+    with large_fleet(nodes, records, kept) as fleet, dashboard(fleet.home) as running:
         return [*one_page(fleet, running, seconds), *(many_pages(fleet, running, pages, rounds) if pages else [])]
 
 
@@ -208,9 +215,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0, help="of dragging, and of changes")
     parser.add_argument("--pages", type=int, default=50, help="open pages; 0: only the browser is measured")
     parser.add_argument("--rounds", type=int, default=2, help="turns without and with those pages")
+    parser.add_argument("--keep", type=Path, help="the log is kept in this folder, and taken from there the next time")
     parser.add_argument("--json", action="store_true")
     given: Any = parser.parse_args()
-    sizes = given.nodes, given.records, given.seconds, given.pages, given.rounds
+    sizes = given.nodes, given.records, given.seconds, given.pages, given.rounds, given.keep
     return harness.program(lambda: measure(*sizes), as_json=given.json)
 
 

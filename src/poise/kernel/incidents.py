@@ -48,6 +48,11 @@ SETTLES, MOST_WAIT = 8 * SECOND, 20 * SECOND
 within 30 s.
 """
 
+AGAIN, ATTEMPTS_WAIT = 10 * SECOND, 15 * SECOND
+"""Instead of `MOST_WAIT` where symptoms of the fleet wait already of which no cause was found, as those of a node that
+flaps; and where only attempts have ended badly, which some always do by chance.
+"""
+
 TOGETHER = 2 * MINUTE
 """A symptom that no cause explains waits this long for others. Symptoms of open incidents count as long."""
 
@@ -118,6 +123,9 @@ MEMORY = 2_000
 
 WELL_AGAIN, SETBACK = 10, 3
 """Attempts of a cause that end well before it is well again; each that ends badly takes so many of them back."""
+
+DOUBT = 1.0
+"""What a cause must explain more if nothing but attempts shows it: it is asked again and again whether there is one."""
 
 FEW_TRIES, FEW_BAD = 40.0, 1.0
 """Attempts, and those of each bad ending, that are assumed before any was seen."""
@@ -194,8 +202,12 @@ class Incidents:
         self._state = state if state is not None else State()
         self._reader = Symptoms(self._state.facts)
         self._healthy: deque[Healthy] = deque(self._state.healthy, MOST_HEALTHY)
-        self._fresh: dict[str, tuple[int, int]] = {}
-        """The first and the last instant of what waits and was not looked at: of `all`, and of what is `hard`."""
+        self._fresh: dict[bool, tuple[int, int]] = {}
+        """The first and the last instant of what waits and was not looked at: of what shows by attempts, and of the
+        rest.
+        """
+        self._is_again = False
+        """Whether something of the rest waits that was looked at."""
         self._attempts_waiting = 0
         self._weigh()
 
@@ -249,25 +261,28 @@ class Incidents:
         return min(times, default=None)
 
     def _looks(self) -> int | None:
-        """When causes are chosen next. Symptoms of the fleet and the control plane get all their time, also when
-        attempts that ended badly by chance have been waiting before them.
-        """
-        times = [min(last + SETTLES, first + MOST_WAIT) for first, last in self._fresh.values()]
-        return max(times, default=None)
+        """When causes are chosen next. Symptoms of the fleet and the control plane set the time, where there are any."""
+        if (fresh := self._fresh.get(False)) is not None:
+            return min(fresh[1] + SETTLES, fresh[0] + (AGAIN if self._is_again else MOST_WAIT))
+        if (fresh := self._fresh.get(True)) is not None:
+            return min(fresh[1] + SETTLES, fresh[0] + ATTEMPTS_WAIT)
+        return None
 
     def _weigh(self) -> None:
         """Know of what waits what is asked for after each event."""
         self._fresh.clear()
-        self._attempts_waiting = 0
+        self._attempts_waiting, self._is_again = 0, False
         for symptom in self._state.waiting:
             self._waits(symptom)
 
     def _waits(self, symptom: Symptom) -> None:
         self._attempts_waiting += symptom.kind in OF_ATTEMPTS
+        by_attempts = symptom.kind in OF_ATTEMPTS | WEAK
         if symptom.revision > self._state.looked:
-            for of in ("all",) if symptom.kind in OF_ATTEMPTS | WEAK else ("all", "hard"):
-                first, _ = self._fresh.get(of, (symptom.at, 0))
-                self._fresh[of] = first, symptom.at
+            first, _ = self._fresh.get(by_attempts, (symptom.at, 0))
+            self._fresh[by_attempts] = first, symptom.at
+        elif not by_attempts:
+            self._is_again = True
 
     def _thin(self) -> None:
         """Too many attempts wait. The first and the latest of those that were not looked at stay."""
@@ -553,6 +568,8 @@ class _Judge:
             explained += attempts.symptoms
             why += attempts.why
         kinds = {symptom.kind for symptom in explained} - WEAK
+        if kinds <= OF_ATTEMPTS:
+            gain -= DOUBT
         alone = not kinds or (element.kind in LARGE and kinds == {"objective-missed"})
         if not weight or alone or _has_lower(element, explained):
             return _Explained(-math.inf, -math.inf, [])

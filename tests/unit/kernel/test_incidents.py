@@ -1,6 +1,7 @@
 """Incidents: which symptoms become one, which cause is suspected, when it is told and closed."""
 
 from collections.abc import Iterable
+from random import Random
 from typing import get_args
 
 import msgspec
@@ -143,6 +144,33 @@ def test_an_incident_is_told_within_half_a_minute_of_its_first_symptom() -> None
     for second in range(12, 40):  # something new each second
         log.add(NodeSuspected(at=second * SECOND, name=f"r{second % 2 + 2}n{second % 4 + 1}"))
     assert len(log.read(10 + MOST_WAIT / SECOND)) >= 1
+
+
+def beside_chance(log: Log, until: float) -> list[IncidentReport]:
+    """What is known by then if a fifth of all attempts fails as well, two a second, of all programs and on all nodes."""
+    random = Random(7)
+    for half in range(120):
+        node = f"r{random.randint(1, 3)}n{random.randint(1, 4)}"
+        outcome: Outcome = "failed" if random.random() < 0.2 else "done"
+        log.run(f"p{random.randrange(5)}", node, outcome, at=half / 2, user=f"u{random.randrange(7)}")
+    log.events.sort(key=lambda event: event.at)
+    return read([event for event in log.events if event.at <= until * SECOND], until)
+
+
+def test_attempts_that_fail_by_chance_do_not_delay_what_is_known_of_a_node() -> None:
+    told = 37 + SETTLES / SECOND
+    assert beside_chance(Log().lose("r2n2", at=36), told - 1) == []
+    [one] = beside_chance(Log().lose("r2n2", at=36), told)
+    assert str(one.cause.element) == "node r2n2"
+
+
+def test_a_node_that_flaps_is_told_within_half_a_minute_of_its_first_silence() -> None:
+    log = Log()
+    for second in range(20, 60, 6):
+        log.add(NodeSuspected(at=second * SECOND, name="r2n2"))
+        log.add(NodeTrusted(at=(second + 2) * SECOND, name="r2n2"))
+    [one] = beside_chance(log, 20 + 30)
+    assert str(one.cause.element) == "node r2n2"
 
 
 def test_two_causes_at_the_same_time_are_two_incidents() -> None:
