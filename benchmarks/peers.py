@@ -46,7 +46,7 @@ PEERS = {
         Peer("ray-jobs", "ray_jobs.py", "ray_killed.py", requirements=("ray[default]==2.60.0",)),
         Peer("slurm", "slurm_jobs.py", "slurm_killed.py", packages=("slurmctld", "slurmd", "slurm-client", "munge")),
         Peer("protobuf", "", "", requirements=("grpcio-tools==1.85.1",)),
-        Peer("dask", "", "dask_killed.py", requirements=("distributed==2026.8.0", "bokeh==3.10.1")),
+        Peer("dask", "", "dask_killed.py", requirements=("distributed==2026.8.0", "bokeh==3.9.2")),
     )
 }
 

@@ -14,7 +14,7 @@ from poise.config import Home
 from poise.drivers.lock import take_lock
 from poise.drivers.messages import Seldom
 from poise.drivers.otlp import Collector
-from poise.drivers.system import give_way
+from poise.drivers.system import give_way, settle_memory
 from poise.drivers.tracing import Exporter
 from poise.errors import PoiseError
 
@@ -29,6 +29,7 @@ def main() -> int:
         handler.addFilter(Seldom())
     os.umask(0o077)
     give_way()
+    settle_memory()
     home = Home(options.home.resolve())
     stopping = False
 

@@ -147,8 +147,8 @@ def test_an_incident_is_told_within_half_a_minute_of_its_first_symptom() -> None
 
 
 def beside_chance(log: Log, until: float) -> list[IncidentReport]:
-    """What is known by then if a fifth of all attempts fails as well, two a second, of all programs and on all nodes."""
-    random = Random(7)
+    """What is known by then where a fifth of all attempts, two a second, fails as well, on all nodes."""
+    random = Random(7)  # noqa: S311 — the same attempts each time
     for half in range(120):
         node = f"r{random.randint(1, 3)}n{random.randint(1, 4)}"
         outcome: Outcome = "failed" if random.random() < 0.2 else "done"
