@@ -261,7 +261,7 @@ class Incidents:
         return min(times, default=None)
 
     def _looks(self) -> int | None:
-        """When causes are chosen next. Where there are symptoms of the fleet or the control plane, they set the time."""
+        """When causes are chosen next: symptoms of the fleet or the control plane set the time, if there are any."""
         if (fresh := self._fresh.get(False)) is not None:
             return min(fresh[1] + SETTLES, fresh[0] + (AGAIN if self._is_again else MOST_WAIT))
         if (fresh := self._fresh.get(True)) is not None:
