@@ -577,6 +577,8 @@ class Controller:
 
     def _forget_nodes(self, now: int) -> None:
         """Those that have left, or been lost for long, and are missed by nobody."""
+        if not self._left and not self.settings.forget_after:
+            return
         after = self.settings.forget_after or FOREVER
         for name, node in list(self.ledger.nodes.items()):
             is_gone = node.status == "lost" and not node.drained and now - node.lost > after
@@ -851,7 +853,7 @@ class Controller:
             for field, names in zip(("after", "after-any", "after-failure"), compiled.all_after, strict=True)
             for name in names
         }
-        several = Counter(ids[name] for names in compiled.all_after for name in set(names))
+        several = Counter(ids[name] for names in compiled.all_after for name in set(names)) if ids else {}
         if twice := next((job for job, times in several.items() if times > 1), ""):
             what = "it comes after one job in two ways"
             raise SpecError(what, code="E105", field="after", have=twice, hint=f"after-any: [{twice}]")

@@ -135,6 +135,8 @@ class Lateness:
 
     def missed(self, ledger: Ledger, now: int) -> Iterator[DeadlinesMissed]:
         """Lost deadlines that cancel work, by job. Apply each before you ask for the next."""
+        if not self._fresh and not ledger.jobs.cancelling:
+            return
         everything = now >= self._next or (self._has_changed(ledger) and now - self._looked >= self._every)
         jobs = list(ledger.jobs.cancelling) if everything else self._fresh
         self._fresh = []
