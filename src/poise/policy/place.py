@@ -55,17 +55,14 @@ class Openings:
     holds what was said of placements there already. They are as of the moment when so many tasks had been `taken`.
     """
 
-    __slots__ = ("_beyond", "best", "estimates", "fitting", "more", "next", "rows", "scores", "taken", "whys")
+    __slots__ = ("_beyond", "best", "fitting", "more", "next", "rows", "scores", "taken", "whys")
 
-    def __init__(
-        self, rows: list[int], scores: list[float], fitting: int, estimates: list[Estimate], taken: int
-    ) -> None:
+    def __init__(self, rows: list[int], scores: list[float], fitting: int, taken: int) -> None:
         self.rows, self.scores, self.next = rows, scores, 0
         best = zip(scores[: RUNNERS_UP + 1], rows[: RUNNERS_UP + 1], strict=True)
         self.best = [(round(value, 4), row) for value, row in best]
         self.fitting = fitting
         self.more = fitting > len(rows)
-        self.estimates = estimates
         self.taken = taken
         self.whys: dict[tuple[int, str], Why] = {}
         self._beyond: Beside | None = None
@@ -121,6 +118,7 @@ class Draft:
         self.speeds = speeds_of(view)
         self.kept: dict[int, list[Kept]] = {}
         self._weights, self._terms, self._spread = weights, terms, spread
+        self._in_order_of_names = weights.keys() <= {"first"}  # whatever is foreseen, and whatever there is room for
         self._weights_whole, self._weights_shared = (weights_where(weights, shared=shared) for shared in (False, True))
         self._typical: Typical | None = None
         self._looked_at_work = False
@@ -388,22 +386,22 @@ class Draft:
 
     def _look(self, candidate: Candidate, shape: Shape) -> Openings:
         rows = fits(self.fleet, shape, self.able(shape), self.free, self.memory, self.share)
-        estimates = self.estimates(candidate, shape)
         fitting = len(rows)
         if not fitting:
-            return Openings([], [], 0, estimates, self._taken)
+            return Openings([], [], 0, self._taken)
+        estimates = [] if self._in_order_of_names else self.estimates(candidate, shape)
         most = SCORED_SHARED if self._weights_for(shape) is not self._weights_whole else SCORED
         if fitting > most and not self._spread:
             rows = self._preselect(rows, shape, estimates, most)
         scores = self.scores(rows, shape, estimates)
         order = np.lexsort((rows, -scores))
-        return Openings(rows[order].tolist(), scores[order].tolist(), fitting, estimates, self._taken)
+        return Openings(rows[order].tolist(), scores[order].tolist(), fitting, self._taken)
 
     def _preselect(self, rows: Ints, shape: Shape, estimates: list[Estimate], most: int) -> Ints:
         """Of many nodes that fit, as many as are worth scoring in full: by how full they are and how fast; where scores
         do not look at room, the first ones by name.
         """
-        if self._weights.keys() <= {"first"}:
+        if self._in_order_of_names:
             return rows[:most]
         fleet = self.fleet
         if self._fullness is None:

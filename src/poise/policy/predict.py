@@ -106,6 +106,10 @@ class Speeds:
         self._runs[key] = (self.throughputs, sources, found)
         return found
 
+    def tells_models_apart(self, *, devices: bool) -> bool:
+        """Whether there are several models of devices, or of processors, that estimates could tell apart."""
+        return (len(self._devices) if devices else len(self._models) - len(self._devices)) > 1
+
     def sources_of(self, kind: str, model: str = "") -> tuple[str, ...]:
         """Names of the profiles that estimates of a class may come from; also of runs on a `model` that is gone."""
         known = self._names.get((kind, model))

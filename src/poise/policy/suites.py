@@ -1451,6 +1451,8 @@ class _Round:
 
     def _speed(self, candidate: Candidate, shape: Shape, row: int) -> str:
         """Where devices differ: what is foreseen here, and how that is known."""
+        if not self.draft.speeds.tells_models_apart(devices=shape.gpus > 0):
+            return ""
         estimates = self.draft.estimates(candidate, shape)
         if estimates.count(estimates[0]) == len(estimates):
             return ""
