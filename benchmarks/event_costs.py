@@ -77,7 +77,9 @@ def run(given: argparse.Namespace, policy: str) -> dict[str, float]:
     arrivals = tuple(msgspec.structs.replace(one, at=one.at - arrivals[0].at) for one in arrivals)
     workload = msgspec.structs.replace(workload, arrivals=arrivals)
     with tempfile.TemporaryDirectory() as folder:
-        store = SqliteStore(Path(folder) / "log.db", encode_event, decode_event)
+        store = SqliteStore(
+            Path(folder) / "log.db", encode_event, decode_event, call_soon=lambda call: call(), queue_limit=2**31
+        )
         with contextlib.closing(store), timed(policy_named(policy), store) as took:
             began, all_of_it = thread_time(), process_time()
             result = simulate(workload, nodes, policy_named(policy), Settings())
