@@ -31,8 +31,8 @@ PAGE = 500
 WATCH_SECONDS = 300.0
 """How long a watch is asked for; the server ends it then, and the next one goes on from there."""
 
-SILENCE_SECONDS = 30.0
-"""So much longer than a watch its connection may be silent."""
+SILENCE_SECONDS = 150.0
+"""A watch of which nothing is heard for so long is broken: servers send a bookmark about every minute."""
 
 ANEW_SECONDS = 600.0
 """How often all is listed again."""
@@ -166,7 +166,7 @@ class Watched(Generic[T]):
             "timeoutSeconds": str(int(seconds)),
         }
         begun, heard = self._ticks(), 0
-        with contextlib.closing(self._api.stream(self._path, query, seconds + SILENCE_SECONDS)) as lines:
+        with contextlib.closing(self._api.stream(self._path, query, SILENCE_SECONDS)) as lines:
             for line in lines:
                 if self._ending.is_set():
                     return

@@ -75,9 +75,8 @@ def test_a_command_gives_tokens_until_they_expire(tmp_path: Path) -> None:
     script = tmp_path / "gives"
     answer = {"status": {"token": "from $1 of $WHO", "expirationTimestamp": "2001-01-01T00:00:00Z"}}
     text = json.dumps(answer).replace('"', '\\"')
-    script.write_text(
-        f'#!/bin/sh\necho "$KUBERNETES_EXEC_INFO" > {tmp_path}/asked\necho "{text}"\necho x >> {tmp_path}/n\n'
-    )
+    lines = [f'echo "$KUBERNETES_EXEC_INFO" > {tmp_path}/asked', f"echo x >> {tmp_path}/n", f'echo "{text}"']
+    script.write_text("\n".join(["#!/bin/sh", *lines, ""]))
     script.chmod(0o755)
     told = {"command": str(script), "args": ["here"], "env": [{"name": "WHO", "value": "me"}]}
     access = user(tmp_path, exec=told)
