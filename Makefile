@@ -64,7 +64,7 @@ kubernetes-parts:  ## a real API server, scheduler and controller manager for th
 	tests/kubernetes_parts.sh .peers/kubernetes
 
 test-kubernetes: setup servers kubernetes-parts  ## Poise on that Kubernetes, with processes in place of containers
-	$(BIN)/python -m pytest tests/system/test_kubernetes.py tests/drivers/test_kubernetes_watch.py tests/drivers/test_kubernetes_cluster.py
+	$(BIN)/python -m pytest $(wildcard tests/drivers/test_kubernetes_*.py tests/system/test_kubernetes*.py)
 
 # types and the tests in memory need nothing but processor time, and take what the real processes beside them leave;
 # these wait for most of their time, so three of them share a core

@@ -100,6 +100,13 @@ class KubernetesCluster:
             "--disable-admission-plugins=ServiceAccount", "--etcd-compaction-interval=0",
         )  # fmt: skip
 
+    def start_hollow(self, name: str) -> None:
+        """A node of kubemark: the code of a real kubelet, which only pretends to have containers."""
+        self._start(
+            name, PARTS / "kubemark", "--morph=kubelet", f"--name={name}", "--kubelet-port=0",
+            "--kubelet-read-only-port=0", f"--kubeconfig={self.kubeconfig(name, 'admin')}",
+        )  # fmt: skip
+
     def kill(self, name: str) -> None:
         self._processes[name].send_signal(signal.SIGKILL)
         self._processes[name].wait()
@@ -164,9 +171,9 @@ class KubernetesCluster:
 
 
 @contextlib.contextmanager
-def kubernetes() -> Iterator[KubernetesCluster]:
-    """A control plane; all of it ends with the block. Skips where its parts were not built."""
-    needed = [PARTS / f"kube-{name}" for name in ("apiserver", "controller-manager", "scheduler")]
+def kubernetes(*more: str) -> Iterator[KubernetesCluster]:
+    """A control plane; all of it ends with the block. Skips where its parts, or these others, were not built."""
+    needed = [PARTS / name for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", *more)]
     if missing := [path.name for path in needed if not path.exists()]:
         pytest.skip(f"needs {', '.join(missing)}: `make kubernetes-parts` builds them from Debian's source")
     if not ETCD.exists():
