@@ -38,7 +38,6 @@ from poise_kubernetes.records import (
     admits,
     amounts,
     device_of,
-    left_of,
     requested,
 )
 from poise_kubernetes.settings import Settings
@@ -132,7 +131,10 @@ class KubernetesCluster:
         self._avoided: dict[str, _Avoided] = {}
         self._nodes: dict[str, NodeObject] = {}
         self._others: list[PodObject] = []
-        self._by_node: dict[str, list[PodObject]] = {}
+        self._waiting: list[PodObject] = []  # of those, which only lack room
+        self._needs: dict[str, tuple[PodObject, dict[str, int]]] = {}  # by uid; worked out anew when a Pod changes
+        self._sizes: dict[str, tuple[NodeObject, dict[str, int]]] = {}  # as those, by the names of nodes
+        self._used: dict[str, dict[str, int]] = {}  # of each node, by all Pods
         self._own: dict[str, _Own] = {}  # by uid
         self._settled: float | None = None  # since when work has waited
         self._idle: dict[str, float] = {}  # Pods on which nothing runs, and since when
@@ -155,7 +157,7 @@ class KubernetesCluster:
 
     def machines(self) -> list[Machine]:
         """As `want` has seen them: a Pod that began since is for the next round."""
-        marks = {_mark(pod): pod for pod in self._others if _waits(pod)}
+        marks = {_mark(pod): pod for pod in self._waiting}
         found = []
         for uid, one in self._own.items():
             node = self._nodes.get(one.pod.spec.node_name)
@@ -164,7 +166,7 @@ class KubernetesCluster:
             free = self._free(node)
             fits = {mark: 1 for mark, pod in marks.items() if pod.may_run_on(node)}
             size = dict(free)
-            for name, amount in requested(one.pod).items():
+            for name, amount in self._needs_of(one.pod).items():
                 size[name] = size.get(name, 0) + amount
             found.append(Machine(uid, node.metadata.name, size | fits, free | fits, leaving=self._leaves(uid, one)))
         return found
@@ -176,7 +178,7 @@ class KubernetesCluster:
     def waiting(self) -> list[Mapping[str, float]]:
         """Pods of others that no node has room for, and that come before ours. The others get what is idle."""
         mine = max((one.pod.priority for one in self._own.values()), default=0)
-        return [requested(pod) | {_mark(pod): 1} for pod in self._others if _waits(pod) and pod.priority > mine]
+        return [self._needs_of(pod) | {_mark(pod): 1} for pod in self._waiting if pod.priority > mine]
 
     def _leaves(self, uid: str, one: _Own) -> bool:
         """Whether what runs there is to move: it is evicted, its node is cordoned, or nobody wants it any more."""
@@ -184,11 +186,15 @@ class KubernetesCluster:
         return one.is_evicted or uid in self._unwanted or (node is not None and node.spec.unschedulable)
 
     def _free(self, node: NodeObject) -> dict[str, int]:
-        return left_of(node, self._on(node.metadata.name))
+        """What no Pod holds of a node."""
+        used = self._used.get(node.metadata.name, {})
+        return {name: amount - used.get(name, 0) for name, amount in self._size(node).items()}
 
-    def _on(self, node: str) -> list[PodObject]:
-        """All Pods that hold something of a node."""
-        return self._by_node.get(node, [])
+    def _size(self, node: NodeObject) -> dict[str, int]:
+        return self._sizes[node.metadata.name][1]
+
+    def _needs_of(self, pod: PodObject) -> dict[str, int]:
+        return self._needs[pod.metadata.uid][1]
 
     def _is_deleted(self, uid: str) -> bool:
         """Whether its deletion was asked for, even if the copy does not show it yet."""
@@ -199,6 +205,10 @@ class KubernetesCluster:
         now = self._ticks()
         nodes, pods, own = self._watched
         self._nodes = {node.metadata.name: node for node in nodes.items()}
+        sizes, self._sizes = self._sizes, {}
+        for name, node in self._nodes.items():
+            size = sizes.get(name)
+            self._sizes[name] = size if size is not None and size[0] is node else (node, _size_of(node))
         self._own = {}
         for pod in own.items():
             uid = pod.metadata.uid
@@ -210,13 +220,8 @@ class KubernetesCluster:
             self._own[uid] = _Own(pod, grant, self._orders.get(uid))
         names = {one.pod.metadata.name for one in self._own.values()}
         self._others = [pod for pod in pods.items() if not pod.ended and not self._is_ours(pod)]
-        self._by_node = {}
-        for pod in (*self._others, *(one.pod for one in self._own.values())):
-            if pod.spec.node_name and not pod.ended:
-                self._by_node.setdefault(pod.spec.node_name, []).append(pod)
-        for one in self._own.values():  # what is about to be placed there
-            if not one.pod.spec.node_name and not one.pod.ended:
-                self._by_node.setdefault(one.grant.node, []).append(one.pod)
+        self._waiting = sorted((pod for pod in self._others if _waits(pod)), key=lambda pod: -pod.priority)
+        self._count()
         self._asked = {
             name: asked for name, asked in self._asked.items() if name not in names and asked[0] > now
         }  # seen, or given up
@@ -224,6 +229,21 @@ class KubernetesCluster:
             for uid in known.keys() - self._own.keys():
                 del known[uid]
         self._unwanted &= self._own.keys()
+
+    def _count(self) -> None:
+        """What all Pods hold of each node, those of ours that are about to be placed there too."""
+        before, self._needs, self._used = self._needs, {}, {}
+        placed = [(pod, pod.spec.node_name) for pod in self._others]
+        placed += [(one.pod, one.pod.spec.node_name or one.grant.node) for one in self._own.values()]
+        for pod, node in placed:
+            known = before.get(pod.metadata.uid)
+            if known is None or known[0] is not pod:
+                known = pod, requested(pod)
+            self._needs[pod.metadata.uid] = known
+            if node and not pod.ended:
+                used = self._used.setdefault(node, {})
+                for name, amount in known[1].items():
+                    used[name] = used.get(name, 0) + amount
 
     def _is_ours(self, pod: PodObject) -> bool:
         found = pod.metadata.labels or {}
@@ -279,24 +299,22 @@ class KubernetesCluster:
         back.
         """
         short = any(not one.hopeless for one in self._unmet)
-        now, waiting = self._ticks(), [pod for pod in self._others if _waits(pod)]
+        now = self._ticks()
         for uid, one in self._own.items():
             if one.orders is None or one.orders.node in busy or not one.runs:
                 self._idle.pop(uid, None)
                 continue
             since = self._idle.setdefault(uid, now)
             node = self._nodes.get(one.pod.spec.node_name)
-            needed = short or (node is not None and any(self._would_fit(pod, node, one.pod) for pod in waiting))
+            needed = short or (node is not None and any(self._would_fit(pod, node, one.pod) for pod in self._waiting))
             if now - since > (min(LENT_SECONDS, self._settings.idle) if needed else self._settings.idle):
                 self._unwanted.add(uid)
 
     def _would_fit(self, pod: PodObject, node: NodeObject, without: PodObject) -> bool:
         """Whether a Pod would have room on a node without one of ours, and has none with it."""
-        if not pod.may_run_on(node):
-            return False
-        there, needs = self._on(node.metadata.name), requested(pod)
-        free = left_of(node, [one for one in there if one is not without])
-        return _fits(needs, free) and not _fits(needs, left_of(node, there))
+        needs, free, held = self._needs_of(pod), self._free(node), self._needs_of(without)
+        then = {name: amount + held.get(name, 0) for name, amount in free.items()}
+        return _fits(needs, then) and not _fits(needs, free) and pod.may_run_on(node)
 
     def _create(self, demand: DemandReport) -> None:
         now = self._ticks()
@@ -358,26 +376,28 @@ class KubernetesCluster:
         for _, grant in self._asked.values():
             if (left := free.get(grant.node)) is not None:
                 _take(left, grant.amounts() | {"pods": 1})
-        waiting = sorted((pod for pod in self._others if _waits(pod)), key=lambda pod: -pod.priority)
-        for pod in waiting:
-            needs = requested(pod)
-            theirs = next((left for name, left in free.items() if self._suits(pod, name, needs, left)), None)
+        too_large: set[tuple[tuple[str, int], ...]] = set()  # most of those that wait ask for the same
+        for pod in self._waiting:
+            needs = self._needs_of(pod)
+            if (key := tuple(sorted(needs.items()))) in too_large:
+                continue
+            fit = (left for name, left in free.items() if _fits(needs, left) and pod.may_run_on(self._nodes[name]))
+            theirs = next(fit, None)
             if theirs is not None:
                 _take(theirs, needs)
+            elif not any(_fits(needs, left) for left in free.values()):
+                too_large.add(key)
         return [
-            Room(left, amounts(self._nodes[name].status.allocatable), offered(self._nodes[name]))
+            Room(left, self._size(self._nodes[name]), offered(self._nodes[name]))
             for name, left in sorted(free.items())
             if left.get("pods", 1) > 0
         ]
-
-    def _suits(self, pod: PodObject, name: str, needs: Mapping[str, int], left: Mapping[str, int]) -> bool:
-        return pod.may_run_on(self._nodes[name]) and _fits(needs, left)
 
     def _may_use(self, node: NodeObject) -> bool:
         found = node.metadata.labels or {}
         if not node.ready or any(found.get(key) != value for key, value in self._settings.select):
             return False
-        device = device_of(amounts(node.status.allocatable))
+        device = device_of(self._size(node))
         return admits(node, (Toleration(key=device, operator="Exists"),) if device else ())
 
     def _ask(self, grant: Grant) -> bool:
@@ -578,6 +598,10 @@ def no_cluster(access: Access, what: str, error: Away | Refused) -> Fault:
     return Fault(
         text, code="E214", field="--on", have=str(error)[:300], hint=f"{hint}; Poise retries until `poise down`"
     )
+
+
+def _size_of(node: NodeObject) -> dict[str, int]:
+    return amounts(node.status.allocatable)
 
 
 def _mark(pod: PodObject) -> str:

@@ -179,19 +179,21 @@ class KubernetesApi:
             with self._changed:
                 if self._cut != cut:
                     raise Dropped
-                if seen < self._oldest:
-                    send({"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}})
-                    return
-                events = [event for event in self._events if event[0] > seen]
-                for version, of, kind, one, before in events:
-                    seen = version
-                    if of == collection and (told := _told(kind, one, before, namespace, query)) is not None:
-                        send(told)
-                if query.get("allowWatchBookmarks") and events:
-                    send({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(seen)}}})
-                if time.monotonic() > until:
-                    return
-                self._changed.wait(0.2)
+                gone, events = seen < self._oldest, [event for event in self._events if event[0] > seen]
+                if not (gone or events or time.monotonic() > until):
+                    self._changed.wait(0.2)
+                    continue
+            if gone:
+                send({"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}})
+                return
+            for version, of, kind, one, before in events:  # who reads slowly holds nobody up
+                seen = version
+                if of == collection and (told := _told(kind, one, before, namespace, query)) is not None:
+                    send(told)
+            if query.get("allowWatchBookmarks") and events:
+                send({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(seen)}}})
+            if time.monotonic() > until:
+                return
 
     # --- objects ------------------------------------------------------------------------------------------------------
 
@@ -287,8 +289,9 @@ class KubernetesApi:
     def _bind_all(self) -> None:
         if not self.binds:
             return
-        for (namespace, name), one in list(self.objects["pods"].items()):
-            if one["spec"].get("nodeName") or one["metadata"].get("deletionTimestamp"):
+        for namespace, name in list(self.objects["pods"]):
+            one = self.objects["pods"].get((namespace, name))  # what is bound before it changes it
+            if one is None or one["spec"].get("nodeName") or one["metadata"].get("deletionTimestamp"):
                 continue
             pod = msgspec.convert(one, PodObject)
             for node in [msgspec.convert(of, NodeObject) for of in self.objects["nodes"].values()]:
