@@ -638,7 +638,8 @@ def proposing(ledger: Ledger, job: Job, now: int) -> Callable[[], Proposal]:
     """
     latest = next(reversed(ledger.jobs.values()), None)
     ordinal = latest.units[-1].ordinal if latest is not None else 0
-    own = Ledger(State(now=now, units_ever=ordinal, profiles=ledger.profiles, quotas=ledger.quotas))
+    tree = ledger.shares.tree
+    own = Ledger(State(now=now, units_ever=ordinal, profiles=ledger.profiles, quotas=ledger.quotas, share_tree=tree))
     others = [ledger.jobs[name] for name in job.after]
     reasons = [Reason(code="AFTER", need=other.id) for other in others if not other.ended]
     reasons += [

@@ -68,7 +68,10 @@ class Standing:
         self.keeps = [place for place, node in enumerate(self.nodes) if not node.lends and node.guaranteed]
 
     def copy(self) -> "Standing":
-        return Standing(ShareView(self.tree, tuple(self.held), tuple(self.debts)))
+        return Standing(self.view())
+
+    def view(self) -> ShareView:
+        return ShareView(self.tree, tuple(self.held), tuple(self.debts))
 
     def path(self, leaf: str) -> tuple[int, ...]:
         """The places of a leaf and of all nodes above it, from the top down."""

@@ -14,7 +14,10 @@ from poise.model.fleet import CPU, DEVICES, DRAINED, MEMORY, NETWORK, Fleet, Poo
 from poise.model.jobs import GRACE
 from poise.model.quotas import asked
 from poise.model.resources import WHOLE, Node, Shape
+from poise.model.share_tree import CPU as CORES
+from poise.model.share_tree import amounts_of
 from poise.model.views import Candidate, Snapshot
+from poise.policy.entitled import Standing
 from poise.policy.place import Draft
 from poise.policy.protocol import Policy
 from poise.policy.rank import ORDERS, Order
@@ -45,6 +48,7 @@ class Hypothesis:
         self._elastic = {resident.unit: resident for resident in view.elastic}
         self._rows: dict[str, list[int]] | None = None
         self._quotas = dict(view.quotas)
+        self._shares = Standing(view.shares) if view.shares is not None else None
 
     def view(self) -> Snapshot:
         """The candidates are in order of submission, as a ledger would show them."""
@@ -57,6 +61,7 @@ class Hypothesis:
             memory=self.memory,
             elastic=tuple(self._elastic.values()),
             quotas=self._quotas,
+            shares=self._shares.view() if self._shares is not None else None,
         )
 
     # --- what waits --------------------------------------------------------------------------------------------------
@@ -211,6 +216,9 @@ class Hypothesis:
         left = self._quotas.get(resident.tenant)
         if left is not None:
             self._quotas[resident.tenant] = left.plus(asked(resident.shape), sign)
+        if self._shares is not None:
+            model = resident.model if resident.shape.gpus else CORES
+            self._shares.count(resident.leaf, amounts_of(resident.shape, model), sign)
 
     def _take(self, row: int, shape: Shape, devices: tuple[int, ...], sign: int) -> None:
         fleet = self.fleet

@@ -64,7 +64,7 @@ class Shared:
         own = [
             model
             for model in models
-            if all(self.standing.is_within(place, amounts_of(shape, model, needed)) for place in path[:1])
+            if any(self.standing.is_within(place, amounts_of(shape, model, needed)) for place in path)
         ]
         return None if len(own) == len(models) else own
 

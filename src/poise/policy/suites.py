@@ -819,6 +819,8 @@ class _Round:
             if not order:
                 continue
             own = shares.own_models(candidate, shape)
+            if own is not None and not own:
+                continue
             wanted = shape if own is None else _on_models(shape, own)
             found = take_from(wanted, self.draft, needed, rules, order, self._yielding)
             if found is None or not found.victims:
