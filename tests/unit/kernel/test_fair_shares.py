@@ -7,8 +7,9 @@ from poise.kernel.verify import above_share
 from poise.model.decisions import Preempt, Why
 from poise.model.events import Preempted
 from poise.model.resources import Device, Node
+from poise.policy.entitled import Standing, level_in, served_first
 from poise.testing import World, node, replay
-from poise.units import DAY, HOUR, SECOND
+from poise.units import DAY, HOUR, SECOND, format_duration
 
 TWO = {"tenant": "research", "guaranteed": {"gpu": 2}}, {"tenant": "product", "guaranteed": {"gpu": 2}}
 
@@ -69,10 +70,10 @@ def test_what_is_within_a_guarantee_is_not_stopped_for_anybody() -> None:
 
 
 def test_who_borrowed_less_of_late_is_served_first() -> None:
-    world = devices(2).shares({"tenant": "research"}, {"tenant": "product"})
-    jobs(world, "research", 2).round().start("r1", "r2").after("2d")
+    world = devices(2).shares({"tenant": "research"}, {"tenant": "product"}, half_life="1h")
+    jobs(world, "research", 2).round().start("r1", "r2").after("20m")
     jobs(jobs(world, "research", 2, 3), "product", 2)
-    world.finish("r1", "r2", run="2d").settle()
+    world.finish("r1", "r2", run="20m").settle()
     assert (held(world, "research"), held(world, "product")) == (0, 2)
 
 
@@ -157,6 +158,43 @@ def test_two_that_each_could_evict_one_may_not_both_of_the_same_plan() -> None:
     assert list(above_share(world.ledger, plan, world.now)) == [1]
 
 
+def test_room_that_was_promised_is_not_taken_back_twice() -> None:
+    """The next plan comes before the first one is carried out: what is asked to stop counts as gone."""
+    world = devices(4).shares(
+        {"tenant": "product", "guaranteed": {"gpu": 1}}, {"tenant": "research", "guaranteed": {"gpu": 2}}
+    )
+    jobs(world, "research", 4).round().start("r1", "r2", "r3", "r4").after("10m")
+    jobs(world, "product", 2)
+    ledger, why = world.ledger.fork(), Why(policy="x")
+    r1, r2, p1, p2 = (world.unit(name) for name in ("r1", "r2", "p1", "p2"))
+    ledger.apply(Preempted(at=world.now, unit=r1.id, epoch=r1.epoch, cause="yield", why=why, to=p1.id))
+    ledger.check()
+    assert above_share(ledger, [Preempt(unit=r2.id, cause="yield", why=why, to=p2.id)], world.now)
+    assert not above_share(world.ledger, [Preempt(unit=r2.id, cause="yield", why=why, to=p2.id)], world.now)
+
+
+def test_level_is_told_with_the_time_until_then() -> None:
+    world = devices(2).shares({"tenant": "research"}, {"tenant": "product"}, half_life="1h")
+    world.job("r1", tenant="research", gpu=2).round().start("r1").after("20m").finish("r1", run="20m")
+    world.job("p1", tenant="product", gpu=2).round().start("p1")
+    jobs(world, "research", 1, 2)
+    view = world.controller.snapshot(world.now)
+    [candidate] = [one for one in view.candidates if one.leaf == "research"]
+    assert served_first(view, candidate).startswith("its share `research` is served first")  # nobody else waits
+    jobs(world, "product", 1, 2)
+    view = world.controller.snapshot(world.now)
+    told = served_first(view, next(one for one in view.candidates if one.leaf == "research"))
+    assert told.startswith("share `product` is served first: it has used 0 % of its share of late, `research` 200 %")
+    standing = Standing(view.shares) if view.shares is not None else None
+    assert standing is not None
+    at = level_in(standing, standing.path("research")[0], standing.path("product")[0])
+    assert at is not None and f"level in {format_duration(at)} (P50" in told
+    later = world.after(at).controller.snapshot(world.now).shares
+    assert later is not None
+    debts = dict(zip([node.name for node in later.tree.nodes], later.debts, strict=True))
+    assert abs(debts["research"] - debts["product"]) < debts["research"] // 1000
+
+
 def test_debts_are_the_same_when_the_log_is_read_again() -> None:
     world = devices().shares({"tenant": "research", "guaranteed": {"gpu": 1}}, {"tenant": "product"}, half_life="1d")
     jobs(world, "research", 3).round().start("r1", "r2", "r3").after("3h")
@@ -186,7 +224,7 @@ def test_nothing_is_stopped_twice_in_turn() -> None:
     is stopped for the other next.
     """
     names = "alpha", "beta", "gamma", "delta"
-    world = devices(8, check=False).shares(*({"tenant": name, "guaranteed": {"gpu": 2}} for name in names))
+    world = devices(8).shares(*({"tenant": name, "guaranteed": {"gpu": 2}} for name in names))
     for number in range(48):
         tenant = names[number * 7 % 4]
         world.job(f"{tenant}-{number}", tenant=tenant, gpu=1 + number % 3)
