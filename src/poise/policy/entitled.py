@@ -152,23 +152,25 @@ class Standing:
                 return mine, theirs
         return None
 
-    def is_owed(self, gains: Claim, loses: Claim) -> bool:
-        """Whether one that is counted holds, within its guarantee, what the other's node borrows."""
-        parted = self.apart(gains.leaf, loses.leaf)
-        return parted is not None and self.rate(parted[1]) > 0 and self._was_within(parted[0], gains.amounts)
-
-    def may_stop(self, gains: Claim, loses: Claim) -> bool:
-        """Whether one that is counted for may stop another, which is counted still."""
-        parted = self.apart(gains.leaf, loses.leaf)
+    def may_take(self, gains: Claim, leaf: str) -> bool | None:
+        """Whether one that is counted for may stop all that is of a leaf, or nothing of it; None: that depends on the
+        levels when it is gone.
+        """
+        parted = self.apart(gains.leaf, leaf)
         if parted is None:
             return True
         mine, theirs = parted
-        if self.is_owed(gains, loses):
-            return True
         if not self.rate(theirs):
             return False
+        return True if self._was_within(mine, gains.amounts) else None
+
+    def may_stop(self, gains: Claim, loses: Claim) -> bool:
+        """Whether one that is counted for may stop another, which is counted still."""
+        may = self.may_take(gains, loses.leaf)
+        if may is not None:
+            return may
         self.count(loses.leaf, loses.amounts, -1)
-        lawful = self.level(mine) <= self.level(theirs)
+        lawful = self.is_lawful(gains, loses)
         self.count(loses.leaf, loses.amounts)
         return lawful
 
@@ -318,7 +320,9 @@ def _merged(standing: Standing, fleet: Fleet, ones: Sequence[Candidate]) -> list
 
 
 class Ratio(NamedTuple):
-    """A node among those beside it: its part of their weights, and of what they owe (none: nobody owes anything)."""
+    """A node among those beside it: its part of their weights, and of what they owe (none: nobody owes anything). The
+    one for all others counts only if it holds or owes anything.
+    """
 
     share: float
     used: float | None
@@ -327,10 +331,12 @@ class Ratio(NamedTuple):
 def ratio(standing: Standing, place: int) -> Ratio:
     """How a node stands among those beside it."""
     beside = [other for other, node in enumerate(standing.nodes) if node.parent == standing.nodes[place].parent]
-    weights = sum(standing.nodes[other].weight for other in beside if standing.nodes[other].kind != "others")
     own = standing.nodes[place].weight
-    if standing.nodes[place].kind == "others" or not weights:
-        weights += own
+    weights = sum(
+        standing.nodes[other].weight
+        for other in beside
+        if other == place or standing.nodes[other].kind != "others" or standing.debts[other] or standing.held[other]
+    )
     owed = sum(standing.debts[other] for other in beside)
     return Ratio(own / weights if weights else 0.0, standing.debts[place] / owed if owed else None)
 

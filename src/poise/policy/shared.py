@@ -26,6 +26,7 @@ class Shared:
             for one in residents:
                 self._units.setdefault(one.unit, []).append(one)
         self._promised: dict[str, Claim] = {}
+        self._spared: dict[tuple[object, ...], frozenset[str]] = {}
         self.young = 0
         """The next instant at which one of the borrowers that were looked for last will have run for long enough."""
         gains = frozenset(view.yielded.values())
@@ -46,11 +47,16 @@ class Shared:
             return candidate
         return confined(self.standing, self._fleet, self._draft.share, candidate)
 
+    def promise(self, candidate: Candidate) -> None:
+        """It gets the room that others are about to leave."""
+        self._count(self.standing.claim(candidate, self._fleet))
+
     def place(self, candidate: Candidate, shape: Shape, spots: Sequence[Spot]) -> None:
         """It holds room from now on."""
         for spot in spots:
             node = self._fleet.nodes[self._fleet.rows[spot.node]]
             self.standing.count(candidate.leaf, amounts_there(shape, node, spot.devices))
+        self._spared.clear()
 
     def room_to_grow(self, resident: Resident, most: int) -> int:
         """How many more tasks limits allow."""
@@ -94,7 +100,7 @@ class Shared:
         found = []
         for one in sorted(could, key=lambda one: (cost_of(one, now), -one.since, one.ordinal)):
             loses = self._held(one.unit)
-            if not trial.is_owed(claim, loses):
+            if one.leaf == candidate.leaf or trial.may_take(claim, one.leaf) is not True:
                 continue
             if now < (at := may_be_asked(one, rules)):
                 self.young = min(self.young or at, at)
@@ -105,13 +111,21 @@ class Shared:
 
     def spared(self, one: Candidate | Resident) -> frozenset[str]:
         """Units that may not be stopped for this one."""
-        if isinstance(one, Candidate):
-            gains = self.standing.claim(one, self._fleet)
-            trial = self.standing.copy()
-            trial.count(*gains)
-        else:
-            gains, trial = self._held(one.unit), self.standing
-        return frozenset(unit for unit in self._units if not trial.may_stop(gains, self._held(unit)))
+        waits = isinstance(one, Candidate)
+        gains = self.standing.claim(one, self._fleet) if isinstance(one, Candidate) else self._held(one.unit)
+        key = (waits, gains.leaf, *sorted(gains.amounts.items()))
+        known = self._spared.get(key)
+        if known is None:
+            trial = self.standing.copy() if waits else self.standing
+            if waits:
+                trial.count(*gains)
+            by_leaf = {leaf: trial.may_take(gains, leaf) for leaf in {of[0].leaf for of in self._units.values()}}
+            known = self._spared[key] = frozenset(
+                unit
+                for unit, of in self._units.items()
+                if not (trial.may_stop(gains, self._held(unit)) if (may := by_leaf[of[0].leaf]) is None else may)
+            )
+        return known
 
     def agree(self, candidate: Candidate, shape: Shape, leaves: Mapping[str, Sequence[int] | None]) -> bool:
         """Whether so many tasks of these units (None: all) may all be stopped for it; then they are counted as gone,
@@ -124,6 +138,7 @@ class Shared:
         if trial.unlawful([gains], stops):
             return False
         self.standing = trial
+        self._spared.clear()
         return True
 
     def _held(self, unit: str, tasks: Collection[int] | None = None) -> Claim:
@@ -138,6 +153,7 @@ class Shared:
         return Claim(of[0].leaf, total)
 
     def _count(self, claim: Claim, sign: int = 1) -> None:
+        self._spared.clear()
         self.standing.count(claim.leaf, claim.amounts, sign)
 
 

@@ -778,6 +778,8 @@ class _Round:
             coming = is_coming(candidate, shape, self.draft, needed)
             if coming is not None:
                 self._keep_rows(candidate, shape, coming, self.view.now + GRACE)
+                if self.shares is not None:
+                    self.shares.promise(candidate)
                 return (Reason(code="PREEMPTING", have="work there", need=candidate.unit),)
         return ()
 
