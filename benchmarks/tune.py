@@ -22,8 +22,8 @@ from poise.model.worlds import Row
 from poise.policy.suites import policy_named
 from poise_lab.compare import Asked, load
 from poise_lab.traces.options import Options
-from poise_lab.trial import simulate
-from poise_lab.tune import objectives_named, parts_of, row_of, tune
+from poise_lab.trial import row_of, simulate
+from poise_lab.tune import objectives_named, parts_of, tune
 
 BLOCK = 10
 

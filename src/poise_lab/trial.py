@@ -23,6 +23,7 @@ from poise.model.resources import Node, Shape, Wants
 from poise.model.share_tree import ShareTree
 from poise.model.workload import Arrival, Seats, Truth, Workload
 from poise.model.worldfile import PLAIN, World
+from poise.model.worlds import Row
 from poise.policy.feasible import can_do
 from poise.policy.suites import ClusterPolicy
 from poise.units import SECOND
@@ -80,12 +81,12 @@ def simulate(
     spans: int = 0,
     tell: Told | None = None,
     observe: Observe = lambda event: None,
+    begin: Callable[[Twin], None] = lambda twin: None,
 ) -> Result:
     """Run it to its end, or `until` nanoseconds from the beginning, in a `world` where faults of some `nemeses` happen,
     with the fleet shared by the tree `shares`. It ends as well where nothing has begun or ended for a week, nothing
     runs, and nothing will arrive or be back: what waits then would wait for ever, and the figures are of the time
-    before. So many of the longest attempts are remembered as `spans`. `tell` hears now and then how far it is,
-    `observe` is handed every event.
+    before. So many of the longest attempts are remembered as `spans`. `tell` hears now and then how far it is, `observe` is handed every event, and `begin` the twin before anything happens.
     """
     settings = settings or Settings()
     settings = msgspec.structs.replace(settings, throughputs=settings.throughputs | workload.throughputs)
@@ -98,6 +99,7 @@ def simulate(
 
     twin = Twin(policy, settings, observe=take, waste=recorder.waste, interference=interference(world.sharing))
     recorder.begin(twin.ledger, twin.began)
+    begin(twin)
     jobs = len(workload.arrivals)
     last = max((arrival.at for arrival in workload.arrivals), default=0)
     stuck = False
@@ -153,6 +155,20 @@ def _few_collections() -> Iterator[None]:
     finally:
         gc.set_threshold(*before)
         gc.unfreeze()
+
+
+def row_of(job: JobResult, makespan: int) -> Row:
+    """A job of a trial that lasted so long, for a comparison."""
+    ready = job.submitted + job.begin
+    end = job.ended if job.ended >= 0 else makespan
+    return Row(
+        time=max(0, end - ready),
+        wait=max(0, (job.started if job.started >= 0 else end) - ready),
+        late=int(bool(job.deadline) and (job.outcome != "done" or job.begin + job.completion > job.deadline)),
+        preempted=job.preempted,
+        service=job.service,
+        ended=int(job.ended >= 0),
+    )
 
 
 def _refused(refused: Sequence[tuple[Arrival, PoiseError]]) -> dict[str, int]:

@@ -29,8 +29,7 @@ from poise.model.worlds import Row
 from poise.policy.recipe import RECIPES, Recipe
 from poise.units import DAY, HOUR, SECOND
 from poise_lab.compare import Asked, load
-from poise_lab.measures import JobResult
-from poise_lab.trial import Result, simulate
+from poise_lab.trial import Result, row_of, simulate
 
 EVALUATIONS = 200
 AT_ONCE = 8
@@ -430,17 +429,3 @@ def _rows(task: _Task) -> list[tuple[str, int, Row]]:
     """Each job, and the day on which it was submitted."""
     result = _try(task)
     return [(job.id, job.submitted // DAY, row_of(job, result.measures.makespan)) for job in result.jobs]
-
-
-def row_of(job: JobResult, makespan: int) -> Row:
-    """A job of a trial that lasted so long, for a comparison."""
-    ready = job.submitted + job.begin
-    end = job.ended if job.ended >= 0 else makespan
-    return Row(
-        time=max(0, end - ready),
-        wait=max(0, (job.started if job.started >= 0 else end) - ready),
-        late=int(bool(job.deadline) and (job.outcome != "done" or job.begin + job.completion > job.deadline)),
-        preempted=job.preempted,
-        service=job.service,
-        ended=int(job.ended >= 0),
-    )

@@ -60,7 +60,7 @@ COMMANDS = {
     "rollback": ("poise.cli.shadow", "Restore the policy that decided before"),
     "usage": ("poise.cli.usage", "Show who used what, and the charge"),
     "shares": ("poise.cli.shares", "Show, foresee and set fair shares of tenants"),
-    "rules": ("poise.cli.rules", "Show, test and load rules that act on the fleet"),
+    "rules": ("poise_lab.cli.rules", "Show, test and load rules that act on the fleet"),
     "quota": ("poise.cli.quota", "Set, list and remove quotas of tenants"),
     "token": ("poise.cli.tokens", "Create, list and revoke tokens"),
     "whoami": ("poise.cli.tokens", "Show the tenant and the role of your token"),

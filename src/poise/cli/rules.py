@@ -10,10 +10,10 @@ from poise.cli.output import Column, Shown
 from poise.cli.render import ago, print_json, say
 from poise.client import current_home
 from poise.control.start import connected
-from poise.errors import NotFound, located
+from poise.errors import located
 
 if TYPE_CHECKING:  # the ledger brings numpy
-    from poise.model.reports import RuleReport, RulesReport, RulesTest
+    from poise.model.reports import RuleReport, RulesReport
     from poise.model.rules import Rules
 
 
@@ -35,7 +35,7 @@ def rules(context: click.Context, form: str, watch: bool) -> int:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def check(file: Path, as_json: bool) -> int:
     """Check a rules FILE, without loading it."""
-    compiled, _ = _read(file)
+    compiled, _ = read_rules(file)
     told = [{"name": rule.name, "mode": rule.mode, "scope": rule.scope} for rule in compiled.rules]
     if as_json:
         print_json(told)
@@ -53,7 +53,7 @@ def apply(file: Path, as_json: bool) -> int:
     """Set the rules to those of FILE while Poise is up. Actions of rules that are removed or changed are undone. A file
     with `rules: []` removes all.
     """
-    _, document = _read(file)
+    _, document = read_rules(file)
     client = connected(current_home())
     with located(_place(file)):
         told = client.set_rules(document)
@@ -61,42 +61,6 @@ def apply(file: Path, as_json: bool) -> int:
         print_json(told)
     else:
         say(f"poise: rules in force: {', '.join(f'{rule.name} ({rule.mode})' for rule in told.rules) or 'none'}")
-    return 0
-
-
-@rules.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--from", "log", type=click.Path(path_type=Path), metavar="LOG", help="Log to read. [default: that of this home]"
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def test(file: Path, log: Path | None, as_json: bool) -> int:
-    """Test the rules of FILE on a log: firings, actions, flaps and conflicts. LOG is a home, its log.db, or a file
-    of `poise replay --export`. Rules that are off are evaluated too; nothing is changed.
-    """
-    from poise.drivers.logfile import has_log, open_log
-    from poise.engine.host import ledger_at
-    from poise.kernel.backtest import backtest
-    from poise.model.events import decode_event
-
-    compiled, _ = _read(file)
-    if log is None:
-        from poise.cli.offline import refuse_guest
-
-        home = current_home()
-        refuse_guest(home, "a test of rules", "name a log: `--from LOG`")
-        if not has_log(home):
-            hint = "`poise run -- echo hello`, or `--from LOG`"
-            raise NotFound("there is no log", field=str(home.root), hint=hint)
-        log = home.root
-    with open_log(log, decode_event, 0) as recording:
-        told = backtest(
-            recording.events, compiled, ledger_at(recording.start, lambda: recording.written_by, plans=False)
-        )
-    if as_json:
-        print_json(told)
-    else:
-        _draw(told)
     return 0
 
 
@@ -135,7 +99,7 @@ def _place(file: Path) -> Any:
     return place_in_file(file)
 
 
-def _read(file: Path) -> "tuple[Rules, dict[str, Any]]":
+def read_rules(file: Path) -> "tuple[Rules, dict[str, Any]]":
     """The rules of a file, and its content. Raises SpecError with the place in the file."""
     from poise.drivers.plugins import choose_rule_policy
     from poise.drivers.yamlfile import load_kind
@@ -174,23 +138,3 @@ def _last(rule: "RuleReport") -> str:
     last = rule.firings[0]
     where = f" {last.subject}" if last.subject else ""
     return f"{last.outcome}{where} {ago(last.at)} ago: {last.have}{' (over)' if last.over else ''}"
-
-
-def _draw(told: "RulesTest") -> None:
-    click.echo(f"revisions {told.first} to {told.last}: {told.hours:.1f} hours, {told.evaluations} evaluations")
-    for rule in told.rules:
-        done = ", ".join(f"{count} {name}" for name, count in rule.actions.items())
-        click.echo(f"{rule.name} ({rule.mode}): {rule.firings} firings, {rule.flaps} flaps; would do {done}")
-    for change in told.changes[:SHOWN]:
-        what = "over" if change.over else "fires"
-        click.echo(f"  {ago(change.at)} ago  {change.rule} {what} {change.subject}: {change.have}")
-    if len(told.changes) > SHOWN:
-        say(f"poise: and {len(told.changes) - SHOWN} more; `--json` has them")
-    for conflict in told.conflicts:
-        say(f"poise: at once: {conflict}")
-    if told.missing:
-        say(f"poise: not in this log: {', '.join(told.missing)}; nothing follows from what is missing")
-
-
-SHOWN = 20
-"""Firings that are listed."""

@@ -592,10 +592,22 @@ class TestedRule(msgspec.Struct, frozen=True, kw_only=True):
     open: int
 
 
+class RulesEffect(msgspec.Struct, frozen=True, kw_only=True):
+    """What rules change: `jobs` simulated without them (`live` of the figures) and with them (`shadow`), each job in
+    both, with intervals that hold a part `level`. `firings` counts those with the rules in force, by rule. Without
+    figures the jobs were too few.
+    """
+
+    jobs: int
+    level: float
+    firings: dict[str, int]
+    figures: tuple["PairedFigure", ...] = ()
+
+
 class RulesTest(msgspec.Struct, frozen=True, kw_only=True):
     """Rules on a log: revisions `first` to `last` and the `hours` that they span, the number of evaluations, and the
     first of all `changes` in order. `conflicts` are subjects on which several rules stood at once. `missing` are
-    signals that the log does not have.
+    signals that the log does not have. `effect` is there if it was asked for.
     """
 
     first: int
@@ -606,6 +618,7 @@ class RulesTest(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[TestedChange, ...] = ()
     conflicts: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    effect: RulesEffect | None = None
 
 
 class ShadowDifference(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,96 @@
+"""Rules on jobs of the past, in the twin: what they do there, and what comes of it.
+
+The control plane of the twin evaluates the rules and carries out their actions, as a live one does. What agents measure
+is in no trace, so rules that read it do not fire.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from poise.drivers.plugins import choose_rule_policy, policy_settings, tried
+from poise.engine.paired import compare
+from poise.engine.twin import Twin
+from poise.kernel.backtest import backtest
+from poise.kernel.controller import Settings
+from poise.kernel.ledger import Ledger
+from poise.kernel.messages import SetRules
+from poise.model.decisions import Plan
+from poise.model.events import Event, RuleFired
+from poise.model.reports import RulesEffect, RulesTest
+from poise.model.resources import Node
+from poise.model.rules import compile_rules
+from poise.model.views import Snapshot
+from poise.model.workload import Workload
+from poise.policy.suites import ClusterPolicy
+from poise.units import DAY
+from poise_lab.trial import Result, row_of, simulate
+
+
+class _Set:
+    """The policy that decides in a twin, whoever has set it: one that a rule sets, or the one that it began with."""
+
+    def __init__(self, first: ClusterPolicy, others: dict[str, ClusterPolicy]) -> None:
+        self.name = first.name
+        self.now: Callable[[], str] = lambda: first.name
+        self._first, self._others = first, others
+
+    def decide(self, view: Snapshot, /) -> Plan:
+        return self._others.get(self.now(), self._first).decide(view)
+
+
+def backtest_on(
+    workload: Workload,
+    nodes: Sequence[Node],
+    policy: ClusterPolicy,
+    settings: Settings,
+    document: dict[str, Any],
+) -> tuple[RulesTest, Result]:
+    """The rules on the events of a simulation in which they do not act, and that simulation."""
+    events: list[Event] = []
+    without = simulate(workload, nodes, policy, settings, observe=events.append)
+    return backtest(events, compile_rules(document), Ledger()), without
+
+
+def effect_of(
+    workload: Workload,
+    nodes: Sequence[Node],
+    policy: ClusterPolicy,
+    settings: Settings,
+    document: dict[str, Any],
+    without: Result,
+) -> RulesEffect:
+    """What comes of the rules when all of them act, beside the same jobs `without` them."""
+    rules = [{**rule, "mode": "on"} for rule in document["rules"]]
+    policies: dict[str, dict[str, Any]] = {}
+    others: dict[str, ClusterPolicy] = {}
+    for place, rule in enumerate(compile_rules(document).rules):
+        for action in rule.actions:
+            if action.name == "set_policy":
+                choice = choose_rule_policy(rule.name, action.value, place)
+                told = policy_settings(choice, 0.0)
+                policies[rule.name] = {key: told[key] for key in ("policy", "recipe", "code")}
+                others[choice.label] = tried(choice)
+    firings: Counter[str] = Counter({str(rule["name"]): 0 for rule in rules})
+    decides = _Set(policy, others)
+
+    def observe(event: Event) -> None:
+        if isinstance(event, RuleFired):
+            firings[event.rule] += 1
+
+    def begin(twin: Twin) -> None:
+        decides.now = lambda: twin.ledger.leader.policy
+        twin.ask(lambda request: SetRules(request, {**document, "rules": rules}, policies), 0)
+
+    ruled = simulate(workload, nodes, decides, settings, observe=observe, begin=begin)
+    there = {job.id: row_of(job, ruled.measures.makespan) for job in ruled.jobs}
+    was = [job for job in without.jobs if job.id in there]
+    pairs = [(row_of(job, without.measures.makespan), there[job.id]) for job in was]
+    found = compare(pairs, seed=settings.seed, days=[job.submitted // DAY for job in was])
+    return RulesEffect(jobs=found.jobs, level=found.level, firings=dict(firings), figures=found.figures)
+
+
+def with_effect(told: RulesTest, effect: RulesEffect) -> RulesTest:
+    return msgspec.structs.replace(told, effect=effect)

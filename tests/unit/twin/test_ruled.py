@@ -1,0 +1,75 @@
+"""Rules on jobs of the past: what they do in the twin, and what comes of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from poise.cli.main import main
+from poise.kernel.controller import Settings
+from poise.model.workload import Arrival, Workload
+from poise.policy.suites import policy_named
+from poise.units import HOUR
+from poise_lab.ruled import backtest_on, effect_of
+from unit.engine.test_twin import arrival, node
+
+ARRIVALS = (arrival(0, 3600), *(arrival(10 * at, 3000 if at % 3 else 30) for at in range(1, 60)))
+SHORTEST_FIRST = {
+    "kind": "rules",
+    "every": "30s",
+    "rules": [
+        {
+            "name": "long-queue",
+            "trigger": {"waiting": "> 10"},
+            "clear": {"waiting": "< 2"},
+            "actions": [{"set_policy": "sjf"}],
+        }
+    ],
+}
+
+
+def told(document: dict[str, Any], arrivals: tuple[Arrival, ...] = ARRIVALS) -> Any:
+    workload, nodes, policy = Workload(name="made", arrivals=arrivals), [node("n1"), node("n2")], policy_named("fifo")
+    found, without = backtest_on(workload, nodes, policy, Settings(), document)
+    return found, effect_of(workload, nodes, policy, Settings(), document, without)
+
+
+def test_a_rule_that_sets_the_policy_has_its_effect() -> None:
+    """The queue is long soon; from then on the shortest goes first, which is better in the mean for all that wait."""
+    found, effect = told(SHORTEST_FIRST)
+    assert (found.rules[0].firings, found.rules[0].mode) == (1, "off")
+    assert effect.firings == {"long-queue": 1}
+    mean = effect.figures[0]
+    assert (mean.name, effect.jobs) == ("mean completion", 60)
+    assert mean.live / HOUR > 5
+    assert mean.low <= mean.difference <= mean.high < 0
+
+
+def test_a_rule_that_does_not_fire_changes_nothing() -> None:
+    calm = {**SHORTEST_FIRST, "rules": [{**SHORTEST_FIRST["rules"][0], "trigger": {"waiting": "> 1000"}}]}  # type: ignore[dict-item]
+    found, effect = told(calm)
+    assert (found.rules[0].firings, effect.firings) == (0, {"long-queue": 0})
+    assert {(figure.difference, figure.low, figure.high) for figure in effect.figures} == {(0, 0, 0)}
+
+
+def test_a_node_that_a_rule_closes_is_closed_in_the_twin() -> None:
+    """Work that fails on its node has the node closed: the other one does it all."""
+    document = {
+        "kind": "rules",
+        "rules": [{"name": "busy", "trigger": {"gpu_utilization": "> 50%"}, "actions": [{"cordon": True}]}],
+    }
+    _, effect = told(document, ARRIVALS[:30])
+    assert effect.firings["busy"] >= 2
+    assert effect.figures[0].difference > 0, "nodes that are closed while they are busy do less"
+
+
+def test_the_command_simulates_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules, fleet = tmp_path / "rules.yaml", Path(__file__).resolve().parents[3] / "examples" / "cluster.yaml"
+    rules.write_text(json.dumps(SHORTEST_FIRST))
+    line = ["rules", "test", str(rules), "--from", "poisson:jobs=40,rate=60", "--fleet", str(fleet), "--policy", "fifo"]
+    assert main([*line, "--effect"]) == 0
+    out = capsys.readouterr().out
+    assert "with the rules in force, 40 jobs simulated: fired long-queue" in out
+    assert main([*line, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out).get("effect") is None
