@@ -10,7 +10,7 @@ PAGES = Path(__file__).resolve().parent.parent.parent / "docs" / "how-to"
 HOME = Home(Path("/home/you/.poise"))
 NOT_SAVED = {
     *("lock", "poise.sock", "control.json", "supervisor", "stay", "left", "failure.json"),  # of what runs
-    *("dashboard", "dashboard.json", "dashboard.html", "services", "gangs", "meetings", "traces"),
+    *("dashboard", "dashboard.json", "dashboard.html", "services", "gangs", "meetings", "traces", "shadow"),
     *("node", "nodes"),  # of keepers, which a restored home does not have
     *("incidents", "series", "fetched.db", "environments", "work"),  # made again
     *("logs", "checkpoints", "poise.log"),  # ordinary files, as the page says

@@ -81,7 +81,7 @@ WORKS = {
     "rehearse": f"rehearse --json {REHEARSED}-service.yaml poisson:requests=50 --world {REHEARSED}-replicas.yaml",
     "compare": f"compare --json --policies fifo --jobs 5 {TRACE}",
 }
-LONG = {"demo", "bench-devices", "serve", "join", "dashboard"}
+LONG = {"demo", "tune", "bench-devices", "serve", "join", "dashboard"}
 """Take long, or go on until they are told to end, and have tests of their own."""
 
 ASKS = (

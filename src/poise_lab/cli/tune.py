@@ -39,7 +39,11 @@ if TYPE_CHECKING:  # it brings the control plane, and numpy
     "--processes", type=WholeRange(0, 1024), default=0, metavar="N", help="Processes. [default: one for each processor]"
 )
 @click.option(
-    "--apply", type=click.Path(path_type=Path), metavar="FILE", help="Write the policy to FILE, and put it in shadow."
+    "--apply",
+    "file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the policy to FILE, and put it in shadow.",
 )
 @output.forms(*output.TEXT)
 def tune(
@@ -48,7 +52,7 @@ def tune(
     policy: str,
     evaluations: int,
     processes: int,
-    apply: Path | None,
+    file: Path | None,
     form: str,
     **flags: Any,
 ) -> int:
@@ -61,13 +65,13 @@ def tune(
     from poise_lab.tune import tune as tuned
 
     named = objectives_named(objectives)
-    if apply is not None:
-        if apply.suffix not in (".yaml", ".yml"):
-            hint = f"--apply {apply.stem or 'tuned'}.yaml"
-            raise InputError("the file of a policy ends with .yaml", field="--apply", have=str(apply), hint=hint)
-        output.check_page(apply, "--apply")
+    if file is not None:
+        if file.suffix not in (".yaml", ".yml"):
+            hint = f"--apply {file.stem or 'tuned'}.yaml"
+            raise InputError("the file of a policy ends with .yaml", field="--apply", have=str(file), hint=hint)
+        output.check_page(file, "--apply")
     asked = asked_of(field="--policy", trace=trace, **flags)
-    name = apply.stem if apply is not None else "tuned"
+    name = file.stem if file is not None else "tuned"
     seen = sys.stderr.isatty()
 
     def watch(done: int) -> None:
@@ -76,8 +80,8 @@ def tune(
 
     told = tuned(asked, policy, named, name=name, evaluations=evaluations, processes=processes, watch=watch)
     output.show(lambda: _shown(told), form, False)
-    if apply is not None:
-        _apply(told, apply)
+    if file is not None:
+        apply(told, file)
     return 0
 
 
@@ -120,8 +124,10 @@ def _notes(told: "Tuned") -> list[str]:
     return notes
 
 
-def _apply(told: "Tuned", path: Path) -> None:
-    """Write the file, and put the policy in shadow where a control plane runs."""
+def apply(told: "Tuned", path: Path) -> None:
+    """Write the file, and put the policy in shadow where a control plane runs. Raises `Conflict` where its figures do
+    not speak for it.
+    """
     from poise.client import current_home
     from poise.control.start import connected, running
     from poise.engine.paired import in_words

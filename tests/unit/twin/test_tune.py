@@ -1,19 +1,24 @@
 """Tuning: what is proposed is a policy, what is worse is not chosen, and the same seed finds the same."""
 
+import json
 from math import inf
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from poise.drivers.plugins import choose_document
-from poise.errors import InputError, SpecError
+from poise.cli.main import main
+from poise.drivers.plugins import choose, choose_document
+from poise.errors import Conflict, InputError, SpecError
 from poise.model.worlds import Row
 from poise.policy.recipe import RECIPES
 from poise.units import DAY, HOUR, SECOND
+from poise_lab.cli.tune import apply
 from poise_lab.compare import Asked, load
 from poise_lab.traces.options import Options
 from poise_lab.tune import (
+    Tuned,
     _told,
     document_of,
     front_of,
@@ -98,3 +103,24 @@ def test_the_same_seed_finds_the_same_with_any_number_of_processes() -> None:
     assert any(point.number == told.knee for point in told.front)
     assert front_of([tuple(point.objectives.values()) for point in told.front]) == list(range(len(told.front)))
     assert choose_document(told.document).recipe is not None
+
+
+def test_the_command_applies_what_is_better_and_refuses_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.setenv("POISE_HOME", str(tmp_path / "home"))
+    trace, fleet = str(asked().trace), str(FLEET)
+    line = ["tune", "--trace", trace, "--fleet", fleet, "--evaluations", "10", "--processes", "1", "--json"]
+    assert main(line) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["evaluations"], told["objectives"], told["digests"]["optuna"] != "") == (10, ["jct", "p99wait"], True)
+    found = msgspec.convert(told, Tuned)
+    path = tmp_path / "ours.yaml"
+    with pytest.raises(Conflict, match="is not applied: its mean completion may be no better"):
+        apply(replace(found, no_better="its mean completion may be no better"), path)
+    assert not path.exists()
+    apply(replace(found, no_better=""), path)
+    assert choose(str(path)).label.startswith("tuned@")
+    assert f"seed {told['seed']}" in path.read_text()
+    assert f"`poise shadow start {path}` puts it in shadow" in capsys.readouterr().err
