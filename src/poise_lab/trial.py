@@ -86,7 +86,8 @@ def simulate(
     """Run it to its end, or `until` nanoseconds from the beginning, in a `world` where faults of some `nemeses` happen,
     with the fleet shared by the tree `shares`. It ends as well where nothing has begun or ended for a week, nothing
     runs, and nothing will arrive or be back: what waits then would wait for ever, and the figures are of the time
-    before. So many of the longest attempts are remembered as `spans`. `tell` hears now and then how far it is, `observe` is handed every event, and `begin` the twin before anything happens.
+    before. So many of the longest attempts are remembered as `spans`. `tell` hears now and then how far it is,
+    `observe` is handed every event, and `begin` the twin before anything happens.
     """
     settings = settings or Settings()
     settings = msgspec.structs.replace(settings, throughputs=settings.throughputs | workload.throughputs)
