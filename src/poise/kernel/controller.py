@@ -229,7 +229,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str = "poise"
     history: int = 10_000
-    history_tasks: int = 20_000
+    history_tasks: int = 15_000
     checkpoint_every: int = 20_000
     suspect_after: int = HEARTBEAT + TIMES.suspect
     dead_after: int = TIMES.dead_local
