@@ -100,10 +100,11 @@ class Lines(Taking, asyncio.Protocol):
         """`scope` is that of the request, as of HTTP, without what follows from its `url`."""
         self.transport = transport
         self._connections.add(self)
-        parsed = httptools.parse_url(url)
-        path, headers = unquote(parsed.path.decode("ascii")), dict(scope["headers"])
-        self._most = LARGER.get(path, MAX_FRAME)
+        headers = dict(scope["headers"])
         try:
+            raw_path, query = _parts_of(url)
+            path = unquote(raw_path.decode("ascii"))
+            self._most = LARGER.get(path, MAX_FRAME)
             self._accepts = self._head_of_answer(scope["method"], headers)
         except Wrong as error:
             version = [(b"sec-websocket-version", b"13")] if error.code == HTTPStatus.UPGRADE_REQUIRED else []
@@ -116,8 +117,8 @@ class Lines(Taking, asyncio.Protocol):
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "scheme": "wss" if scope["scheme"] == "https" else "ws",
             "path": path,
-            "raw_path": parsed.path,
-            "query_string": parsed.query or b"",
+            "raw_path": raw_path,
+            "query_string": query,
             "subprotocols": [name.strip() for name in wanted if name.strip()],
             "extensions": {"websocket.http.response": {}, SAY_NOW: self.say_now},
         }
@@ -413,6 +414,17 @@ class Lines(Taking, asyncio.Protocol):
             self._late.cancel()
         self._deliver({"type": "websocket.disconnect", "code": NOTHING_SAID if self._answered else LOST})
         super().connection_lost(exc)
+
+
+def _parts_of(url: bytes) -> tuple[bytes, bytes]:
+    """Path and query. Raises `Wrong` with the status of a refusal."""
+    try:
+        parsed = httptools.parse_url(url)
+    except httptools.HttpParserInvalidURLError:
+        parsed = None
+    if parsed is None or not parsed.path or not parsed.path.isascii():
+        raise Wrong(HTTPStatus.BAD_REQUEST, "this is no path of a WebSocket")
+    return parsed.path, parsed.query or b""
 
 
 def _head(status: int, headers: Any) -> bytes:

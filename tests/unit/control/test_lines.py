@@ -261,6 +261,8 @@ def test_a_refusal_is_answered_whole_and_not_logged(tmp_path: Path, caplog: pyte
         ("GET ", "POST ", b"400"),
         ("Sec-WebSocket-Key: ", "Sec-WebSocket-Key: short", b"400"),
         ("Sec-WebSocket-Key: ", "No-Key: ", b"400"),
+        ("/v1/calls", "http://poise", b"400"),
+        ("/v1/calls", "/v1/\u00ffcalls", b"400"),
     ],
 )
 def test_what_asks_for_no_websocket_of_ours_is_refused(old: str, new: str, status: bytes, tmp_path: Path) -> None:
