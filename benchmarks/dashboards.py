@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -105,7 +106,7 @@ def poise(tasks: int) -> Iterator[Serving]:
 @contextlib.contextmanager
 def beside(root: Path) -> Iterator[None]:
     """A task a second."""
-    program = "while sleep 1; do poise submit -- true >/dev/null; done"
+    program = "while sleep 1; do poise submit -- true >/dev/null 2>&1; done"
     environ = {**os.environ, "POISE_HOME": str(root), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     process = subprocess.Popen(["/bin/sh", "-c", program], env=environ)
     try:
@@ -133,7 +134,13 @@ def peer(name: str, script: str, condition: str, tasks: int) -> Iterator[Serving
             if not line:
                 raise peers.Absent("it does not run here")
             told: dict[str, Any] = json.loads(line)
-            yield Serving(told["url"], condition, [psutil.Process(pid) for pid in told["pids"]], told["version"])
+            started = psutil.Process(process.pid)
+            serves = [
+                one
+                for one in (started, *started.children(recursive=True))
+                if re.search(told["served_by"], " ".join(one.cmdline()))
+            ]
+            yield Serving(told["url"], condition, serves, told["version"])
         finally:
             harness.end_marked(mark, work)
             process.wait()
