@@ -9,7 +9,7 @@ from poise.model.share_tree import CPU, Amounts, amounts_of, amounts_there
 from poise.model.views import Candidate
 from poise.policy.entitled import Claim, Standing, confined, models_for
 from poise.policy.place import Draft
-from poise.policy.reclaim import Preemption, cost_of, may_be_asked
+from poise.policy.reclaim import Preemption, cost_of
 
 
 class Shared:
@@ -102,7 +102,7 @@ class Shared:
             loses = self._held(one.unit)
             if one.leaf == candidate.leaf or trial.may_take(claim, one.leaf) is not True:
                 continue
-            if now < (at := may_be_asked(one, rules)):
+            if now < (at := one.since + rules.min_run):  # however often it was stopped: it borrows
                 self.young = min(self.young or at, at)
             else:
                 trial.count(*loses, -1)

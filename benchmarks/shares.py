@@ -1,0 +1,340 @@
+"""Fair shares on the twin: does each tenant get what it is entitled to, and what does that cost?
+
+    python benchmarks/shares.py [--what drawn,philly,cycles] [--days 30] [--seeds 300] [--jobs 6000]
+        [--data ../shared/data]
+
+`drawn`: 20 tenants with bursts on 64 devices for 30 days, every second one idle for days at a time. `philly`: jobs of
+Microsoft's trace, each virtual cluster a tenant, on as many devices as keep it loaded. Each tenant is guaranteed its
+part of the fleet, and lends it. The same jobs run without shares (*unfair*).
+
+A tenant is *entitled*, at each instant, to its guarantee or to what it asks for, if that is less. `short`: how much of
+its entitlement over 7 days it did not get, of all windows of 7 days (one every 6 hours) in which it asked for anything.
+
+`cycles`: seeds of small worlds of two to five tenants, and the two cases of Kueue. Counted are pairs of units that were
+stopped for each other's node in turn within a minute of both.
+"""
+
+import argparse
+import random
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import msgspec
+from clusters import nodes_of
+
+from poise.kernel.controller import Settings
+from poise.model.events import Event, JobSubmitted, Placed, Preempted
+from poise.model.jobs import Priority, Task, Unit
+from poise.model.resources import Node, Shape
+from poise.model.share_tree import ShareTree
+from poise.model.sharefile import compile_shares
+from poise.model.workload import Arrival, Steady, Truth, Workload
+from poise.policy.suites import policy_named
+from poise.units import DAY, HOUR, MINUTE, SECOND
+from poise_lab.traces.formats import read_trace
+from poise_lab.traces.options import Options
+from poise_lab.trial import Result, simulate
+
+WINDOW, STEP = 7 * DAY, 6 * HOUR
+SPANS = 10**9
+
+
+class Case(NamedTuple):
+    name: str
+    nodes: list[Node]
+    workload: Workload
+    shares: ShareTree
+    guaranteed: dict[str, float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", default="drawn,philly,cycles")
+    parser.add_argument("--days", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--nodes", type=int, default=8, help="nodes of 8 devices that the drawn tenants share")
+    parser.add_argument("--tenants", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=300)
+    parser.add_argument("--jobs", type=int, default=6000)
+    parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
+    given = parser.parse_args()
+    what = given.what.split(",")
+    if "drawn" in what:
+        compare(drawn(given.seed, given.days, given.tenants, given.nodes))
+    if "philly" in what:
+        compare(philly(given.data, given.jobs))
+    if "cycles" in what:
+        cycles(given.seeds)
+
+
+# --- the fleet shared by tenants -------------------------------------------------------------------------------------
+
+
+def drawn(seed: int, days: int, tenants: int = 20, nodes: int = 8) -> Case:
+    """Tenants with weights from 1 to 4, that are busy and idle for days in turn, and ask for twice their part then."""
+    draw = random.Random(f"shares {seed}")
+    weights = {f"t{number:02}": draw.choice([1, 1, 2, 2, 3, 4]) for number in range(tenants)}
+    devices, total = 8 * nodes, sum(weights.values())
+    arrivals = []
+    for tenant, weight in weights.items():
+        at, busy = 0.0, draw.random() < 0.5
+        until = draw.expovariate(1 / (3 * 86400))
+        part = devices * weight / total
+        while at < days * 86400:
+            if not busy:
+                at, busy = until, True
+                until = at + draw.expovariate(1 / (3 * 86400))
+                continue
+            size = draw.choice([size for size in (1, 1, 1, 2, 4) if size <= max(1.0, part / 2)])
+            seconds = min(2 * 86400.0, draw.lognormvariate(9.3, 1.2))
+            at += draw.expovariate(2.0 * part / (size * 20000.0))
+            if at >= until:
+                at, busy = until, False
+                until = at + draw.expovariate(1 / (3 * 86400))
+                continue
+            arrivals.append(_arrival(int(at * SECOND), tenant, size, seconds, draw))
+    arrivals.sort(key=lambda one: one.at)
+    workload = Workload(name=f"drawn {seed}", arrivals=tuple(one for one in arrivals if one.at < days * DAY))
+    return _case(workload, nodes_of({"A100-80": nodes}, 8), weights)
+
+
+def _arrival(at: int, tenant: str, size: int, seconds: float, draw: random.Random) -> Arrival:
+    shape = Shape(cpu=1000, memory=2**30, gpus=size)
+    unit = Unit(
+        name="main",
+        tasks=(Task(name="main", argv=("true",)),),
+        shape=shape,
+        priority=Priority.MEDIUM,
+        kind=f"{tenant}:train",
+        expect=int(seconds * draw.lognormvariate(0, 0.54) * SECOND),
+        checkpoint=10 * MINUTE,
+        restore=30 * SECOND,
+    )
+    truth = Truth(pace=Steady(seconds), checkpoint=10 * MINUTE, saves=True, restore=30 * SECOND)
+    return Arrival(at=at, units=(unit,), truths={"main": truth}, tenant=tenant)
+
+
+def philly(data: Path, jobs: int) -> Case:
+    """Each virtual cluster has a part like what it used in all."""
+    workload = read_trace(data / "philly" / "philly.csv.gz", Options(jobs=jobs))
+    used: dict[str, float] = {}
+    for arrival in workload.arrivals:
+        unit = arrival.units[0]
+        seconds = unit.declared / SECOND
+        used[arrival.tenant] = used.get(arrival.tenant, 0.0) + seconds * unit.shape.gpus * len(unit.tasks)
+    span = (workload.arrivals[-1].at - workload.arrivals[0].at) / SECOND
+    nodes = max(8, round(sum(used.values()) / span / 8 / 0.9))
+    weights = {tenant: max(1.0, 100 * amount / sum(used.values())) for tenant, amount in used.items()}
+    return _case(workload, nodes_of({"P100": nodes}, 8), weights)
+
+
+def _case(workload: Workload, nodes: list[Node], weights: Mapping[str, float]) -> Case:
+    devices, total = sum(len(node.devices) for node in nodes), sum(weights.values())
+    parts = {tenant: devices * weight / total for tenant, weight in weights.items()}
+    guaranteed = {tenant: float(int(part)) for tenant, part in parts.items()}  # whole devices; the rest by the largest
+    for tenant in sorted(parts, key=lambda one: int(parts[one]) - parts[one])[
+        : devices - int(sum(guaranteed.values()))
+    ]:
+        guaranteed[tenant] += 1
+    shares = [
+        {"tenant": tenant, "weight": weight, "guaranteed": {"gpu": guaranteed[tenant]}}
+        for tenant, weight in weights.items()
+    ]
+    tree = compile_shares({"kind": "shares", "shares": shares})
+    return Case(workload.name, nodes, workload, tree, guaranteed)
+
+
+def compare(case: Case) -> None:
+    devices = sum(len(node.devices) for node in case.nodes)
+    print(
+        f"{case.name}: {len(case.workload.arrivals)} jobs, {devices} devices, {len(case.guaranteed)} tenants",
+        flush=True,
+    )
+    rows = {}
+    for name, shares in (("unfair", None), ("fair", case.shares)):
+        turns = Turns()
+        result = simulate(
+            case.workload, case.nodes, policy_named("poise"), Settings(), shares=shares, spans=SPANS, observe=turns.take
+        )
+        rows[name] = row = figures(case, result) | {"cycles": turns.cycles()}
+        print(
+            f"  {name:7} mean completion {row['mean']:.3f} h, use {row['use']:.4f}, short: worst {row['worst']:.1%}, "
+            f"P95 {row['p95']:.1%}, windows over 2 % {row['over']:.1%}, preemptions a job {row['preempted']:.2f}, "
+            f"cycles {row['cycles']}, rounds a job {row['rounds']:.2f}",
+            flush=True,
+        )
+    fair, unfair = rows["fair"], rows["unfair"]
+    print(f"  fair over unfair: mean {fair['mean'] / unfair['mean']:.3f}, use {fair['use'] / unfair['use']:.4f}")
+
+
+class Steps:
+    """A function of time that changes at instants, and its integral."""
+
+    def __init__(self, changes: dict[int, float]) -> None:
+        self.at = sorted(changes)
+        self.values, self.sums = [], [0.0]
+        value = 0.0
+        for place, at in enumerate(self.at):
+            value += changes[at]
+            self.values.append(value)
+            if place + 1 < len(self.at):
+                self.sums.append(self.sums[-1] + value * (self.at[place + 1] - at))
+
+    def until(self, instant: int) -> float:
+        place = bisect_left(self.at, instant) - 1
+        return 0.0 if place < 0 else self.sums[place] + self.values[place] * (instant - self.at[place])
+
+
+def figures(case: Case, result: Result) -> dict[str, Any]:
+    """Completion, use, and what tenants fell short of."""
+    tenant = {job.id: job.tenant for job in result.jobs}
+    asks: dict[str, dict[int, float]] = {name: {} for name in case.guaranteed}
+    held: dict[str, dict[int, float]] = {name: {} for name in case.guaranteed}
+    last = case.workload.arrivals[-1].at
+
+    def add(changes: dict[int, float], since: int, until: int, amount: float) -> None:
+        if until > since:
+            changes[since] = changes.get(since, 0.0) + amount
+            changes[until] = changes.get(until, 0.0) - amount
+
+    for job in result.jobs:
+        add(asks[job.tenant], job.submitted, job.ended if job.ended >= 0 else last, job.devices)
+    for span in result.spans:
+        add(held[tenant[span.job]], span.since, span.until or last, len(span.devices))
+    short = []
+    for name, guaranteed in case.guaranteed.items():
+        entitled = Steps(capped(asks[name], guaranteed))
+        got = Steps(capped(held[name], guaranteed))
+        for begin in range(0, max(1, last - WINDOW), STEP):
+            end = min(last, begin + WINDOW)
+            due = entitled.until(end) - entitled.until(begin)
+            if due > 0.01 * guaranteed * (end - begin):
+                short.append(max(0.0, 1 - (got.until(end) - got.until(begin)) / due))
+    short.sort()
+    done = [job for job in result.jobs if job.ended >= 0]
+    devices = sum(len(node.devices) for node in case.nodes)
+    use = sum(Steps(changes).until(last) for changes in held.values()) / (devices * last)
+    return {
+        "mean": fmean(job.completion for job in done) / HOUR,
+        "use": use,
+        "worst": short[-1] if short else 0.0,
+        "p95": short[int(0.95 * (len(short) - 1))] if short else 0.0,
+        "over": sum(one > 0.02 for one in short) / max(1, len(short)),
+        "preempted": sum(job.preempted for job in result.jobs) / len(result.jobs),
+        "rounds": result.rounds / len(result.jobs),
+    }
+
+
+def capped(changes: dict[int, float], most: float) -> dict[int, float]:
+    """The changes of the same function, where it is at most so much."""
+    capped_at, value, before = {}, 0.0, 0.0
+    for at in sorted(changes):
+        value += changes[at]
+        now = min(value, most)
+        if now != before:
+            capped_at[at] = now - before
+            before = now
+    return capped_at
+
+
+# --- eviction cycles -------------------------------------------------------------------------------------------------
+
+
+class Turns:
+    """Who was stopped for whom. A cycle: a unit is stopped for one of another tenant, which is stopped for one of the
+    first tenant before it has run for a minute.
+    """
+
+    def __init__(self) -> None:
+        self.tenants: dict[str, str] = {}
+        self.placed: dict[str, int] = {}
+        self.stops: list[tuple[int, str, str]] = []
+
+    def take(self, event: Event) -> None:
+        match event:
+            case JobSubmitted():
+                self.tenants[event.job.id] = event.job.tenant
+            case Placed():
+                self.placed[event.unit] = event.at
+            case Preempted() if event.to:
+                self.stops.append((event.at - self.placed.get(event.unit, 0), event.unit, event.to))
+
+    def cycles(self) -> int:
+        """Counted are stops of what was given room by a stop, and had it for less than a minute."""
+        gained: dict[str, str] = {}
+        found = 0
+        for ran, unit, to in self.stops:
+            loser = gained.get(unit)
+            if loser is not None and ran < MINUTE and loser == self._of(to) != self._of(unit):
+                found += 1
+            gained[to] = self._of(unit)
+        return found
+
+    def _of(self, unit: str) -> str:
+        return self.tenants[unit.partition(".")[0]]
+
+
+def cycles(seeds: int) -> None:
+    total = stops = 0
+    for seed in range(seeds):
+        turns = Turns()
+        case = _small(seed)
+        simulate(case.workload, case.nodes, policy_named("poise"), Settings(), shares=case.shares, observe=turns.take)
+        total += turns.cycles()
+        stops += len(turns.stops)
+    print(f"cycles: {total} in {seeds} seeds with {stops} stops")
+    for name, case in kueue().items():
+        turns = Turns()
+        simulate(case.workload, case.nodes, policy_named("poise"), Settings(), shares=case.shares, observe=turns.take)
+        print(f"  {name}: {turns.cycles()} cycles, {len(turns.stops)} stops")
+
+
+def _small(seed: int) -> Case:
+    draw = random.Random(f"cycle {seed}")
+    tenants = {f"t{number}": draw.choice([1, 1, 2, 3]) for number in range(draw.randint(2, 5))}
+    nodes = nodes_of({"A100-80": draw.randint(1, 3)}, draw.choice([4, 8]))
+    arrivals = []
+    for number in range(draw.randint(10, 40)):
+        tenant = draw.choice(list(tenants))
+        size = draw.choice([1, 1, 2, 4])
+        seconds = draw.lognormvariate(6.5, 1.0)
+        arrivals.append(_arrival(number * draw.randint(1, 600) * SECOND, tenant, size, seconds, draw))
+    arrivals.sort(key=lambda one: one.at)
+    case = _case(Workload(name=f"small {seed}", arrivals=tuple(arrivals)), nodes, tenants)
+    if draw.random() < 0.5:  # some are guaranteed nothing, and borrow all they have
+        free = [
+            msgspec.structs.replace(node, guaranteed={}) if draw.random() < 0.5 else node for node in case.shares.nodes
+        ]
+        case = case._replace(shares=msgspec.structs.replace(case.shares, nodes=tuple(free)))
+    return case
+
+
+def kueue() -> dict[str, Case]:
+    """Two queues of one cohort whose pending work can each evict the other's: kubernetes-sigs/kueue#3779 (both borrow,
+    preemption by share and by priority), and #14543 (a plan that frees victims of its own queue last).
+    """
+    draw = random.Random("kueue")
+
+    def case(name: str, jobs: Sequence[tuple[float, str, int]], shares: Sequence[dict[str, Any]], devices: int) -> Case:
+        arrivals = tuple(_arrival(int(at * SECOND), tenant, size, 3600.0, draw) for at, tenant, size in jobs)
+        tree = compile_shares({"kind": "shares", "shares": list(shares)})
+        return Case(name, nodes_of({"A100-80": 1}, devices), Workload(name=name, arrivals=arrivals), tree, {})
+
+    borrowing = [(0, "a", 4), (300, "b", 4), (600, "a", 4), (900, "b", 4), (1200, "a", 2), (1300, "b", 2)]
+    mixed = [(0, "a", 3), (1, "a", 2), (300, "b", 4), (301, "b", 1), (600, "a", 3), (900, "c", 2), (901, "b", 3)]
+    return {
+        "kueue 3779": case("3779", borrowing, [{"tenant": "a"}, {"tenant": "b"}], 6),
+        "kueue 14543": case(
+            "14543",
+            mixed,
+            [{"tenant": "a", "guaranteed": {"gpu": 2}}, {"tenant": "b", "guaranteed": {"gpu": 4}}, {"tenant": "c"}],
+            8,
+        ),
+    }
+
+
+if __name__ == "__main__":
+    main()
