@@ -50,7 +50,7 @@ from poise.model.events import (
     UnitsCancelled,
 )
 from poise.model.fleet import model_under
-from poise.model.jobs import ALL, GRACE, Job, Outcome
+from poise.model.jobs import GRACE, Job, Outcome
 from poise.model.resources import WHOLE, Shape
 from poise.model.workload import Seats, Steady, Truth
 from poise.model.worlds import Row
@@ -104,8 +104,8 @@ class _Line:
 
 
 class Known:
-    """What the log tells of how much there is to do in units, by id. `converted` are those whose run time was seen on a
-    model of device on which that is not measured.
+    """What the log tells of how much there is to do in units, by id. `on` has the model of device on which it was seen
+    last.
     """
 
     def __init__(self, ledger: Ledger, throughputs: Mapping[str, float]) -> None:
@@ -123,15 +123,17 @@ class Known:
 
     def kept_by(self, unit: UnitState, event: Finished) -> float:
         """What a unit will have kept, in nanoseconds of its least tasks, if its attempts end with this event, and it is
-        not over: what they have done up to the latest checkpoint, but for what followed the order to end, of which the
-        twin knows nothing. To be asked before the event is applied.
+        not over: what they have done up to the latest checkpoint, or all of it where they tell how far they are; but
+        for what followed the order to end, of which the twin knows nothing. To be asked before the event is applied.
         """
         asked, found = self._asked.get(unit.id, 0), self._ledger.jobs.task(event.task)
-        if unit.progress or found is None or event.ending.outcome == "returned":
+        if found is None or event.ending.outcome == "returned":
             return self._kept(unit)
         started = found[1].started or event.at - event.ending.run
         run = max(0, event.ending.run - max(0, unit.resized - started))
         useful = run - run % unit.spec.checkpoint if unit.spec.checkpoint else 0
+        if event.ending.progress > 0:
+            useful = run
         if asked:
             useful = min(useful, max(0, asked - max(unit.resized, started)))
         done = unit.carried + max(0, useful - _restoring(unit)) * max(1, unit.size)
@@ -178,6 +180,7 @@ class Known:
         return Truth(
             pace=Open(SCALE, _least(unit), self.rates(unit)),
             checkpoint=spec.checkpoint,
+            saves=unit.progress > 0,
             reports=False,
             restore=spec.restore,
             save=GRACE // 2,  # it ends within the grace
@@ -227,8 +230,6 @@ class Known:
         else:
             return self._reference(unit, self._kept(unit))
         took = (unit.carried + max(0, run - _restoring(unit)) * max(1, unit.size)) / _least(unit)
-        if unit.progress:  # it told how far it was when its attempt began
-            return self._reference(unit, took / max(1e-6, 1 - unit.progress / ALL))
         return self._reference(unit, took + self._kept(unit))
 
     def _kept(self, unit: UnitState) -> float:
