@@ -221,7 +221,7 @@ def test_a_policy_in_shadow_has_a_simulated_fleet_is_promoted_and_rolled_back(li
         assert living.poise("submit", "--", "true").code == 0
     until(lambda: jobs() >= FEWEST, "it has seen them")
     report = living.poise("shadow", "report").text
-    assert "mean completion" in report and "90% interval" in report
+    assert "mean completion" in report and "95% interval" in report
     seen, killed = jobs(), fleets(living)
     kill(killed)
     kill(living.pid("control"))

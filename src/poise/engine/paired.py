@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from poise.model.reports import PairedFigure, WorldReport
 from poise.model.worlds import Row, WorldsTold
 
-LEVEL = 0.9
-"""Part of the drawn differences that an interval holds: a twentieth lies beyond each of its ends."""
+LEVEL = 0.95
+"""Part of the drawn differences that an interval holds: a fortieth lies beyond each of its ends."""
 
 DRAWN = 500
 FEWEST = 20
