@@ -27,6 +27,7 @@ from poise.kernel.messages import (
     NoticeDone,
     Saw,
     SetRules,
+    SetShares,
 )
 from poise.model.calls import Call, Calling, Function, Ready, Result, Resume, Returning, Value
 from poise.model.events import Event, Noticed, decode_event, encode_event
@@ -35,6 +36,7 @@ from poise.model.load import Load
 from poise.model.messages import Attempt, Beat, DeviceFault, Hello, Report, Running, Told
 from poise.model.resources import ALLOCATED
 from poise.model.secrets import Sealed, sealed
+from poise.model.sharefile import compile_shares
 from poise.model.tenants import HOME, Role
 from poise.model.training import Saved, Training
 from poise.policy.recipe import compile_recipe
@@ -312,9 +314,36 @@ def ruled() -> World:
     return world.restart(from_checkpoint=True).connect("n1").connect("n2").finish_all(run="2s")
 
 
+def shared() -> World:
+    """Two tenants and a project share a fleet: what one borrows becomes a debt, and is taken back. A policy is promoted
+    for its figures and rolled back; finished jobs are forgotten by the number of their tasks.
+    """
+    tree = compile_shares({
+        "kind": "shares",
+        "shares": [
+            {"tenant": "ann", "guaranteed": {"gpu": 2}},
+            {"tenant": "bob", "guaranteed": {"gpu": 2}, "weight": 2},
+            {"project": "vision", "in": "bob", "limit": {"gpu": 3}},
+        ],
+    })  # fmt: skip
+    world = World("poise").nodes(2, cpu=8, gpus=2)
+    world.ask(SetShares(world.request(), tree))
+    for number in range(4):
+        world.job(f"ann-{number}", gpu=1, tenant="ann", project="")
+    world.round().start(*(f"ann-{number}" for number in range(4))).after("1h")
+    world.job("bob", gpu=1, tenant="bob", project="vision").round().after("30s")
+    world.finish_all(run="2s")
+    world.ask(Configure(world.request(), "srtf", asked=1_000.0, why="mean completion -3.1 % (95 %: -5.0 to -1.2)"))
+    world._policy = policy_named("srtf")
+    world.job("swept", cpu=1, parts=20, tenant="ann").finish_all(run="2s").after("1h")
+    world.restart(from_checkpoint=True, history_tasks=4).connect("n1").connect("n2").job("last", cpu=1, tenant="bob")
+    world.ask(SetShares(world.request(), None))
+    return world.finish_all(run="2s")
+
+
 SCENES: tuple[Callable[[], World], ...] = (
     noops, gangs, lost, calls, tenants, troubles, scaling, training, resizing, emptied, deadlines, cancelled,
-    changed, recurring, configured, shrunk, sent, ruled,
+    changed, recurring, configured, shrunk, sent, ruled, shared,
 )  # fmt: skip
 
 
