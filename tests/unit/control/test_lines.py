@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -20,10 +21,13 @@ from websockets.utils import apply_mask
 from poise.config import Home
 from poise.control import lines
 from poise.control.guard import refuse
+from poise.control.hot import Channel, at_once
 from poise.drivers.authority import server_context
 from poise.drivers.security import ensure_home
 from poise.errors import Busy
+from poise.kernel.frames import Frames
 from poise.model.calls import MAX_FRAME
+from poise.model.messages import Acked, Met
 from unit.control.open_door import entered
 from unit.control.test_entrance import anybody, run, upgrade
 
@@ -330,6 +334,40 @@ def test_what_a_handler_does_not_take_is_not_read(tmp_path: Path) -> None:
 
     run(live)
     assert held[0] < 2**20 and held[1] == 100 * 50_000
+
+
+def test_what_is_said_at_once_and_what_waits_for_room_come_in_order(tmp_path: Path) -> None:
+    taken: list[bool] = []
+
+    async def says(scope: Any, receive: Any, send: Any) -> None:
+        now = at_once(scope)
+
+        def noted(frame: bytes) -> bool:
+            taken.append(now(frame))
+            return taken[-1]
+
+        await receive()
+        await send({"type": "websocket.accept"})
+        channel = Channel(send, Frames(), now=noted)
+        for _ in range(100):
+            channel.send(Met(gang="j1.main", founded=1, name="here", data=bytes(50_000)))
+        await receive()
+        channel.send(Acked(serial=1))
+        await receive()
+
+    async def live() -> None:
+        async with (
+            entered(says, tmp_path / "sock"),
+            unix_connect(str(tmp_path / "sock"), "ws://poise/v1/calls", max_size=None) as line,
+        ):
+            await asyncio.sleep(0.1)
+            heard = [msgspec.msgpack.decode(await line.recv(decode=False))[0] for _ in range(100)]
+            assert heard == list(range(1, 101))
+            await line.send(b"go on")
+            assert msgspec.msgpack.decode(await line.recv(decode=False))[0] == 101
+
+    run(live)
+    assert taken[0] and taken[-1] and not all(taken)
 
 
 def test_whoever_is_connected_is_told_when_the_server_ends(tmp_path: Path) -> None:
