@@ -1,7 +1,7 @@
 """Poise's dashboard beside those of Ray and Dask: how long until a browser shows what has run, and what that costs.
 
     python benchmarks/peers.py install ray-jobs dask
-    python benchmarks/dashboards.py [--tasks 10000] [--rounds 3] [--seconds 10] [--json]
+    python benchmarks/dashboards.py [--tasks 10000] [--rounds 3] [--seconds 10] [--only NAMES] [--json]
 
 Each system runs so many tasks that do nothing on two cores, and then one a second. Debian's headless Chromium, with an
 empty profile, opens the page that shows them: of Ray and Poise that of the job, of Dask its status. Noted are
@@ -182,12 +182,13 @@ def served(of: Serving) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in of.processes)
 
 
-def measure(tasks: int, rounds: int, seconds: float) -> list[Figure]:
+def measure(tasks: int, rounds: int, seconds: float, only: str) -> list[Figure]:
     systems = {
         "Poise": lambda: poise(tasks),
         "Ray": lambda: peer("ray-jobs", "ray_dashboard.py", COUNTED % tasks, tasks),
         "Dask": lambda: peer("dask", "dask_dashboard.py", DRAWN, tasks),
     }
+    systems = {name: system for name, system in systems.items() if not only or name in only.split(",")}
     found: dict[str, list[Shown]] = {name: [] for name in systems}
     missing: dict[str, str] = {}
     for number in range(rounds):
@@ -220,9 +221,11 @@ def main() -> int:
     parser.add_argument("--tasks", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0, help="for which each page stays open")
+    parser.add_argument("--only", default="", help="of Poise,Ray,Dask, those that are measured")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    return harness.program(lambda: measure(given.tasks, given.rounds, given.seconds), as_json=given.json)
+    sizes = given.tasks, given.rounds, given.seconds, given.only
+    return harness.program(lambda: measure(*sizes), as_json=given.json)
 
 
 if __name__ == "__main__":
