@@ -14,7 +14,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -73,6 +73,9 @@ LOOK_SECONDS = 0.1
 ALL_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 
 _log = logging.getLogger("poise.kubernetes")
+_to_orders, _to_grant = json_decoder(Orders), json_decoder(Grant)
+
+T = TypeVar("T")
 
 
 class _Avoided(NamedTuple):
@@ -213,10 +216,10 @@ class KubernetesCluster:
         for pod in own.items():
             uid = pod.metadata.uid
             self._seen.setdefault(uid, now)
-            given = _decoded(pod, ORDERS, Orders)
+            given = _decoded(pod, ORDERS, _to_orders)
             if uid not in self._orders and given is not None:
                 self._orders[uid] = given
-            grant = _decoded(pod, GRANT, Grant) or Grant(pod.spec.node_name, 0, 0)
+            grant = _decoded(pod, GRANT, _to_grant) or Grant(pod.spec.node_name, 0, 0)
             self._own[uid] = _Own(pod, grant, self._orders.get(uid))
         names = {one.pod.metadata.name for one in self._own.values()}
         self._others = [pod for pod in pods.items() if not pod.ended and not self._is_ours(pod)]
@@ -624,9 +627,9 @@ def _take(left: dict[str, int], amounts: Mapping[str, int]) -> None:
             left[name] -= amount
 
 
-def _decoded(pod: PodObject, name: str, kind: type[Any]) -> Any:
+def _decoded(pod: PodObject, name: str, decoder: msgspec.json.Decoder[T]) -> T | None:
     with contextlib.suppress(msgspec.MsgspecError):
-        return json_decoder(kind).decode((pod.metadata.annotations or {}).get(name, ""))
+        return decoder.decode((pod.metadata.annotations or {}).get(name, ""))
     return None
 
 

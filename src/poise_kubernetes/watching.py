@@ -64,11 +64,6 @@ class Versioned(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-_change = json_decoder(Change)
-_versioned = json_decoder(Versioned)
-_text_of = json_decoder(str)
-
-
 class Gone(Exception):
     """The version from which to watch is no longer there."""
 
@@ -85,7 +80,7 @@ class Watched(Generic[T]):
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api, self._path, self._query, self._ticks = api, path, dict(query or {}), ticks
-        self._object: msgspec.json.Decoder[T] = json_decoder(kind)
+        self._object = json_decoder(kind)
         self._list: msgspec.json.Decoder[Listed[T]] = json_decoder(Listed[kind])  # type: ignore[valid-type]
         self._lock = threading.Lock()
         self._items: dict[tuple[str, str], T] = {}
@@ -212,8 +207,10 @@ class Watched(Generic[T]):
             self._ending.wait(pause)
 
 
+_change, _versioned, _string = json_decoder(Change), json_decoder(Versioned), json_decoder(str)
+
 _RANDOM = random.Random()  # noqa: S311 — only pauses are drawn
 
 
 def _text(metadata: Mapping[str, msgspec.Raw], name: str) -> str:
-    return _text_of.decode(metadata[name]) if name in metadata else ""
+    return _string.decode(metadata[name]) if name in metadata else ""
