@@ -138,8 +138,10 @@ class Task(Generic[P, R]):
 
 
 _OPTIONS = {name for name, of in declared(ResourcesSpec).items() if of.field.python}
-_OF_JOBS = {name for name, of in declared(JobSpec).items() if of.field.python}
-_OTHERS = _OF_JOBS | {"retries", "most"}
+_OF_JOBS = {of.attribute: of for of in declared(JobSpec).values() if of.field.python}
+_ONLY_OF_JOBS = {of.attribute for of in declared(JobSpec).values()} - _OF_JOBS.keys()
+_PER_CALL = ("time_limit", "hang")
+_OTHERS = _OF_JOBS.keys() | {"retries", "most"}
 
 
 @overload
@@ -156,6 +158,10 @@ def task(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
     a call that raises is repeated; a call whose worker dies is always repeated. `most` is the maximum number of
     workers. `workers=4` makes each call a gang: four processes start together and run the function; the result is the
     list of their results, by `poise.rank()`.
+
+    `time_limit` is the maximum duration of one call, or of one item of a `map`; `hang` is its maximum time without
+    `poise.step()`. A call that exceeds either is stopped and raises `CallLost`. `notify` and `notify_on` apply to the
+    job of the task, which ends with the program.
     """
     _checked(options)
     if function is not None:
@@ -183,6 +189,10 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
 
     for name in options:
         if name not in _OPTIONS | _OTHERS:
+            if name in _ONLY_OF_JOBS:
+                raise CallFailed(
+                    f"`{name}` is a field of jobs, not of tasks", field=name, hint="`poise.Client().submit`"
+                )
             near = difflib.get_close_matches(name, _OPTIONS | _OTHERS, n=1)
             known = ", ".join(sorted(_OPTIONS | _OTHERS))
             value = "…" if near == ["secrets"] else repr(options[name])
@@ -193,11 +203,19 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
         if type(value) is not int or not least <= value <= most:
             need, have = f"a whole number from {least} to {most}", repr(value)
             raise CallFailed(f"`{name}` is out of range", field=name, need=need, have=have, hint=f"{name}=2")
+    _limits(options)
     return options
 
 
+def _limits(options: Mapping[str, Any]) -> list[int]:
+    """Maximum duration of a call and its maximum time without progress, in nanoseconds; 0: none."""
+    reads = ((name, _OF_JOBS[name].field.read) for name in _PER_CALL)
+    return [read(options.get(name, 0), name) for name, read in reads if read is not None]
+
+
 def _job_spec(options: Mapping[str, Any]) -> dict[str, Any]:
-    spec: dict[str, Any] = {name: options[name] for name in sorted(_OF_JOBS - {"env", "workers"}) if name in options}
+    own = sorted(_OF_JOBS.keys() - {"env", "workers", *_PER_CALL})
+    spec: dict[str, Any] = {_OF_JOBS[name].name: options[name] for name in own if name in options}
     path = os.pathsep.join(dict.fromkeys(str(Path(entry or ".").resolve()) for entry in sys.path))
     spec["folder"] = str(Path.cwd())
     spec["env"] = kept_environment() | {"PYTHONPATH": path} | options.get("env", {})
@@ -275,7 +293,8 @@ def _calls_for(home: Home, options: Mapping[str, Any]) -> Calls:
             found = _all_calls.get(key)
             if found is None or found.closed:
                 spec = _job_spec(options)
-                spec["run"] = [sys.executable, "-m", "poise.agent.worker"]
+                limits = _limits(options)
+                spec["run"] = [sys.executable, "-m", "poise.agent.worker", *(map(str, limits) if any(limits) else ())]
                 spec["calls"] = True
                 spec["parts"] = options.get("most") or _default_most(home, options)
                 spec["retry"] = {
@@ -470,6 +489,7 @@ def _submit_gang(
     spec = _job_spec(options)
     spec["run"] = [sys.executable, "-m", "poise.agent.worker", "--gang", str(folder)]
     spec["workers"] = options["workers"]
+    spec |= {_OF_JOBS[name].name: options[name] for name in _PER_CALL if name in options}
     when = ["lost", "killed", "failed"] if "retries" in options else ["lost", "killed"]
     spec["retry"] = {"limit": options.get("retries", 3), "when": when}
     client = ensure_up(home, "--until-idle")

@@ -130,6 +130,45 @@ def failing_member() -> None:
         raise OwnError("rank 1")
 
 
+@poise.task(time_limit="300ms")
+def slow(value: int) -> int:
+    while value == 3:
+        time.sleep(0.01)
+    return value
+
+
+@poise.task(hang="2s", retries=1)
+def still(folder: str) -> int:
+    tries = len(list(Path(folder).glob("still*")))
+    Path(folder, f"still{tries}").touch()
+    time.sleep(3600 * (not tries))
+    for _ in range(30):  # longer than `hang`, with progress
+        time.sleep(0.1)
+        poise.step()
+    return tries
+
+
+@poise.task(workers=2, cpu="0.5", time_limit="1s")
+def slow_member() -> None:
+    time.sleep(3600 * (poise.rank() == 1))
+
+
+def act_limits(folder: str) -> object:
+    found: dict[str, object] = {"still": still.submit(folder).result()}
+    for name, call in (("call", slow.submit(3)), ("gang", slow_member.submit())):
+        try:
+            found[name] = call.result()
+        except poise.CallLost as error:
+            found[name] = str(error)
+    given = slow.map(range(6), chunk=6)
+    before = [next(given) for _ in range(3)]
+    try:
+        next(given)
+    except poise.CallLost as error:
+        found["map"] = [before, error.__notes__]
+    return found | {"after": slow.submit(4).result()}
+
+
 def hashed() -> str:
     return hashlib.sha256(os.environ["HF_TOKEN"].encode()).hexdigest()
 

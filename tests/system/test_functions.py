@@ -73,6 +73,14 @@ def test_a_gang_is_called_together(shared: Living) -> None:
     assert run(shared, "gang") == {"members": [["a", 0, 2], ["a", 1, 2]], "why": "rank 1"}
 
 
+def test_a_call_that_takes_too_long_is_stopped(shared: Living) -> None:
+    found = run(shared, "limits", str(shared.work))
+    assert found["still"] == 1, "it hung once; a call with progress may take longer"
+    assert "time limit of 300 ms" in found["call"] and "failed" in found["gang"]
+    assert found["map"][0] == [0, 1, 2] and "in the item 3" in found["map"][1]
+    assert found["after"] == 4
+
+
 def test_workers_stay_warm(shared: Living) -> None:
     assert run(shared, "warm") <= 2
 

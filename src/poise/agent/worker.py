@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from websockets.exceptions import WebSocketException
@@ -29,7 +29,7 @@ from poise.config import Home
 from poise.decoding import msgpack_decoder
 from poise.drivers import functions, values
 from poise.drivers.reach import channel_to, environment_home
-from poise.errors import PoiseError
+from poise.errors import CallLost, PoiseError
 from poise.model.calls import (
     ATTEMPT,
     Back,
@@ -47,6 +47,7 @@ from poise.model.calls import (
     returning,
 )
 from poise.model.messages import Attempt
+from poise.units import SECOND, format_duration
 
 FLUSH_SECONDS = 0.002
 """Results of brief calls are said together, and none later than this while others follow …"""
@@ -58,6 +59,9 @@ ALONE_SECONDS = 300.0
 """Without a control plane and with nothing to do, it ends after so long."""
 
 LINGER_SECONDS = 5.0
+LOOK_SECONDS = (0.01, 1.0)
+"""Least and greatest pause between two looks at a call with a time limit; else 1/20 of the limit."""
+
 RECONNECT_SECONDS = (0.05, 1.0)
 
 _decode: msgspec.msgpack.Decoder[ToWorker] = msgpack_decoder(ToWorker)
@@ -65,10 +69,20 @@ _encode = msgspec.msgpack.Encoder().encode
 _END = -1
 
 
-class Worker:
-    """`turn` makes calls in the main thread; `listen` is the other thread."""
+class Started(NamedTuple):
+    """A call, or an item of a piece of a `map`, that has started `at` (monotonic, ns), after the results `before`."""
 
-    def __init__(self, home: Home, attempt: Attempt, key: str) -> None:
+    at: int
+    item: Any = None
+    before: list[Any] | None = None
+
+
+class Worker:
+    """`turn` makes calls in the main thread; `listen` is the other thread. `watch` ends a call that takes longer than
+    `time_limit`, or longer than `hang` without progress (nanoseconds; 0: no limit).
+    """
+
+    def __init__(self, home: Home, attempt: Attempt, key: str, time_limit: int = 0, hang: int = 0) -> None:
         self._home = home
         self._attempt = attempt
         self._key = key
@@ -85,6 +99,9 @@ class Worker:
         self._sending = threading.Lock()
         self._late = threading.Event()
         self._ending = False
+        self._time_limit, self._hang = time_limit, hang
+        self._started = Started(0)
+        self._deciding = threading.Lock()  # how a call has ended; `watch` keeps it until the process is gone
 
     # --- making calls ------------------------------------------------------------------------------------------------
 
@@ -98,6 +115,8 @@ class Worker:
             todo = self._todo.pop(number, None)
             if todo is None:
                 continue  # it was handed back, or it is time to end
+            if self._time_limit or self._hang:
+                self._start()  # it counts from here while its function is loaded
             self._making = number
             began = clock()
             try:
@@ -107,8 +126,9 @@ class Worker:
                 note = functions.readable(f"{type(error).__qualname__}: {functions.message_of(error)}"[:500])
                 failure = functions.encode_failure(error, self._folder)
                 result = Result(number, "raised", failure, clock() - began, note)
-            self._unknown[number] = result
-            self._making = 0
+            with self._deciding:
+                self._unknown[number] = result
+                self._making = 0
             self._keep(result)
         self._hand_back(list(self._todo))
         self._flush()
@@ -121,7 +141,56 @@ class Worker:
         if todo.inputs:
             inputs = {given.number: values.decode(given.value) for given in todo.inputs}
             arguments = [_filled(part, inputs) for part in arguments]
-        return _made(function, arguments)
+        return _made(function, arguments, self._start if self._time_limit or self._hang else None)
+
+    def _start(self, item: Any = None, before: list[Any] | None = None) -> None:
+        self._started = Started(time.monotonic_ns(), item, before)
+
+    def watch(self) -> None:
+        """Fail the call that takes too long, and end the process: nothing else stops its code. A thread of its own."""
+        progress = self._folder / f"{self._attempt}.progress"
+        if self._hang:
+            progress.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.environ["POISE_PROGRESS"] = str(progress)
+        least, most = LOOK_SECONDS
+        pause = max(least, min(most, min(filter(None, (self._time_limit, self._hang))) / 20 / SECOND))
+        written, stepped = 0, 0
+        while True:
+            time.sleep(pause)
+            number, started, now = self._making, self._started, time.monotonic_ns()
+            with contextlib.suppress(FileNotFoundError):
+                latest = progress.stat().st_mtime_ns
+                if latest != written:
+                    written, stepped = latest, now
+            what = ""
+            if self._time_limit and now - started.at > self._time_limit:
+                what = f"the call ran longer than its time limit of {format_duration(self._time_limit)}"
+            elif self._hang and now - max(started.at, stepped) > self._hang:
+                what = f"the call made no progress for {format_duration(self._hang)}"
+            if not (number and what):
+                continue
+            error = CallLost(what, hint=f"`poise logs {self._attempt.task}`")
+            if started.before is not None:
+                error.add_note(functions.readable(f"in the item {reprlib.repr(started.item)}"))
+                error.__dict__[functions.BEFORE] = list(started.before)
+            self._deciding.acquire()
+            if number == self._making and started is self._started:
+                progress.unlink(missing_ok=True)
+                self._give_up(Result(number, "raised", functions.encode_failure(error, self._folder), note=what))
+            self._deciding.release()
+
+    def _give_up(self, result: Result) -> None:
+        """End while a call runs, once it is known how it ended."""
+        self._ending = True
+        self._unknown[result.number] = result
+        back = tuple(self._todo)
+        self._todo.clear()
+        self._flush()
+        self._say(Returning((result,), back, ending=True))
+        last = time.monotonic() + LINGER_SECONDS
+        while result.number in self._unknown and time.monotonic() < last:
+            time.sleep(BACKSTOP_SECONDS)
+        os._exit(0)
 
     def _keep(self, result: Result) -> None:
         if not self._unsent:
@@ -209,13 +278,19 @@ class Worker:
         self._inbox.put(_END)
 
 
-def _made(function: Callable[..., Any], arguments: Any) -> Any:
-    """A call, or a piece of a `map`: the function with each item, or (`star`) with what each item holds."""
+def _made(function: Callable[..., Any], arguments: Any, start: Callable[..., None] | None = None) -> Any:
+    """A call, or a piece of a `map`: the function with each item, or (`star`) with what each item holds. `start` is
+    called before each.
+    """
     kind, positional, named = arguments
     if kind == "call":
+        if start is not None:
+            start()
         return function(*positional, **named)
-    results = []
+    results: list[Any] = []
     for item in positional:
+        if start is not None:
+            start(item, results)
         try:
             results.append(function(*item) if kind == "star" else function(item))
         except Exception as error:
@@ -256,9 +331,10 @@ def main() -> int:
         return _gang(Path(sys.argv[2]))
     home = environment_home()
     attempt = Attempt(os.environ["POISE_TASK"], int(os.environ["POISE_EPOCH"]))
-    worker = Worker(home, attempt, os.environ.pop("POISE_WORKER_KEY"))
+    limits = [int(limit) for limit in sys.argv[1:]]
+    worker = Worker(home, attempt, os.environ.pop("POISE_WORKER_KEY"), *limits)
     signal.signal(signal.SIGTERM, lambda *_: worker.end())
-    for target in (worker.listen, worker.flush_late):
+    for target in (worker.listen, worker.flush_late, *([worker.watch] if any(limits) else [])):
         threading.Thread(target=target, daemon=True).start()
     worker.turn()
     sys.stdout.flush()

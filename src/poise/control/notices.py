@@ -129,10 +129,10 @@ class Targets:
         SpecError for a command that the home does not have, and for a webhook at a private address of a bearer who is
         no admin.
         """
-        if compiled.calls or compiled.units[0].serves:  # they end when nobody needs them any more
-            return compiled
         of_home, trusted = self.of_home(), bearer.role >= Role.ADMIN
         if compiled.notify is None:
+            if compiled.calls or compiled.units[0].serves:  # they end when nobody needs them any more
+                return compiled
             return compiled._replace(notify=of_home.notify)
         for target in compiled.notify.targets:
             if target.startswith(COMMAND) and target.removeprefix(COMMAND) not in of_home.commands:

@@ -258,6 +258,7 @@ class Dispatch:
             self._say_worker(attempt, Retire())
             return
         else:
+            worker.retiring = worker.retiring or message.ending
             self._take(job, book, line, worker, message.results, now)
             for number in message.back:
                 if worker.held.pop(number, 0) is not None or str(number) not in book.open:

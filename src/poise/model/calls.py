@@ -166,10 +166,11 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", omit_defaults=True):
 
 
 class Returning(msgspec.Struct, frozen=True, tag="return", omit_defaults=True):
-    """Results, and calls handed back that had not begun."""
+    """Results, and calls handed back that had not begun. A worker that is `ending` takes no more calls."""
 
     results: Annotated[tuple[Result, ...], msgspec.Meta(max_length=MAX_UNRETURNED)] = ()
     back: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_UNRETURNED)] = ()
+    ending: bool = False
 
 
 # control plane -> worker

@@ -695,6 +695,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
             flag=Flag("--hang", "TIME", "Kill the task as hung after this long without touching $POISE_PROGRESS."),
             read=_hang,
             calls=False,
+            python=True,
         ),
     ] = 0
     time_limit: Annotated[
@@ -710,6 +711,7 @@ class TaskSpec(msgspec.Struct, forbid_unknown_fields=True):
             ),
             read=duration_with_unit,
             calls=False,
+            python=True,
         ),
     ] = msgspec.field(name="time-limit", default=0)
     stdin: Annotated[
@@ -997,7 +999,7 @@ class JobSpec(TaskSpec, forbid_unknown_fields=True):
                 reads=as_texts,
                 repeatable=True,
             ),
-            calls=False,
+            python=True,
         ),
     ] = []
     notify_on: Annotated[
@@ -1012,7 +1014,7 @@ class JobSpec(TaskSpec, forbid_unknown_fields=True):
                 reads=as_texts,
                 repeatable=True,
             ),
-            calls=False,
+            python=True,
         ),
     ] = msgspec.field(name="notify-on", default_factory=list)
     every: Annotated[

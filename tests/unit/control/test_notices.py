@@ -205,6 +205,15 @@ def test_only_commands_of_the_home_can_be_named(tmp_path: Path) -> None:
         assert refused.value.record.need == "one of: mail"
 
 
+def test_workers_of_calls_notify_under_the_same_rules(tmp_path: Path) -> None:
+    targets, loopback = Targets(Home(tmp_path)), ["webhook:http://127.0.0.1:1/x"]
+    compiled = compile_spec({"run": "x", "calls": True, "notify": loopback}, wall=WALL)
+    notify = targets.admit(compiled, HOME).notify
+    assert notify is not None and notify.trusted
+    with pytest.raises(SpecError, match="private address"):
+        targets.admit(compiled, ANN)
+
+
 def test_a_tenant_reaches_no_private_address(receiver: Receiver, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="private address"):
         told(tmp_path, [receiver.url], ANN)

@@ -164,6 +164,15 @@ def test_a_call_that_raises_is_tried_again_as_often_as_it_may() -> None:
     assert [result.outcome for result in world.results] == ["raised"]
 
 
+def test_a_worker_that_ends_gets_no_more_calls_and_its_end_costs_no_try() -> None:
+    world = up(call(serving(parts=1), Call(1, 0, ARGUMENTS, retries=1), Call(2, 0, ARGUMENTS)), "f.main[0]")
+    over = Returning((Result(1, "raised", ARGUMENTS, note="CallLost: its time limit"),), ending=True)
+    world.worker("f.main[0]", over)
+    assert given(world, "f.main[0]") == [1] and book(world).tries == {"1": 1}
+    world.finish("f.main[0]", outcome="done", code=0)
+    assert book(world).tries == {"1": 1} and world.unit("f.main[0]").status in ("pending", "active")
+
+
 def test_a_call_waits_for_those_whose_results_it_takes_and_is_given_them() -> None:
     world = up(call(serving(), *calls(1, 2), Call(3, 0, ARGUMENTS, needs=(1, 2))), "f.main[0]", "f.main[1]")
     world.worker("f.main[0]", done(1))
