@@ -82,7 +82,7 @@ def to_retry(ledger: Ledger, name: str, bearer: Bearer) -> tuple[Compiled, str]:
         raise Conflict(what, field="job", hint=hint)
     again = next((one for one in reversed(ledger.jobs.values()) if one.retry_of == job.id and not one.ended), None)
     if again is not None:
-        raise Conflict(f"{again.id} tries {job.id} again already", field="job", hint=f"`poise show {again.id}`")
+        raise Conflict(f"{again.id} already retries {job.id}", field="job", hint=f"`poise show {again.id}`")
     done = {unit.spec.name for unit in job.units if unit.status == "done"}
     left = [unit.next_spec or unit.spec for unit in job.units if unit.spec.name not in done]
     if not left:

@@ -20,6 +20,7 @@ VERBS = {
     "run2": "run",
     "delete job": "cancel job",
     "squeue": "ls",
+    "uncordon gpu-7": "drain NODE --undo",
     "sbatch job.sh": "submit",
     "srun hostname": "run",
     "sinfo": "nodes",
