@@ -99,7 +99,6 @@ class Simulation:
             Settings(
                 policy=scenario.policy,
                 history=scenario.history,
-                history_tasks=2 * scenario.history,
                 checkpoint_every=scenario.checkpoint_every,
                 seed=scenario.seed,
             ),
