@@ -9,10 +9,10 @@
     future = train.submit(7)                        # a concurrent.futures.Future, and awaitable
     report = summarise.submit(future)               # runs once `future` is done, and is given its result
 
-A task's calls are made by *warm workers*: processes that Poise places like any other work, that keep what they have
-loaded, and that end when there is nothing to do. All tasks of a program that ask for the same share a job, and with it
-their workers. Each call is on the log when it is accepted and when it has returned: a killed worker, agent or control
-plane loses none. A call may then be made twice, so what it does to the outside should bear that.
+*Warm workers* make the calls of a task: processes that Poise places like other work, that keep loaded modules and
+data, and that end when they are idle. All tasks of a program with the same options share a job and its workers. Each
+call is logged when it is accepted and when it has returned, so a killed worker, agent or control plane loses none. A
+call may then run twice: its effects outside the program must allow that.
 
 Nothing needs to be started first.
 """
@@ -52,7 +52,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 CHUNK_SECONDS = 0.05
-"""`map` cuts so that a piece takes about this long: long against what a call costs, short against a wait."""
+"""Target duration of a chunk of `map`: long compared with the cost of a call, short enough to wait for."""
 
 MOST_IN_A_CHUNK = 100_000
 PIECES_AHEAD = 32
@@ -224,7 +224,7 @@ def _job_spec(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _futures_in(part: Any) -> Iterator[Future[Any]]:
-    """The futures in arguments, where they are looked for: in lists, tuples and the values of dictionaries."""
+    """The futures in arguments: direct, or in lists, tuples and the values of dictionaries."""
     kind = type(part)
     if isinstance(part, Future):
         yield part
@@ -235,11 +235,11 @@ def _futures_in(part: Any) -> Iterator[Future[Any]]:
 
 
 _held_up: dict[Future[Any], None] = {}
-"""Calls that wait, in this process, for what other workers return; they are submitted before the program ends."""
+"""Calls that wait in this process for results of other jobs; they are submitted before the program ends."""
 
 
 def _when_done(others: Iterable[Future[Any]], future: Future[Any], submit: Callable[[], object]) -> None:
-    """Submit once these have returned: at once, or from the thread that hears of the last of them."""
+    """Submit once these have returned: at once, or from the thread that receives the last result."""
     waiting = {other for other in others if not other.done()}
     if not waiting:
         submit()
@@ -275,7 +275,7 @@ def _home_now() -> Home:
 
 @functools.cache
 def _home_at(*_: str | None) -> Home:
-    """What the environment says; looked at once for each that there is, since every call asks."""
+    """The home that the environment selects, cached because every call asks for it."""
     return current_home()
 
 
@@ -284,7 +284,7 @@ _making = threading.Lock()
 
 
 def _calls_for(home: Home, options: Mapping[str, Any]) -> Calls:
-    """The calls of tasks that ask for the same share workers; `retries` is of each call."""
+    """The calls of tasks with the same options, which share workers; `retries` may differ between calls."""
     own = [(name, value) for name, value in options.items() if name != "retries"]
     key = (home, repr(sorted(own)) if own else "", os.getpid())
     found = _all_calls.get(key)
@@ -307,7 +307,7 @@ def _calls_for(home: Home, options: Mapping[str, Any]) -> Calls:
 
 
 def _default_most(home: Home, options: Mapping[str, Any]) -> int:
-    """As many workers as the fleet could hold at once if it did nothing else, from 1 to `MOST_WORKERS`."""
+    """The number of workers that fit on the empty fleet, from 1 to `MOST_WORKERS`."""
     nodes = ensure_up(home, "--until-idle").nodes()
     devices, cpus = options.get("gpu", 0), parse_cpu(options.get("cpu", 1))
     if devices:
@@ -427,7 +427,7 @@ class Mapped(Generic[R]):
             self._bar.at(self.done)
 
     def _fill(self) -> None:
-        """Enough pieces under way that no worker waits for the next; few at first, while their size is not known."""
+        """Keep enough chunks submitted that no worker waits for the next one."""
         while len(self._pieces) < PIECES_AHEAD:
             piece = list(itertools.islice(self._items, self._size))
             if not piece:
@@ -440,7 +440,7 @@ class Mapped(Generic[R]):
 
 
 class _Shown:
-    """Progress in a notebook: what the `Mapped` shows of itself, kept up to date."""
+    """Progress in a notebook: the `_repr_html_` of the `Mapped`, updated while it runs."""
 
     def __init__(self, mapped: "Mapped[Any]") -> None:
         from IPython.display import display  # type: ignore[import-not-found]
@@ -480,7 +480,7 @@ class _Bar:
 def _submit_gang(
     home: Home, function: Callable[..., Any], options: Mapping[str, Any], arguments: Sequence[Any], future: Future[Any]
 ) -> None:
-    """A gang is a job of its own: its members are processes that start together, call the function and end."""
+    """Submit a gang as a separate job: its members are processes that start together, call the function and end."""
     folder = home.values / f"{tidy.GANGS}{secrets.token_hex(8)}"
     folder.mkdir(mode=0o700, parents=True)
     given = _resolved(list(arguments))

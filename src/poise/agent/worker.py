@@ -1,11 +1,11 @@
 """`python -m poise.agent.worker`: a worker of calls. It runs in the user's interpreter, as a task like any other.
 
-It dials the control plane, is given calls, makes them one after the other in its main thread (where signal handlers and
-devices expect to be used) and returns how they ended. A thread of its own listens, so that what has not begun can be
-handed back while a long call runs. Results are kept until they are known to be durable: when the control plane has
-been away they are said again.
+It connects to the control plane, receives calls, makes them one after the other in its main thread (where signal
+handlers and devices expect to be used) and returns their results. Another thread listens, so that the worker can hand
+back calls that have not started while a long call runs. It keeps results until they are durable, and sends them again
+after a reconnection.
 
-It ends when it is told to (`Retire`; or SIGTERM, once the call that it makes has returned), with exit code 0.
+It ends with exit code 0 on `Retire`, or on SIGTERM once the current call has returned.
 """
 
 import contextlib
@@ -50,13 +50,13 @@ from poise.model.messages import Attempt
 from poise.units import SECOND, format_duration
 
 FLUSH_SECONDS = 0.002
-"""Results of brief calls are said together, and none later than this while others follow …"""
+"""Results of short calls are sent together, at most this late while others follow."""
 
 BACKSTOP_SECONDS = 0.01
-"""… or than this when the next one takes long."""
+"""A result is sent at most this late while the next call runs."""
 
 ALONE_SECONDS = 300.0
-"""Without a control plane and with nothing to do, it ends after so long."""
+"""An idle worker ends after this long without a control plane."""
 
 LINGER_SECONDS = 5.0
 LOOK_SECONDS = (0.01, 1.0)
@@ -106,7 +106,7 @@ class Worker:
     # --- making calls ------------------------------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Make calls until told to end."""
+        """Make calls until the worker has to end."""
         clock = time.perf_counter_ns
         while not self._ending:
             if self._unsent and self._inbox.empty():
@@ -208,7 +208,7 @@ class Worker:
             self._say(message)
 
     def flush_late(self) -> None:
-        """The backstop: a thread of its own."""
+        """Send results while a long call runs. It has its own thread."""
         while True:
             self._late.wait()
             self._late.clear()
@@ -218,7 +218,7 @@ class Worker:
     # --- the other side ----------------------------------------------------------------------------------------------
 
     def listen(self) -> None:
-        """Connect, and connect again, for ever."""
+        """Connect to the control plane, and reconnect until the worker ends."""
         pause, alone_since = RECONNECT_SECONDS[0], time.monotonic()
         turns = itertools.count()
         while not self._ending:
@@ -267,7 +267,7 @@ class Worker:
             self._say(Returning(back=back))
 
     def _say(self, message: FromWorker) -> None:
-        """What cannot be sent now is said anew when the connection is back."""
+        """Send a message; after a lost connection, `_session` sends its content again."""
         channel = self._channel
         if channel is not None:
             with contextlib.suppress(OSError, WebSocketException):
@@ -301,7 +301,7 @@ def _made(function: Callable[..., Any], arguments: Any, start: Callable[..., Non
 
 
 def _gang(folder: Path) -> int:
-    """One member of a gang: make the one call there is, and leave its result in the gang's folder."""
+    """Make the call of one member of a gang, and write its result to the gang's folder."""
     told, arguments = msgpack_decoder(tuple[Function, Value]).decode((folder / "call").read_bytes())
     try:
         made = _made(functions.load(told), values.decode(arguments))
@@ -315,7 +315,7 @@ def _gang(folder: Path) -> int:
 
 
 def _filled(part: Any, inputs: dict[int, Any]) -> Any:
-    """The arguments with results in the places of earlier calls."""
+    """The arguments, with results in place of earlier calls."""
     if isinstance(part, values.Placeholder):
         return inputs[part.number]
     if type(part) in (list, tuple):
@@ -342,7 +342,7 @@ def main() -> int:
 
 
 def _leave(code: int) -> None:
-    """End, even if something that was called has left threads behind that never do."""
+    """Exit, even if a call has left threads behind that never end."""
     last = threading.Timer(LINGER_SECONDS, os._exit, (code,))
     last.daemon = True
     last.start()
