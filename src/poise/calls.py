@@ -102,7 +102,7 @@ class Future(concurrent.futures.Future[R]):
         if not super().cancel():
             return False
         if not before:
-            self.set_running_or_notify_cancel()  # so that those who wait for it are told
+            self.set_running_or_notify_cancel()  # wakes threads that wait for the result
         return True
 
     def __reduce__(self) -> Any:

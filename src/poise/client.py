@@ -990,7 +990,7 @@ def _policy_request(policy: str | Mapping[str, Any]) -> PolicyRequest:
 
 
 def new_key() -> str:
-    """A key of a submission, by which it is accepted once however often it is sent."""
+    """Return a random idempotency key for a submission: resending it has no further effect."""
     return os.urandom(8).hex()
 
 

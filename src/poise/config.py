@@ -311,7 +311,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def on(self) -> str:
-        """What `--on` says of it."""
+        """Return the value of `--on` that selects this substrate."""
         return f"{self.name}:{self.address}" if self.address else self.name
 
     @property

@@ -228,19 +228,19 @@ class Substrate(Protocol):
         ...
 
     def has_begun(self, pilot: Pilot) -> bool:
-        """Whether it holds its resources; until then it waits for them."""
+        """Return whether the pilot has been allocated its resources; until then it is queued."""
         ...
 
     def tell(self, pilot: Pilot, contact: Contact) -> None:
-        """Give a pilot that was started earlier the contact of today."""
+        """Send the current contact to a pilot that was started earlier."""
         ...
 
     def restart(self, pilot: Pilot) -> None:
-        """Kill the agent of a pilot, which may hang, and start another one."""
+        """Kill the agent of a pilot, even if it hangs, and start a new one."""
         ...
 
     def answering(self, pilots: Sequence[Pilot]) -> Collection[Pilot]:
-        """Those that answer, asked together, within a few seconds."""
+        """Query the pilots in parallel and return those that answer within a few seconds."""
         ...
 
     def release(self, pilots: Sequence[Pilot]) -> Collection[Pilot]:

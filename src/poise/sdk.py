@@ -131,7 +131,7 @@ class Task(Generic[P, R]):
             calls.submit(function, name, arguments, retries=retries, future=future)
 
         others = list(dict.fromkeys(_futures_in(arguments)))
-        if len(others) <= MAX_NEEDS:  # those of the same job are waited for there
+        if len(others) <= MAX_NEEDS:  # the job itself waits for calls of the same job
             others = [of for of in others if of._calls is not calls or not of.number]
         _when_done(others, future, submit)
         return future

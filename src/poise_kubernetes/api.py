@@ -1,7 +1,7 @@
-"""Calls of a Kubernetes API server, over HTTP from the standard library.
+"""Client of a Kubernetes API server, with HTTP from the standard library.
 
-One thread may use an `Api` at a time for calls; a watch has a connection of its own. A server that is busy says when to
-come again (429, or 503 with `Retry-After`), and is obeyed.
+Only one thread may call an `Api` at a time; a watch has its own connection. If a busy server names a delay (429, or 503
+with `Retry-After`), the client retries after it.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ JSON = "application/json"
 
 
 class Refused(Exception):
-    """The server has answered, and does not do what it was asked: HTTP status, its reason in one word, and why."""
+    """The server refused the request: HTTP status, reason in one word, and message."""
 
     def __init__(self, status: int, reason: str, message: str, after: float = 0.0) -> None:
         super().__init__(f"{status} {reason}: {message}" if message else f"{status} {reason}")
@@ -34,7 +34,7 @@ class Refused(Exception):
 
 
 class Away(Exception):
-    """Nobody answers, or the connection broke. What was asked may have been done."""
+    """The server does not answer, or the connection broke. The request may have been carried out."""
 
 
 class Answer(NamedTuple):
@@ -43,7 +43,7 @@ class Answer(NamedTuple):
 
 
 class Api:
-    """An API server. `sleep` waits for so many seconds, which a test need not do."""
+    """Client of one API server. `sleep` waits for a number of seconds; tests can replace it."""
 
     def __init__(self, access: Access, sleep: Callable[[float], None] = time.sleep) -> None:
         self.access = access
@@ -101,8 +101,8 @@ class Api:
         return json.loads(self._tried(method, path, query or {}, content, kind).body or b"null")
 
     def _tried(self, method: str, path: str, query: Mapping[str, str], content: bytes, kind: str) -> Answer:
-        """Again when the server is too busy: it has done nothing then. Again too if a connection broke that was kept
-        open, as servers close those that are idle. All that is asked names its object, so nothing is done twice.
+        """Send a request; retry if the server is too busy, since it has then done nothing. Retry also if a kept-alive
+        connection breaks, since servers close idle ones. Every request names its object, so a retry is idempotent.
         """
         for number in range(TRIES):
             kept = self._open is not None

@@ -135,12 +135,12 @@ class KubernetesCluster:
         self._nodes: dict[str, NodeObject] = {}
         self._others: list[PodObject] = []
         self._waiting: list[PodObject] = []  # of those, which only lack room
-        self._needs: dict[str, tuple[PodObject, dict[str, int]]] = {}  # by uid; worked out anew when a Pod changes
-        self._sizes: dict[str, tuple[NodeObject, dict[str, int]]] = {}  # as those, by the names of nodes
+        self._needs: dict[str, tuple[PodObject, dict[str, int]]] = {}  # by uid; recomputed on change
+        self._sizes: dict[str, tuple[NodeObject, dict[str, int]]] = {}  # by node name; recomputed on change
         self._used: dict[str, dict[str, int]] = {}  # of each node, by all Pods
         self._own: dict[str, _Own] = {}  # by uid
         self._settled: float | None = None  # since when work has waited
-        self._idle: dict[str, float] = {}  # Pods on which nothing runs, and since when
+        self._idle: dict[str, float] = {}  # when each idle Pod became idle
         self._unwanted: set[str] = set()
         self._unmet: list[Unmet] = []
         self._why = ""  # no Pod can be created
@@ -404,7 +404,9 @@ class KubernetesCluster:
         return admits(node, (Toleration(key=device, operator="Exists"),) if device else ())
 
     def _ask(self, grant: Grant) -> bool:
-        """Create a Pod; whether others may follow. If its answer is lost, it counts as there until a list tells."""
+        """Create a Pod and return whether more may be created. If the answer is lost, count the Pod as created until
+        the next list of Pods.
+        """
         used = {one.pod.metadata.name for one in self._own.values()} | self._asked.keys()
         number = next(of for of in range(len(used) + 1) if manifests.pod_name(self._home, grant.node, of) not in used)
         try:

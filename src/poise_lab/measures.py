@@ -1,7 +1,7 @@
-"""What a trial is measured by: every figure of `poise simulate` and `poise compare`, and the one who takes them.
+"""Measures a trial: defines and computes every figure of `poise simulate` and `poise compare`.
 
-A `Recorder` is handed the events of a log as they come and keeps what became of each job, integrals over time, and
-curves of a bounded number of points: a million jobs cost a record each and nothing more.
+A `Recorder` receives the events of a log in order. It keeps the result of each job, integrals over time, and curves of
+a bounded number of points, so a million jobs cost only one record each.
 
 Definitions, and where they come from:
 
@@ -86,8 +86,8 @@ SHAPES = 64
 
 
 class Alone(NamedTuple):
-    """How long a job takes by itself, in nanoseconds: on the fastest devices of the fleet, and at the mean speed of all
-    that could do it; 0: not known.
+    """Run time of a job on an empty fleet, in nanoseconds: on the fastest devices, and at the mean speed of all
+    suitable devices; 0: not known.
     """
 
     fastest: int = 0
@@ -95,15 +95,14 @@ class Alone(NamedTuple):
 
 
 class JobResult(msgspec.Struct, kw_only=True, gc=False):
-    """What became of a job. Instants are nanoseconds from the beginning, `started` and `ended` -1 if it never did.
+    """The result of a job. Instants are nanoseconds from the beginning; `started` and `ended` are -1 if it never did.
 
-    `devices` is the most that its tasks hold at once. Until `begin`, in nanoseconds after its submission, it waits for
-    nobody: its times count from then. `run` is the time for which any of it ran, `service` that times
-    the devices (or, without any, the cores), and `wasted` as much of that as it did not get on in; nanoseconds.
-    `alone` is how long it takes by itself on the fastest devices (0: not known), `even` that at the mean speed of all
-    that could do it, `contention` the mean while it was there. `moved` counts attempts that began on other nodes than
-    the one before. `energy` in joules, `price` in dollars, `flops` the operations that it has to do, if its user said
-    so.
+    `devices` is the maximum that its tasks hold at once. Its times count from `begin`, in nanoseconds after its
+    submission. `run` is the time in which any task ran, `service` the device time (core time without devices), and
+    `wasted` the part of `service` without progress; all in nanoseconds. `alone` is its run time on the fastest devices
+    of an empty fleet (0: not known), `even` that at the mean speed of all suitable devices, `contention` the mean over
+    its life. `moved` counts attempts that started on other nodes than the previous one. `energy` is in joules, `price`
+    in dollars; `flops` are its declared operations.
     """
 
     id: str
@@ -142,7 +141,7 @@ class JobResult(msgspec.Struct, kw_only=True, gc=False):
 
     @property
     def slowdown(self) -> float:
-        """Of a job that has ended, and of which it is known how long it takes by itself; else 0."""
+        """Return the bounded slowdown of a job that has ended; 0 if its run time on an empty fleet is unknown."""
         if self.ended < 0 or not self.alone:
             return 0.0
         return max(1.0, max(self.completion, LEAST) / max(self.alone, LEAST))
@@ -167,8 +166,8 @@ class Ratios(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class KindUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices of one model over the time of a trial: how many there were on the mean, the part of them that was held,
-    and the part in which work got on. Cores are the kind `cpu`.
+    """Use of one device model during a trial: the mean number of devices, the fraction held, and the fraction that made
+    progress. Cores are the kind `cpu`.
     """
 
     there: float
@@ -177,7 +176,7 @@ class KindUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
-    """Device-hours that were held and brought nothing, by why. `share` is their part of all that were held."""
+    """Device-hours that were held without progress, by cause. `share` is their fraction of all device-hours held."""
 
     restoring: float = 0.0
     saving: float = 0.0
@@ -200,9 +199,9 @@ class Curves(msgspec.Struct, frozen=True, kw_only=True):
 class Measures(msgspec.Struct, frozen=True, kw_only=True):
     """All figures of a trial. Durations in nanoseconds, shares from 0 to 1, energy in kWh, money in dollars.
 
-    `energy` is of all devices while they were there, `per_watt` the operations per second and watt of what was done, as
-    far as users said how many there were; `price` is of all devices, and `paid` of what was held. `powerless` counts
-    devices of which no power is known. `deadlines` and `met` count jobs.
+    `energy` is that of all devices while they were present. `per_watt` is the number of completed operations per second
+    and watt, of jobs that declare their operations. `price` is that of all devices, `paid` that of held devices.
+    `powerless` counts devices of unknown power. `deadlines` and `met` count jobs.
     """
 
     jobs: int
@@ -249,7 +248,7 @@ class _Unit:
 
 
 class _Attempt:
-    """An attempt of a task, from its placement to its end. It holds what it has since the instant `since` (-1: not)."""
+    """An attempt of a task, from its placement to its end. It holds its resources from `since` on (-1: not yet)."""
 
     __slots__ = ("cores", "devices", "epoch", "kind", "node", "places", "price", "since", "task", "unit", "watts")
 
@@ -293,7 +292,7 @@ class _Totals(NamedTuple):
 
 
 class _Kind:
-    """One model of device, or the cores: how many are there and are held now, and each of that times time."""
+    """One device model, or the cores: the numbers present and held now, and the integrals of both over time."""
 
     __slots__ = ("held", "held_for", "there", "there_for", "wasted_for")
 
@@ -303,9 +302,9 @@ class _Kind:
 
 
 class Recorder:
-    """Takes the events of a log in: `jobs` that were submitted, of which so many are `over`. `alone` tells how long a
-    job takes by itself; it is asked once the job is over. `spans` is how many attempts are remembered,
-    the longest of them.
+    """Processes the events of a log: counts submitted `jobs` and how many are `over`. `alone` returns how long a job
+    takes on an empty fleet; it is called once the job is over. `spans` is the number of attempts to keep; the longest
+    are kept.
     """
 
     def __init__(
@@ -365,7 +364,7 @@ class Recorder:
         self._began = self._now = self._moved_at = began
 
     def take(self, event: Event) -> None:
-        """What has happened next."""
+        """Process the next event."""
         take = self._take.get(type(event))
         if take is not None:
             self._advance(event.at)
@@ -375,7 +374,7 @@ class Recorder:
             take(event)
 
     def waste(self, waste: Waste) -> None:
-        """Time for which a unit holds what it has and does not get on."""
+        """Add time in which a unit holds resources without progress."""
         unit = self._units.get(waste.unit)
         for attempt in unit.open.values() if unit is not None else ():
             kind = self._kinds[attempt.kind]
@@ -395,7 +394,7 @@ class Recorder:
         return 0 if self._running else at - self._moved_at
 
     def look(self) -> None:
-        """Between two steps: how much of what is free could be used. Less often when there is much to look at."""
+        """Sample between two steps how much of the free devices is usable; less often when that is expensive."""
         if not self._changed:
             return
         self._changed = False
@@ -492,7 +491,7 @@ class Recorder:
             if attempt.since < 0 and event.ending.outcome not in (
                 "returned",
                 "lost",
-            ):  # it was too short to say that it began
+            ):  # too short: it ended before its start was reported
                 self._ran_unseen(attempt, event.at, event.ending.run)
             self._close(attempt, event.at, event.ending.outcome)
         self._end_if_over(event.task.partition(".")[0], event.at)
@@ -511,12 +510,12 @@ class Recorder:
         self._held_price_for += attempt.price * run
 
     def _close(self, attempt: _Attempt, at: int, outcome: str) -> None:
-        """It is over."""
+        """Remove an attempt that has ended."""
         del self._attempts[attempt.task], attempt.unit.open[attempt.task]
         self._release(attempt, at, outcome)
 
     def _release(self, attempt: _Attempt, at: int, outcome: str) -> None:
-        """It holds nothing any more."""
+        """Account for the end of an attempt's holding."""
         if attempt.since < 0:
             return
         self._add_held(attempt, -1)
@@ -610,7 +609,7 @@ class Recorder:
     # --- time --------------------------------------------------------------------------------------------------------
 
     def _advance(self, at: int) -> None:
-        """As it was since the last change, up to this instant."""
+        """Integrate the current state from the last change up to this instant."""
         took = at - self._now
         if took <= 0:
             return
@@ -642,7 +641,7 @@ class Recorder:
         )
 
     def _draw(self, since: int, until: int) -> None:
-        """Add what is so between two instants to the stretches that they touch; wider ones once there are too many."""
+        """Add the state between two instants to the bins that they overlap; double the bin width if needed."""
         while until > self._width * POINTS:
             pairs = zip(self._bins[::2], [*self._bins[1::2], {}], strict=False)
             self._bins = [{name: a.get(name, 0.0) + b.get(name, 0.0) for name in a | b} for a, b in pairs]
@@ -662,7 +661,7 @@ class Recorder:
     # --- what came of it ---------------------------------------------------------------------------------------------
 
     def finish(self, at: int) -> None:
-        """Nothing more will be heard: it is `at` on the log's clock."""
+        """Close all attempts and jobs at the end of the log, `at` on its clock."""
         self._advance(at)
         for attempt in list(self._attempts.values()):
             self._close(attempt, at, "")
@@ -731,7 +730,7 @@ class Recorder:
         )
 
     def _overhead(self, totals: _Totals) -> Overhead:
-        """Of devices; of cores where there are none."""
+        """Return the overhead of devices, or of cores if there are no devices."""
         kinds = [name for name, (there, _, _) in totals.kinds.items() if name != CPU and there]
         what = DEVICES if kinds else CPU
         held = sum(totals.kinds[name][1] for name in kinds or [CPU])
@@ -763,8 +762,8 @@ def jain(values: Sequence[float]) -> float:
 
 
 def stranded(ledger: Ledger) -> tuple[float, float, float]:
-    """Devices that are free and that nothing which waits could use, all that are free, and all that are there; none
-    while nothing waits for devices.
+    """Return the number of free devices that no waiting unit could use, of all free devices, and of all devices; zeros
+    while no unit waits for devices.
     """
     fleet = ledger.columns.room()
     usable = np.zeros(len(fleet), bool)

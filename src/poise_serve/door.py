@@ -1,12 +1,12 @@
-"""The gate before every route of a gateway.
+"""Access control in front of every route of a gateway.
 
-A page in a browser reaches a gateway on the loopback, or in the network of its reader, in two ways: by a name of its
-own that resolves there (then the Host is that name), or from its own site (then the browser says which in Origin). Both
-are refused, unless the gateway was told to let the site in (CORS). Programs send no Origin, and the Host they call.
+A web page can reach a gateway on the loopback, or in the network of its reader, in two ways: with a host name of its
+own that resolves there (then Host is that name), or with a cross-site request (then Origin is its site). Both are
+refused unless the site is allowed (CORS). Programs send no Origin, and the Host that they call.
 
-Where a gateway has keys, each request but probes carries one, which says what it may do, whose it is (`X-Poise-Tenant`
-is set to that) and how much of its allowances is left. Without keys, only programs on this machine may make the gateway
-forget cached answers.
+If a gateway has keys, each request except a probe needs one. The key determines the permissions, the tenant
+(`X-Poise-Tenant` is set to it) and the remaining allowances. Without keys, only programs on this machine may clear the
+cache of answers.
 """
 
 import ipaddress
@@ -115,7 +115,7 @@ class Door:
 
 
 class Metered:
-    """A request with a key, and what it took."""
+    """A request with an API key, and its metered usage."""
 
     def __init__(self, holder: Holder, scope: Scope, receive: Receive, send: Send) -> None:
         hidden = {b"x-poise-tenant", *((b"accept-encoding",) if holder.is_metered else ())}  # usage is read in answers
@@ -196,7 +196,7 @@ def _needed(method: str, path: str) -> str | None:
 
 
 def _is_here(scope: Scope) -> bool:
-    """Whether a program of this machine asks, and for itself: a proxy says for whom it asks."""
+    """Return whether the client is a program on this machine, and not a proxy: a proxy names its client in a header."""
     client = scope["client"]
     if client is None or any(name in (b"forwarded", b"x-forwarded-for") for name, _ in scope["headers"]):
         return False
@@ -205,7 +205,7 @@ def _is_here(scope: Scope) -> bool:
 
 
 def _name(host: str) -> str:
-    """The name, or the address, that a Host has before its port; empty for what is no Host."""
+    """Return the name or the address in a Host header, without the port; empty if the header is invalid."""
     match = _HOST.fullmatch(host)
     return match[1].strip("[]") if match is not None and int(match[2] or 0) < 2**16 else ""
 
@@ -229,7 +229,7 @@ def _shared(origin: str) -> list[tuple[bytes, bytes]]:
 
 
 def _preflight(headers: MutableMapping[bytes, str]) -> list[tuple[bytes, bytes]]:
-    """What a page may ask, and with which headers: what it wants to; keys are checked when it asks."""
+    """Return the headers that allow the requested method and headers; keys are checked with the request itself."""
     wanted = headers.get(b"access-control-request-headers", "")
     return [
         (b"access-control-allow-methods", headers[b"access-control-request-method"].encode("latin-1")),

@@ -29,7 +29,7 @@ class Prober:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Probes once, and goes on by itself."""
+        """Probe all members once, then continue in the background."""
         await asyncio.gather(*(self._probe(member) for member in self._pool.members))
         self._tasks = [asyncio.create_task(self._go_on(member)) for member in self._pool.members]
 
@@ -56,7 +56,7 @@ class Prober:
         self._pool.wake()
 
     async def _ask(self, member: Member) -> bool:
-        """Whether it is well; learns its models, if they were not told."""
+        """Return whether the member is healthy; discover its models unless they were configured."""
         told, rules = member.told, self._rules
         status, answer = await self._client.get(told, rules.path, rules.timeout)
         if status == 200 and not told.models:
@@ -68,7 +68,7 @@ class Prober:
 
 
 def _models(body: bytes) -> dict[str, Any]:
-    """By name what a server says of its models; empty for an answer of another shape."""
+    """Return the models in a server's answer, by name; empty if the answer has another shape."""
     try:
         answer = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

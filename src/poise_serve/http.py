@@ -62,7 +62,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Connection(web.RequestHandler):
-    """One connection, looked at now and then (`look`): a timer for each request would cost more than the request."""
+    """One connection, checked periodically (`look`), because a timer per request would cost more than the request."""
 
     def __init__(self, server: "Server") -> None:
         super().__init__(
@@ -102,16 +102,16 @@ class Connection(web.RequestHandler):
         super().data_received(data)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # aiohttp closes, whoever waits
-        """Whether the connection stays open, since what was asked before the end may be whole and is to be answered."""
+        """Return whether the connection stays open to answer complete requests received before the end of input."""
         if self.has_ended:
             return True
         transport, request = self.transport, self._answering
         if transport is None or transport.get_extra_info("ssl_object") is not None:
-            return None  # TLS cannot end one side
+            return None  # TLS does not support half-close
         if self.is_begun or (request is None and self._got == self._at_rest):
-            return None  # a client that has seen a part of its answer wants no more of it; or nobody waits
+            return None  # the answer has begun, or no request is pending
         if request is not None and not request.content.is_eof():
-            return None  # the rest of it will never come
+            return None  # the rest of the request body will not arrive
         self.has_ended = True
         if request is not None:
             self._ask_for_life(request)
@@ -125,7 +125,7 @@ class Connection(web.RequestHandler):
             self._probe(FIRST_PROBE)
 
     def _probe(self, pause: float) -> None:
-        """Look whether the system of a client that has ended its side says that nobody is there."""
+        """Abort the connection if the system of a half-closed client has reset it."""
         transport = self.transport
         if transport is None:
             return
@@ -149,7 +149,7 @@ class Connection(web.RequestHandler):
     # --- what is answered --------------------------------------------------------------------------------------------
 
     def begin(self, request: web.BaseRequest) -> None:
-        """It is answered from now on …"""
+        """Mark the request as being answered …"""
         self._answering, self._had = request, -1
         # what nobody reads is not decoded either: aiohttp would do that without a pause, and it can be very much
         self._lingering_time = 0.0 if hdrs.CONTENT_ENCODING in request.headers else LINGER
@@ -179,7 +179,7 @@ class Connection(web.RequestHandler):
             self.transport.write(data)
 
     def abort(self) -> None:
-        """End the connection at once, and forget what was not sent."""
+        """Close the connection at once, and discard unsent data."""
         if self.transport is not None:
             self.transport.abort()
 
@@ -235,7 +235,7 @@ class Connection(web.RequestHandler):
 
 
 class Exchange:
-    """One request as ASGI has it: what is asked (`scope`, `receive`), and how it is answered (`send`)."""
+    """One ASGI exchange: the request (`scope`, `receive`) and the response (`send`)."""
 
     def __init__(self, request: web.BaseRequest, connection: Connection) -> None:
         self._request = request
@@ -283,7 +283,7 @@ class Exchange:
         return {"type": "http.request", "body": chunk, "more_body": not self._is_whole}
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Does nothing where the client has gone: `receive` says so."""
+        """Send a message; do nothing if the client has gone, which `receive` reports."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             for name, value in message["headers"]:
@@ -303,7 +303,7 @@ class Exchange:
             return
 
     def _made(self, whole: bytes | None) -> web.StreamResponse:
-        """The answer, with its body where that is there already."""
+        """Return the response, with its body if that is complete."""
         headers, connection = self._headers, self._connection
         headers.setdefault(hdrs.SERVER, "poise")
         if whole is None:
@@ -424,7 +424,7 @@ def _waits(request: web.BaseRequest) -> bool:
 
 
 def _nothing() -> None:
-    """What is done for somebody who has gone and waited for nothing."""
+    """Do nothing: the client has gone and waits for no answer."""
 
 
 _OF_CODED = (b"content-encoding", b"content-length")

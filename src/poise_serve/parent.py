@@ -45,13 +45,13 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Watched(NamedTuple):
-    """What the process that is to serve has of its watcher: a descriptor that can be read once that has gone."""
+    """The server's link to its watcher: a descriptor that becomes readable when the watcher exits."""
 
     gone: int
 
 
 class Inherited(NamedTuple):
-    """Of a gateway that was killed: the socket at which it listened, its lock, and the mark of its files."""
+    """State inherited from a killed gateway: its listening socket, its lock, and the mark of its files."""
 
     listening: socket.socket
     lock: int
@@ -59,7 +59,7 @@ class Inherited(NamedTuple):
 
 
 def inherited() -> Inherited | None:
-    """What this process takes over; None where it is a new gateway."""
+    """Return the state that this process takes over; None for a new gateway."""
     told = os.environ.pop(_INHERITED, "")
     if not told:
         return None
@@ -73,8 +73,8 @@ def inherited() -> Inherited | None:
 def registered(
     folder: Path, mark: str, listening: socket.socket, environment: Mapping[str, str], before: Inherited | None
 ) -> Iterator[int]:
-    """A gateway on file, as long as it does not end in order; gives the descriptor of its lock. In the lock file stands
-    the process to end it by. `environment`: what it needs of it, and is no secret.
+    """Register a gateway on disk until it ends cleanly; yield the descriptor of its lock. The lock file holds the id of
+    the process to signal. `environment` holds the variables that a restart needs; it has no secrets.
     """
     path, record = folder / f"{mark}.lock", folder / f"{mark}.gateway"
     if before is None:
@@ -101,22 +101,22 @@ def registered(
 
 
 def _command() -> list[str]:
-    """As which this process was started."""
+    """Return the command line of this process."""
     return [sys.executable, *sys.orig_argv[1:]]
 
 
 def _note(lock: int, process: int) -> None:
-    """Who is to be told to end, for people."""
+    """Write the id of the process to signal into the lock file, for operators."""
     name = b"%d\n" % process
     os.pwrite(lock, name, 0)
     os.ftruncate(lock, len(name))
 
 
 def stand_by(say: Callable[[str], None]) -> int | Watched:
-    """Goes on as two processes. In the one that is to serve it returns what that has of the other; in the other the
-    exit code once that has ended, however often it had to be started again. Signals to end are passed on, and so is the
-    end of the terminal; in the one that is to serve they wait until it says `listen_to_signals`. To be called before
-    there are threads, while signals are held.
+    """Fork into a supervisor and a server. In the server, return its link to the supervisor; in the supervisor, return
+    the exit code after the server has ended, including all restarts. The supervisor forwards signals to stop, and the
+    hangup of the terminal; the server holds them until it calls `listen_to_signals`. Call this before threads start,
+    while signals are blocked.
     """
     told: list[int] = []
     child = 0
@@ -160,17 +160,17 @@ def stand_by(say: Callable[[str], None]) -> int | Watched:
 
 
 def hold_signals() -> None:
-    """What comes to end this process waits until it can be ended in order."""
+    """Block signals that stop this process until it can shut down cleanly."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
 
 def listen_to_signals() -> None:
-    """What came to end it since it began comes now."""
+    """Unblock signals; pending ones are delivered now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 class Watchers:
-    """Those of a gateway, one after the other: each is started when the one before was killed."""
+    """The successive watchers of a gateway; each is started when the previous one was killed."""
 
     def __init__(self, first: Watched, listening: socket.socket, lock: int, mark: str) -> None:
         self.gone = first.gone

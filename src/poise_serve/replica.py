@@ -500,7 +500,7 @@ def tried(model: Model, largest: int) -> list[tuple[int, float]]:
 
 
 class Gateway(NamedTuple):
-    """Where the gateway is, and what it is shown where that is another machine."""
+    """Location of the gateway, and the message that opens a connection to a gateway on another machine."""
 
     path: Path
     address: str
@@ -508,7 +508,7 @@ class Gateway(NamedTuple):
 
 
 def dial(gateway: Gateway) -> Line:
-    """A line to the gateway. It has been there since before its replicas: where it is not, it has gone."""
+    """Connect to the gateway. It starts before its replicas, so a failure to connect means that it has exited."""
     if gateway.address and not gateway.path.exists():
         return _dial_beyond(gateway)
     path = gateway.path
@@ -524,7 +524,7 @@ def dial(gateway: Gateway) -> Line:
 
 
 def _dial_beyond(gateway: Gateway) -> Line:
-    """By TLS. Nothing but what is sent passes between two machines: there are no buffers."""
+    """Connect with TLS. All data goes over the connection, because machines share no buffers."""
     address = Address.parse(gateway.address, "POISE_SERVICE_ADDRESS")
     try:
         plain = socket.create_connection((address.host, address.port), TAKEN_OVER_WITHIN)
@@ -538,9 +538,7 @@ def _dial_beyond(gateway: Gateway) -> Line:
 
 
 def dial_in_time(gateway: Gateway) -> Line:
-    """A line to the gateway, or to the one that takes over from it: it may have been killed just before. Raises
-    `InputError` where nobody takes over.
-    """
+    """Connect to the gateway, or to its successor if it was just killed. Raises `InputError` if there is none."""
     until = time.monotonic() + TAKEN_OVER_WITHIN
     while True:
         try:
@@ -552,8 +550,8 @@ def dial_in_time(gateway: Gateway) -> Line:
 
 
 def _watch(gateway: Gateway, worker: Worker) -> None:
-    """Dial again whenever the gateway hangs up, whatever this process is at then; end where nobody takes over: nobody
-    waits for what it loads or works on.
+    """Reconnect whenever the gateway disconnects, even during work. Exit if no gateway takes over, because then nobody
+    waits for the results.
     """
     while True:
         worker.line.until_hung_up()

@@ -1,13 +1,13 @@
-"""For how many items of a batch a replica has memory: what items have taken lately, and what is free now.
+"""Estimates how many items of a batch fit into a replica's memory, from recent memory per item and free memory.
 
-What is held is looked at when a batch was larger than any before, and else once a second. By how much it has grown at
-most since the look before, over the items of the largest batch since, is what one item takes; the most of these counts,
-and fades, so that neither what the first batch of all sets up nor one large item is held against all others for ever.
-What a batch leaves behind for the next does not show as growth then, and is missing from what is free: where there is
-not enough, the process gives back what it does not use, and what that was is what the largest batch had taken.
+Memory is sampled after a batch that is larger than any before, and otherwise once a second. Memory per item is the peak
+growth since the previous sample, divided by the size of the largest batch since. The estimate is a decaying maximum, so
+that neither the setup by the first batch nor one large item limits later batches for ever.
+Memory that a batch leaves allocated for the next one is no growth, and is missing from free memory. If free memory is
+too small, the process releases its unused memory; the amount released is taken as the memory of the largest batch.
 
-A device's memory is counted by PyTorch where the model uses it, that of the process by Linux; the smaller room counts.
-What a model's child processes hold is not seen.
+PyTorch counts device memory if the model uses a device; Linux counts the memory of the process. The smaller of the two
+results is the limit. Memory of a model's child processes is not counted.
 """
 
 import sys
@@ -33,7 +33,7 @@ STEADY = 0.1
 
 
 class Taken:
-    """What items take of one memory."""
+    """Estimates the use of one memory per item."""
 
     def __init__(self, counted: Counted) -> None:
         self._counted = counted
@@ -41,8 +41,9 @@ class Taken:
         self._each = 0.0
 
     def room(self, items: int, largest: int, seconds: float) -> int:
-        """For how many items there is memory, where batches had so many at most since the look before, that long ago,
-        and `largest` ever. At least one: whether that fits is seen when it is tried. 0 where nothing can be said.
+        """Return the number of items that fit into memory; 0 if unknown. `items` is the size of the largest batch since
+        the last sample, `seconds` ago, and `largest` that of the largest batch ever. The result is at least 1, because
+        only a try shows whether one item fits.
         """
         counted = self._counted
         held = counted.held()
@@ -66,7 +67,7 @@ class Taken:
 
 
 class Room:
-    """Of this process. `items` is the room, 0 as long as it is not known."""
+    """Room in the memory of this process. `items` is the number that fit; 0 until it is known."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.items = 0
@@ -77,7 +78,7 @@ class Room:
 
     @contextmanager
     def taken_by(self, items: int) -> Iterator[None]:
-        """While a batch of so many is answered. Of one that fails nothing is learned."""
+        """Observe a batch of this many items while it is computed. A failed batch is ignored."""
         yield
         self._since = max(self._since, items)
         now = self._now()

@@ -43,8 +43,8 @@ STALE = 60.0
 
 
 class Entrance(NamedTuple):
-    """Who may ask: programs that call this machine by one of its `names`, and pages of the sites that are `origins`;
-    only those with a key, where there is a `file` of keys or a `home` whose tokens are keys; with `tls`, only by TLS.
+    """Access rules: programs that use one of the `names` of this machine, and web pages from one of the `origins`. With
+    a `file` of keys, or a `home` whose tokens are keys, clients need a key. With `tls`, clients must use TLS.
     """
 
     names: Sequence[str] = ()
@@ -54,12 +54,12 @@ class Entrance(NamedTuple):
     tls: ssl.SSLContext | None = None
 
     def keys(self) -> Keys | None:
-        """Raises `SpecError` for a file of which something is wrong."""
+        """Return the API keys, or None if none are configured. Raises `SpecError` if the file is invalid."""
         return None if self.file is None and self.home is None else Keys(self.file, self.home)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one."""
+    """Return a listening socket; port 0 selects a free port."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -80,7 +80,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(listening: socket.socket, tls: bool) -> str:
-    """Where clients reach a gateway that listens there."""
+    """Return the URL of a gateway that listens on this socket."""
     address, number = listening.getsockname()[:2]
     return f"{'https' if tls else 'http'}://{f'[{address}]' if ':' in address else address}:{number}"
 
@@ -101,10 +101,10 @@ async def serve(
     entrance: "Entrance | None" = None,
     tracing: Tracing | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then answer what was accepted and end the replicas; at another, refuse what is
-    left. `folder` is for sockets, and exists; what a gateway of the same `mark` that was killed has left there is taken
-    over. `lock` is held as long as it lives. `beyond` is where replicas on other machines dial; `entrance` says who may
-    ask; `tracing` makes spans.
+    """Serve until SIGTERM or SIGINT, then answer accepted requests and stop the replicas. At a second signal, refuse
+    the remaining requests. `folder` exists and holds the sockets; those that a killed gateway of the same `mark` left
+    there are taken over. `lock` is held for the lifetime of the gateway. Replicas on other machines connect to
+    `beyond`. `entrance` authenticates clients; `tracing` records spans.
     """
     loop = asyncio.get_running_loop()
     stop, hurry = asyncio.Event(), asyncio.Event()
@@ -186,7 +186,7 @@ async def _drained(server: Server, running: Running, upstreams: Upstreams | None
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the sockets that gateways left behind which were killed."""
+    """Remove stale sockets of killed gateways."""
     for path in folder.glob("*.sock"):
         with contextlib.suppress(FileNotFoundError):
             old = time.time() - path.stat().st_mtime > STALE

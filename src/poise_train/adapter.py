@@ -1,5 +1,5 @@
-"""What callbacks of other training frameworks have in common: such a framework has its own loop, data and checkpoints,
-and Poise is told how it gets on, and asks it to save and end.
+"""Shared base of the callbacks for training frameworks. A framework has its own loop, data and checkpoints; it reports
+its progress to Poise, and Poise asks it to save and stop.
 """
 
 import signal
@@ -38,7 +38,7 @@ class Follower:
         self._handler: Any = None
 
     def begin(self, step: int) -> None:
-        """Training begins, or goes on after so many steps."""
+        """Record that training starts, or resumes after `step` steps."""
         if step:
             self.checkpoint, self._restored = Saved(step=step), f"what the trainer saved at step {step}"
         self._first, self._began, self._moment = step, time.time(), time.perf_counter()
@@ -46,8 +46,8 @@ class Follower:
             self._handler = signal.signal(signal.SIGTERM, self._asked_to_end)
 
     def step(self, step: int, *, steps: int, batch: int, accumulation: int = 1, precision: str = "fp32") -> bool:
-        """So many steps of `steps` are made (0: nobody knows); whether training is to be saved and ended here, which
-        all workers are told at the same step.
+        """Report that `step` of `steps` steps are done (`steps` 0: unknown). Return whether to save and stop here; all
+        workers get the same answer at the same step.
         """
         moment = time.perf_counter()
         self._times.append(moment - self._moment)
@@ -83,17 +83,17 @@ class Follower:
         return self.stopping
 
     def rests(self) -> None:
-        """No steps come for a while, and none is missed: the framework saves, for example."""
+        """Report a pause in steps, for example while the framework saves; no step counts as missed."""
         beat()
         self._teller.rests()
 
     def evaluates(self) -> None:
-        """The framework evaluates until the next step; called before that, and for each batch of it."""
+        """Report an evaluation. Call it before the evaluation and for each of its batches."""
         beat()
         self._teller.evaluates()
 
     def saved(self, step: int) -> None:
-        """The framework has made a checkpoint of this step."""
+        """Record that the framework has saved a checkpoint of this step."""
         self.checkpoint = Saved(step=step, at=time.time())
 
     def end(self) -> None:
@@ -108,8 +108,8 @@ class Follower:
             raise SystemExit(ENDED_AS_ASKED)
 
     def _agree(self, world: int) -> None:
-        """Whether any worker was asked to end: the signal does not reach all of them in the same step. And the mean
-        loss, of which a framework may give each worker its own.
+        """Agree on whether any worker was asked to stop, since the signal may reach them in different steps. Also
+        average the loss, because frameworks may report it per worker.
         """
         if world > 1:
             device = "cuda" if dist.get_backend() == "nccl" else "cpu"

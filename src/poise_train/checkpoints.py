@@ -139,8 +139,8 @@ class Checkpoints:
         return draft.stall
 
     def settle(self) -> None:
-        """Wait until all is copied. The optimizer that `save` was told does so before its step; whoever changes its
-        parameters in another way calls it before that.
+        """Wait until all is copied. The optimizer given to `save` does this before its step. Call it before you change
+        its parameters in another way.
         """
         draft = self._newest
         if draft is not None and not draft.copied.is_set():
@@ -183,10 +183,10 @@ class Checkpoints:
             return self._writing is not None or bool(self._waiting)
 
     def restore(self) -> Restored | None:
-        """The newest that is whole; None if there is none. In a gang worker 0 does this, and the others `load` the step
-        that it has found. What worker 0 finds damaged it sets aside, so that a new one of that step has its name.
+        """Return the newest whole checkpoint; None if there is none. In a gang, worker 0 calls this, and the others
+        `load` the step that it found. Worker 0 sets damaged checkpoints aside, so that a new one can have their name.
 
-        Damaged ones are told. Raises `Misused` for what another version of Poise wrote.
+        Damaged checkpoints are reported. Raises `Misused` for a checkpoint of another version of Poise.
         """
         wrong = dict(self._unfinished)
         for step in reversed(listed(self.folder)):
@@ -202,7 +202,7 @@ class Checkpoints:
                 ) from None
             except (Damaged, OSError) as error:
                 wrong[step] = reason(error)
-                if self._rank == 0 and isinstance(error, Damaged):  # else it may be readable tomorrow
+                if self._rank == 0 and isinstance(error, Damaged):  # other errors may be temporary
                     self._publisher.set_aside(step)
                 continue
             self.go_on_from(step)
@@ -215,7 +215,7 @@ class Checkpoints:
         return None
 
     def load(self, step: int) -> Restored:
-        """That of this step. Raises `StoreDamaged` and `NotFound`."""
+        """Load the checkpoint of this step. Raises `StoreDamaged` and `NotFound`."""
         found = load(self.folder, step)
         self.go_on_from(step)
         return found

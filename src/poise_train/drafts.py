@@ -1,8 +1,8 @@
-"""A state on its way to a checkpoint: copied to memory of its own, for as little of training's time as can be.
+"""Copies the training state to separate memory for a checkpoint, with the shortest possible pause of training.
 
-What may change any moment is copied at once. What only the optimizer changes, most of it, is copied by another thread
-while the next gradients are worked out (after J. Mohan et al., CheckFreq, FAST 2021); each tensor's version tells
-afterwards whether it stayed as it was. A GPU copies by itself, in its own order.
+Tensors that may change at any moment are copied at once. Most tensors are changed only by the optimizer; another thread
+copies them while the next gradients are computed (J. Mohan et al., CheckFreq, FAST 2021). Afterwards the version of
+each tensor shows whether it stayed unchanged. A GPU copies asynchronously, in stream order.
 """
 
 import threading
@@ -18,7 +18,7 @@ from poise_train.trees import Taken
 
 
 class Draft:
-    """A checkpoint on its way: what is no tensor, where its pieces lie, and what is still to be copied."""
+    """A checkpoint in progress: its values that are not tensors, the places of its pieces, and the remaining copies."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class Draft:
         self._clocks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def copy(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Now, but for what only the optimizer changes, which is left for `copy_later`.
+        """Copy the tensors now, except those that only the optimizer changes; `copy_later` copies these.
 
-        A GPU copies by itself, in its own order: what it does next to the same tensors comes after that.
+        A GPU copies asynchronously and in stream order: later operations on the same tensors follow the copy.
         """
         ones = [(one, self._tensors[one.piece.tensor]) for one in self.laid]
         devices = {tensor.device for _, tensor in ones if tensor.is_cuda}
@@ -86,14 +86,14 @@ class Draft:
 
 
 def _storages(optimizer: torch.optim.Optimizer) -> Collection[int]:
-    """Where the optimizer's parameters and its state lie."""
+    """Return the storage addresses of the optimizer's parameters and state."""
     ones = [one for group in optimizer.param_groups for one in group["params"]]
     ones += [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
     return {storage(one) for one in ones}
 
 
 def storage(tensor: torch.Tensor) -> int:
-    """Where its elements lie: the same for views of one tensor."""
+    """Return the address of a tensor's storage, which views of one tensor share."""
     return tensor.untyped_storage().data_ptr()
 
 

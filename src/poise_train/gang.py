@@ -1,4 +1,4 @@
-"""Who trains together: this process alone, the workers of a gang under Poise, or those that torchrun started.
+"""Forms the group that trains together: this process alone, the workers of a Poise gang, or those of torchrun.
 
 Under Poise the workers of one machine meet in the folder that POISE_GANG_DIR names, by a file for each generation of
 the gang, and talk over the loopback interface. Where a gang may be on several machines (POISE_GANG_ADDRESS is that of
@@ -66,7 +66,7 @@ class WorkerLost(Exception):
 
 
 class Leaving(Exception):
-    """This worker is told to leave its gang, or comes when training is over: then `over_at` is its last step."""
+    """This worker must leave its gang, or has joined after the end of training; then `over_at` is the last step."""
 
     def __init__(self, over_at: int = -1) -> None:
         super().__init__()
@@ -101,12 +101,12 @@ class Gang:
 
     @property
     def watched(self) -> bool:
-        """Whether somebody sees it when a worker is lost, and says how to go on, or ends the others."""
+        """Return whether Poise watches the gang: if a worker is lost, it sends new orders or stops the others."""
         return bool(self._folder)
 
     @property
     def resizes(self) -> bool:
-        """Whether it can be told who belongs to it while it runs."""
+        """Return whether the gang can change its members while it runs."""
         return bool(self._orders)
 
     def form(self, beat: Callable[[], None] = lambda: None) -> None:
@@ -182,7 +182,7 @@ class Gang:
         return self._epoch, self._training
 
     def leaves(self) -> bool:
-        """Whether this worker is told to leave, and the others to go on."""
+        """Return whether this worker must leave while the others continue."""
         orders = self.newer()
         return orders is not None and orders.rank < 0
 
@@ -265,7 +265,7 @@ class Gang:
         return True
 
     def _store(self, orders: Orders) -> Store | None:
-        """Where the workers of this generation find each other; none while the first of them has not said where."""
+        """Return the store of this generation; None until its first worker has published the address."""
         if not self._address:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             return FileStore(str(self._path(f"workers.{orders.generation}")), orders.world)
@@ -292,7 +292,7 @@ class Gang:
         if self.newer() is not None:
             return False
         if self._path(_OVER).exists():
-            self.world = 1  # there is nothing that it and the others do together
+            self.world = 1  # it takes part in no more collective operations
             raise Leaving(int(self._path(_OVER).read_text()))
         if time.monotonic() > until:
             raise GangBroken(
@@ -310,8 +310,8 @@ class Gang:
         return Path(self._folder) / f"{self.session}.{name}"
 
     def _watch_over(self) -> None:
-        """Say so when this worker waits for others for long: it is not the one that hangs. And end what it does with
-        them, if it is still at it long after it was told of another gang.
+        """Report when this worker waits long for others, since it is not the one that hangs. Abort its collective
+        operations if they are still running long after newer orders arrived.
         """
         told = ordered = 0.0  # the wait of which it was said; when newer orders were first seen
         while not self._over.wait(_WATCH_SECONDS):
@@ -338,15 +338,15 @@ def _joins(orders: Orders, rank: int) -> str:
 
 @functools.cache
 def _rendezvous() -> tuple[Store, int, int]:
-    """Of those that torchrun started: the store in which they meet, once for all sessions, for one of them may be its
-    server; and this worker's place.
+    """Return the store, the rank and the world size under torchrun. There is one store for all sessions, because one of
+    the workers may be its server.
     """
     store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=TALK_SECONDS)))
     return store, rank, world
 
 
 def _backend(device: torch.device) -> str:
-    """What is on the CPU goes through gloo, what is on GPUs through NCCL."""
+    """Return the backend: gloo for tensors on the CPU, NCCL for tensors on GPUs."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 

@@ -244,7 +244,7 @@ class Session:
         self._looks = False  # whether the watch looks at this step
         self._times: deque[float] = deque(maxlen=RECENT_STEPS)
         self._computes: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._waited = 0.0  # for the others, in this step
+        self._waited = 0.0  # seconds spent waiting for the other workers in this step
         self._moment = 0.0
         self._entered = self._stepping = self._fresh = False
 
@@ -763,7 +763,7 @@ class Session:
         while lost := self._formed():
             self._await_orders(lost)
         self._fitting.resize(self._share)
-        self._teller.silent = self._over or (self.rank != 0 and not self._gang.watched)  # they all have one file
+        self._teller.silent = self._over or (self.rank != 0 and not self._gang.watched)  # all share one file
         if self._in_gang:
             given.check_for_gang(self.optimizer, self._kept)
         if self._gang.together:

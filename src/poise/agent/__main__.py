@@ -1,17 +1,18 @@
 """`python -m poise.agent`: the agent of one node.
 
-It adopts what its keepers hold, dials the control plane's API, says what is here, and does what should be. When the
-control plane is away it goes on with what it was given and tries again; when it is killed itself, its keepers go on.
+It adopts the attempts of its keepers, connects to the control plane's API, reports the state of the node, and carries
+out assignments. While the control plane is unreachable, it continues its work and retries. If the agent is killed, its
+keepers continue.
 
-With `--declared` it offers what a fleet file says of its node instead of what is found here. Its commands run on what
-there is: declared cores are not bound, and nothing is measured of declared devices.
+With `--declared` it offers the node that a fleet file describes instead of the real machine. Its commands run on the
+real hardware: declared cores are not bound, and declared devices are not measured.
 
-With `--connect` it dials the control plane of another home, on this machine or another one, with the token of a node,
-and sends there what its commands write.
+With `--connect` it connects to the control plane of another home, on this machine or another one, with the token of a
+node, and sends the output of its commands there.
 
-With `--dismiss` it only ends the keepers that an agent which was killed has left, but for those whose commands run.
+With `--dismiss` it only stops the keepers of a killed agent, except those whose commands still run.
 
-With `--retire` it ends what a node of an earlier fleet still runs, removes the node's folder, and is done.
+With `--retire` it stops the remaining work of a node of an earlier fleet, removes the node's folder, and exits.
 """
 
 import gc
@@ -150,8 +151,8 @@ def host_signals(load: Load, without: str = "") -> dict[str, int]:
 
 
 def device_signals(seen: Mapping[int, Use], memory: Mapping[int, int]) -> dict[str, int]:
-    """Of all devices that answer: the mean of how busy they are, of their memory the part in use, their power in all.
-    `memory` is what each has, in bytes.
+    """Return, over all devices that answer, the mean utilization, the fraction of memory in use, and the total power.
+    `memory` is the size of each device's memory in bytes.
     """
     if not seen:
         return {}
@@ -201,7 +202,7 @@ def retry_after(error: Exception) -> float:
 
 
 class DeviceUse(msgspec.Struct):
-    """What one attempt made of its devices: sum and number of samples, and the most memory on one of them."""
+    """Device use by one attempt: sum and number of samples, and the peak memory on one device."""
 
     devices: tuple[int, ...]
     busy: int = 0
@@ -299,7 +300,7 @@ class Agent:
             pause = min(longest, pause * 2)
 
     async def _pause(self, seconds: float, listening: tuple[int, int] | None) -> None:
-        """Wait for so long; where a control plane of this machine may start, only until one listens that did not."""
+        """Wait for `seconds`; return early if a new control plane starts to listen on this machine."""
         if self._home.socket not in self._home.doors:
             await asyncio.sleep(seconds)
             return
@@ -420,7 +421,7 @@ class Agent:
         self._arm()
 
     def _prepare(self, effect: machine.ToExecutor) -> None:
-        """What has to be done here before the keepers are told."""
+        """Prepare this node before an effect is sent to the keepers."""
         match effect:
             case machine.Start():
                 self._stir()
@@ -441,13 +442,13 @@ class Agent:
         self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
 
     def _hang_up(self) -> None:
-        """At once: who is not heard says no farewell."""
+        """Disconnect at once, without a closing handshake."""
         if self._sock is not None:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
 
     async def watch_devices(self, inventory: Inventory) -> None:
-        """Devices come and go: look again, and say so when something has changed."""
+        """Probe devices periodically and report changes."""
         while True:
             await asyncio.sleep(self._times.reprobe / SECOND)
             found = await asyncio.to_thread(inventory.look)
@@ -459,7 +460,7 @@ class Agent:
                     self._feed(machine.Connected(self._keepers.address))
 
     async def watch_faults(self, inventory: Inventory) -> None:
-        """Devices fail: say so at once."""
+        """Report failed devices at once."""
         with contextlib.closing(KernelLog()) as kernel:
             while True:
                 await asyncio.sleep(self._times.sample / SECOND)
@@ -468,7 +469,7 @@ class Agent:
                     self._feed(machine.Faulted(tuple(faults)))
 
     async def watch_training(self) -> None:
-        """What commands tell of their training."""
+        """Forward the training reports of commands."""
         while True:
             await asyncio.sleep(self._times.sample / SECOND)
             told = await asyncio.to_thread(self._keepers.tellings.look, [*self._running]) if self._running else []
@@ -478,7 +479,7 @@ class Agent:
                 self._feed(machine.Telling(tuple(told), used))
 
     def _on_console(self, message: FromConsole) -> None:
-        """Said at once where somebody is there to hear it: nobody asks for it later."""
+        """Send console output at once while connected; otherwise drop it, because it is never requested later."""
         if self._sock is not None:
             self._unsent.append(message)
             self._news.set()
@@ -499,7 +500,7 @@ class Agent:
                 await asyncio.to_thread(remove_gone, self._home)
 
     async def watch_fitness(self) -> None:
-        """Try again what could not be started, more and more rarely; one that is unfit again soon goes on as it was."""
+        """Retry starts on an unfit node with growing pauses. If it soon becomes unfit again, keep the last pause."""
         pause, longest = TRY_SECONDS
         while True:
             since = self._clock.now()
@@ -512,8 +513,8 @@ class Agent:
                 self._keepers.try_out()
 
     async def deliver(self) -> None:
-        """What commands write, and what members of gangs leave for those on other machines, as they do. An end is told
-        after all that was written and left before it.
+        """Send the output of commands, and the files that gang members leave for other machines. An ending is reported
+        after all earlier output and files.
         """
         while True:
             ended, self._held_back = self._held_back, []
@@ -537,11 +538,11 @@ class Agent:
             yield from self._meetings.news()
 
     def _meets(self) -> bool:
-        """Whether members of gangs may be on other machines, which can be told."""
+        """Return whether gang members may be on other machines and can be reached."""
         return bool(self._keepers.address) and self._sock is not None
 
     async def _sent(self) -> None:
-        """Until there is room for more beside what the machine says."""
+        """Wait until the send queue has room."""
         while len(self._unsent) > MAX_SHIPPED:  # noqa: ASYNC110 — it is emptied elsewhere, or cleared
             await asyncio.sleep(SHIP_SECONDS)
 
@@ -555,7 +556,7 @@ class Agent:
     # --- measuring ---------------------------------------------------------------------------------------------------
 
     async def measure(self) -> None:
-        """Look at this node's load and at its devices; what was seen in a minute is a window of its profile."""
+        """Sample this node's load and devices; the samples of a minute form a window of its profile."""
         pause = self._times.sample
         while True:
             await asyncio.sleep(self._times.sample / SECOND)
@@ -577,7 +578,7 @@ class Agent:
                             use.busy, use.samples = use.busy + seen[index].busy, use.samples + 1
                             use.peak = max(use.peak, seen[index].memory)
                 if self._uses or any(use.busy for use in seen.values()):
-                    pause = self._times.sample  # what one attempt made of its devices is a mean of samples
+                    pause = self._times.sample  # an attempt's device use is a mean of samples, so sample often
                 signals |= device_signals(seen, {device.index: device.memory for device in devices})
             if signals and (window := self._collecting.take(self._clock.wall(), signals)) is not None:
                 self._feed(self._toll.take())
@@ -590,8 +591,8 @@ class Agent:
         self._stirred.set()
 
     def _meter(self, offer: "Offer") -> Callable[[], tuple[Load | None, dict[str, int]] | None]:
-        """The load and the signals of this machine; of a declared node what its exporters tell, else those of its
-        commands, against what was declared.
+        """Return a function that samples load and signals of this machine. For a declared node, use its exporters, or
+        else the use by its commands relative to the declared resources.
         """
         node = offer.node
         if offer.exporters:
@@ -615,7 +616,7 @@ class Agent:
         return of_commands
 
     def _measure_devices_of(self, launch: Launch) -> None:
-        """Of devices that are shared nobody can tell whose use it is."""
+        """Measure the devices of an attempt. Shared devices are left out: their use cannot be attributed."""
         if launch.devices and launch.shape.share == WHOLE and self._inventory is not None:
             self._uses[launch.attempt] = DeviceUse(launch.devices)
 
@@ -651,7 +652,7 @@ class Agent:
 
 
 class Offer(NamedTuple):
-    """What this node offers. All nodes of a fleet write into one folder of logs, and one of them `prunes` it."""
+    """The resources that this node offers. All nodes of a fleet share a folder of logs, and one of them `prunes` it."""
 
     node: Node
     prunes: bool
@@ -660,13 +661,13 @@ class Offer(NamedTuple):
 
 
 def probed(name: str, home: Home, part: Part | None) -> Offer:
-    """What was found on this machine, or the part of it that is to be offered."""
+    """Return the offer of this machine, or of the configured part of it."""
     inventory = Inventory(name, home, part=part)
     return Offer(inventory.look(), prunes=True, inventory=inventory)
 
 
 def declared_in(path: Path, name: str, folder: Path) -> Offer:
-    """What a compiled fleet says of a node, with the identity of the folder that its agent keeps."""
+    """Return the offer of a node in a compiled fleet, with the identity in its agent's folder."""
     fleet = json_decoder(DeclaredFleet).decode(path.read_bytes())
     nodes = fleet.nodes
     found = next((node for node in nodes if node.name == name), None)
@@ -752,7 +753,7 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
 
 
 async def _dismiss(home: Home, folder: Path) -> int:
-    """Ends the keepers of a folder that run nothing. The exit code tells whether others are left."""
+    """Stop the idle keepers of a folder. The exit code shows whether others remain."""
     keepers = Keepers(folder / "keepers", home.logs, node=folder.name, gangs=home.gangs, cgroups=None)
     await keepers.open()
     await keepers.close(quit=True)

@@ -234,7 +234,7 @@ def _own(name: str, given: list[str]) -> list[str]:
 
 
 def _asks_for_json(own: list[str]) -> bool:
-    """In any of the ways in which that can be typed."""
+    """Return whether the arguments ask for JSON, in any spelling of the flag."""
     said = " ".join(own).replace("--output=", "-o").replace("--output ", "-o").replace("-o ", "-o").split()
     return "--json" in said or "-ojson" in said
 

@@ -60,7 +60,7 @@ def _error_lines(record: ErrorRecord) -> Iterator[str]:
 
 
 def _line_of(record: ErrorRecord) -> tuple[bool, list[int]]:
-    """The order of the file; what has no place in it comes last."""
+    """Return a sort key by line and column; errors without a place sort last."""
     numbers = [int(part) for part in record.at.rsplit(":", 2)[1:] if part.isascii() and part.isdigit()]
     return not numbers, numbers
 
@@ -78,12 +78,12 @@ def say(message: str) -> None:
 
 
 def tell(note: str) -> None:
-    """What Poise has to say of a job that it accepted."""
+    """Print a note about an accepted job."""
     say(f"poise: {note}")
 
 
 def over_memory(task: "TaskReport") -> str:
-    """Of a task that ran out of memory, the most that it held and the most that it might hold; else empty."""
+    """Return the peak and the limit of memory of a task that ran out of memory; else an empty text."""
     from poise.units import format_bytes
 
     return f"peak {format_bytes(task.peak)}, limit {format_bytes(task.limit)}" if task.outcome == "oom" else ""
@@ -103,7 +103,7 @@ def _found_here(task: "TaskReport") -> str:
     """The program that a task could not find, if the PATH of this shell finds it: of a line of shell its first word,
     where the PATH that every command has does not find it.
     """
-    import os  # seldom needed, as are these
+    import os  # imported here because these three are seldom needed
     import shlex
     from shutil import which
 

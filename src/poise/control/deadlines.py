@@ -1,8 +1,8 @@
-"""The chance that a job meets its deadlines: `python -m poise.control.deadlines HOME`, a process of its own.
+"""Estimates the probability that a job meets its deadlines: `python -m poise.control.deadlines HOME`, its own process.
 
 It reads a `DeadlineQuestion` from stdin and writes a `DeadlineForecast` to stdout, both msgpack. Like `poise eta` it
 reads the log, so that a forecast costs the scheduler nothing. A job that is not in the log yet is simulated as if it
-were submitted now. The process ends by itself, whatever happens.
+were submitted now. The process always ends without a request to stop.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ def answer(ledger: Ledger, policy: ClusterPolicy, settings: Settings, question: 
     bounds = Bounds(question.futures, question.seconds, fewest=ROOM)
     try:
         seen = foresee(ledger, policy, settings, now, [target], bounds=bounds)
-    except InputError:  # not one future was followed to its end
+    except InputError:  # no simulated future was completed
         return msgspec.structs.replace(told, unknown="time")
     if seen.futures < min(FEWEST, question.futures):
         return msgspec.structs.replace(told, unknown="time")

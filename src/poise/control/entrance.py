@@ -1,10 +1,10 @@
-"""Where connections come in: by sockets of this machine, and by TLS from others.
+"""Accepts connections: through local sockets, and with TLS from other machines.
 
-Whoever connects is a *stranger* until it has asked for something: nobody knows yet whether it has a token, and its
-connection holds a descriptor, and memory where there is TLS. So strangers have so much time, and there are so many of
-one origin. A handshake costs the one who listens more than the one who calls, and is begun when there is something to
-read and room for one more; who has to wait for that waits in turn. Where too many say nothing, the one that has done so
-for longest gives way to the next. A handshake that was begun is given its whole time, however many wait.
+A client is a *stranger* until its first request: its token is not known yet, while its connection holds a descriptor,
+and memory for TLS. So strangers have a time limit, and a maximum number per origin. A TLS handshake costs the server
+more than the client; it starts only when there is data to read and room for one more, in order of arrival. If too many
+connections are silent, the longest silent one is closed for the next. A handshake that has started keeps its full time,
+even if others wait.
 """
 
 import asyncio
@@ -77,8 +77,8 @@ class Handshakes:
 
 
 class Strangers:
-    """Those of one origin: the silent ones, and those that wait to be taken in, in the order in which they came or
-    spoke; of those that were taken in, how many there are.
+    """Strangers of one origin: silent ones in order of arrival, waiting ones in order of their first data, and the
+    number of admitted ones.
     """
 
     def __init__(self, handshakes: Handshakes) -> None:
@@ -97,7 +97,7 @@ class Strangers:
         return len(self.silent) + len(self.waiting) < MAX_SILENT
 
     def take_in(self) -> None:
-        """Those that have waited for longest, as many as there is room for."""
+        """Admit the connections that have waited longest, as many as there is room for."""
         while self.waiting and self.taken_in < MAX_STRANGERS:
             next(iter(self.waiting)).come_in()
 
@@ -116,7 +116,7 @@ class Arrival:
         strangers.silent[self] = None
 
     def give_way(self) -> None:
-        """To the next, unless it has said something that was not looked at yet."""
+        """Close this connection for the next one, unless it has sent data that was not read yet."""
         try:
             spoken = bool(self._sock.recv(1, socket.MSG_PEEK))
         except OSError:
@@ -127,14 +127,14 @@ class Arrival:
             self.turn_away()
 
     def turn_away(self) -> None:
-        """It has said nothing so far, or there was no room for it in time."""
+        """Close a connection that was silent for too long, or for which there was no room in time."""
         self._late.cancel()
         self._no_longer_silent()
         self._strangers.waiting.pop(self, None)
         self._sock.close()
 
     def come_in(self) -> None:
-        """There is room for it."""
+        """Admit the connection, now that there is room for it."""
         self._late.cancel()
         del self._strangers.waiting[self]
         self._strangers.taken_in += 1
@@ -170,8 +170,8 @@ class Arrival:
 
 
 class Origins(dict[str, Strangers]):
-    """Those of all origins. An origin that has nobody here any more is forgotten with all its like, once there are
-    twice as many origins as the last time: thousands may come at once.
+    """Strangers by origin. Idle origins are removed together whenever the number of origins has doubled, because
+    thousands may arrive at once.
     """
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ class Listening:
         self._listen()
 
     def close(self) -> None:
-        """Nobody is let in any more, and who has said nothing yet is sent away."""
+        """Stop accepting connections, and close those without a request."""
         self._loop.remove_reader(self._listening)
         if self._again is not None:
             self._again.cancel()
@@ -211,7 +211,7 @@ class Listening:
                 arrival.turn_away()
 
     async def wait_closed(self) -> None:
-        """Nothing more is to be waited for."""
+        """Return at once: there is nothing to wait for."""
 
     def _listen(self) -> None:
         self._again = None
@@ -250,8 +250,8 @@ def origin_of(sock: socket.socket, address: Any) -> str:
 
 
 class Entrance(uvicorn.Server):
-    """Serves the app on some sockets, with TLS or without. All entrances close on SIGTERM and SIGINT, and then the
-    process goes on to its end.
+    """Serves the app on some sockets, with or without TLS. All entrances close on SIGTERM and SIGINT; then the process
+    shuts down.
     """
 
     def __init__(self, app: App, listening: list[socket.socket], context: ssl.SSLContext | None = None) -> None:

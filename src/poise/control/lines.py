@@ -1,9 +1,9 @@
-"""WebSockets as the control plane takes them: a frame is as large as what is honestly said there, and is refused by its
-length, before it has come; and whoever does not take what is sent is hung up on.
+"""The control plane's WebSocket server. It refuses a frame above the size limit from its header, before reading it, and
+disconnects a client that does not read.
 
-It is the server's part of RFC 6455, with the interface of ASGI. Thousands of nodes come back at once after an outage,
-and each says a word every ten seconds when it is idle, so what a connection and a frame cost counts: the request comes
-parsed from `Heads`, a frame is read where it lies, and reading pauses only where a handler is behind.
+It implements the server's part of RFC 6455 with the interface of ASGI. Thousands of nodes reconnect at once after an
+outage, and each idle node sends a message every ten seconds, so connections and frames must be cheap: `Heads` parses
+the request, a frame is read in place, and reading pauses only while a handler is behind.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ _log = logging.getLogger("poise.control")
 
 
 class Wrong(Exception):
-    """What came breaks the rules of WebSockets, and the connection ends with this code."""
+    """The peer violated the WebSocket protocol; the connection is closed with this code."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)
@@ -79,10 +79,10 @@ class Lines(Taking, asyncio.Protocol):
         self._connections, self._tasks = cast(set[Any], server_state.connections), server_state.tasks
         self._compresses = config.ws_per_message_deflate
         self._app_state = app_state
-        self._accepts = b""  # the head of the answer that lets it in, until it is sent
+        self._accepts = b""  # the head of the accepting response, until it is sent
         self._refusal: list[bytes] = []
         self._answered = False
-        self._deflate: Any = None  # of `websockets`, whose types say less than they know
+        self._deflate: Any = None  # an extension of `websockets`, which has incomplete types
         self._most = MAX_FRAME
         self._buffer = bytearray()
         self._opcode, self._parts, self._size = CONT, list[bytes](), 0  # a message that has come in part
@@ -128,7 +128,7 @@ class Lines(Taking, asyncio.Protocol):
         task.add_done_callback(self._tasks.discard)
 
     def _head_of_answer(self, method: str, headers: dict[bytes, bytes]) -> bytes:
-        """That of 101; raises `Wrong` with the status of a refusal."""
+        """Return the head of the 101 response. Raises `Wrong` with the status of a refusal."""
         if method != "GET":
             raise Wrong(HTTPStatus.BAD_REQUEST, "a WebSocket is asked for by GET")
         if headers.get(b"sec-websocket-version", b"").strip() != b"13":
@@ -428,7 +428,7 @@ def _parts_of(url: bytes) -> tuple[bytes, bytes]:
 
 
 def _head(status: int, headers: Any) -> bytes:
-    """Of an answer in place of a WebSocket, after which the connection ends."""
+    """Return the head of a plain HTTP response that refuses the WebSocket and closes the connection."""
     phrase = HTTPStatus(status).phrase.encode()
     kept = ((name, value) for name, value in headers if name.lower() != b"connection")
     lines = b"".join(b"%s: %s\r\n" % header for header in kept)

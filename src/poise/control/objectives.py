@@ -43,7 +43,7 @@ class Objectives:
                 _log.exception("objectives of services could not be judged")
 
     async def look(self) -> None:
-        """Ask all gateways, and record what has changed."""
+        """Query all gateways and record the changes."""
         now = self._plane.clock.now()
         if self._judge is None:
             self._judge = Judge(await self._incidents.going("objective-missed"), now)
@@ -61,12 +61,14 @@ class Objectives:
             self._plane.post(messages.Saw(noticed))
 
     def _ask(self, window: int) -> dict[str, dict[str, ServiceReport] | None]:
-        """By gateway and service; None for a gateway that does not answer. On a thread."""
+        """Return reports by gateway and service; None for a gateway that does not answer. Runs on a thread."""
         told = service_reports(self._home.services, window)
         return {mark: None if of is None else {one.service: one for one in of} for mark, of in told}
 
     def _name(self, key: tuple[str, str], report: ServiceReport) -> str:
-        """The name of a service within the home: its replicas say whose it is. Between two replicas, it stays."""
+        """Return the name of a service within the home, from the tenant of its replicas. Without replicas, return the
+        last known name.
+        """
         jobs = self._plane.ledger.jobs
         tenant = next((jobs[job].tenant for job in report.jobs if job in jobs), None)
         return self._names.get(key, "") if tenant is None else class_of_tenant(report.service, tenant)

@@ -1,5 +1,5 @@
-"""What one tenant may have of the control plane while others want some of it: turns, requests a second, and requests at
-once. Whoever holds the home's own token has the control plane anyway, and nodes are served as they come.
+"""Limits each tenant's use of the control plane: turns, requests per second, and concurrent requests. The holder of the
+home's own token and the nodes have no limit.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ AT_ONCE = 256
 
 
 class Turns:
-    """What takes milliseconds is done for a tenant one after the other, and for others in between: who opens a hundred
-    connections gets no more than who has one.
+    """Serializes the slow requests of each tenant and interleaves tenants, so that a tenant with a hundred connections
+    gets no more than a tenant with one.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def of(self, tenant: str) -> AsyncIterator[None]:
-        """Wait for the turn of a tenant. What is posted in it has been dealt with before the next begins."""
+        """Wait for the turn of a tenant. Callbacks posted during a turn run before the next turn begins."""
         lock = self._locks.setdefault(tenant, asyncio.Lock())
         async with lock:
             yield
@@ -35,7 +35,7 @@ class Turns:
 
 
 class Share:
-    """What one tenant has had lately: requests `at_once`, and until when those are spoken for that it had."""
+    """Recent use by one tenant: concurrent requests, and when its past requests stop counting against the rate."""
 
     def __init__(self) -> None:
         self.at_once = 0
@@ -43,14 +43,14 @@ class Share:
 
 
 class Shares:
-    """Owner of the shares. A tenant that asks for nothing takes no room."""
+    """Owns the request shares of tenants. An idle tenant uses no memory."""
 
     def __init__(self) -> None:
         self._of: dict[str, Share] = {}
 
     @contextlib.asynccontextmanager
     async def of(self, bearer: Bearer) -> AsyncIterator[None]:
-        """For as long as a request is under way, from when its turn has come. Raises `Busy`."""
+        """Hold a slot of the tenant's share for the duration of a request. Raises `Busy`."""
         if bearer == HOME or bearer.role is Role.NODE:
             yield
             return

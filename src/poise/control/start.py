@@ -1,4 +1,4 @@
-"""The home that a program works on, and starting what is not running yet."""
+"""Finds the state directory of a program, and starts the control plane if it is not running."""
 
 import getpass
 import os
@@ -49,7 +49,7 @@ def kept_environment() -> dict[str, str]:
 
 
 def user_name() -> str:
-    """Who asks, for people; empty where the system has no name for them."""
+    """Return the user's name for display; empty if the system has none."""
     try:
         return getpass.getuser()
     except (ImportError, KeyError, OSError):  # the first on Windows
@@ -57,7 +57,7 @@ def user_name() -> str:
 
 
 def running(home: Home) -> bool:
-    """Whether a control plane holds this home; of one elsewhere, or of several, only asking tells."""
+    """Return whether a control plane holds this home. A remote one, or one of several, is assumed to run."""
     return home.elsewhere is not None or bool(home.others) or running_here(home)
 
 
@@ -111,10 +111,10 @@ def await_end(home: Home) -> None:
 
 
 def ensure_up(home: Home, *options: str) -> Client:
-    """A client of this home's control plane, started now if none runs. `options` go to a control plane started here.
+    """Return a client of this home's control plane; start one with `options` if none runs.
 
-    A control plane that nobody keeps alive (its supervisor was killed) gets a supervisor, which leaves it as it is. One
-    that was to stay (`poise up`) and was killed is started with the flags that it had.
+    A running control plane whose supervisor was killed gets a new supervisor and is not restarted. A control plane that
+    was started with `poise up` and killed is restarted with its earlier flags.
     """
     if home.elsewhere is not None:
         return Client(home)
@@ -172,7 +172,7 @@ def submit(
 
 
 def _asks(spec: Mapping[str, Any]) -> bool:
-    """Whether a checked job file says what its tasks need."""
+    """Return whether a checked job file sets resources or workers."""
     return any("resources" in task or "workers" in task for task in (spec, *spec.get("tasks", {}).values()))
 
 
@@ -186,8 +186,8 @@ def _await_node(client: Client) -> None:
 
 
 def lasting(home: Home, *options: str) -> Callable[[], Client]:
-    """For somebody who goes on without a control plane: what gives a client of it. One is started when it is first
-    asked for, and where it has left for want of work; one that was told to end is not.
+    """Return a function that connects a long-lived caller to the control plane. It starts a control plane on the first
+    call, or if the last one exited because it was idle; not if the last one was stopped.
     """
     met = False
 
@@ -203,7 +203,7 @@ def lasting(home: Home, *options: str) -> Callable[[], Client]:
 
 
 def _start(home: Home, options: Sequence[str]) -> None:
-    import subprocess  # a control plane that is up is not started, and commands are to be quick
+    import subprocess  # imported here to keep commands fast: most find the control plane running
 
     home.failure.unlink(missing_ok=True)
     with home.messages.open("ab") as messages:

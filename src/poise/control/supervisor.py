@@ -100,8 +100,8 @@ class Child:
 
 
 class Gateway(Child):
-    """A gateway that is on file. Its processes hold its lock from one to the next; it is given one that is taken here,
-    and the socket, so that nobody else comes between. (`poise_serve.parent`)
+    """A registered gateway. Its processes pass its lock on from one to the next. A restarted gateway inherits a lock
+    acquired here, and the socket, so that no other process can take them in between. (`poise_serve.parent`)
     """
 
     def __init__(self, record: str) -> None:
@@ -153,7 +153,7 @@ class Gateway(Child):
 
 
 def gateways(home: str, known: dict[str, Gateway]) -> dict[str, Gateway]:
-    """By their records: those that are on file, and those that were started here and have not ended."""
+    """Return, by record, the registered gateways, and those that were started here and have not ended."""
     folder = os.path.join(home, "services")
     names = os.listdir(folder) if os.path.isdir(folder) else []
     there = [os.path.join(folder, name) for name in sorted(names) if name.endswith(".gateway")]
@@ -164,7 +164,7 @@ def gateways(home: str, known: dict[str, Gateway]) -> dict[str, Gateway]:
 def held_by_other(path: str) -> bool:
     try:
         with open(path, "r+") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared with others who only look
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a shared lock, so that concurrent checks do not conflict
             return False
     except FileNotFoundError:
         return False
@@ -245,7 +245,7 @@ def exporters(home: str, options: list[str]) -> list[Child]:
 
 
 class Fleets(Child):
-    """The process of simulated fleets, which runs while a policy is in shadow, and ends by itself then."""
+    """The process of simulated fleets. It runs while a policy is in shadow, and exits afterwards."""
 
     def __init__(self, home: str) -> None:
         self.asked = os.path.join(home, "shadow", "asked.json")
@@ -257,13 +257,13 @@ class Fleets(Child):
 
 
 def every_folder(node: str, nodes: str) -> list[str]:
-    """Of every node that this machine has ever been."""
+    """Return the folder of every node that has ever run on this machine."""
     there = [os.path.join(nodes, name) for name in sorted(os.listdir(nodes))] if os.path.isdir(nodes) else []
     return [node, *there] if os.path.isdir(node) else there
 
 
 def run(home: str, options: list[str]) -> int:
-    """Supervise until told to stop. Returns the exit code."""
+    """Supervise until a request to stop. Return the exit code."""
     control = Child(
         [sys.executable, "-m", "poise.control", home, *(of for of in options if of not in (NO_AGENT, DASHBOARD))],
         os.path.join(home, "lock"),

@@ -1,6 +1,6 @@
-"""What is counted as it happens: an observer of the control plane, and an account of the minutes that nodes report.
+"""Live counters: an observer of the control plane, and totals of the minutes that nodes report.
 
-A scrape copies the counts. It does not read the history, so its cost does not grow with what has happened.
+A scrape copies the counts. It does not read the history, so its cost does not grow with the number of events.
 """
 
 import threading
@@ -89,7 +89,7 @@ class Counts:
 
 
 class _Foretold(NamedTuple):
-    """When the first of some units starts, as it was told: instants that a tenth, half and nine tenths come before."""
+    """Forecast start of the first of some units: the 10th, 50th and 90th percentiles, as instants."""
 
     units: frozenset[str]
     earliest: int
@@ -100,8 +100,8 @@ class _Foretold(NamedTuple):
 class Tally:
     """Counts events, rounds and commits, on the thread of its observer. `told` may be called on any thread.
 
-    `ledger` gives the ledger, which belongs to the thread of the loop. Here only single units and profiles are looked
-    up and read, which is safe beside it: what is read is never half written, and at most some milliseconds newer.
+    `ledger` returns the ledger, which belongs to the thread of the loop. This class reads only single units and
+    profiles, which is safe from another thread: a value is never partially written, and at most milliseconds newer.
     """
 
     def __init__(self, ledger: Callable[[], Ledger]) -> None:
@@ -119,8 +119,8 @@ class Tally:
             return self._counts.copy()
 
     def foretold(self, now: int, groups: Sequence[Collection[str]], starts: Sequence[Start]) -> None:
-        """Somebody was told when the first unit of each group of a job starts, as of `now`. The first forecast of a job
-        counts: later ones have less to foresee. May be called on any thread.
+        """Record a forecast, made at `now`, of the start of the first unit in each group of a job. Only the first
+        forecast of a job counts, because later ones have less to predict. Thread-safe.
         """
         jobs = self._ledger().jobs
         for units, start in zip(groups, starts, strict=True):
@@ -212,7 +212,7 @@ class Tally:
 
 
 class Held(NamedTuple):
-    """Of a node: CPU cores and devices that it has, and that are held."""
+    """CPU cores and devices of a node: how many it has, and how many are held."""
 
     cores: float
     devices: int
@@ -221,9 +221,9 @@ class Held(NamedTuple):
 
 
 class Minutes:
-    """The latest minute that each node reported, and what all of them add up to. On the thread of the loop.
+    """The latest minute that each node reported, and their totals. Use it on the thread of the loop.
 
-    A node reports a minute several times while it goes on; it is counted once, when the node reports a later one.
+    A node reports the current minute several times; it is counted once, when the node reports a later one.
     """
 
     def __init__(self) -> None:

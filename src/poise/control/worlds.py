@@ -1,9 +1,9 @@
 """`python -m poise.control.worlds HOME`: the simulated fleets of the policies in shadow, in a process of their own.
 
-It reads the log of the home, like the exporter of traces, and gives way to everything else on its machine: at most a
-tenth of a core. Each day it begins anew from the state of the log, so that differences do not add up for ever; what was
-found before is kept. If it is killed, it begins again at the same revision, and finds the same. The supervisor keeps it
-alive while a policy is in shadow.
+It reads the log of the home, like the exporter of traces. It runs at low priority and uses at most a tenth of a core.
+Each day it restarts from the state of the log, so that differences do not accumulate; earlier results are kept. If it
+is killed, it restarts at the same revision with the same results. The supervisor keeps it alive while a policy is in
+shadow.
 """
 
 import argparse
@@ -65,7 +65,7 @@ _log = logging.getLogger("poise.worlds")
 
 
 class _Anew(Exception):
-    """The worlds are to begin anew: another policy decides, others are in shadow, or a day is over."""
+    """The worlds must restart: the live policy or the policies in shadow have changed, or a day is over."""
 
 
 class Shadowing:
@@ -130,7 +130,7 @@ class Shadowing:
             self._write(worlds, label, 0)
 
     def _beginning(self, log: VerifiedLog[Event], again: WorldsTold | None) -> Ledger:
-        """The state to fork: as it was where the worlds began that are followed once more, else the latest."""
+        """Return the state to fork: the one from which the resumed worlds began, else the latest."""
         if again is not None:
             with contextlib.suppress(NotFound):
                 return state_at(log, Moment(revision=again.revision)).ledger
@@ -147,7 +147,7 @@ class Shadowing:
         return page
 
     def _write(self, worlds: Worlds, live: str, late: int) -> None:
-        """What was found in windows that are over, and so far in this one."""
+        """Write the results of the closed windows, and of the current one so far."""
         wall, told = worlds.ledger.leader.wall, {}
         for name, world in worlds.worlds.items():
             if name != LIVE:
@@ -168,14 +168,14 @@ class Shadowing:
         )
 
     def _pause(self, seconds: float) -> None:
-        """Cut short when it is time to stop."""
+        """Sleep for up to `seconds`; return early on a request to stop."""
         if not self._stopping():
             select.select([self._wake], [], [], seconds)
 
 
 def _earlier(told: WorldsTold | None, labels: Collection[str], *, whole: bool) -> dict[str, list[Window]]:
-    """The windows that are over, of policies that are still in shadow: all that were written, or (not `whole`) without
-    the last of each, which is gone through once more.
+    """Return the closed windows of the policies that are still in shadow. Without `whole`, leave out the last window of
+    each policy, which is replayed.
     """
     if told is None:
         return {}
@@ -203,7 +203,7 @@ def _window(worlds: Worlds, name: str) -> Window:
 
 
 def _latest(windows: Sequence[Window]) -> list[Window]:
-    """The latest of them, with so many pairs in all; without those in which nothing was there."""
+    """Return the latest windows, up to `MOST_PAIRS` pairs in total, without empty windows."""
     kept: list[Window] = []
     left = MOST_PAIRS
     for window in reversed(windows):

@@ -4,10 +4,10 @@
     POST /session   {"link": "…"}: exchange it for the cookie of a session
     POST /leave     end the session
     GET  /stream    server-sent events: the picture, then its changes; `Last-Event-ID` resumes
-    GET  /data/…    what a view asks for beside that (`poise.dashboard.data`)
+    GET  /data/…    further data for a view (`poise.dashboard.data`)
     GET  …          a file, or else the page, which knows the views
 
-The files hold nothing of anybody, and need no session. A request passes if its Host names this machine and it comes
+The files contain no user data and need no session. A request passes if its Host names this machine and it comes
 from no other site, so that no page elsewhere can use the cookie, whatever name it resolves to. Without TLS only the
 names of loopback are this machine.
 """
@@ -106,8 +106,8 @@ class _WrongMethod(InputError):
 
 
 class Dashboard:
-    """ASGI application. `cookie` is the name of its cookie: cookies do not tell ports apart. `names` are those that
-    this machine has for others, who come by TLS.
+    """ASGI application. `cookie` is the name of its cookie, which differs by port because cookies ignore ports. `names`
+    are the names of this machine for remote browsers, which connect with TLS.
     """
 
     def __init__(self, home: Home, cookie: str, names: Collection[str] = ()) -> None:
@@ -192,7 +192,7 @@ class Dashboard:
         await _send(send, 204, b"", (NO_STORE, (b"set-cookie", cookie.encode())))
 
     def _tenant_of(self, token: str) -> str:
-        """Raises what is wrong with the token."""
+        """Return the tenant of a token. Raises an error if the token is invalid."""
         with Client(self._home, token=token) as client:
             return client.whoami().tenant
 
@@ -226,7 +226,7 @@ class Dashboard:
 
     @contextlib.contextmanager
     def _looked_at(self, session: Session) -> Any:
-        """The mirror of a session's token, which stays a while after the last one has looked."""
+        """Yield the mirror of the session's token. A mirror is kept for a while after its last viewer has left."""
         token = session.viewer.token
         if (leaving := self._leaving.pop(token, None)) is not None:
             leaving.cancel()

@@ -70,7 +70,7 @@ class _Connection(Taking, HttpToolsProtocol):
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """The inherited way raises the signal again after serving."""
+        """Do nothing; the inherited method would raise the signal again after serving."""
         yield
 
 

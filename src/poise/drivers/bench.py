@@ -41,7 +41,7 @@ SIZES = (1024, 2048, 4096, 8192, 16384)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What one device of this process can do; `place` is its number here."""
+    """Measured performance of one device of this process; `place` is its index here."""
 
     place: int
     library: str
@@ -123,7 +123,7 @@ def _numpy_rates(effort: Effort) -> tuple[dict[str, Sample], dict[str, str]]:
 
 
 def _copy_rate(effort: Effort) -> Sample:
-    """Of the memory: all CPUs copy a part of a buffer each, as one alone does not reach what the memory can do."""
+    """Measure memory bandwidth: each CPU copies a part of a buffer, since one CPU cannot saturate the memory."""
     numpy = _numpy()
     workers = len(os.sched_getaffinity(0))
     count = effort.buffer // 8 // workers * workers
@@ -160,7 +160,7 @@ class _Torch:
         """To and from the host, whose memory is pinned so that the link is the limit; and to the other devices."""
         own = self._buffer(self.name, effort)
         host = self._torch.empty(effort.buffer, dtype=self._torch.uint8)
-        with contextlib.suppress(RuntimeError):  # memory that cannot be pinned is copied more slowly
+        with contextlib.suppress(RuntimeError):  # without pinned memory the copy is slower
             host = host.pin_memory()
         ways = {"host to device": (own, host), "device to host": (host, own)}
         ways |= {
@@ -219,7 +219,7 @@ def _torch_rates(
 def _product_rate(
     product: Callable[[int], Callable[[], object]], effort: Effort, wait: Callable[[], None] = lambda: None
 ) -> Sample:
-    """Of the largest matrices that fit and are multiplied within the time of a run; at least of the smallest."""
+    """Measure the product of the largest matrices that fit and multiply within the time of a run; or the smallest."""
     size = SIZES[0]
     once = _once(product(size), wait)
     for larger in SIZES[1:]:

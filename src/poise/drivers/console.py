@@ -29,10 +29,9 @@ END_OF_FILE = b"\x04"
 
 
 class Input:
-    """Standard input of one command. Each piece comes with the place that it has, and no byte is taken twice.
+    """Standard input of one command. Each piece comes with its offset, so that no byte is written twice.
 
-    `taken` counts the bytes that were taken so far. The command may stop reading before the end; then it is not
-    `wanted` any more.
+    `taken` is the number of bytes accepted so far. If the command stops reading early, `wanted` becomes false.
     """
 
     def __init__(self, fd: int, *, terminal: bool) -> None:
@@ -45,7 +44,7 @@ class Input:
         self._ended = False
 
     def take(self, at: int, data: bytes, end: bool) -> None:
-        """Takes a piece, without what was taken before; nothing of one that begins too late, or finds no room."""
+        """Accept the new bytes of a piece. Ignore a piece that leaves a gap, or for which there is no room."""
         self.asked = True
         if at > self.taken or len(self._waiting) > MOST_WAITING or not self.wanted or self._ended:
             return
@@ -77,7 +76,7 @@ class Input:
         return bool(self._waiting)
 
     def answers(self) -> bool:
-        """Whether it is time to tell, once, how much was taken: more can come, or no more will be taken."""
+        """Return once whether to report the bytes taken: more can be sent, or no more will be accepted."""
         due = self.asked and (len(self._waiting) <= LITTLE_WAITING or not self.wanted)
         self.asked = self.asked and not due
         return due
@@ -91,9 +90,9 @@ class Input:
 
 
 class Ends:
-    """What a command is spawned with in place of the keeper's own files, and the keeper's ends of that.
+    """The standard streams of a command, and the keeper's ends of them.
 
-    `outputs` are the ends from which there is output to read, and the stream that each is; a terminal is one of them.
+    `outputs` maps the ends from which the keeper reads output to their streams; a terminal is one of them.
     """
 
     def __init__(self, *, stdin: bool, tty: int = 0, piped: bool = False) -> None:
@@ -158,7 +157,7 @@ class Ends:
                 fcntl.ioctl(self.terminal, termios.TIOCSWINSZ, size)
 
     def read(self, fd: int, most: int = AT_ONCE) -> bytes | None:
-        """What there is to read at an end; empty where there is nothing for now, None at the end of the output."""
+        """Read the available output from an end; empty if there is none yet, None at the end of the output."""
         try:
             return os.read(fd, min(most, AT_ONCE)) or None
         except BlockingIOError:
@@ -173,7 +172,7 @@ class Ends:
             os.close(fd)
 
     def close(self) -> None:
-        """Closes what is open; a terminal hangs up."""
+        """Close all open ends; this hangs up a terminal."""
         if self.input is not None:
             self.input.close()
         for fd in {*self.outputs, self.terminal} - {-1}:

@@ -70,7 +70,7 @@ class Exporters:
                 for name, labels, value in samples_of(self._answer(url)):
                     found.setdefault(name, {})[labels] = value
                 self._silent.discard(url)
-            except (OSError, HTTPException, ValueError) as error:  # not there, too slow, or no metrics
+            except (OSError, HTTPException, ValueError) as error:  # unreachable, too slow, or not metrics
                 if url not in self._silent:
                     self._silent.add(url)
                     _log.warning("%s does not tell how busy its node is: %s", url, error)

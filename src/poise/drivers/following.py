@@ -17,8 +17,8 @@ from poise.model.trees import Tree
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where the attempt finds the control plane, by which key, and where its files go. `failure` is the file for why
-    they could not be made, `progress` the one that is touched meanwhile (empty: none).
+    """How an attempt reaches the control plane, with which key, and the destination of its files. `failure` is the file
+    for the reason if they cannot be created; `progress` is the file to touch meanwhile (empty: none).
     """
 
     attempt: Attempt
@@ -50,7 +50,7 @@ def work_folder(home: Home, attempt: Attempt) -> Path:
 
 
 def held(folder: Path) -> None:
-    """Hold the copy of an attempt for as long as this process, and what it starts, are there."""
+    """Lock the copy of an attempt while this process or any of its child processes runs."""
     file = os.open(f"{folder}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(file, fcntl.LOCK_SH)
     os.set_inheritable(file, True)
@@ -113,7 +113,7 @@ def planned(home: Home, launch: Launch, key: str, result: str) -> tuple[str, ...
 
 
 def _import_path() -> str:
-    """Where this agent finds its modules, but for the folder in which it was started."""
+    """Return this agent's module search path, without the folder in which it was started."""
     here = str(Path(__file__).resolve().parents[2])
     others = [place for place in sys.path if place not in ("", here, str(Path.cwd()))]
     return os.pathsep.join([here, *others])

@@ -1,7 +1,7 @@
-"""What a command is given as its standard input, read from a file descriptor: each byte has its place.
+"""Reads the standard input for a command from a file descriptor; each byte has an offset.
 
-A command that is started again is given all of it again. What comes from a file is read again; of anything else the
-first `KEPT` bytes are kept for that.
+A restarted command gets all of its input again. A file is read again; for other sources the first `KEPT` bytes are
+buffered for this.
 """
 
 import os
@@ -19,8 +19,8 @@ LOOK_SECONDS = 2.0
 
 
 class Source(Protocol):
-    """Where input comes from. `size` is that of a terminal, as `ROWSxCOLUMNS`, and empty where there is none; one that
-    `hold`s hangs up the terminal of the command when it is not heard for so many seconds.
+    """A source of input. `size` is that of a terminal, as `ROWSxCOLUMNS`; empty if there is none. If the client of a
+    source with a `hold` is silent for that many seconds, the terminal of the command is hung up.
     """
 
     hold: float
@@ -32,10 +32,10 @@ class Source(Protocol):
         """The command runs."""
 
     def next(self, at: int) -> tuple[bytes, bool]:
-        """What there is from a place on, and whether that is the end; nothing where nothing comes for a while."""
+        """Return the bytes from an offset, and whether the input ends there; no bytes if none arrive for a while."""
 
     def rest(self) -> None:
-        """Wait for a while: the command takes nothing more."""
+        """Wait for a while, because the command is not reading."""
 
 
 class Giving:
@@ -57,7 +57,7 @@ class Giving:
         pass
 
     def next(self, at: int) -> tuple[bytes, bool]:
-        """As of `Source`. Raises `Fault` where what was there is no longer kept."""
+        """See `Source`. Raises `Fault` if the bytes at this offset are no longer buffered."""
         if self._begins >= 0:
             data = os.pread(self._fd, AT_ONCE, self._begins + at)
             return data, not data
@@ -81,14 +81,14 @@ class Giving:
         time.sleep(LOOK_SECONDS)
 
     def _forget(self, taken: int) -> None:
-        """More than is kept has come: what was taken goes, and from now on as soon as it was."""
+        """Drop bytes that were taken, once the input has exceeded the buffer."""
         if self._first or len(self._kept) > self._most:
             del self._kept[: taken - self._first]
             self._first = taken
 
 
 class Bytes:
-    """What is there as a whole."""
+    """A source whose bytes are all in memory."""
 
     hold = 0.0
     size = ""

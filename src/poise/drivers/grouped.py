@@ -1,9 +1,9 @@
-"""Group commit, whatever the database: events queue up on the owner's thread, a writer thread commits all that waits in
-one transaction and tells.
+"""Group commit for any database: the owner's thread queues events; a writer thread commits all queued events in one
+transaction and notifies the owner.
 
-Two locks: `_changed` guards what both threads see and is held for moments, `_writing` guards the writer and is held for
-as long as the disk takes. Whoever needs both takes `_writing` first. Without a writer thread the same steps run inside
-the owner's call.
+There are two locks. `_changed` guards the state shared by both threads and is held briefly; `_writing` guards the
+writer and is held while the disk works. Code that needs both acquires `_writing` first. Without a writer thread the
+same steps run inside the owner's call.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ KEEP = 1_000_000
 
 
 class Writer(Protocol):
-    """What commits, one call at a time. Whatever goes wrong is raised as a `PoiseError`."""
+    """Commits to a database, one call at a time. Every failure is raised as a `PoiseError`."""
 
     def append(self, rows: list[tuple[int, bytes]]) -> None:
         """Commit the rows in one transaction, or none of them."""
@@ -40,8 +40,8 @@ class Writer(Protocol):
         """Raise unless there is room to write."""
 
     def rest(self) -> float | None:
-        """Between two commits: see to what has to be done now and then. For how many seconds that may wait from now on,
-        None: until there has been another commit.
+        """Do periodic maintenance between two commits. Return the seconds until it is due again; None: after the next
+        commit.
         """
 
     def close(self) -> None: ...
@@ -133,7 +133,7 @@ class GroupedStore:
         return True
 
     def close(self) -> None:
-        """Commits what is queued, then lets go."""
+        """Commit all queued events, then close the database."""
         with self._changed:
             if self._closed:
                 return
@@ -152,7 +152,7 @@ class GroupedStore:
         if self._failure is not None:
             raise self._failure.with_traceback(None)
         if expected != self._head:
-            have = f"revision {self._head}"  # the owner has read what somebody else wrote
+            have = f"revision {self._head}"  # another process has written to the log
             raise Conflict(
                 "the log has changed meanwhile", code="E204", need=f"revision {expected} as the last", have=have
             )
@@ -243,7 +243,9 @@ class GroupedStore:
                 self._call_soon(announcement)
 
     def _write_checkpoint(self) -> None:
-        """In its own transaction. If it fails, the older ones remain and the log goes on: it saves time, no more."""
+        """Write a checkpoint in its own transaction. If it fails, the older ones remain and the log continues, since a
+        checkpoint only saves time.
+        """
         with self._changed:
             wanted = self._checkpoint
             if wanted is None or wanted.revision > self._durable:

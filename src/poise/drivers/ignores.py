@@ -1,8 +1,8 @@
 """Rules of `.gitignore` and `.poiseignore`: which paths of a working tree are left out.
 
-The syntax and the precedence are those of Git: the last rule that matches decides, rules of a deeper folder stand after
-those of the folders above, and nothing below a folder that is left out is looked at. In one folder the rules of
-`.poiseignore` stand after those of `.gitignore`.
+The syntax and the precedence are those of Git: the last matching rule decides, rules of a deeper folder come after
+those of the folders above, and the contents of an ignored folder are not checked. Within a folder the rules of
+`.poiseignore` come after those of `.gitignore`.
 """
 
 import re
@@ -54,7 +54,7 @@ def deciding(rules: Sequence[Rule], path: str, *, is_folder: bool) -> Rule | Non
 
 
 def _stripped(line: str) -> str:
-    """Without spaces at the end, but for one that is escaped."""
+    """Return the line without trailing spaces; keep one that is escaped."""
     line = line.rstrip("\r\n")
     stripped = line.rstrip(" ")
     escapes = len(stripped) - len(stripped.rstrip("\\"))
@@ -62,7 +62,7 @@ def _stripped(line: str) -> str:
 
 
 def _compiled(pattern: str) -> re.Pattern[str] | None:
-    """A pattern with a slash in it counts from its folder, any other one at each depth."""
+    """Compile a pattern. A pattern with a slash is relative to its folder; any other matches at each depth."""
     anchored = "/" in pattern
     parts = _parts(pattern.removeprefix("/"))
     made = "" if anchored else "(?:.*/)?"
@@ -124,7 +124,7 @@ def _of_part(part: str) -> str | None:
 
 
 def _class_end(part: str, at: int) -> int:
-    """Where a class that begins at `at` ends; -1 where it does not."""
+    """Return where the character class that begins at `at` ends; -1 if it is not closed."""
     at += part[at : at + 1] in ("!", "^")
     at += part[at : at + 1] == "]"
     while at < len(part):

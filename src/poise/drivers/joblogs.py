@@ -1,4 +1,4 @@
-"""What a whole job wrote: the streams of all its tasks' attempts, in order, followed until the job is over."""
+"""Follows the output of a whole job: the streams of all its tasks' attempts, in order, until the job is over."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -20,8 +20,8 @@ AT_ONCE = 0.008
 
 
 class Wanted(NamedTuple):
-    """What of the output there is by now is asked for: the last `tail` lines of each stream of each task's latest
-    attempt (-1: all), and what was written at the time `since` or later, in seconds since 1970 (0: whenever).
+    """Selects existing output: the last `tail` lines of each stream of each task's latest attempt (-1: all), written at
+    `since` or later, in seconds since 1970 (0: no limit).
     """
 
     tail: int = -1
@@ -41,7 +41,7 @@ class _Stream:
         self._moments = Moments(self.path)
 
     def begin(self, wanted: Wanted, latest: bool) -> None:
-        """Pass over what is not asked for."""
+        """Skip output that is not wanted."""
         if wanted.tail >= 0:
             self.offset = last_lines(self.path, wanted.tail if latest else 0)
         if wanted.since:
@@ -49,7 +49,7 @@ class _Stream:
             self.offset = max(self.offset, since)
 
     def next(self) -> LogPiece | None:
-        """What comes next, written at one time; None where there is nothing."""
+        """Return the next piece that was written at one time; None if there is no more."""
         start, data = piece(self.path, self.offset, PIECE)
         if not data:
             return None
@@ -73,8 +73,8 @@ async def follow_job(
     wanted: Wanted = EVERYTHING,
     rest: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> AsyncIterator[LogLine]:
-    """Pieces of what these tasks of a job write, as they are written, and of what there is by now what is `wanted`.
-    `rest` waits for so many seconds, or less when the job ends.
+    """Yield the `wanted` part of the existing output of these tasks, then new output as they write it.
+    `rest` waits for the given number of seconds; it returns early when the job ends.
     """
     known: dict[tuple[Attempt, bool], _Stream] = {}
 

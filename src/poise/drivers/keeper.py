@@ -135,9 +135,9 @@ JOURNAL_LIMIT = 256 << 10  # rewritten when it is larger than this and mostly fo
 LINE_LIMIT = 16 << 20  # a longer line is no order
 SMALLEST_LIMIT = 1 << 20  # below this a cgroup could not even execute a program
 PROTECTED = -900  # score for the kernel's out-of-memory killer; commands get the score that the keeper was started with
-BLOCK = 4096  # holes are cut along this
+BLOCK = 4096  # alignment of the holes that are punched, in bytes
 KEEP_SIZE, PUNCH_HOLE = 0x01, 0x02  # of fallocate
-CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV)  # of file systems that know no such thing
+CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV)  # from file systems that do not support it
 PAGE = os.sysconf("SC_PAGE_SIZE")
 TICK = SECOND // os.sysconf("SC_CLK_TCK")  # nanoseconds
 
@@ -254,7 +254,7 @@ class Journal:
         self.size = 0
         self.rewrite_at = JOURNAL_LIMIT
         self.retry_at = 0
-        self._why_not = ""  # be opened, or written to the end
+        self._why_not = ""  # why the journal cannot be opened or fully written
         self._waiting = b""
         self._fd = -1
         self._reserved = 0
@@ -632,7 +632,7 @@ class Command:
     kill_at = 0
     limit_at = 0  # when its time limit is over; 0: it has none, or is being stopped
     overran = False
-    left_at = 0  # its first process has ended, and others that were asked to have not
+    left_at = 0  # when its first process ended, if other processes that were asked to stop still run
     look_at = 0
     wake = 0
     looked = 0
@@ -1284,7 +1284,7 @@ class Keeper:
                 self._start(key, line)
             except Unstartable as why:
                 self._end(key, b'"outcome":"unstartable","code":%d,"note":%b' % (why.code, quote(why.note)))
-            except Exception as error:  # an order that makes no sense ends its attempt, not the keeper
+            except Exception as error:  # an invalid order fails its attempt, not the keeper
                 self._trouble(error)
                 note = quote(f"the order cannot be followed: {error!r}")
                 self._end(key, b'"outcome":"unstartable","code":126,"note":%b' % note)

@@ -1,10 +1,10 @@
-"""Errors of NVIDIA devices in the log of the kernel: what the driver writes there whether or not NVML is asked.
+"""Reads errors of NVIDIA devices from the kernel log, where the driver reports them even without NVML.
 
     NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.
 
-The driver's folder in `/proc` says which device is at which address. Where the log may not be read (`dmesg_restrict`
-without CAP_SYSLOG), or there is no such driver, nothing is told. What is older than the first look is passed over: a
-device may have been reset since.
+The driver's folder in `/proc` maps addresses to devices. Nothing is reported if the log is not readable
+(`dmesg_restrict` without CAP_SYSLOG) or the driver is not loaded. Records from before the first read are skipped,
+because a device may have been reset since.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _UUID = re.compile(r"^GPU UUID:\s*(\S+)", re.MULTILINE)
 
 
 class KernelLog:
-    """The kernel's log from now on; `close` it in the end."""
+    """Reads kernel log messages written from now on. Call `close` when done."""
 
     def __init__(self, log: Path = LOG, driver: Path = DRIVER) -> None:
         self._driver = driver
@@ -57,7 +57,7 @@ class KernelLog:
         ]
 
     def _records(self) -> Iterator[str]:
-        """What was written since the last look; of more than the kernel keeps, the rest."""
+        """Yield the records since the last read that the kernel's buffer still has."""
         for _ in range(MOST_RECORDS if self._file >= 0 else 0):
             try:
                 record = os.read(self._file, MOST_RECORD)
@@ -72,7 +72,7 @@ class KernelLog:
             yield record.decode(errors="replace")
 
     def _names(self) -> dict[str, str]:
-        """By address, what the driver calls a device."""
+        """Return the driver's names (UUIDs) of devices by address."""
         found = {}
         for path in self._driver.glob("*/information"):
             with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""What members of a gang leave for each other in its folder, brought to the other machines that the gang is on.
+"""Copies files that members of a gang leave for each other in its folder to the other machines of the gang.
 
-It is small: where somebody listens, that somebody has come. Each node says what is new in the folders of its gangs, the
-control plane keeps it and says it to the other nodes of the gang, and those put it into theirs, whole. What is written
-there piece by piece comes in pieces, and what is large does not come.
+The files are small, such as the address of a listener. Each node reports new files in the folders of its gangs; the
+control plane stores them and sends them to the other nodes of the gang, which write them atomically. A file that is
+written piece by piece arrives in pieces; large files are not copied.
 """
 
 import contextlib
@@ -41,30 +41,30 @@ class Meetings:
         return Met(gang=gang[0], founded=gang[1])
 
     def found(self, attempt: Attempt) -> None:
-        """It ended while no agent was here: what it left just before may not have been told."""
+        """Record an attempt that ended while no agent was running; its last departure may be unreported."""
         gang = attempt.task.rpartition("[")[0]
         if gang and _place(self._folder, gang, attempt.epoch).is_dir():
             self._gangs[attempt] = (gang, attempt.epoch)
 
     def has(self, attempt: Attempt) -> bool:
-        """Whether it is a member of a gang, and its end is not durable yet."""
+        """Return whether the attempt is a gang member whose end is not durable yet."""
         return attempt in self._gangs
 
     def left(self, attempts: Iterable[Attempt]) -> None:
-        """The ends of these are durable."""
+        """Forget attempts whose ends are durable."""
         gone = {self._gangs.pop(attempt) for attempt in attempts if attempt in self._gangs}
         if over := gone - {*self._gangs.values()}:
             places = {_place(self._folder, gang, founded) for gang, founded in over}
             self._seen = {path: seen for path, seen in self._seen.items() if path.parent not in places}
 
     def connected(self) -> Iterator[Met]:
-        """What was said on the last connection may not have come, and what others left meanwhile is not known."""
+        """Ask for the files of all gangs after a reconnection; forget which files were sent, since they may be lost."""
         self._seen.clear()
         for gang, founded in {*self._gangs.values()}:
             yield Met(gang=gang, founded=founded)
 
     def news(self) -> Iterator[Met]:
-        """What members here have left since it was asked last."""
+        """Yield files that local members have left since the last call."""
         for gang, founded in sorted({*self._gangs.values()}):
             for path in _files(_place(self._folder, gang, founded)):
                 with contextlib.suppress(OSError):
@@ -73,14 +73,14 @@ class Meetings:
                         yield Met(gang=gang, founded=founded, name=path.name, data=path.read_bytes())
 
     def take(self, met: Met) -> None:
-        """What a member elsewhere has left."""
+        """Store a file that a remote member has left."""
         with contextlib.suppress(OSError):
             path = keep(self._folder, met)
             self._seen[path] = _look(path)
 
 
 def keep(folder: Path, met: Met) -> Path:
-    """Put it where it belongs, whole. Raises OSError, also for what has no place there."""
+    """Write a received file atomically. Raises OSError, also if its name is invalid or the folder is full."""
     place = _place(folder, met.gang, met.founded)
     if not _NAME.fullmatch(met.name):
         raise OSError("not the name of a file that is met with")

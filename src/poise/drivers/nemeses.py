@@ -1,4 +1,4 @@
-"""Nemeses: those that ship with Poise, and files of one's own. Kept scenarios of seeds that once failed."""
+"""Loads nemeses, built in or from files, and the scenarios kept from seeds that once failed."""
 
 from pathlib import Path
 
@@ -19,7 +19,9 @@ def shipped() -> dict[str, Nemesis]:
 
 
 def known_nemeses(asked: tuple[str, ...], option: str) -> dict[str, Nemesis]:
-    """Those of these names or files, or all that ship. Raises NotFound, which names the option, and SpecError."""
+    """Return the nemeses with these names or files, or all built-in ones. Raises NotFound, which names the option, and
+    SpecError.
+    """
     known = shipped()
     if not asked:
         return known

@@ -1,9 +1,9 @@
-"""Spans for a collector of OpenTelemetry: OTLP in Protobuf, over HTTP.
+"""Sends spans to an OpenTelemetry collector: OTLP in Protobuf, over HTTP.
 
-The messages are encoded here, since the package that has them, `opentelemetry-proto`, keeps Ray from starting where
-Ray's own dashboard is not installed: Ray takes the bare `opentelemetry` package for all of OpenTelemetry.
+The messages are encoded here instead of with `opentelemetry-proto`. With that package installed, Ray does not start
+without its own dashboard: Ray mistakes the bare `opentelemetry` package for all of OpenTelemetry.
 
-Where to send and as whom is told by a URL, and by the environment variables that exporters of OpenTelemetry read:
+The destination and the credentials come from a URL and from the standard environment variables of exporters:
 `OTEL_EXPORTER_OTLP_ENDPOINT`, `_HEADERS`, `_CERTIFICATE` (each also as `OTEL_EXPORTER_OTLP_TRACES_…`),
 `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`.
 """
@@ -37,7 +37,7 @@ STATUS_ERROR = 2
 
 
 class Unsent(Exception):
-    """Spans were not taken. `again`: the same may be taken later, at the earliest after so many seconds (0: unsaid)."""
+    """The collector did not accept spans. `again`: a retry may succeed, after at least `after` seconds (0: unknown)."""
 
     def __init__(self, why: str, *, again: bool, after: float = 0.0) -> None:
         super().__init__(why)
@@ -77,10 +77,10 @@ def endpoint_in(environ: Mapping[str, str]) -> str:
 
 
 class Collector:
-    """Where spans are sent, over one kept connection."""
+    """Sends spans to one collector over a persistent connection."""
 
     def __init__(self, url: str, environ: Mapping[str, str]) -> None:
-        """Raises `InputError` for an environment that cannot be read."""
+        """Raises `InputError` if an environment variable is malformed."""
         self.url = url
         split = urlsplit(url)
         self._host, self._path = split.hostname or "", split.path + (f"?{split.query}" if split.query else "")
@@ -260,7 +260,7 @@ def _text(number: int, value: str) -> bytes:
 
 
 def _refused(answer: bytes) -> int:
-    """The spans that an answer says were refused: field 1 of its field 1. 0 where it cannot be read."""
+    """Return the number of rejected spans in an answer (`partial_success.rejected_spans`); 0 if it is unreadable."""
     try:
         return int.from_bytes(_found(1, _found(1, answer)), "big")
     except (IndexError, ValueError):
@@ -268,8 +268,8 @@ def _refused(answer: bytes) -> int:
 
 
 def _found(number: int, message: bytes) -> bytes:
-    """The value of a field: the bytes of one with a length, a number as eight bytes. Empty where there is none. Raises
-    IndexError or ValueError for what is no message.
+    """Return the value of a field: the bytes of a length-delimited field, a number as eight bytes; empty if absent.
+    Raises IndexError or ValueError if `message` is malformed.
     """
     at, found = 0, b""
     while at < len(message):
@@ -301,7 +301,7 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 def _either(environ: Mapping[str, str], name: str) -> str:
-    """What is set for traces, else for all signals."""
+    """Return the setting for traces, or else the one for all signals."""
     return environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or environ.get(f"OTEL_EXPORTER_OTLP_{name}") or ""
 
 

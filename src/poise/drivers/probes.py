@@ -177,7 +177,7 @@ def shipped_and_installed() -> list[Probe]:
             good = isinstance(probe.name, str) and isinstance(probe.hint, str) and isinstance(probe.rest, int | float)
             if not (good and callable(probe.find) and callable(probe.use)):
                 raise TypeError("it is no probe: `name`, `hint`, `rest`, `find` and `use` make one")
-        except Exception as error:  # whatever a module does when it is imported
+        except Exception as error:  # importing a plug-in may raise anything
             probe = _Unusable(point.name, f"it cannot be loaded: {type(error).__name__}: {error}")
         found.append(probe)
     return found
@@ -346,7 +346,7 @@ class _Asked:
     def _ask_use(self, indices: Sequence[int]) -> None:
         try:
             self._used = dict(self.probe.use(indices))
-        except Exception as error:  # whatever it raises, there is nothing to measure with
+        except Exception as error:  # a plug-in may raise anything; then there is no measurement
             _log.debug("%s: %s", self.probe.name, error)
 
     def _ask(self) -> None:

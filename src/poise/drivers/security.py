@@ -1,5 +1,5 @@
-"""Tokens: that of a home, made at first start, readable by its owner only, found by the local command by itself; and
-those that an admin gave somebody.
+"""Tokens: the token of a home, created at first start, readable only by its owner and found automatically by local
+commands; and tokens that an admin creates for others.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ ASK = "ask the owner for a token (`poise token add`), and write nothing but it i
 
 
 def ensure_home(home: Home) -> None:
-    """Make the home if there is none, for its owner only. One that is there is left as it is."""
+    """Create the state directory, accessible only to its owner. An existing one is left unchanged."""
     try:
         home.root.parent.mkdir(parents=True, exist_ok=True)
         home.root.mkdir(mode=0o700, exist_ok=True)
@@ -75,14 +75,14 @@ def read_token(home: Home) -> str:
 
 
 def new_secret() -> str:
-    """A token that nobody can guess."""
+    """Return a random token that cannot be guessed."""
     import secrets  # here and below, since most commands need none of it, and OpenSSL comes with it
 
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def digest(secret: str) -> str:
-    """What is kept of a token: SHA-256, in hexadecimal digits. A secret of 256 random bits needs no salt."""
+    """Return the stored form of a token: its SHA-256 in hexadecimal. A secret of 256 random bits needs no salt."""
     import hashlib
 
     return hashlib.sha256(secret.encode()).hexdigest()
@@ -112,7 +112,7 @@ def _read(path: Path, remedy: str, missing: tuple[str, str] = NONE_YET) -> str:
 
 
 def whole_token(token: str, field: str, remedy: str) -> str:
-    """The token, if it is one word of visible ASCII as a header needs. Raises `Denied`, which never tells its value."""
+    """Return the token if it is one word of visible ASCII, as a header needs. Raises `Denied` without its value."""
     lines = token.splitlines()
     if len(lines) > 1:
         why = f"it has {len(lines)} lines"
@@ -126,14 +126,14 @@ def whole_token(token: str, field: str, remedy: str) -> str:
 
 
 def worker_key(token: str, attempt: Attempt) -> str:
-    """What lets one attempt that serves calls speak for itself, and for nobody else, until it is over."""
+    """Return the key that authenticates one attempt that serves calls, until it is over."""
     import hmac
 
     return hmac.new(token.encode(), f"worker {attempt}".encode(), "sha256").hexdigest()
 
 
 def caller_key(token: str, job: str, tenant: str) -> str:
-    """What lets whoever submitted a job that serves calls speak for it; nobody can make it up from the job's id."""
+    """Return the key that authenticates the submitter of a job that serves calls. It cannot be guessed from the id."""
     import hmac
 
     return hmac.new(token.encode(), f"caller {job} {tenant}".encode(), "sha256").hexdigest()

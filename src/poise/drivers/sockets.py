@@ -29,7 +29,7 @@ def listen(path: Path, backlog: int = 1024) -> socket.socket:
 
 
 def listen_to_datagrams(path: Path) -> socket.socket:
-    """A socket to which only its owner may send datagrams, and that nobody waits for; replaces a stale one."""
+    """Return a non-blocking datagram socket to which only its owner may send; replace a stale one."""
     return _bound(path, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
 
@@ -53,7 +53,7 @@ def _bound(path: Path, kind: int) -> socket.socket:
 
 
 def made(path: Path) -> tuple[int, int] | None:
-    """Which socket is there: another one as soon as somebody listens there anew; none where nobody does."""
+    """Return the identity of the socket at `path`, which changes with each new listener; None if there is no socket."""
     try:
         state = path.stat()
     except OSError:
@@ -62,8 +62,8 @@ def made(path: Path) -> tuple[int, int] | None:
 
 
 def check_shareable(path: Path) -> None:
-    """Raises InputError unless nobody but its owner can put a socket there: whoever could would be sent the tokens of
-    those who connect.
+    """Raise InputError if users other than the owner can create a socket at `path`. Such a socket would receive the
+    tokens of clients that connect.
     """
     folder = path.parent
     try:
@@ -80,8 +80,8 @@ def check_shareable(path: Path) -> None:
 
 
 def check_shared(path: Path) -> None:
-    """Raises InputError unless there is a folder there, in which nobody but its owner can put a socket: for one who
-    connects.
+    """Raise InputError unless the folder of the socket exists and only its owner can create a socket there. Clients
+    call this before they connect.
     """
     if not path.parent.exists():
         raise InputError(
@@ -104,7 +104,7 @@ def share(path: Path) -> socket.socket:
 
 
 def connect(path: Path, timeout: float | None = None) -> socket.socket:
-    """A connected socket; raises OSError when nobody listens."""
+    """Return a connected socket. Raises OSError if there is no listener."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(timeout)
     try:
@@ -117,9 +117,9 @@ def connect(path: Path, timeout: float | None = None) -> socket.socket:
 
 
 def notice_loss(sock: socket.socket, *, taken: bool = False) -> None:
-    """Of a connection to another machine, or of all that come to a listening socket: one that is gone, and one behind a
-    way that is cut, says no farewell. The kernel asks it, and hangs up when nothing comes back for `GONE_SECONDS`,
-    whatever either process does; with `taken`, also when nothing that was sent is taken in for `TAKEN_SECONDS`.
+    """Enable keepalive on a connection to another machine, or on all connections to a listening socket. A machine that
+    has died or is cut off sends no close. The kernel closes the connection after `GONE_SECONDS` without an answer to
+    its probes; with `taken`, also after `TAKEN_SECONDS` without acknowledgement of sent data.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     idle = getattr(socket, "TCP_KEEPIDLE", None) or getattr(socket, "TCP_KEEPALIVE")  # noqa: B009 — macOS

@@ -1,8 +1,8 @@
-"""What running commands tell of themselves: each is given a file (POISE_REPORT, beside the one for its result) to which
-it may write a `Training` as JSON, as often as it likes, whole or not at all.
+"""Reads the reports of running commands. Each command gets a file (POISE_REPORT, beside the one for its result) to
+which it may write a `Training` as JSON at any time, atomically.
 
-The files are read when they have changed. What is no `Training` is passed over, and said once of an attempt. A file
-stays until the attempt's ending is known elsewhere, so that whoever is told of the ending finds what was said last.
+Files are read when they have changed. Invalid content is ignored and logged once per attempt. A file is kept until the
+attempt's ending is acknowledged, so that the ending can include the last report.
 """
 
 import contextlib
@@ -31,17 +31,17 @@ def result_path(folder: str, attempt: Attempt) -> str:
 
 
 def plan_path(result: str) -> str:
-    """The file that says how the files of an attempt are made, beside the one for its result."""
+    """Return the path of the file with the plan of an attempt's files, beside the one for its result."""
     return f"{report_path(result)}.plan"
 
 
 def failure_path(result: str) -> str:
-    """The file for why they could not be made."""
+    """Return the path of the file for the reason why they could not be created."""
     return f"{report_path(result)}.failure"
 
 
 def report_path(result: str) -> str:
-    """The file for what a command tells, beside the one for its result."""
+    """Return the path of the file for a command's reports, beside the one for its result."""
     return result.removesuffix(".json") + ".report"
 
 
@@ -55,7 +55,7 @@ class Tellings:
         self._unplanned: dict[Attempt, str] = {}
 
     def look(self, attempts: Iterable[Attempt]) -> list[Told]:
-        """What these have written since it was last looked at."""
+        """Return the reports that these attempts have written since the last call."""
         told = []
         for attempt in attempts:
             try:
@@ -72,7 +72,7 @@ class Tellings:
         return told
 
     def last(self, attempt: Attempt) -> Training | None:
-        """What it has written last, if that can be read."""
+        """Return the last report of an attempt if it is readable."""
         try:
             text = _read(self._path(attempt))
             if text is None:
@@ -107,7 +107,7 @@ class Tellings:
         return done if ending is done.ending else msgspec.structs.replace(done, ending=ending)
 
     def _why_unprepared(self, attempt: Attempt) -> str:
-        """Why the files of an attempt could not be made; empty where they were."""
+        """Return why the files of an attempt could not be created; empty on success."""
         try:
             text = _read(failure_path(result_path(self._folder, attempt)))
         except OSError:
@@ -118,7 +118,7 @@ class Tellings:
         return text[:MOST_NOTED].decode("utf-8", "replace").strip() or self._unplanned.get(attempt, "")
 
     def planned(self, attempt: Attempt, why_not: str = "") -> None:
-        """There is a plan of its files, or a reason why there is none."""
+        """Record that the attempt has a plan of its files, or why it has none."""
         self._seen.setdefault(attempt, (0, 0, 0))
         if why_not:
             self._unplanned[attempt] = why_not
@@ -134,7 +134,7 @@ class Tellings:
                         path.unlink()
 
     def tidy(self, known: Collection[Attempt]) -> None:
-        """Removes what an earlier agent left of attempts that nobody knows."""
+        """Remove files of unknown attempts that an earlier agent left."""
         kept = {Path(self._path(attempt)).stem for attempt in known}
         for path in self._files(""):
             if path.name.rpartition(".report")[0] not in kept:
@@ -150,7 +150,7 @@ class Tellings:
 
 
 def told_of(attempt: Attempt, training: Training) -> Told:
-    """How it scales is told apart from the rest."""
+    """Return a report with the speedups separate from the rest."""
     rest = msgspec.structs.replace(training, speedups=None)
     return Told(attempt=attempt, speedups=training.speedups, training=rest)
 

@@ -54,7 +54,7 @@ class SimulatedDecider:
         self._process.call_later(cost / SECOND, answer, plan)
 
     def _lie(self, view: Snapshot) -> Plan:
-        """Everything everywhere at once, halves of gangs, units that are not there; on a base that was never."""
+        """Return an invalid plan: duplicates, partial gangs, unknown units, and a revision that never existed."""
         random, why = self._home.random, Why(policy="liar")
         nodes = [node.name for node in view.fleet.nodes] or ["nowhere"]
         decisions: list[Place | Preempt | Resize] = []

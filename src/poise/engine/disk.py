@@ -1,9 +1,9 @@
 """The log on a disk that can be full, lose what was not synced, tear its tail, and flip bits.
 
-`SimulatedDisk` is what lies there and outlives every process; `SimulatedStore` is the `Store` port of one process on
-it. An append goes through steps (queued, written, synced, told), each of them a moment at which its process may die.
-What opening does is what the store on SQLite does: a record that is not whole beyond what was promised durable is cut,
-loudly; anything else that is damaged is refused.
+`SimulatedDisk` holds the data and outlives every process; `SimulatedStore` is the `Store` port of one process on
+it. An append has four steps (queued, written, synced, acknowledged); its process may die after each.
+Opening works as in the SQLite store: an incomplete record after the last durable one is truncated with a warning; any
+other damage is an error.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ class SimulatedDisk:
         self._flipped: list[tuple[int, bytes]] = []
 
     def lose_power(self, random: Random) -> None:
-        """What was written and not synced is there in part, and its last record perhaps in part."""
+        """Keep a random part of the records that were written but not synced; the last one may be torn."""
         kept = random.randint(self.synced, len(self.records))
         lost = self.records[kept : kept + 1]
         del self.records[kept:]
@@ -65,7 +65,7 @@ class SimulatedDisk:
         self._flipped.clear()
 
     def sound(self, start: int, end: int) -> list[bytes]:
-        """Records as they were written, whatever has become of them."""
+        """Return the records as they were written, without later corruption."""
         records = self.records[start:end]
         for place, record in reversed(self._flipped):
             if start <= place < end:
@@ -74,7 +74,7 @@ class SimulatedDisk:
 
 
 class SimulatedStore:
-    """One process's `Store`. `warn` is told what was cut; raises `StoreDamaged` on opening what cannot be trusted."""
+    """The `Store` of one process. It reports truncation to `warn`; opening a damaged log raises `StoreDamaged`."""
 
     def __init__(
         self, disk: SimulatedDisk, process: Process, warn: Callable[[str], None], step: Callable[[], None]
@@ -142,15 +142,15 @@ class SimulatedStore:
         return ""
 
     def recover(self) -> bool:
-        """Who has lost the log to another gets it back by opening it again, and in no other way."""
+        """Clear the failure if the disk has space again. A log lost to another process must be reopened instead."""
         if isinstance(self._failure, StoreFull) and not self._disk.full:
             self._failure = None
         return self._failure is None
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to release."""
 
-    # the writer's side: one commit at a time, of all that waits
+    # the writer's side: one commit at a time, of all queued records
 
     def _go_on(self) -> None:
         if not self._busy and (self._queue or self._checkpoint_due()):
@@ -176,7 +176,7 @@ class SimulatedStore:
     def _sync(self, upto: int) -> None:
         self._step()
         self._durable = upto
-        self._disk.synced = max(self._disk.synced, upto)  # another writer may have gone on from here
+        self._disk.synced = max(self._disk.synced, upto)  # another writer may have appended after this
         self._process.call_soon(self._told, upto)
 
     def _told(self, upto: int) -> None:

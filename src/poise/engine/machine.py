@@ -1,8 +1,8 @@
 """A machine with its agent: the real node machine over a simulated executor, clock and way to the control plane.
 
-The executor is the truth: what runs here, since when. It goes on without the agent, as keepers do, and ends with the
-machine. A command is `work SECONDS`, of which a copy uses the time it says, longer by the factor by which the machine
-is slow; how it ends is drawn from the seed and the attempt, so that it does not depend on when it runs.
+The executor is the ground truth of what runs here, and since when. Like keepers, it continues without the agent, and
+ends with the machine. A command is `work SECONDS`; a copy runs for that time, multiplied by the slowdown of the
+machine. Its ending is drawn from the seed and the attempt, so it does not depend on when the copy runs.
 """
 
 from collections import deque
@@ -38,9 +38,9 @@ RESIZES = "resizes"
 
 
 class Copy(msgspec.Struct, eq=False):
-    """One attempt in a slot; it runs once `since` is set. `deaf`: it does not end at SIGTERM. A member of a gang that
-    follows `orders` has `left` nanoseconds to run as of the instant `as_of`, in the size that it has; `says` what it
-    tells of itself, once it has. From the instant `hung` on it gets on no more (-1: it does).
+    """One attempt in a slot; it runs once `since` is set. `deaf`: it ignores SIGTERM. A member of a gang that follows
+    `orders` has `left` nanoseconds to run as of `as_of`, at the current size of the gang. `says` is its last report, if
+    any. It makes no progress from the instant `hung` on (-1: it has not hung).
     """
 
     launch: Launch
@@ -58,7 +58,7 @@ class Copy(msgspec.Struct, eq=False):
 
 
 class Watcher(Protocol):
-    """Who is told of the truth, and judges it."""
+    """Receives the ground truth and checks it."""
 
     def started(self, node: str, launch: Launch, cpus: tuple[int, ...]) -> None: ...
     def ended(self, node: str, launch: Launch, ending: Ending) -> None: ...
@@ -123,7 +123,7 @@ class SimulatedExecutor:
         self._keepers.timeline.call_at(until, self._lease_over, attempt, process=self._keepers)
 
     def order(self, attempt: Attempt, orders: Orders) -> None:
-        """It goes on at the speed of its gang's new size. Some of those that are to leave do so at once."""
+        """Continue an attempt at the speed of its gang's new size. Some members that must leave do so at once."""
         found = self.copies.get(attempt)
         if found is None:
             return
@@ -141,7 +141,7 @@ class SimulatedExecutor:
             self._keepers.call_soon(self._leave, attempt)
 
     def limit(self, attempt: Attempt, time_limit: int) -> None:
-        """Kept by the keeper. What runs ends by it, or goes on."""
+        """Change the time limit of an attempt, which the keeper enforces."""
         found = self.copies.get(attempt)
         if found is None:
             return
@@ -152,16 +152,16 @@ class SimulatedExecutor:
             self._foresee(slot, copy)
 
     def telling(self) -> list[Told]:
-        """What those that run have told of themselves."""
+        """Return the reports of the running attempts."""
         return [copy.says for _, copy in self.copies.values() if copy.says is not None]
 
     def watches(self, attempt: Attempt) -> bool:
-        """Whether its node ends it by itself if it hangs: its job sets no `hang`, and it has told of its steps."""
+        """Return whether the node kills this attempt if it hangs: its job sets no `hang`, and it has reported steps."""
         copy = self.copies[attempt][1]
         return copy.says is not None and not copy.launch.hang
 
     def cpu_used(self, attempts: Iterable[Attempt]) -> dict[Attempt, int]:
-        """Nanoseconds of CPU time of those that run: all the time for which each got on."""
+        """Return the CPU time of the running attempts in nanoseconds: the whole time until now or until they hung."""
         now = self._keepers.timeline.now
         found = {attempt: self.copies[attempt][1] for attempt in attempts if attempt in self.copies}
         return {attempt: (now if one.hung < 0 else one.hung) - one.since for attempt, one in found.items()}
@@ -171,7 +171,7 @@ class SimulatedExecutor:
             self.evidence.pop(attempt, None)
 
     def observe(self) -> Observation:
-        """What is here: of each slot the copies in order, and the endings nobody has taken note of."""
+        """Return the copies of each slot in order, and the endings that are not acknowledged yet."""
         held = tuple(
             Held(slot, copy.launch, copy.cpus, self._running(copy) if copy.since >= 0 else None)
             for slot, line in sorted(self.slots.items())
@@ -188,8 +188,8 @@ class SimulatedExecutor:
         self._end_running(slot, copy, outcome, note)
 
     def hang(self, attempt: Attempt) -> None:
-        """It never gets on again. Its keeper ends it if its job sets a `hang`, its node if it has told of its steps;
-        else somebody has to stop it.
+        """Stop the progress of an attempt for ever. Its keeper kills it if its job sets a `hang`, its node if it has
+        reported steps; otherwise it runs until it is stopped.
         """
         slot, copy = self.copies[attempt]
         if copy.stopping:
@@ -203,7 +203,7 @@ class SimulatedExecutor:
             copy.timer = self._keepers.call_later(within / SECOND, self._end_running, slot, copy, "timeout")
 
     def bury(self, slot: int) -> None:
-        """The keeper of a slot is killed: what it holds is lost."""
+        """Kill the keeper of a slot; its attempts are lost."""
         for copy in list(self.slots.get(slot, ())):
             self._cancel(copy)
             if copy.since >= 0:
@@ -225,7 +225,7 @@ class SimulatedExecutor:
     def running(self) -> list[Attempt]:
         return [attempt for attempt, (_, copy) in self.copies.items() if copy.since >= 0]
 
-    # inside
+    # --- internals ---------------------------------------------------------------------------------------------------
 
     def _lease_over(self, attempt: Attempt) -> None:
         found = self.copies.get(attempt)
@@ -256,7 +256,7 @@ class SimulatedExecutor:
             self._keepers.call_later(random.random(), self._tell, copy.launch.attempt)
 
     def _tell(self, attempt: Attempt) -> None:
-        """It says that it follows orders, and how long its steps take: they are missed from now on."""
+        """Report that the attempt follows orders, and the time of its steps; from now on missing steps are noticed."""
         found = self.copies.get(attempt)
         if found is not None and found[1].hung < 0:
             training = Training(step=0, resizes=True, step_time=STEP)
@@ -264,13 +264,13 @@ class SimulatedExecutor:
             self.on_told(found[1].says)
 
     def _come_to(self, copy: Copy) -> None:
-        """What is left of it by now."""
+        """Update the remaining run time of a copy to the current instant."""
         if copy.since >= 0:
             now = self._keepers.timeline.now
             copy.left, copy.as_of = max(0, copy.left - (now - copy.as_of)), now
 
     def _foresee(self, slot: int, copy: Copy) -> None:
-        """It ends when nothing is left, or at its time limit."""
+        """Schedule the end of a copy: when its work is done, or at its time limit."""
         self._cancel(copy)
         left, ends, within = copy.left, copy.ends, self._limit_left(copy)
         if 0 < within < left:
@@ -356,7 +356,7 @@ class SimulatedMachine:
     # --- power -------------------------------------------------------------------------------------------------------
 
     def power_on(self) -> None:
-        """It boots; everything that it ran before is gone, and its incarnation says so."""
+        """Boot the machine. Everything that ran before is gone, and the node gets a new incarnation."""
         if not self.on:
             self.on = True
             self._boots += 1
@@ -382,7 +382,7 @@ class SimulatedMachine:
         self.offer(self._part)
 
     def offer(self, part: float) -> None:
-        """It offers this part of its CPUs, memory and devices from now on. Its agent sees that when it looks next."""
+        """Offer this fraction of the CPUs, memory and devices from now on. The agent notices it at its next probe."""
         self._part = part
         cpu, memory = int(self._whole.cpu * part), int(self._whole.memory * part)
         devices = tuple(device for device in self.devices if device.index < part * len(self._whole.devices))
@@ -390,19 +390,19 @@ class SimulatedMachine:
         self._tell_offer()
 
     def _take_in(self) -> None:
-        """The agent has looked: what was handed to an executor before that may still begin."""
+        """Record that the agent has probed the machine. Attempts handed to the executor earlier may still start."""
         self._taken_in = self.node
         if self.machine is not None:
             self.machine.withheld = {device.index for device in self.devices}
         self.timeline.call_in(2 * START_TAKES, self._tell_offer)
 
     def _tell_offer(self) -> None:
-        """What may run here: of what it offers and what its agent knows of that, the larger."""
+        """Report the resources that may be in use here: the maximum of the current offer and the agent's last probe."""
         cpu, memory = max(self.node.cpu, self._taken_in.cpu), max(self.node.memory, self._taken_in.memory)
         self._watcher.offers(msgspec.structs.replace(self.node, cpu=cpu, memory=memory))
 
     def fail_device(self, index: int) -> bool:
-        """The driver says that a device has failed; nobody hears it without an agent. What runs on it never returns."""
+        """Report a failed device from the driver; without an agent the report is lost. Attempts on the device hang."""
         if self.machine is None:
             return False
         for attempt in self.executor.running():
@@ -471,7 +471,7 @@ class SimulatedMachine:
         self._later()
 
     def _changed(self, running: Sequence[Running], ended: Sequence[Ended]) -> None:
-        """Keepers say it to the agent over a socket: it comes in a turn of the agent's own."""
+        """Deliver changes to the agent in a later turn, as keepers do over a socket."""
         self.agent.call_soon(self._feed, machine.Changed(tuple(running), tuple(ended)))
 
     def _told(self, told: Told) -> None:
@@ -480,7 +480,7 @@ class SimulatedMachine:
             self._watching = self.agent.call_later(LOOK_AT_STEPS, self._watch_steps)
 
     def _watch_steps(self) -> None:
-        """As long as anything has told of its steps it is looked whether it gets on."""
+        """Check the progress of attempts periodically while any of them has reported steps."""
         self._watching = None
         if self.machine is not None and self.machine.listens():
             self._feed(machine.Telling((), self.executor.cpu_used(self.machine.standing_still())))
@@ -515,7 +515,7 @@ class SimulatedMachine:
 
 
 class Listener(Protocol):
-    """Where nodes dial: a process, which takes a connection or does not."""
+    """The process to which nodes connect; it may refuse a connection."""
 
     process: Process
 

@@ -1,20 +1,20 @@
-"""Worlds beside a log: what would have come of the same submissions under another policy.
+"""Worlds parallel to a log: they simulate the same submissions under other policies.
 
     worlds = Worlds(ledger, policies, settings, now)
     worlds.take(event)          # each event of the log, in order
     worlds.advance(now)
 
-A world is a twin of the fleet that begins as a fork of the ledger, and has a ledger of its own from then on. What users
-and machines do is taken from the log at the instants at which it happens there: submissions, cancellations, drains,
-nodes that come and go. What policies do is not: each world decides by itself.
+A world is a twin of the fleet that begins as a fork of the ledger, and has its own ledger from then on. The actions of
+users and machines come from the log, at the instants at which they happened: submissions, cancellations, drains, nodes
+that join and leave. Decisions do not: the policy of each world makes its own.
 
-How long work takes is not known before it has ended in the log. So a world is late: where a unit would have to end and
-nobody knows yet, its time stands still until the log tells that the unit has run for longer, or has ended. Nothing is
-guessed, unless a world is later than its patience; then the run time is taken from estimates, and counted. A run time
-that was seen on another model of device is converted by the estimates of both, and counted too.
+The run time of work is not known before it has ended in the log. So a world lags behind: if a unit may end at an
+instant and its end is not known yet, the world waits until the log shows that the unit ran for longer, or ended. Run
+times are estimated only if a world lags more than its patience; such estimates are counted. A run time observed on
+another device model is converted by the estimates of both models, and counted too.
 
-Beside the worlds of other policies there is always one of the policy that decides. Differences are between worlds, so
-what twins get wrong is the same on both sides.
+There is always one world of the live policy. Results are compared between worlds, so errors of the simulation are the
+same on both sides.
 """
 
 from collections import Counter
@@ -80,7 +80,7 @@ LEFT_OUT = (JobChanged, UnitsCancelled, DeviceCordoned)
 
 
 class Open(Steady, frozen=True, gc=False):
-    """Work of which it is not known how much there is. `left` is of use as a difference only."""
+    """Work of unknown amount. Use `left` only for differences."""
 
     def left(self, progress: float, seats: Seats, /) -> float:
         rate = self.rate(seats)
@@ -91,8 +91,8 @@ class Open(Steady, frozen=True, gc=False):
 
 
 class _Line:
-    """What happened to a job in a world: when it first started, instants of orders to yield, and its attempts, each
-    with the devices that it held.
+    """History of a job in a world: its first start, the instants of its preemptions, and its attempts with the devices
+    that they held.
     """
 
     __slots__ = ("attempts", "started", "yielded")
@@ -104,8 +104,8 @@ class _Line:
 
 
 class Known:
-    """What the log tells of how much there is to do in units, by id. `on` has the model of device on which it was seen
-    last.
+    """The amount of work in units, by id, as far as the log shows it. `on` is the device model on which each unit last
+    ran.
     """
 
     def __init__(self, ledger: Ledger, throughputs: Mapping[str, float]) -> None:
@@ -153,7 +153,7 @@ class Known:
             self._over[unit.id] = _endless(unit)
 
     def truth(self, unit: UnitState | None, name: str, now: int) -> Truth:
-        """Of a unit of this name, as far as it is known at this instant. What serves has no end of its own."""
+        """Return the truth of a unit, as far as it is known at this instant. Services are endless."""
         if (over := self._over.get(name)) is not None:
             return over
         if unit is None:
@@ -163,7 +163,7 @@ class Known:
         return self._truth(unit, self._work(unit, now), known=False)
 
     def guess(self, unit: UnitState, now: int) -> Truth:
-        """Of a unit that runs, by what is estimated of its class."""
+        """Return the estimated truth of a running unit, from the estimates for its class."""
         spec, fleet = unit.spec, self._ledger.columns.fleet()
         speeds = Speeds(fleet.models, self._ledger.profiles, self._throughputs)
         devices = unit.shape.gpus > 0
@@ -190,7 +190,7 @@ class Known:
         )
 
     def rates(self, unit: UnitState) -> dict[str, float]:
-        """By model of device that it could run on: its rate there, over that on the fastest."""
+        """Return the rate on each device model that it could run on, relative to the fastest."""
         found = self._rates.get(unit.id)
         if found is None:
             spec, fleet = unit.spec, self._ledger.columns.fleet()
@@ -207,11 +207,11 @@ class Known:
         return found
 
     def _reference(self, unit: UnitState, nanoseconds: float) -> float:
-        """Seconds on the fastest model, for so much on the one that it was on last."""
+        """Convert a duration on the unit's last device model to seconds on the fastest model."""
         return nanoseconds / SECOND * self.rates(unit).get(self._model(unit), 1.0)
 
     def _model(self, unit: UnitState) -> str:
-        """The model of device that it runs on, or ran on last; empty where it has never run."""
+        """Return the device model on which the unit runs or last ran; empty if it has never run."""
         first = unit.first if unit.tasks else None
         if first is not None and first.node in self._ledger.nodes:
             node = self._ledger.nodes[first.node].node
@@ -219,7 +219,7 @@ class Known:
         return self.on.get(unit.id, "")
 
     def _work(self, unit: UnitState, now: int) -> float:
-        """Seconds of its least tasks on the fastest model, as far as it has got on, or has ended."""
+        """Return the unit's progress, in seconds of its least tasks on the fastest model."""
         if unit.status == "active":
             tasks = [unit.tasks[index] for index in unit.members if unit.tasks[index].started]
             if len(tasks) < unit.size:
@@ -233,12 +233,12 @@ class Known:
         return self._reference(unit, took + self._kept(unit))
 
     def _kept(self, unit: UnitState) -> float:
-        """Nanoseconds of its least tasks that earlier attempts have done, where it does not say so itself."""
+        """Return the work of earlier attempts in nanoseconds of its least tasks, unless the unit reports it itself."""
         return self._kept_of.get(unit.id, unit.saved / _least(unit))
 
 
 def _endless(unit: UnitState) -> Truth:
-    """Of what somebody ends."""
+    """Return the truth of a unit that runs until it is stopped."""
     return msgspec.structs.replace(ENDLESS, pace=Steady(float("inf"), _least(unit)))
 
 
@@ -252,7 +252,7 @@ def _restoring(unit: UnitState) -> int:
 
 
 class World:
-    """One world. `guessed` are units whose run time was estimated, `failed` says why its policy decides no more."""
+    """One world. `guessed` are units whose run time was estimated; `failed` is the reason why its policy stopped."""
 
     def __init__(self, policy: ClusterPolicy, settings: Settings, ledger: Ledger, known: Known, at: int) -> None:
         fork = ledger.fork()
@@ -286,7 +286,7 @@ class World:
         return self.twin.began + self.twin.now
 
     def advance(self, ledger: Ledger, now: int, patience: int, watch: Callable[[], bool]) -> None:
-        """Go on until `now`, until something has to be known that is not, or until `watch` says False."""
+        """Advance until `now`, until the next step depends on unknown data, or until `watch` returns False."""
         twin = self.twin
         until = now - twin.began
         try:
@@ -313,14 +313,14 @@ class World:
             twin.learn(name, truth)
 
     def correct(self, unit: str) -> None:
-        """The log has told how long a unit takes that was guessed."""
+        """Replace an estimated run time by the one in the log."""
         found = self.twin.ledger.jobs.unit(unit)
         if unit in self.guessed and found is not None and not found.over:
             self.guessed.discard(unit)
             self.twin.learn(unit, self._known.truth(None, unit, 0))
 
     def rows(self, until: int) -> Iterator[tuple[str, Row]]:
-        """Of the jobs that were there in its time and were submitted before this instant, in the order of their ids."""
+        """Yield rows for the jobs in this world's time that were submitted before `until`, in order of their ids."""
         ledger = self.twin.ledger
         for job in ledger.jobs.values():
             if job.submitted >= until or (job.ended and job.ended <= self.since) or not _counts(job):
@@ -350,7 +350,7 @@ class World:
         )
 
     def _see(self, event: Event) -> None:
-        """What its own log says."""
+        """Process an event of the world's own log."""
         match event:
             case Started():
                 found = self.twin.ledger.jobs.task(event.task)
@@ -382,7 +382,7 @@ class World:
 
 
 class Worlds:
-    """The worlds of some policies by name, and the `LIVE` one, beside a ledger that follows the log as `take` tells."""
+    """The worlds of some policies by name, and the `LIVE` one, with a ledger that follows the log through `take`."""
 
     def __init__(
         self,
@@ -428,7 +428,7 @@ class Worlds:
         self._follow(event)
 
     def advance(self, now: int, watch: Callable[[], bool] = lambda: True) -> None:
-        """Let the worlds go on until `now`, as far as it is known what happens, or until `watch` says False."""
+        """Advance the worlds until `now`, as far as the data allow, or until `watch` returns False."""
         for world in self.worlds.values():
             world.advance(self.ledger, now, self._patience, watch)
 
@@ -456,7 +456,7 @@ class Worlds:
         return found[0] if found is not None else None
 
     def _follow(self, event: Event) -> None:
-        """What users and machines do is done in each world."""
+        """Apply an action of users or machines in each world."""
         match event:
             case JobSubmitted():
                 self._submitted(event.job, event.at)
@@ -507,7 +507,7 @@ class Worlds:
 
 
 def _counts(job: JobState) -> bool:
-    """Whether a job ends by itself."""
+    """Return whether a job ends without being stopped: it serves neither calls nor requests."""
     return job.calls is None and not any(unit.spec.serves for unit in job.units)
 
 

@@ -438,7 +438,7 @@ class Judge:
             self._done.add(event.task)
 
     def _is_lost(self, event: Finished) -> None:
-        """What is given up as lost runs no more; or its node, or a device of it, is gone or has failed."""
+        """Check that an attempt declared lost has stopped, unless its node or one of its devices is gone or failed."""
         attempt = Attempt(event.task, event.epoch)
         for name, running in self._running.items():
             node = self.ledger.nodes.get(name)
@@ -447,7 +447,7 @@ class Judge:
                 raise Violation("S4", f"{attempt} is given up as lost, and runs on {name}, which is there")
 
     def _goes_on(self, unit: str, held: Holding, ending: Ending) -> bool:
-        """Whether its gang goes on without a member that has ended so."""
+        """Return whether the gang continues without a member that has ended like this."""
         return (
             unit in self._resizing
             and unit not in self._ending

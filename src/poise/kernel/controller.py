@@ -1334,7 +1334,7 @@ class Controller:
                 self._lose(unit, index, f"device {fault.index} of {name} failed: {what}", now)
 
     def _take_told(self, name: str, told: Iterable[Told], now: int) -> None:
-        """How running work scales, and what it says of its training; what is as it was known to be is no news."""
+        """Record reported speedups and training state of running tasks; commit only changes."""
         for one in told:
             found = self.ledger.jobs.task(one.attempt.task)
             if found is None or not self._valid(one.attempt, name):
@@ -1743,8 +1743,8 @@ def _triggers_of(recipe: dict[str, Any]) -> Triggers:
 
 
 def _in_phase(unit: UnitState, env: dict[str, str]) -> dict[str, str]:
-    """What it is told of the phase in which it is placed: how many threads it should use, and which part of the memory
-    of its devices it may (of a share that is what was reserved). A number of threads that its job declares stands.
+    """Return the environment of a task in its phase: the number of threads, and the fraction of device memory that it
+    may use (of its reservation, for a share of a device). A number of threads set in the job takes precedence.
     """
     if not unit.spec.phases:
         return env

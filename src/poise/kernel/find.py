@@ -37,9 +37,9 @@ def listed(
     latest: int = 0,
     after: str = "",
 ) -> Iterator[JobState]:
-    """Those of the jobs that have one of the `statuses`, a `name` or id like the pattern (`train-*`), and that `user`;
-    each where it is given. Only so many of the `latest` of them (0: all), and of these those `after` an id, in order of
-    submission.
+    """Yield the jobs that have one of the `statuses`, a `name` or id that matches the pattern (`train-*`), and this
+    `user`, as far as these are given. Yield only the `latest` ones (0: all), and of these only those `after` an id, in
+    order of submission.
     """
     found = (
         job
@@ -71,9 +71,9 @@ class Found(NamedTuple):
 
 
 def find(ledger: Ledger, name: str, task: str = "", bearer: Bearer = HOME) -> Found:
-    """What `JOB` or `JOB.TASK` means, or `task` of the job `name`, each perhaps not typed to its end. A gang, or all
-    parts of a task, go by the name that they were given. What the bearer may not see is not there. Raises NotFound,
-    also where it could be several.
+    """Resolve `JOB` or `JOB.TASK`, or `task` of the job `name`; each may be a unique prefix. A gang, or all parts of a
+    task, have the name of the task. Work that the bearer may not see does not exist for it. Raises NotFound, also if
+    the name is ambiguous.
     """
     splits = [(name, task)] if task else list(_splits(name))
     for job_name, rest in splits:
@@ -89,7 +89,7 @@ def find(ledger: Ledger, name: str, task: str = "", bearer: Bearer = HOME) -> Fo
     seen = [job for job in reversed(ledger.jobs.values()) if bearer.sees(job.tenant)]
     for job_name, rest in splits:
         theirs = next((job for job in seen if job.name == job_name), None)
-        if theirs is not None:  # the name counts for its own tenant only, but is what a list shows
+        if theirs is not None:  # a name is valid only within its tenant, but lists show it to others
             raise NotFound(
                 f"there is no job `{name}` of tenant `{bearer.tenant}`; use its id for that of `{theirs.tenant}`",
                 field="job",
@@ -131,8 +131,8 @@ def find_node(known: Iterable[str], name: str) -> str:
 
 
 def only(typed: str, known: Mapping[str, str], what: str) -> str:
-    """The one of the `known` names that begins as typed; empty if there is none, or nothing was typed. `known` says
-    what else each is called. Raises NotFound where there are several.
+    """Return the one of the `known` names that begins with `typed`; empty if there is none, or `typed` is empty.
+    `known` maps names to their alternatives. Raises NotFound if several match.
     """
     begun = [name for name in known if name.startswith(typed)] if typed else []
     if len(begun) < 2:
@@ -177,7 +177,7 @@ def quota_note(ledger: Ledger, tenant: str, *, lifted: bool) -> str:
 
 
 def _tenants(ledger: Ledger) -> set[str]:
-    """Those of quotas, jobs, and tokens that were not revoked."""
+    """Return the tenants of quotas, jobs, and tokens that are not revoked."""
     tenants = {*ledger.quotas, *(job.tenant for job in ledger.jobs.values())}
     tenants.update(token.tenant for token in ledger.tokens.values() if not token.revoked)
     return tenants

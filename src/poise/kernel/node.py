@@ -479,7 +479,7 @@ class NodeMachine:
         return [Order(attempt, orders)] if attempt in self._slot_of else []
 
     def _limit(self, attempt: Attempt, time_limit: int) -> list[Effect]:
-        """Another time limit; one that waits for its slot gets it when it starts."""
+        """Change the time limit of an attempt. A queued attempt gets the new limit when it starts."""
         if attempt not in self._launches:
             return []
         self._limits[attempt] = time_limit

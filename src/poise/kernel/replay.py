@@ -50,9 +50,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay of revisions `first` to `last` found: rounds that were compared and the `decisions` in them, those
-    that are `different` and the first of these. `left_out` has, by reason, how many rounds were not compared.
-    `policy` is the one that was asked instead of the recorded ones, if any.
+    """Result of a replay of revisions `first` to `last`: the compared rounds, the `decisions` in them, the number of
+    `different` ones and the first of these. `left_out` counts rounds that were not compared, by reason. `policy` is the
+    policy used in place of the recorded ones, if any.
     """
 
     first: int

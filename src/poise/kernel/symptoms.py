@@ -61,14 +61,14 @@ CONTROL, STORE, CLOCK, NETWORK = Element("control plane"), Element("store"), Ele
 
 
 class Healthy(msgspec.Struct, frozen=True, array_like=True):
-    """An attempt that ended well, and the elements for which that speaks."""
+    """A successful attempt: evidence that these elements are healthy."""
 
     at: int
     elements: tuple[Element, ...]
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):
-    """Symptoms of a subject are over; those of a `kind`, or of any."""
+    """Symptoms of a subject have ended: those of one `kind`, or all."""
 
     at: int
     revision: int
@@ -131,7 +131,7 @@ class Symptoms:
         self.facts = facts if facts is not None else Facts()
 
     def read(self, revision: int, event: Event) -> Iterator[Reading]:
-        """What follows from an event."""
+        """Yield the readings that follow from an event."""
         at, facts = event.at, self.facts
         match event:
             case JobSubmitted():
@@ -189,7 +189,7 @@ class Symptoms:
             case StopAsked():
                 facts.stop_asked = True
             case Began():
-                if not facts.stop_asked and facts.places:  # an idle one leaves by itself
+                if not facts.stop_asked and facts.places:  # an idle control plane exits by itself
                     text = "the control plane was started again without having been stopped"
                     yield Symptom(at, revision, "control-restarted", f"term {event.term}", text, (CONTROL,))
                 facts.stop_asked = False
@@ -350,7 +350,7 @@ class Symptoms:
             yield Symptom(event.at, revision, event.kind, event.subject, event.text, suspects)
 
     def _replicas(self, jobs: Iterable[str]) -> Iterator[Element]:
-        """Where the replicas of a service run, or have failed, and their program."""
+        """Yield the elements on which the replicas of a service run or have failed, and their program."""
         found: dict[Element, None] = {}
         for job in jobs:
             known = self.facts.jobs.get(job)
@@ -379,7 +379,7 @@ class Symptoms:
         return [name for name in found if name not in facts.absent]
 
     def count(self) -> dict[ElementKind, int]:
-        """How many elements there are of each kind of which there are several."""
+        """Return the number of elements of each kind."""
         facts = self.facts
         jobs = facts.jobs.values()
         return {

@@ -1,9 +1,9 @@
-"""What the bearer of a token may see of a ledger: nothing that is of another tenant.
+"""Restricts the view of a ledger for the bearer of a token: other tenants' work is hidden.
 
-The fleet is everybody's: how much of a node is taken shows, who holds it does not. A job of another tenant is not
-there. Where an answer about one's own work names that of others (what it waits behind, what yields to it), the name is
-taken out and the fact stays. Texts that Poise makes name units as `j7.train` and in no other way, so that taking those
-out is enough; what users write is left alone.
+The fleet is visible to all tenants: the use of a node is shown, its users are not. Jobs of other tenants are hidden. If
+an answer about one's own work names other work (which it waits behind, or which is preempted for it), the name is
+removed and the fact remains. Poise's texts always name units as `j7.train`, so removing such names is enough; text from
+users is left unchanged.
 """
 
 import re
@@ -118,7 +118,9 @@ class Sight:
         self.bearer = bearer
 
     def jobs(self, recent: int | None = None, after: str = "") -> Iterator[JobState]:
-        """All, or the unfinished ones and so many of the latest finished ones; those after a job, where it is named."""
+        """Return all visible jobs, or the unfinished ones and the `recent` latest finished ones; with `after`, only
+        those after that job.
+        """
         tenant = None if self.bearer.sees_all else self.bearer.tenant
         own = (job for job in self.ledger.jobs.after(after) if tenant in (None, job.tenant))
         if recent is None:
@@ -138,7 +140,7 @@ class Sight:
         ]
 
     def shares(self, now: int) -> SharesReport:
-        """All shares; of those of other tenants only how they stand beside the bearer's own."""
+        """Return all shares; for other tenants, only their standing relative to the bearer's own."""
         report = shares_report(self.ledger, now)
         tree = self.ledger.shares.tree
         if self.bearer.sees_all or tree is None:
@@ -164,7 +166,7 @@ class Sight:
         )
 
     def node(self, report: NodeReport) -> NodeReport:
-        """Without the names of those who hold its devices, but for one's own."""
+        """Return the report without the names of other tenants' work on its devices."""
         if self.bearer.sees_all:
             return report
         return msgspec.structs.replace(report, devices=self._only(report.devices, frozenset()))
@@ -229,8 +231,8 @@ class Sight:
         return report if self.bearer.sees_all else self._only(report, frozenset(own))
 
     def event(self, event: Event) -> Any:
-        """The record as the bearer may see it, or None; sealed values are shown to nobody. Of a job that the ledger has
-        forgotten only its submission is known to be one's own.
+        """Return the part of the record that the bearer may see, or None; sealed values are always hidden. If the
+        ledger has forgotten a job, only its submission is still recognized as one's own.
         """
         event = _without_sealed(event)
         if isinstance(event, TokenAdded) and self.bearer.role == Role.ADMIN:
@@ -285,18 +287,18 @@ class Sight:
         return None  # what is not known to be harmless is not shown
 
     def _is_own(self, name: str) -> bool:
-        """Of a job, unit or task."""
+        """Return whether a job, unit or task belongs to the bearer's tenant."""
         job = self.ledger.jobs.get(name.partition(".")[0])
         return job is not None and job.tenant == self.bearer.tenant
 
     def _asked(self, event: Any) -> Any:
-        """Who asked for it is told if it was somebody of this tenant."""
+        """Return the event; remove the requester unless the requester belongs to this tenant."""
         token = self.ledger.tokens.get(event.by)
         known = token is not None and token.tenant == self.bearer.tenant
         return event if known else msgspec.structs.replace(event, by="")
 
     def _only(self, value: Any, own: frozenset[str]) -> Any:
-        """What holds no name of others is given back as it is."""
+        """Return the value without names of other tenants' work; the same object if there are none."""
         if isinstance(value, str):
             return _AGAIN.sub(OTHERS, _UNIT.sub(lambda found: self._called(found[0], own), value))
         if isinstance(value, tuple | list):

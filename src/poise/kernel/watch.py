@@ -30,7 +30,7 @@ class Change(NamedTuple):
 
 
 class Fired(NamedTuple):
-    """A trigger fired, for which subject, and what was measured, for people."""
+    """A trigger that fired, its subject, and the measured value as text."""
 
     trigger: str
     subject: str
@@ -38,7 +38,7 @@ class Fired(NamedTuple):
 
 
 class _Watched:
-    """One node: its last load, what was reported of it, and since when something else holds."""
+    """One node: its last load, its reported level, and since when the current level differs."""
 
     __slots__ = ("hot", "hot_since", "level", "level_since", "load", "upkeep")
 
@@ -50,7 +50,7 @@ class _Watched:
 
 
 class Watch:
-    """Call `load` for each sample, `settled` at times, the others when there is something to say."""
+    """Call `load` for each sample, `settled` periodically, and the other methods when their signal changes."""
 
     def __init__(self, triggers: Triggers) -> None:
         self._triggers = triggers
@@ -83,7 +83,7 @@ class Watch:
         return ((name, watched.load) for name, watched in self._nodes.items())
 
     def upkeep_of(self, node: str) -> Upkeep | None:
-        """What its agent costs, as it said last."""
+        """Return the last reported overhead of the node's agent."""
         watched = self._nodes.get(node)
         return watched.upkeep if watched else None
 
@@ -91,7 +91,7 @@ class Watch:
         self._nodes.setdefault(node, _Watched()).upkeep = upkeep
 
     def load(self, node: str, load: Load, now: int) -> None:
-        """Take in a sample; what follows from it is told by `settled` when it has stayed."""
+        """Record a sample. `settled` reports a change of level once the change has lasted long enough."""
         watched = self._nodes.setdefault(node, _Watched())
         watched.load = load
         known = self._times(watched)
@@ -131,7 +131,7 @@ class Watch:
         return min(times, default=None)
 
     def forget(self, node: str) -> None:
-        """The node is lost; when it comes back it says anew how busy it is."""
+        """Forget a lost node. It reports its load again when it rejoins."""
         self._nodes.pop(node, None)
         self._silent.discard(node)
 
@@ -141,7 +141,7 @@ class Watch:
         return self.triggers.failed_checks * self.triggers.heartbeat
 
     def silent(self, node: str, silence: int) -> Fired | None:
-        """How long a node has not been heard. Fires once for each time that enough heartbeats failed in a row."""
+        """Record how long a node has been silent. Fires once per series of enough failed heartbeats."""
         if silence < self.patience:
             self._silent.discard(node)
         elif node not in self._silent:
@@ -150,15 +150,15 @@ class Watch:
         return None
 
     def silent_at(self, node: str, heard: int) -> int | None:
-        """The instant at which enough heartbeats will have failed; None if they have already."""
+        """Return the instant at which a node without further heartbeats counts as silent; None if it already does."""
         return None if node in self._silent else heard + self.patience
 
     def heard_all_but(self, late: Collection[str]) -> None:
-        """All other nodes have spoken, and may fall silent again."""
+        """Record that all nodes but the `late` ones have sent heartbeats, and can be reported as silent again."""
         self._silent.intersection_update(late)
 
     def response(self, nanoseconds: int) -> Fired | None:
-        """How long one short task took from when it could start to its end."""
+        """Record the response time of a short task: from when it could start to its end."""
         self._response += (nanoseconds - self._response) // SMOOTH
         if self._slow:
             self._slow = self._response > REARM * self.triggers.response_above
@@ -178,11 +178,11 @@ class Watch:
         return Fired("use", "", f"{share / 10:g} %")
 
     def is_long_full(self, now: int) -> bool:
-        """Whether the fleet has been in use above the threshold for long enough, as far as `use` was told."""
+        """Return whether fleet use, as reported to `use`, has been above the threshold for long enough."""
         return not self._full and 0 < self._full_since <= now - self.triggers.use_for
 
     def _times(self, watched: _Watched | None) -> tuple[int, ...]:
-        """When what is another way now has stayed for long enough."""
+        """Return the instants at which current differences will have lasted long enough."""
         if watched is None or not (watched.level_since or watched.hot_since):
             return ()
         level = (watched.level_since + self.triggers.settles,) if watched.level_since else ()

@@ -172,10 +172,10 @@ def _why_held(plan: Plan, candidate: Candidate, unseen: int) -> tuple[Reason, ..
 def _before(
     order: Order, view: Snapshot, ordered: Sequence[Candidate], alike: Alike, everything: bool
 ) -> tuple[int, tuple[Ahead, ...]]:
-    """How many are served before it, and the first of them with what put them there."""
+    """Return the number of units served before this one, and the first of them with the reasons for their order."""
     candidate = alike.candidate
     place = next((place for place, other in enumerate(ordered) if other.unit == candidate.unit), None)
-    if place is None:  # not shown: behind the last one of its queue that is
+    if place is None:  # not in the snapshot: it is behind the last unit of its queue that is
         same = [place for place, other in enumerate(ordered) if other.queue == candidate.queue]
         place = same[-1] + 1 if same else 0
     first = ordered[:place] if everything else ordered[: min(place, FEW)]

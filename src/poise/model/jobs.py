@@ -196,8 +196,8 @@ FIRST_PHASE = "initial"
 
 
 class InPhase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a task asks for while its training is in a phase: at most `cpu` milli-CPU (0: what it asks for in any), and
-    so many thousandths of the device memory that it asks for or has.
+    """Resources of a task during a phase of its training: at most `cpu` milli-CPU (0: its usual request), and `memory`
+    thousandths of the device memory that it requests or has.
     """
 
     phase: str

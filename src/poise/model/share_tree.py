@@ -169,11 +169,11 @@ def _left_after(steps: int) -> int:
 
 
 def decayed(value: int, since: int, now: int, half_life: int, rate: int = 0) -> int:
-    """A debt in nano-dollars as of `now`, that was `value` at the instant `since` and grows by `rate` nano-dollars an
-    hour.
+    """Return a debt in nano-dollars as of `now`. It was `value` at the instant `since`, and grows by `rate`
+    nano-dollars an hour.
 
-    Steps are counted from 0, so that it does not matter how often it is worked out in between: what falls within a step
-    is added, and decays with the next.
+    Decay happens in steps counted from 0, so the result does not depend on how often it is computed in between. Growth
+    within a step is added at once and first decays with the next step.
     """
     steps = now * _STEPS // half_life - since * _STEPS // half_life
     if not steps:

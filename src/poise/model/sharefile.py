@@ -105,7 +105,7 @@ _Named = tuple[str, Kind, str]
 
 
 def _named(spec: ShareSpec, at: str, found: Findings) -> _Named:
-    """What a node is called and stands for; errors of its own fields are found."""
+    """Return the name and the kind of a node; add errors in its own fields to `found`."""
     kinds: tuple[Kind, ...] = ("group", "tenant", "project", "user")
     said = [(kind, str(getattr(spec, kind))) for kind in kinds if getattr(spec, kind)]
     if len(said) != 1:
@@ -127,7 +127,7 @@ def _named(spec: ShareSpec, at: str, found: Findings) -> _Named:
 
 
 def _check_places(spec: SharesSpec, named: list[_Named], found: Findings) -> None:
-    """Names are unique, and each node is in one that is there and may hold it, without a cycle."""
+    """Check that names are unique, that every parent exists and has a suitable kind, and that there is no cycle."""
     of_name: dict[str, int] = {}
     for place, (name, _, _) in enumerate(named):
         if name in of_name or (name == OTHERS and named[place][1] != "group"):

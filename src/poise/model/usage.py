@@ -1,7 +1,7 @@
-"""The resource profile of a node: how busy it has been, in which pattern, and what that says of what to pay for.
+"""The resource profile of a node: how busy it has been, in which pattern, and which pricing model suits that.
 
-Signals are sampled every second and kept as *windows* of a minute: the mean of each, and the most. Windows of a minute
-are kept for a day, those of an hour for four weeks. A profile is worked out of them when somebody asks.
+Signals are sampled every second and stored as *windows* of a minute: the mean and the maximum of each. Windows of a
+minute are kept for a day, those of an hour for four weeks. Profiles are computed from them on request.
 
 >>> collecting = Collecting()
 >>> told = [collecting.take(60 * minute, {"cpu": 900 + minute}) for minute in range(1, 22)]
@@ -86,14 +86,14 @@ _Signals = Annotated[
 
 
 class Window(msgspec.Struct, frozen=True, array_like=True):
-    """A minute or an hour that began `at`, seconds since 1970: of each of `SIGNALS` the mean, and the most."""
+    """The mean and the maximum of each of `SIGNALS` in a minute or an hour that began `at` (seconds since 1970)."""
 
     at: Annotated[int, msgspec.Meta(gt=0, le=2**40)]
     mean: _Signals
     most: _Signals
 
     def with_signal(self, name: str, value: int) -> "Window":
-        """The same, with one signal that somebody else knows."""
+        """Return a copy in which one signal has this value."""
         number = SIGNALS.index(name)
         mean, most = list(self.mean), list(self.most)
         mean[number] = most[number] = value
@@ -153,9 +153,9 @@ class NodeProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Collecting:
-    """Samples that become windows of a minute. One counts for the time since the one before, so that it does not matter
-    how often it is looked. `take` answers with the window that a sample's time has closed, or every
-    `TOLD_EVERY` seconds with the one that is open, as it is by now.
+    """Aggregates samples into windows of a minute. A sample is weighted by the time since the one before, so that the
+    sampling interval does not matter. `take` returns the window that a sample closes, or every `TOLD_EVERY` seconds the
+    open window so far.
     """
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class Collecting:
         self._sums: dict[str, tuple[int, int, int]] = {}
 
     def take(self, at: float, sample: Mapping[str, int]) -> Window | None:
-        """A sample of some signals, at so many seconds since 1970. What goes back in time begins anew."""
+        """Add a sample of some signals, `at` seconds since 1970. A sample from before the last one starts over."""
         start = int(at) // MINUTE * MINUTE
         told = None
         if start != self._at:

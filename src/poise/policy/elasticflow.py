@@ -59,10 +59,10 @@ UNKNOWN = "default"
 
 
 class Job(NamedTuple):
-    """A claim with the sizes it may have: `devices` and `speeds` (over that of one task) are by *level*, from none to
-    its largest size. `work` is by model what is left to do, in nanoseconds of one task. `due` is the latest instant at
-    which it should end (0: best effort), `restart` the time that another size costs, and `changes` the work that could
-    be done in it, by level.
+    """A claim with its possible sizes: `devices` and `speeds` (relative to one task) are by *level*, from none to its
+    largest size. `work` is the remaining work by model, in nanoseconds of one task. `due` is the latest instant at
+    which it should end (0: best effort), `restart` the time that a change of size costs, and `changes` the work that
+    could be done in that time, by level.
     """
 
     claim: Claim
@@ -96,8 +96,8 @@ class Job(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """What a job takes of the future: `levels` by stretch of time, until its `end` in the last of them. Its size first
-    changes at the instant `changes` (0: never).
+    """Reservation of a job: its level in each interval, until its `end` in the last one. Its size first changes at the
+    instant `changes` (0: never).
     """
 
     job: Job
@@ -107,7 +107,7 @@ class Filled(NamedTuple):
 
 
 class Future:
-    """The free devices of one model: `free[i]` from the instant `at[i]` on, the last for ever. Never changed."""
+    """The free devices of one model over time: `free[i]` from the instant `at[i]`, the last without end. Immutable."""
 
     def __init__(self, at: Ints, free: Ints) -> None:
         self.at, self.free = at, free
@@ -139,17 +139,17 @@ class Future:
         return Filled(job, taken, max(end, int(at[last]) + 1), int(at[others[0]]) if len(others) else 0)
 
     def without(self, filled: Filled) -> "Future":
-        """What is left of it."""
+        """Return the free devices that remain after this reservation."""
         taken = filled.job.devices[filled.levels]
         return self._split(filled.end, len(taken), taken)
 
     def held(self, devices: int, until: int) -> "Future":
-        """What is left of it if so many devices are taken until this instant; there may be fewer."""
+        """Return the free devices that remain if up to `devices` are taken until this instant."""
         stretches = int(np.searchsorted(self.at, until))
         return self._split(until, stretches, np.minimum(devices, self.free[:stretches]))
 
     def _split(self, end: int, stretches: int, taken: Ints) -> "Future":
-        """With so much taken of the first stretches, the last of them until `end`."""
+        """Return a copy with `taken` devices less in the first intervals, of which the last ends at `end`."""
         at, free = self.at, self.free
         if stretches == len(at) or at[stretches] > end:
             at = np.concatenate((at[:stretches], [end], at[stretches:]))
@@ -159,8 +159,8 @@ class Future:
 
 
 class ElasticFlow:
-    """Plans when work came or went, or a planned size changes. Its memory holds who was admitted or turned down of the
-    work that is there, and the plan until it is done.
+    """Plans when work arrives or ends, or a planned size changes. Its memory holds the admitted and the rejected work,
+    and the plan until it is carried out.
     """
 
     name = "elasticflow"
@@ -293,7 +293,7 @@ class _Jobs:
         return found
 
     def _running(self, claim: Claim) -> tuple[dict[int, float], bool]:
-        """What is left, on the model it has; and whether that is known."""
+        """Return the remaining work of a running unit on its model, and whether it is known."""
         one = claim.resident
         if one is None:
             return {}, False
@@ -307,7 +307,7 @@ class _Jobs:
         return {self.model_of(claim): work}, self.speeds.of_attempt(one).source != UNKNOWN
 
     def _waiting(self, claim: Claim, able: Sequence[bool]) -> tuple[dict[int, float], bool]:
-        """The same of what waits, on every model that would do; the fastest first."""
+        """Return the work left of a waiting unit on each suitable model, fastest first, and whether it is known."""
         one = claim.candidate
         if one is None:
             return {}, False
@@ -337,7 +337,7 @@ def _shortest(of: tuple[int, int]) -> tuple[int, int]:
 
 
 class _Planned:
-    """One plan: who is admitted, and who has how many tasks on which model from now `until` the next size changes."""
+    """One plan: the admitted jobs, and the tasks of each job on each model `until` the next size changes."""
 
     def __init__(self, view: Snapshot, claimed: Sequence[Claim], memory: Mapping[str, Any]) -> None:
         self.view, self.claimed = view, claimed
@@ -357,7 +357,7 @@ class _Planned:
     # --- admission
 
     def _promise(self, jobs: Sequence[Job], admitted: set[str], refused: set[str]) -> dict[int, int]:
-        """Fill the admitted jobs, test the others; returns what is free of each model now."""
+        """Fill the admitted jobs and test the others. Return the devices of each model that are free now."""
         futures = self._futures(jobs)
         chains: dict[int, list[tuple[Filled | None, Future]]] = {
             model: [(None, future)] for model, future in futures.items()
@@ -386,7 +386,7 @@ class _Planned:
         return free
 
     def _futures(self, jobs: Sequence[Job]) -> dict[int, Future]:
-        """Of each model, without what is kept whatever is planned, and what serves."""
+        """Return the future of each model, without devices of services and of work that always keeps its devices."""
         now, known = self.view.now, self._known
         futures = {
             model: Future(np.array([now], np.int64), np.array([devices], np.int64))
@@ -419,7 +419,7 @@ class _Planned:
         return False
 
     def _insert(self, chains: dict[int, list[tuple[Filled | None, Future]]], job: Job) -> bool:
-        """The same, with those that are due later filled again after it."""
+        """Insert a job into the filling order, and fill the jobs with later deadlines again after it."""
         for model in job.work:
             chain = chains[model]
             place = next((place for place, (of, _) in enumerate(chain) if of and of.job.due > job.due), len(chain))
@@ -438,7 +438,7 @@ class _Planned:
     # --- what is left
 
     def _hand_out(self, jobs: Sequence[Job]) -> None:
-        """Devices that are free now: first the least to who has none, then steps by marginal return."""
+        """Hand out the free devices: first the least size to jobs that have none, then steps by marginal return."""
         free = self._free
         for job in sorted((job for job in jobs if not self._level(job)), key=_by_turn):
             model = next((model for model in job.work if free[model] >= job.devices[1]), -1)
@@ -487,7 +487,7 @@ class _Planned:
     # --- rows
 
     def rows(self) -> dict[str, Rows]:
-        """Where the tasks run. What is admitted has its room, if need be by moving others."""
+        """Return the rows of the tasks. Admitted jobs get their room, if necessary by moving others."""
         given = [of for of in self.given.values() if of[1]]
         given.sort(key=lambda of: (of[0].unit not in self.admitted, -of[0].devices[of[1]], of[0].claim.ordinal))
         best, fewest = self._pack(given, 0)
@@ -501,8 +501,8 @@ class _Planned:
         return best
 
     def _pack(self, given: Sequence[tuple[Job, int, int]], moves: int) -> tuple[dict[str, Rows], int]:
-        """With nobody moved who keeps its size (0), only best-effort work (1), or all (2); and how many admitted jobs
-        have less than they should.
+        """Pack jobs of unchanged size without moving any (0), moving only best-effort work (1), or all (2). Return also
+        how many admitted jobs have less than their planned size.
         """
         board = Board(self.view, [claim for claim in self.claimed if not self._known.keeps(claim)])
         wanted = {claim.unit: claim.rows for claim in self.claimed if self._known.keeps(claim)}
@@ -531,7 +531,7 @@ class _Planned:
 
 
 def _over_quota(view: Snapshot, claimed: Sequence[Claim]) -> set[str]:
-    """Those that wait and are not within their tenant's quota beside the others that wait."""
+    """Return the waiting units that exceed their tenant's quota together with other waiting units."""
     allowance, over = Allowance(view.quotas), set()
     for claim in claimed:
         if claim.candidate is not None and claim.candidate.tenant:
@@ -547,7 +547,7 @@ def _by_due(job: Job) -> tuple[int, int]:
 
 
 def _by_turn(job: Job) -> tuple[bool, bool, int]:
-    """What runs before what waits, then by arrival."""
+    """Return a sort key: running jobs before waiting ones, then by arrival."""
     return not job.runs, not job.due, job.claim.ordinal
 
 
@@ -560,7 +560,7 @@ class Board:
     def __init__(self, view: Snapshot, claims: Sequence[Claim]) -> None:
         self.now = view.now
         self.draft = vacated(view, {claim.unit for claim in claims})
-        self._left = int(self.draft.free[DEVICES].sum())  # devices, those of closed nodes as well
+        self._left = int(self.draft.free[DEVICES].sum())  # free devices, including those of closed nodes
 
     def put(self, claim: Claim, rows: Rows) -> None:
         self._left -= claim.shape.gpus * len(rows)
@@ -573,8 +573,8 @@ class Board:
         return all(room[row] >= tasks for row, tasks in Counter(rows).items())
 
     def find(self, claim: Claim, tasks: int, where: Bools) -> Rows:
-        """Rows for so many tasks: where it runs as far as it can stay there, the fullest node that holds the rest, or
-        as few nodes as hold it; nothing if there is too little room.
+        """Return rows for `tasks` tasks: the current ones as far as possible, then the fullest node that holds the
+        rest, or else as few nodes as possible; empty if there is too little room.
         """
         if tasks * claim.shape.gpus > self._left:
             return ()
@@ -599,7 +599,7 @@ class Board:
         return tuple(rows) if len(rows) == tasks else ()
 
     def fill_up(self, claims: Sequence[Claim], wanted: dict[str, Rows], over: Collection[str]) -> None:
-        """What else waits gets its least size where that is free, in order of arrival."""
+        """Give other waiting units their least size if it is free, in order of arrival."""
         where: Bools = self.draft.fleet.closed == 0
         for claim in claims:
             if claim.candidate is not None and claim.unit not in wanted and claim.unit not in over:
@@ -610,8 +610,8 @@ class Board:
 
 
 def _go_on(view: Snapshot, claimed: Sequence[Claim], plan: Mapping[str, Sequence[str]]) -> dict[str, Rows]:
-    """Between two plans: what runs stays, what is planned comes to its nodes, and what else waits gets its least size
-    where that is free, in order of arrival.
+    """Continue between two plans: running units stay, planned units are placed on their nodes, and other waiting units
+    get their least size if it is free, in order of arrival.
     """
     rows_of, over = view.fleet.rows, _over_quota(view, claimed)
     board = Board(view, claimed)

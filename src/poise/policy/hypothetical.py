@@ -89,7 +89,7 @@ class Hypothesis:
         """Carry out a decision: the unit waits no more, and room is taken unless it queues behind its like."""
         fleet = self.fleet
         if self.candidates[place.unit].recovering:
-            self.end(place.unit)  # what a lost node still holds of it is given up
+            self.end(place.unit)  # release what the unit still holds on a lost node
         candidate = self.remove(place.unit)
         shape = (candidate.shape, *candidate.others)[place.variant]
         if place.queued:

@@ -225,8 +225,8 @@ class Prices:
 
 
 class _Offers(NamedTuple):
-    """The `rows` on which anything may yield; for each its `prices`, the least first, and how many devices each `frees`
-    (R, M). `costs` and `freed` are the sums of these from the first on. What there is less of is infinite, and frees
+    """Preemptible holdings: the `rows` that have any; the `prices` on each row, in ascending order, and the number of
+    devices that each `frees` (R, M). `costs` and `freed` are cumulative sums. Padding has an infinite price and frees
     nothing.
     """
 
@@ -237,15 +237,15 @@ class _Offers(NamedTuple):
     freed: Ints
 
     def reaching(self, lacks: Ints) -> tuple[Ints, Ints]:
-        """How many of the first are not the last with which so many devices come free on each row, and the numbers of
-        the rows where so many do.
+        """Find the rows that can free `lacks` devices. Return, for each of them, the index of the last holding needed
+        in order of price, and the indices of these rows.
         """
         enough = self.freed >= lacks[:, None]
         could = np.flatnonzero(enough[:, -1])
         return enough[could].argmax(axis=1), could
 
     def each(self, row: int) -> list[tuple[float, int]]:
-        """Of what may yield on a row: the price of each of its devices, and how many it has; the least first."""
+        """Return the preemptible holdings of a row as (price per device, devices), cheapest first."""
         place = int(np.searchsorted(self.rows, row))
         if place == len(self.rows) or self.rows[place] != row:
             return []

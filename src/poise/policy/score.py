@@ -84,13 +84,13 @@ def fit(scoring: Scoring) -> Floats:
 
 
 def capacity(scoring: Scoring) -> Floats:
-    """The preset by what is free: 0.5 CPU + 0.3 memory + 0.2 input and output (network)."""
+    """Score nodes by free capacity: 0.5 CPU + 0.3 memory + 0.2 network."""
     free = 0.5 * (1 - scoring.used(CPU)) + 0.3 * (1 - scoring.used(MEMORY)) + 0.2 * (1 - scoring.used(NETWORK))
     return np.asarray(free)
 
 
 def load(scoring: Scoring) -> Floats:
-    """The preset by what is taken, lower being better: 1 - (0.4 CPU + 0.3 memory + 0.2 devices + 0.1 network)."""
+    """Score nodes by low use: 1 - (0.4 CPU + 0.3 memory + 0.2 devices + 0.1 network)."""
     taken = (
         0.4 * scoring.used(CPU) + 0.3 * scoring.used(MEMORY) + 0.2 * scoring.used(DEVICES) + 0.1 * scoring.used(NETWORK)
     )

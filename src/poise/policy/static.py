@@ -1,8 +1,8 @@
 """The baseline of a fixed partition: unit number k may only use partition k modulo P, however idle the others are.
 
-With several nodes a partition is a node; on a single node it is one CPU, and the last one has what is left. A unit that
-asks for more than a partition takes the ones that follow as well, on a single node for all of a gang at once; one that
-its partition could never hold moves on to the next that could.
+With several nodes a partition is a node. On a single node it is one CPU, and the last one has the remainder. A unit
+that requests more than a partition also takes the following ones; on a single node, a whole gang takes them at once. A
+unit that its partition could never hold gets the next one that could.
 """
 
 from collections import Counter
@@ -73,7 +73,7 @@ class Static:
         decisions.extend(Hold(queue=queue, reasons=reasons) for queue, reasons in holds.items())
 
         def elsewhere(resident: Resident, tasks: int) -> list[int]:
-            """Where it will be placed; what a gang holds there now is not free for it."""
+            """Return the rows on which it will be placed; a gang's current holdings do not count as free."""
             shape = resident.shape
             able = ability(view.fleet, shape).by_row(view.fleet)
             first = _first_partition(resident.ordinal, partitions, able, len(view.fleet))
@@ -92,7 +92,7 @@ class Static:
         first: int,
         able: Ints,
     ) -> tuple[list[int], Reasons]:
-        """A row for each of so many tasks, whose partitions are taken from then on; or every reason against it."""
+        """Return a row for each of the `needed` tasks and reserve their partitions; or every reason against it."""
         fleet = draft.fleet
         if not partitions:
             found = [reason for row in range(len(fleet)) for reason in refusals(fleet, row, shape)]
@@ -108,7 +108,7 @@ class Static:
             place = first if alone else _next_partition(place + 1, partitions, able, rows)
             row, size = partitions[place]
             refused: list[Reason] = []
-            if room[row] <= 0:  # taken before, or by the members of this gang
+            if room[row] <= 0:  # taken by an earlier unit or by members of this gang
                 gang = gang_incomplete(fleet, shape.where, needed, index)
                 refused = draft.reasons_on(row, shape) or [gang]
             cpu = shape.cpu if not alone else 0 if index else shape.cpu * needed  # on one node all take theirs at once
@@ -157,7 +157,7 @@ def _partitions(view: Snapshot) -> Partitions:
 
 
 def _partition_use(view: Snapshot, partitions: Partitions) -> list[int]:
-    """What is taken of each partition: of nodes, where it is; of a single node's CPUs, those of the unit's number."""
+    """Return the use of each partition: of a node, by the units on it; of a single node's CPU, by the unit's number."""
     used = [0] * len(partitions)
     rows = {row: place for place, (row, _) in enumerate(partitions)}
     alone = _is_one_node(partitions)

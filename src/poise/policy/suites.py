@@ -246,7 +246,7 @@ class _Round:
         return self._finish()
 
     def _place_alike(self, group: list[Candidate]) -> bool:
-        """Units of one queue, one task each: node by node, as many as there is room for."""
+        """Place single-task units of one queue, node by node, as many as fit."""
         draft, first = self.draft, group[0]
         shape = first.shape
         brief = is_brief(self.view.profiles.get(first.kind), shape, 1)
@@ -714,7 +714,7 @@ class _Round:
             return
         patience = PATIENCE[effective_class(candidate, self.view.now)]
         if self._weighs_worth and candidate.shape.gpus and self._all_save and self._is_guess(candidate):
-            patience = TURN  # until then all of them make way for it
+            patience = TURN  # until then all preemptible units make way for it
         waits_until = candidate.ready + patience
         if self.view.now >= waits_until:
             self._keep(candidate, waits_until + max(LENDING, ageing(candidate)))

@@ -276,12 +276,12 @@ def shorter_than(left: int, deviation: float, most: int) -> tuple[int, float]:
 
 
 def chance_of(time: int, left: int, deviation: float) -> float:
-    """The probability that a run foreseen to take `left` is done in `time`, by its mean deviation: normal errors."""
+    """Return the probability that a run with the estimate `left` ends within `time`, assuming normal errors."""
     return (1 + erf((time - left) / max(1.0, deviation) / sqrt(pi))) / 2
 
 
 def _fewest(time: int, work: float, least: int, speeds: Sequence[float]) -> int:
-    """The tasks with which work of so many nanoseconds for one is done in time; the fastest number where none is."""
+    """Return the fewest tasks that finish `work` (nanoseconds on one task) within `time`; if none do, the fastest."""
     for tasks in range(max(1, least), len(speeds)):
         if work <= time * speeds[tasks]:
             return tasks

@@ -1,4 +1,4 @@
-"""etcd's members, one of which is asked: the next one when it does not answer."""
+"""Connection to an etcd cluster: queries one member, and the next one if it does not answer."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ _NO_ROOM = "space exceeded"
 
 
 class Place(NamedTuple):
-    """What a URL says: etcd[s]://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…][/PREFIX][?ca=FILE][&cert=FILE&key=FILE]."""
+    """A parsed URL: etcd[s]://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…][/PREFIX][?ca=FILE][&cert=FILE&key=FILE]."""
 
     members: tuple[str, ...]
     prefix: str
@@ -116,22 +116,22 @@ class Members:
         self._cluster = ""
 
     async def range(self, key: bytes, end: bytes = b"", *, limit: int = 0, keys_only: bool = False) -> list[KeyValue]:
-        """Of keys from `key` to before `end`, or of this one."""
+        """Return the entries from `key` up to and excluding `end`, or only that of `key`."""
         return (await self.ask("kv/range", Range(key, end, limit, keys_only))).kvs
 
     async def value(self, key: bytes) -> bytes:
-        """Empty where there is none."""
+        """Return the value of a key; empty if there is none."""
         found = await self.range(key)
         return found[0].value if found else b""
 
     async def commit(self, compare: list[Compare], operations: list[Operation]) -> bool:
-        """All of it, if all of that is so. Asked of two members it happens twice, or is found not to be so the second
-        time: who commits must be able to tell.
+        """Apply all operations if all comparisons hold. A retry at another member may apply them twice, or find that
+        the comparisons no longer hold; the caller must be able to detect this.
         """
         return (await self.ask("kv/txn", Transaction(compare, operations))).succeeded
 
     async def ask(self, what: str, question: Question) -> Told:
-        """Each member once. Raises `StoreAway`, `StoreFull`, or what a person has to see to."""
+        """Try each member once. Raises `StoreAway`, `StoreFull`, or an error that an operator must resolve."""
         body, members = words.encode(question), self._place.members
         failure: Exception = TimeoutError()
         for _ in members:
@@ -182,7 +182,7 @@ class Members:
     def _refused(self, status: int, text: bytes) -> Exception:
         try:
             refusal = words.decode_refusal(text)
-        except msgspec.MsgspecError:  # something in between, or no gateway
+        except msgspec.MsgspecError:  # the answer comes from a proxy, or not from etcd's gateway
             refusal = Refusal(message=f"HTTP {status}", code=14 if status >= 500 else 0)
         message = refusal.message or refusal.error
         if refusal.code == _UNKNOWN_TOKEN or any(one in message for one in _ABOUT_TOKENS):

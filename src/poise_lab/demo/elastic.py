@@ -76,7 +76,7 @@ def main() -> None:
 
 def rank() -> int:
     """Return this worker's rank, as the latest orders have it."""
-    with contextlib.suppress(KeyError, OSError, ValueError):  # none have come yet
+    with contextlib.suppress(KeyError, OSError, ValueError):  # no orders have arrived yet
         return int(json.loads(Path(os.environ["POISE_ORDERS"]).read_text())["rank"])
     return int(os.environ.get("POISE_RANK", "0"))
 

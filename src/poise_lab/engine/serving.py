@@ -1,17 +1,17 @@
-"""Requests in virtual time: a service, or a front before upstreams, with the machines and policies that run live.
+"""Simulates requests in virtual time: a service, or a front with upstreams, with the live state machines and policies.
 
-`ServiceTwin` drives the batcher and the scaler that a gateway drives, `FrontTwin` the router, what it has learned, the
-breakers, probes and the budget of retries of a front. Only the doors differ: time is a heap of what happens next, and
-what a batch takes is read off a table instead of a clock. Nothing is drawn but from the seed.
+`ServiceTwin` drives the batcher and the scaler of a gateway; `FrontTwin` drives the router with its learned speeds, the
+breakers, the probes and the retry budget of a front. Only the drivers differ: time is a heap of future events, and the
+duration of a batch comes from a table instead of a clock. All randomness comes from the seed.
 
     trial = ServiceTwin(limits, serving, Open(requests), replicas=2)
     stories = trial.run()
 
-An upstream reads one prompt after the other, in which time it writes nothing, and then does a step for all that it has
-begun, as servers with continuous batching do; requests above its `slots` wait there in the order in which they came.
+An upstream reads prompts one after the other and writes nothing meanwhile; then it does one step for all requests that
+have begun, like a server with continuous batching. Requests above its `slots` wait there in order of arrival.
 
-Open loop: requests come when they come. Closed loop (`Clients`): each of so many clients asks again when it has had its
-answer, or a refusal, and has thought. Instants and durations are in nanoseconds.
+Open loop: requests arrive at fixed times. Closed loop (`Clients`): each client sends its next request a think time
+after an answer or a refusal. Instants and durations are in nanoseconds.
 """
 
 from abc import ABC, abstractmethod
@@ -60,7 +60,7 @@ class Request(NamedTuple):
 
 
 class Story(NamedTuple):
-    """What became of a request: when it came, when it was over, and why if it was not answered."""
+    """The history of a request: when it arrived, when it ended, and the reason if it was not answered."""
 
     came: int
     over: int
@@ -72,19 +72,19 @@ class Story(NamedTuple):
 
 
 class Load(Protocol):
-    """Who asks."""
+    """A source of requests."""
 
     def begin(self) -> Iterator[Request]:
-        """Requests that come whatever happens, in order of time."""
+        """Return the requests that arrive independently of answers, in order of time."""
         ...
 
     def after(self, now: int) -> Request | None:
-        """What comes because a request was over."""
+        """Return the request that follows the end of another one, if any."""
         ...
 
 
 class Open:
-    """An open loop: these requests, as they come."""
+    """An open loop: these requests, at their arrival times."""
 
     def __init__(self, requests: Iterable[Request]) -> None:
         self._requests = requests
@@ -97,7 +97,7 @@ class Open:
 
 
 class Clients:
-    """A closed loop: so many clients ask `many` times in all, and `think` between an answer and the next request."""
+    """A closed loop: the clients send `many` requests in total, with a `think` time between an answer and the next."""
 
     def __init__(self, clients: int, many: int, think: Callable[[], int], draw: Callable[[int], Request]) -> None:
         """`draw` makes the request that comes at an instant."""
@@ -119,8 +119,8 @@ class Clients:
 
 
 class Place:
-    """Where a replica runs, or could. `there`: it is not lost. Nanoseconds: `paid`, from when it was asked for, `ready`
-    to serve, and those in which it `worked`.
+    """A place for a replica. `there`: it is not lost. Durations in nanoseconds: `paid` counts from the request for the
+    replica, `ready` is the time in which it could serve, and `worked` the time in which it was busy.
     """
 
     def __init__(self, server: Server) -> None:
@@ -130,7 +130,7 @@ class Place:
 
 
 class Trial(ABC):
-    """What both twins have: time, who asks, what became of it, and replicas that are lost and come back."""
+    """Base of both twins: virtual time, the source of requests, their histories, and replicas that fail and recover."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Trial(ABC):
 
     @abstractmethod
     def _goes(self, place: Place, noticed: int = 0) -> None:
-        """Whatever is there is lost, which is noticed so much later."""
+        """Fail a place; the failure is noticed `noticed` nanoseconds later."""
 
     @abstractmethod
     def _comes(self, place: Place) -> None: ...
@@ -199,7 +199,7 @@ class Trial(ABC):
     # --- what they share ---------------------------------------------------------------------------------------------
 
     def _at(self, instant: int, happens: Callable[[], None]) -> None:
-        """What comes at one instant happens in the order in which it was foreseen."""
+        """Schedule an event. Events at the same instant happen in the order in which they were scheduled."""
         self._foreseen += 1
         heappush(self._next, (max(self.now, instant), self._foreseen, happens))
 
@@ -236,7 +236,7 @@ class Trial(ABC):
             self._at(following.at, partial(self._arrives, following, False))
 
     def _varied(self, takes: float) -> int:
-        """What it takes this time; log-normal, of the same mean."""
+        """Return a random duration: log-normal with the same mean."""
         if self._serving.spread:
             square = log(1 + self._serving.spread**2)
             takes *= self._spread.lognormvariate(-square / 2, sqrt(square))
@@ -270,8 +270,8 @@ class _Job:
 
 
 class ServiceTwin(Trial):
-    """One service: what `gateway.service` and `gateway.serve` do, in virtual time. As many `replicas` as are said, or
-    as the `scaler` says within the `rules`; those are ready that it begins with.
+    """One service in virtual time: it simulates the service code of a gateway. It has a fixed number of `replicas`, or
+    the number that the `scaler` chooses within the `rules`; the initial ones are ready.
     """
 
     name = "service"
@@ -301,7 +301,7 @@ class ServiceTwin(Trial):
             self._scaler = Scaler(self, rules, window, scaler, lambda line: self.said.append((self.now, line)), 0)
         self.seen = Seen()
         self._jobs: list[_Job] = []
-        self._by_name: dict[str, _Job] = {}  # those that the batcher knows
+        self._by_name: dict[str, _Job] = {}  # jobs that the batcher knows
         self._started = self._start_up = 0
         self._timer = self._timer_at = 0
 
@@ -380,7 +380,7 @@ class ServiceTwin(Trial):
     # --- replicas ----------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """As many as there shall be now, if they can be had."""
+        """Start or drain replicas to reach the wanted number, as far as there are places."""
         wanted = self._replicas if self._scaler is None else self._scaler.look(self.now, self._start_up)
         taken = {job.place for job in self._jobs}
         free = [place for place in self.places if place.there and place not in taken]
@@ -405,7 +405,7 @@ class ServiceTwin(Trial):
         self._do(self.batcher.up(job.name, self.now))
 
     def _stop(self, job: _Job) -> None:
-        """It is not paid for any longer, and whoever it held is served elsewhere."""
+        """Stop a replica: its cost ends, and other replicas serve its requests."""
         if job not in self._jobs:
             return
         self._silence(job)
@@ -451,8 +451,8 @@ class _Member:
         self.running = 0
         self.waiting: deque[int] = deque()
         self.to_read: deque[int] = deque()
-        self.reading = -1  # until when
-        self.writing: list[tuple[float, int]] = []  # the step with which each is done
+        self.reading = -1  # when the current prompt is read; -1 if none
+        self.writing: list[tuple[float, int]] = []  # the step at which each completes
         self.done = 0.0  # steps
         self.since = 0
         self.plan = 0
@@ -502,7 +502,7 @@ class _Waiter(NamedTuple):
 
 
 class SentTo(NamedTuple):
-    """Where a request is, and since when."""
+    """The upstream that has a request, and since when."""
 
     member: _Member
     turn: int
@@ -626,7 +626,7 @@ class FrontTwin(Trial):
             self._line.went(lane)
 
     def _is_late(self, waiter: _Waiter) -> bool:
-        """Whether no upstream that has room is foreseen to answer it in time."""
+        """Return whether every upstream with room is forecast to answer too late."""
         room = [member for member in self._members.values() if member.has_room(self.now)]
         return bool(room) and lane_of(self._view(waiter, room)) == "deferred"
 
@@ -690,7 +690,7 @@ class FrontTwin(Trial):
     # --- servers -----------------------------------------------------------------------------------------------------
 
     def _go_on(self, member: _Member) -> None:
-        """Begins what there is a slot for, and foresees what is done next."""
+        """Start requests that have a slot, and schedule the next completion."""
         slots = member.place.server.slots
         while member.waiting and (not slots or member.begun < slots):
             number = member.waiting.popleft()

@@ -1,8 +1,7 @@
-"""Arrivals from what a trace says of its jobs: when, how long, how many devices, whose, and of which class.
+"""Makes arrivals from the jobs of a trace: submission time, duration, number of devices, user, and class.
 
-The rules that hold for every format are here. Jobs are put in the order in which they arrive, which is theirs in the
-file where they arrive together, and the first of them arrives at 0. A job of n devices is one task of n where a node
-has so many, else as many tasks as it needs of a whole node each.
+These rules hold for every format. Jobs are sorted by arrival, with ties in file order; the first arrives at 0. A job
+of n devices is one task if a node has n devices, else the necessary number of whole-node tasks.
 """
 
 import math
@@ -37,12 +36,11 @@ _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a trace says of a job. Times in seconds, `at` since any beginning; `seconds` are the run time on the device
-    that suits it best, `tasks` of `gpus` devices each (a `share` of each, in thousandths). `cpu` in milli-CPU and
-    `memory` in bytes are those of a task. `rates` are by model of device, over the best; without a `pace` the work
-    gets on steadily. `guess` is what its user expected (0: nothing was said), `deadline` is after its arrival. With a
-    `least` it is elastic: it starts with as many tasks or more, `seconds` are the run time with these, and its
-    `telling` says how it scales.
+    """A job of a trace. Times are in seconds, `at` since any origin. `seconds` is the run time on the fastest device.
+    It has `tasks` of `gpus` devices each (a `share` of each, in thousandths); `cpu` (milli-CPU) and `memory` (bytes)
+    are per task. `rates` are by device model, relative to the best; without a `pace`, progress is steady. `guess` is
+    the user's estimate (0: none); `deadline` counts from the arrival. A job with a `least` is elastic: it starts with
+    at least that many tasks, `seconds` is the run time with these, and `telling` gives its scaling.
     """
 
     at: float
@@ -67,7 +65,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Maker:
-    """Gathers what a trace says of its jobs, and makes a workload of it."""
+    """Collects the jobs of a trace and makes a workload of them."""
 
     def __init__(self, name: str, path: Path, options: Options) -> None:
         options.check()
@@ -86,12 +84,12 @@ class Maker:
         self._said.append(said)
 
     def gang(self, devices: int) -> tuple[int, int]:
-        """The tasks of a job of so many devices, and how many devices each has."""
+        """Return the number of tasks of a job with this many devices, and the devices of each task."""
         width = self._options.devices_per_node
         return (1, devices) if devices <= width else (math.ceil(devices / width), width)
 
     def workload(self) -> Workload:
-        """All of it. Raises `SpecError` if nothing is left."""
+        """Return the workload. Raises `SpecError` if it is empty."""
         options = self._options
         draw = random.Random(options.seed)  # noqa: S311 what a seed decides is no secret
         placed = self.in_order(self._said, lambda said: said.at)
@@ -161,7 +159,7 @@ def _arrival(said: Said, options: Options, at: int, noise: float) -> Arrival:
 
 
 def _expected(said: Said, options: Options, noise: float) -> int:
-    """Nanoseconds that its user declares, by the kind of information; what is declared is never nothing."""
+    """Return the run time that the user declares, in nanoseconds, by the kind of information; 0 means undeclared."""
     if options.information == "none":
         return 0
     truth = said.seconds

@@ -44,12 +44,12 @@ class _Job(NamedTuple):
 
 
 def recognises(path: Path) -> bool:
-    """Whether this is a folder of its tables."""
+    """Return whether `path` is a folder with the tables of this trace."""
     return path.is_dir() and (path / JOB_TABLE).is_file()
 
 
 def read(path: Path, options: Options) -> Workload:
-    """Of a file that is flat, or of a folder of tables. Raises `SpecError` for what is neither."""
+    """Read a flat file or a folder of tables. Raises `SpecError` if `path` is neither."""
     maker = Maker("pai", path, options)
     if path.is_dir():
         _read_tables(path, maker, options)

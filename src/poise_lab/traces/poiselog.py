@@ -1,9 +1,9 @@
-"""Poise's own log as a trace: a home, its log.db, or what `poise replay --export` wrote.
+"""Reads Poise's own log as a trace: a state directory, its log.db, or the output of `poise replay --export`.
 
-What was submitted arrives again as it was, whole jobs with their units and what their users said; how long each unit
-ran is how long its last attempt did. Where a class has run on several models of device, their medians tell how fast it
-is on each. A job that came after others arrives when these had ended. Left out, and counted: what had not ended when
-the log did, what was cancelled before, what was submitted before the log begins, and workers that serve calls.
+Jobs arrive again as they were submitted, with their units and the fields that their users set. The run time of a unit
+is that of its last attempt. If a class has run on several device models, the medians give its speed on each. A job that
+depends on others arrives when these had ended. The trace leaves out and counts jobs that had not ended with the log,
+were cancelled earlier, or were submitted before the log begins, and workers that serve calls.
 """
 
 from collections.abc import Mapping
@@ -77,7 +77,7 @@ class _Reader:
                 self._ended(event)
 
     def end_of(self, job_id: str) -> int:
-        """The instant at which the last unit of a job ended, as far as the log tells."""
+        """Return the instant at which the last unit of a job ended, according to the log."""
         job = self.jobs.get(job_id)
         units = job.job.units if job is not None else ()
         return max((self.runs[key].ended for unit in units if (key := f"{job_id}.{unit.name}") in self.runs), default=0)
@@ -99,12 +99,12 @@ class _Reader:
 
 
 def recognises(path: Path, content: bytes) -> bool:
-    """Whether this is a home, or a log of one."""
+    """Return whether `path` is a state directory, or the log of one."""
     return (path / LOG).is_file() if path.is_dir() else content.startswith((b"poise log ", b"SQLite format 3\0"))
 
 
 def is_log(path: Path) -> bool:
-    """The same, of a file that was not read yet."""
+    """Like `recognises`, but reads the beginning of the file itself."""
     if path.is_dir():
         return recognises(path, b"")
     try:
@@ -115,7 +115,7 @@ def is_log(path: Path) -> bool:
 
 
 def read(path: Path, options: Options) -> Workload:
-    """Raises `SpecError` and `StoreDamaged` for what is no such log, or one that cannot be read."""
+    """Read a log. Raises `SpecError` if `path` is not a log, and `StoreDamaged` if it cannot be read."""
     maker = Maker("poise", path, options)
     reader = _Reader()
     with open_log(path / LOG if path.is_dir() else path, decode_event) as recording:
@@ -162,7 +162,7 @@ def _arrival(job: Job, at: int, reader: _Reader, rates: Mapping[str, Mapping[str
 
 
 def _rates(reader: _Reader) -> dict[str, dict[str, float]]:
-    """By class and model of device: its rate there over that where it is best, where it has run on several."""
+    """Return, by class and device model, the rate relative to the best model, for classes that ran on several."""
     taken: dict[str, dict[str, list[float]]] = {}
     for event in reader.jobs.values():
         for unit in event.job.units:

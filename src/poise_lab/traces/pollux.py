@@ -54,8 +54,8 @@ ALMOST = 1e-8
 
 
 class Made(NamedTuple):
-    """What the files do not say of an application: how many epochs it has, and its largest local batch (0: the largest
-    that was profiled).
+    """Properties of an application that are not in the files: its number of epochs, and its largest local batch (0: the
+    largest profiled one).
     """
 
     epochs: int
@@ -79,7 +79,7 @@ ALONE = {"ncf": 32768}
 
 
 class Batch(NamedTuple):
-    """What each task computes at once, how often before they exchange gradients, and the batch of all together."""
+    """The batch per task, the number of accumulation steps before gradients are exchanged, and the total batch size."""
 
     local: int
     accumulated: int
@@ -141,7 +141,7 @@ class Application:
         return (1 - part) * low[0] + part * high[0], (1 - part) * low[1] + part * high[1]
 
     def _at(self, nodes: int, density: float, local: Floats) -> tuple[Floats, Floats]:
-        """The same for so many nodes as were profiled, with so many tasks on each on the mean."""
+        """Return the times for a profiled number of nodes, interpolated by the mean number of tasks per node."""
         of = self._wide[nodes]
         densities = np.array(sorted(of))
         density = float(np.clip(density, densities[0], densities[-1]))
@@ -157,7 +157,7 @@ class Application:
         return times[0], times[1]
 
     def fixed(self, size: int, tasks: int) -> Batch:
-        """How a batch of this size is shared out over so many tasks."""
+        """Return how a batch of this size is divided among the tasks."""
         local = ceil(size / tasks - ALMOST)
         accumulated = ceil(local / self.largest_local - ALMOST) - 1
         if tasks == 1 and size > self.smallest:
@@ -167,9 +167,7 @@ class Application:
         return Batch(local, accumulated, local * tasks * (accumulated + 1))
 
     def best(self, split: tuple[int, ...], moments: tuple[float, float]) -> tuple[Batch, float]:
-        """The batch with which most is done, as long as the gradient has these moments, and what is then done in a
-        second.
-        """
+        """Return the batch with the most progress per second for these moments of the gradient, and that progress."""
         tasks = sum(split)
         could = _choices(self, split)
         done = _gain(moments, could.scale) / could.seconds
@@ -179,12 +177,12 @@ class Application:
         return self._within(batch, tasks), float(done[at])
 
     def _within(self, batch: Batch, tasks: int) -> Batch:
-        """No larger in all than the largest that was profiled."""
+        """Limit the effective batch to the largest profiled size."""
         local = min(batch.local, self.largest // (tasks * (batch.accumulated + 1)))
         return Batch(local, batch.accumulated, local * tasks * (batch.accumulated + 1))
 
     def rate(self, split: tuple[int, ...], batch: Batch, epoch: int) -> float:
-        """What is done in a second."""
+        """Return the progress per second."""
         step, exchange = self.step(split, np.array([float(batch.local)]))
         seconds = float(step[0] + batch.accumulated * (step[0] - exchange[0]))
         return float(_gain(self.moments(batch.total, epoch), batch.total / self.smallest)) / seconds
@@ -246,8 +244,8 @@ class Profiled(msgspec.Struct, frozen=True):
         return done / float(epochs[-1])
 
     def speedups(self, progress: float, seats: Seats, most: int, /, *, spread: bool) -> Speedups:
-        """By the moments of the gradient of the batch that runs. Before it has been on several nodes it supposes that
-        it would be no slower there, as Pollux's agents do: else it would not find out.
+        """Return speedups for the moments of the gradient at the current batch. Until the job has run on several nodes,
+        assume that it is no slower there, as Pollux's agents do; otherwise it would never try.
         """
         application, epochs = self.application, self.application.epochs
         epoch = min(int(np.searchsorted(epochs, progress * float(epochs[-1]), "right")) - 1, len(epochs) - 2)
@@ -255,7 +253,7 @@ class Profiled(msgspec.Struct, frozen=True):
         return _speedups(application, epoch, _batches(application, split, self.size)[epoch].total, most, spread=spread)
 
     def _from(self, progress: float, seats: Seats) -> tuple[float, Floats, Floats, Floats]:
-        """What is done, and by epoch where each ends, what is done in a second of it, and how long all of it takes."""
+        """Return the work done so far, and for each epoch its end, its progress per second, and its duration."""
         epochs = self.application.epochs
         rates = _rates(self.application, seats.split or _close_together(len(seats.models)), self.size)
         return progress * float(epochs[-1]), epochs, rates, np.round(np.diff(epochs) / rates)
@@ -263,7 +261,7 @@ class Profiled(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=65_536)
 def _rates(application: Application, split: tuple[int, ...], size: int) -> Floats:
-    """What is done in a second of each epoch."""
+    """Return the progress per second in each epoch."""
     batches = _batches(application, split, size)
     return np.array([application.rate(split, batch, epoch) for epoch, batch in enumerate(batches)])
 
@@ -285,8 +283,8 @@ def _batches(application: Application, split: tuple[int, ...], size: int) -> tup
 
 @lru_cache(maxsize=65_536)
 def _speedups(application: Application, epoch: int, size: int, most: int, *, spread: bool) -> Speedups:
-    """What is done with 1, 2, ... tasks, over what is done with one, each with the best batch by the moments that the
-    gradient of a batch of this size has. On a node of more than four devices a step would take no longer.
+    """Return the speedups with 1, 2, ... tasks over one task, each with the best batch for the moments of the gradient
+    at a batch of this size. A step is assumed to take no longer on a node of more than four devices.
     """
     scale, seconds = _all_choices(application, most)
     done = (_gain(application.moments(size, epoch), scale) / seconds).max(axis=1)
@@ -309,8 +307,8 @@ def application(name: str, folder: Path) -> Application:
 
 
 def read(path: Path, options: Options) -> Workload:
-    """Gangs, with the batch and the number of tasks that their users chose; or `elastic` jobs. `throughputs` is the
-    folder of the profiles, if they lie elsewhere. Raises `SpecError` for what is no such file.
+    """Read a workload as gangs, with the batch and the number of tasks that their users chose, or as `elastic` jobs.
+    `throughputs` is the folder of the profiles if it is elsewhere. Raises `SpecError` if the file has another format.
     """
     options.check()
     tally = Tally(path, strict=options.strict)
@@ -360,7 +358,7 @@ def _arrival(row: Row, profiles: Path, options: Options, noise: float) -> Arriva
 
 
 def _gain(moments: tuple[float, float], scale: Floats | float) -> Floats:
-    """What a step of a batch so many times larger than the smallest is worth."""
+    """Return the progress of a step with a batch `scale` times the smallest, in steps of the smallest batch."""
     sqr, var = moments
     return np.asarray((var + sqr) / (var / scale + sqr))
 
@@ -379,14 +377,14 @@ def _over_nodes(tasks: int) -> tuple[int, ...]:
 
 
 def _first_turn(split: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a ring of nodes it does not matter where one begins: as the profiles do, with the smallest."""
+    """Normalize the split of a ring of nodes: like the profiles, begin with the smallest rotation."""
     return min(split[at:] + split[:at] for at in range(len(split)))
 
 
 def _by_size(
     steps: dict[tuple[int, ...], tuple[Floats, Floats, Floats]], wide: dict[str, Floats]
 ) -> dict[int, dict[float, tuple[Floats, Floats, Floats]]]:
-    """By number of nodes and tasks per node, the same as `steps`: the mean of what was profiled."""
+    """Return the means of the profiled `steps` by number of nodes and tasks per node."""
     found: dict[int, dict[float, list[tuple[Floats, Floats, Floats]]]] = {}
     for split, times in steps.items():
         found.setdefault(len(split), {}).setdefault(sum(split) / len(split), []).append(times)

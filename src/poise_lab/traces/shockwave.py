@@ -1,9 +1,9 @@
-"""Shockwave's traces: as Gavel's, of jobs some of which enlarge their batches while they train.
+"""Reads Shockwave's traces, which are like Gavel's, but with jobs that enlarge their batches while they train.
 
-Columns between TABs, without a header: those of Gavel's with a mode after the devices, and a run time (not read) before
-the arrival. The mode is `static`; `accordion`, where batches are as large as fits outside of the epochs that are
-critical to learning; or `gns`, where they double at given epochs, as the gradient's noise allows. A step takes as long
-as the table says for the batch size of its epoch, and the work is the number of samples that the steps come to.
+Columns are separated by TABs, without a header: Gavel's columns, with a mode after the devices, and a run time
+(ignored) before the arrival. The mode is `static`; `accordion`, with the largest batches that fit except in the epochs
+that are critical to learning; or `gns`, where batches double at given epochs, as the gradient's noise allows. The table
+gives the time of a step for the batch size of its epoch. The work is the number of samples in all steps.
 
 Source: Zheng et al., "Shockwave", NSDI 2023; github.com/uw-mad-dash/shockwave, scheduler/traces (MIT). When batches
 grow is from its scheduler/utils.py (Agarwal et al., "Accordion", MLSys 2021; McCandlish et al., "An Empirical Model of
@@ -122,7 +122,7 @@ def recognises(lines: list[str]) -> bool:
 
 
 def read(path: Path, options: Options) -> Workload:
-    """Raises `SpecError` for what is no such file, or has no table of throughputs."""
+    """Read a trace. Raises `SpecError` if the file has another format, or there is no table of throughputs."""
     maker = Maker("shockwave", path, options)
     rates = table_for(path, options.throughputs)
     for row in tabbed(path, maker.tally, COLUMNS):
@@ -172,7 +172,7 @@ def _pace(row: Row, size: Size, by_model: Mapping[str, float], rates: Rates) -> 
     ]
     if not parts:
         return Phases((1.0,), dict.fromkeys(by_model, (0.0,)))
-    parts[-1] = (parts[-1][0], parts[-1][1] - (math.ceil(epochs) - epochs))  # the last epoch need not be a whole one
+    parts[-1] = (parts[-1][0], parts[-1][1] - (math.ceil(epochs) - epochs))  # the last epoch may be partial
     fitting = set(by_model)
     for used, _ in parts:
         fitting &= set(rates_of(Size(f"{model} (batch size {used})", size.devices), rates))
@@ -195,7 +195,7 @@ def _pace(row: Row, size: Size, by_model: Mapping[str, float], rates: Rates) -> 
 
 
 def batches(mode: str, model: str, batch: int, devices: int, epochs: float) -> list[int]:
-    """The batch size of each epoch, the last of which may be a part of one.
+    """Return the batch size of each epoch; the last epoch may be partial.
 
     >>> batches("gns", "LM", 40, 1, 13)
     [40, 40, 40, 40, 40, 40, 40, 40, 40, 40, 40, 80, 80]
@@ -207,7 +207,7 @@ def batches(mode: str, model: str, batch: int, devices: int, epochs: float) -> l
         doubled = DOUBLED.get((model, batch, devices), ())
         sizes = [min(LARGEST[model], batch << sum(at >= one for one in doubled)) for at in range(count)]
         if len(doubled) > 1 and count > doubled[1]:
-            sizes[-1] = batch  # Shockwave's own loop leaves the last epoch as it was, where it has doubled before
+            sizes[-1] = batch  # Shockwave's own loop does not double the last epoch if it has doubled before
         return sizes
     return [batch] * count
 

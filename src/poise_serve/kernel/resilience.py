@@ -104,7 +104,7 @@ class RetryBudget:
 
     def __init__(self, rules: Retries) -> None:
         self._rules = rules
-        self._slices: list[tuple[int, int, int]] = []  # number of the slice, requests, tries again
+        self._slices: list[tuple[int, int, int]] = []  # index of the slice, requests, retries
 
     def on_request(self, now: int) -> None:
         self._add(now, 1, 0)

@@ -127,10 +127,10 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 class Crowds:
-    """How many times as long as by itself a request takes among others: a power of how many they are.
+    """Slowdown of a request that runs concurrently with others: a power of the number of concurrent requests.
 
-    Learned of some answers at a time: what one took over its work says more of those that it waited for than of how
-    many they were, and a slope through such noise is too flat, as if others cost nothing.
+    The exponent is fitted to groups of answers. The time of a single answer depends mostly on which requests it waited
+    for; a slope fitted to such noise is too flat, as if concurrency cost nothing.
     """
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class Crowds:
         self._crowd = self._took = self._work = 0.0
 
     def observe(self, crowd: float, work: float, took: float) -> None:
-        """With one more answer: of so much work, after so long, among so many, itself included."""
+        """Add an answer: its work, its duration, and the number of concurrent requests including itself."""
         self._answers += 1
         self._crowd += crowd * took
         self._took += took

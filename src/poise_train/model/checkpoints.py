@@ -1,4 +1,4 @@
-"""What lies in a checkpoint beside its tensors: who wrote which piece of which, and everything that is no tensor.
+"""The metadata of a checkpoint: which worker wrote which piece of each tensor, and all values that are not tensors.
 
     step-120/                    whole: it got this name last of all
         manifest.json            a `Manifest` behind a checksum of it
@@ -28,8 +28,8 @@ MANIFEST = "manifest.json"
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """Rows from `start` up to `stop` of a tensor (of one without dimensions: its number), `size` bytes under `name` in
-    the file, in the order of the file; `crc` is their CRC-32.
+    """Rows `start` to `stop` (exclusive) of a tensor, or the value of a scalar: `size` bytes, stored as `name`.
+    Pieces are listed in file order; `crc` is the CRC-32 of the bytes.
     """
 
     tensor: int
@@ -41,7 +41,7 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """A tensor: what it is called where it lies in the state, its type as safetensors calls it, and its shape."""
+    """A tensor: its name in the state, its safetensors type, and its shape."""
 
     name: str
     dtype: str
@@ -49,10 +49,10 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker wrote: a file of `size` bytes, whose beginning up to the first piece has the checksum `head`.
+    """The file of one worker: `size` bytes; its beginning up to the first piece has the checksum `head`.
 
-    `own` is the tree of its own state, which no other worker has; `kinds` are the tensors of that, whose numbers follow
-    those of the tensors that all have. `failed` says why there is no file.
+    `own` is the tree of the state that only this worker has. `kinds` are the tensors in it; their numbers follow those
+    of the shared tensors. `failed` is the reason if there is no file.
     """
 
     step: int
@@ -88,14 +88,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """What a manifest of any format says first of all."""
+    """The fields with which a manifest of any format begins."""
 
     format: int
     poise: str = ""
 
 
 class OtherVersion(ValueError):
-    """It is whole, but this Poise cannot read it; `need` can."""
+    """The checkpoint is whole, but needs another version of Poise, `need`."""
 
     def __init__(self, why: str, need: str) -> None:
         super().__init__(why)
@@ -127,7 +127,7 @@ def unseal(content: bytes) -> Manifest:
 
 
 def writer(format: int, poise: str) -> str:
-    """Who wrote a manifest, as well as it says."""
+    """Return the version of Poise that wrote a manifest, or its format if the version is unknown."""
     return f"Poise {poise}" if poise else f"a Poise that writes format {format}"
 
 

@@ -83,12 +83,12 @@ class Phases:
 
 
 def pace_of(phase: Phase, rules: PhaseRules) -> Pace:
-    """What the phase asks for."""
+    """Return the rules for this phase."""
     return {"convergence": rules.convergence, "fine-tuning": rules.tuning}.get(phase, rules.initial)
 
 
 def is_due(step: int, memory: PhaseMemory, rules: PhaseRules) -> bool:
-    """Whether this step is to be looked at."""
+    """Return whether to sample this step."""
     return step % pace_of(memory.phase, rules).look == 0
 
 
@@ -132,7 +132,7 @@ def _warms_up(memory: PhaseMemory, step: Step) -> bool:
 
 
 def _jitter(memory: PhaseMemory, loss: float) -> float:
-    """A change that is far from usual counts as a large one, and no more: it may be a spike, or a leap."""
+    """Update the noise estimate. Limit the effect of an outlier, which may be a spike or a jump of the loss."""
     if not memory.recent:
         return 0.0
     change, usual = abs(loss - memory.recent[-1]), memory.jitter
@@ -140,7 +140,7 @@ def _jitter(memory: PhaseMemory, loss: float) -> float:
 
 
 def _clipped(loss: float, recent: Sequence[float], memory: PhaseMemory) -> float:
-    """A spike is drawn no higher than noise may reach; what stays up is, once most of the recent ones are there."""
+    """Clip a spike to the range of the noise. A lasting change passes once the median of recent losses follows it."""
     if len(memory.start) < FIRST:
         return loss
     level, reach = median(recent), SPIKE * memory.jitter
@@ -231,7 +231,9 @@ def _behind_knee(memory: PhaseMemory, view: PhaseView) -> bool:
 
 
 def _little_left(memory: PhaseMemory, view: PhaseView) -> bool:
-    """Fits c + b/spent, by least squares, where what is spent is the learning rate times steps; b with its error."""
+    """Return whether little decrease is left, by a least-squares fit of c + b/spent, where `spent` is the learning rate
+    summed over the steps.
+    """
     rules, slope = view.rules, memory.slope
     if memory.seen - memory.changed < rules.rest * (memory.changed - memory.born):
         return False
@@ -251,7 +253,7 @@ def _little_left(memory: PhaseMemory, view: PhaseView) -> bool:
 
 
 def _to_spend(memory: PhaseMemory, view: PhaseView, late: Sequence[Point]) -> float:
-    """Learning rate times the steps that are left, if the rate goes on falling by so much a step as it did of late."""
+    """Return the sum of the learning rate over the remaining steps, if the rate keeps its recent decay per step."""
     age = memory.seen + 1 - memory.slope.step
     steps = max(view.total - memory.seen - 1, SHORTEST * age) if view.total else float(age)
     first, middle = late[0], late[len(late) // 2]
@@ -263,7 +265,7 @@ def _to_spend(memory: PhaseMemory, view: PhaseView, late: Sequence[Point]) -> fl
 
 
 def _lean(memory: PhaseMemory, rules: PhaseRules) -> float:
-    """How much more of the fall may be left than the rules say, by what the gradients tell."""
+    """Return by how much the gradients relax the limit on the remaining decrease of the loss."""
     if len(memory.norms) < rules.window or memory.loudest <= 0:
         return 1.0
     variance = _variance(memory.norms)
@@ -293,7 +295,7 @@ def _variance(values: Sequence[float]) -> float:
 
 
 def _rate(rate: float) -> float:
-    """Where it is not known, all steps spend alike."""
+    """Return the learning rate, or 1 if it is unknown, so that all steps count alike."""
     return rate if rate >= 0 else 1.0
 
 

@@ -38,19 +38,19 @@ Rule = Literal["linear", "sqrt", "none"]
 
 
 class Short(msgspec.Struct, frozen=True):
-    """A micro-batch of `batch` samples ran out of memory, with so many bytes `free` before it."""
+    """A micro-batch of `batch` samples ran out of memory, with `free` bytes available before it."""
 
     batch: int
     free: int
 
 
 class TrainView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker knows between two steps.
+    """State of a worker between two steps.
 
-    `share`: the samples that it takes in a step. `batch`: those of a micro-batch at most, as it is; `most`: as it may
-    be (0: no limit). `each`: bytes that a sample takes (0: not known yet), of those that are `free` before a
-    micro-batch. `tried`: so large was the one that has just run out of memory (0: none has); `short`: what the last
-    answer told of one. `effective`: what `rate` was set for; `asked`: what it is to be (0: the same), by `rule`.
+    `share`: samples of this worker in a step. `batch`: current maximum size of a micro-batch; `most`: its upper limit
+    (0: none). `each`: bytes per sample (0: not known yet); `free`: free bytes before a micro-batch. `tried`: size of
+    the micro-batch that has just run out of memory (0: none); `short`: the shortage in the last answer. `effective`:
+    the effective batch for which `rate` was set; `asked`: the requested one (0: the same), scaled by `rule`.
     """
 
     share: int
@@ -82,7 +82,7 @@ class Resize(msgspec.Struct, frozen=True):
 
 
 class Tuning:
-    """Same view, same answer; what it is to remember is in the view."""
+    """A stateless policy: the answer depends only on the view."""
 
     name = "fitting"
 
@@ -100,7 +100,7 @@ class Tuning:
 
 
 def size_of(view: TrainView, short: Short | None) -> int:
-    """So many samples at most, before they are evened out."""
+    """Return the maximum number of samples in a micro-batch, before sizes are evened out."""
     most = min(view.share, view.most or view.share)
     room = int(USED * view.free / view.each) if view.each else most
     if view.tried:
@@ -134,8 +134,8 @@ def rate_for(rate: float, before: int, after: int, rule: Rule) -> float:
 
 
 def effective_of(fits: int, world: int) -> int:
-    """The effective batch where none is asked for: what fits on all workers at once, within LEAST to MOST, and a power
-    of two, so that it does not change with a little memory.
+    """Return the default effective batch size: the largest power of two that fits on all workers, from LEAST to MOST.
+    A power of two does not change with small differences in memory.
 
     >>> effective_of(300, 2), effective_of(8, 2), effective_of(10**6, 4)
     (512, 256, 2048)

@@ -1,4 +1,4 @@
-"""Who leads: what one control plane renews in the store, and another takes when it was not renewed in time."""
+"""Leader election: one control plane renews a lease in the store; another takes it over when it expires."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ _log = logging.getLogger("poise.led")
 
 
 class Led(NamedTuple):
-    """Who leads, as far as is known; `held` unless its lease has run out. `token` is its home's digest."""
+    """The last known leader; `held` unless its lease has expired. `token` is its home's digest."""
 
     term: int
     address: str
@@ -56,7 +56,7 @@ class Lease(ABC):
         """Raises `StoreAway`, as all of this does."""
 
     def take(self) -> int:
-        """Lead, if nobody does: the term that was won, 0 for none. The lease is renewed from then on."""
+        """Try to become leader. Return the new term, or 0 if another one leads. From then on the lease is renewed."""
         asked = now()
         self._term = self._take()
         if self._term:
@@ -65,24 +65,24 @@ class Lease(ABC):
         return self._term
 
     def holds(self) -> bool:
-        """Whether nobody else can lead yet."""
+        """Return whether the lease is still valid, so that no other control plane can lead."""
         return now() < self._until
 
     def lives(self) -> None:
-        """Said by the owner again and again from now on: the lease is renewed on a thread that its hanging would not
-        hold up.
+        """Record that the owner is alive; it calls this repeatedly. The lease is renewed on another thread, which would
+        continue even if the owner hung.
         """
         self._lived = now()
 
     def release(self) -> None:
-        """Let another take it now; while the store is away, once it has run out."""
+        """Release the lease now. If the store is unreachable, the lease expires instead."""
         term, self._term, self._until = self._term, 0, 0
         with contextlib.suppress(StoreAway):
             if term:
                 self._release(term)
 
     def close(self) -> None:
-        """Renew it no more: it runs out, unless it was released."""
+        """Stop renewing the lease; it expires unless it was released."""
         self._term = self._until = 0
 
     @abstractmethod
@@ -91,7 +91,7 @@ class Lease(ABC):
 
     @abstractmethod
     async def _renewed(self, term: int, within: float) -> bool:
-        """Renew it, in so many seconds. False: that term is over."""
+        """Renew the lease of this term within so many seconds. Return False if the term is over."""
 
     @abstractmethod
     def _release(self, term: int) -> None: ...
@@ -134,5 +134,5 @@ class Lease(ABC):
 
 
 def now() -> int:
-    """Goes on while the machine sleeps, and is set by nobody."""
+    """Return nanoseconds of a clock that also counts during suspend and is never adjusted."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

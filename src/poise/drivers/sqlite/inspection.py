@@ -40,7 +40,7 @@ def inspect(connection: sqlite3.Connection) -> Found:
 
 
 def refuse_loss(path: Path, found: Found, mark: int) -> None:
-    """Raises `StoreDamaged` unless the log can go on after its last whole record without losing what is known."""
+    """Raise `StoreDamaged` unless the log can continue after its last whole record without loss of known records."""
     if found.damage and (found.following or not found.whole):
         raise damaged(path, found)
     if found.last < mark:
@@ -55,7 +55,7 @@ def damaged(path: Path, found: Found) -> StoreDamaged:
 
 
 def _pruned(connection: sqlite3.Connection) -> int:
-    """The revision before the first one. Where that is not 0, a whole checkpoint must stand in for what is gone."""
+    """Return the revision before the first one. If it is not 0, a whole checkpoint must replace the pruned records."""
     before = tables.first_revision(connection) - 1
     rows = connection.execute("SELECT revision FROM checkpoint WHERE revision >= ?", (before,)).fetchall()
     return before if any(tables.whole_checkpoint(connection, revision) for (revision,) in rows) else 0
@@ -64,7 +64,7 @@ def _pruned(connection: sqlite3.Connection) -> int:
 def _count_whole_after(connection: sqlite3.Connection, last: int) -> int:
     count = 0
     select = "SELECT revision, record FROM log WHERE revision > ? ORDER BY revision DESC"
-    with contextlib.suppress(*READ_ERRORS):  # what can be reached from the end
+    with contextlib.suppress(*READ_ERRORS):  # count the records that are readable from the end
         for revision, record in connection.execute(select, (last,)):
             count += is_whole(revision, record)
     return count

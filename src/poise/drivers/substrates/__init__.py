@@ -41,7 +41,7 @@ def driver_of(name: str) -> SubstrateDriver:
     source = f"{point.dist.name} {point.dist.version}" if point.dist is not None else "an unnamed package"
     try:
         problem = _problem_of(name, driver := point.load())
-    except Exception as error:  # whatever a module does when it is imported
+    except Exception as error:  # importing a plug-in may raise anything
         problem = f"it cannot be imported: {type(error).__name__}: {error}"
     if problem:
         what = f"the substrate `{name}` of {source} cannot be used: {problem}"
@@ -50,8 +50,8 @@ def driver_of(name: str) -> SubstrateDriver:
 
 
 def examined(driver: SubstrateDriver, on: str, argument: str, folder: Path) -> Iterator[Check]:
-    """Whether a substrate can be used from here, as `poise doctor` tells it. A driver may look closer itself: it has
-    `examine` then.
+    """Yield checks, for `poise doctor`, of whether a substrate can be used from here. A driver with a method `examine`
+    adds its own checks.
     """
     try:
         driver.check(argument)
@@ -69,8 +69,8 @@ HandOver = Callable[[Mapping[str, Any], Compiled, str], Handed]
 
 
 def handing_of(name: str) -> HandOver:
-    """The function by which a system takes one job as it is: as its user wrote it, compiled, and with the text of its
-    script. Raises `InputError` if it cannot be used from here, or takes none.
+    """Return the function that hands one job over to a substrate. It takes the job file, the compiled job, and the text
+    of the script. Raises `InputError` if the substrate cannot be used from here, or accepts no jobs.
     """
     driver = driver_of(name)
     driver.check("")

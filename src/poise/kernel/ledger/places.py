@@ -38,9 +38,9 @@ class NodeState(msgspec.Struct):
     """A node, the room taken on it, and who holds each busy device, by `device_key`; `shares` where it is shared.
 
     `level` is its load level, `hot` whether that has been high for a sustained window; `failures` the smoothed share of
-    attempts that failed there, in thousandths. A `suspect` has been silent for a moment. One that is drained and
-    `moves` is being emptied: what runs there goes on elsewhere. One that is `unfit` can start nothing, and says why.
-    `by` is the token by which it came, as in `NodeJoined`.
+    attempts that failed there, in thousandths. A `suspect` node has missed recent heartbeats. A drained node that
+    `moves` is being evacuated: its tasks continue elsewhere. `unfit` is the reason why a node can start nothing.
+    `by` is the token with which it joined, as in `NodeJoined`.
     """
 
     node: Node
@@ -63,7 +63,7 @@ class NodeState(msgspec.Struct):
     by: str = ""
 
     def fork(self) -> "NodeState":
-        """A copy that changes by itself."""
+        """Return an independent copy."""
         made = copy(self)
         made.devices, made.shares = self.devices.copy(), {key: of.copy() for key, of in self.shares.items()}
         made.pools = {key: copy(pool) for key, pool in self.pools.items()}
@@ -105,10 +105,10 @@ class Cordon(msgspec.Struct, frozen=True):
 
     @property
     def why(self) -> str:
-        """For people."""
+        """Return the reason as text for display."""
         return ", ".join(part for part in (self.code, self.text) if part) or BY_HAND
 
 
 def device_key(index: int) -> str:
-    """A device's index as the key of a map: the canonical encoding knows texts only."""
+    """Return a device's index as a map key; the canonical encoding allows only strings as keys."""
     return str(index)

@@ -1,4 +1,4 @@
-"""A unit, and what is known of it.
+"""A unit and its state.
 
 Its life: waiting (for `needs`) → pending → active → done | failed | cancelled, or skipped when something it needs
 failed. A unit that serves calls rests as *waiting* while there is nothing for it to do. A lost attempt brings it back
@@ -126,14 +126,14 @@ class UnitState(msgspec.Struct, gc=False):
     limited: int = 0
 
     def fork(self) -> "UnitState":
-        """A copy that changes by itself."""
+        """Return an independent copy."""
         made = copy(self)
         made.tasks, made.leases = [copy(task) for task in self.tasks], self.leases.copy()
         return made
 
     @property
     def resizes(self) -> bool:
-        """Whether it has said, since it was placed, that it changes its size without being started anew."""
+        """Return whether the unit has reported, since its placement, that it can resize without a restart."""
         of = self.training
         return of is not None and of.resizes and self.told >= self.placed and self.spec.least > 0
 
@@ -150,7 +150,7 @@ class UnitState(msgspec.Struct, gc=False):
 
     @property
     def first(self) -> TaskState:
-        """The task of rank 0; the first one of what has no attempts."""
+        """Return the task of rank 0; without attempts, the first task."""
         return self.tasks[next(iter(self.members), 0)]
 
     def epoch_of(self, index: int) -> int:
@@ -214,7 +214,7 @@ class UnitState(msgspec.Struct, gc=False):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it runs, all of its members are there, and nothing ends it."""
+        """Return whether the unit is active with all of its members, and is not being stopped."""
         return (
             self.status == "active"
             and not self.stopping
@@ -241,14 +241,14 @@ class UnitState(msgspec.Struct, gc=False):
             self.lost += 1
 
     def make_smaller(self) -> None:
-        """It ran out of memory: half as many tasks of an elastic unit next time, or an artifact that asks for less."""
+        """Reduce a unit that ran out of memory: half the tasks if it is elastic, else an artifact that needs less."""
         self.ooms += (self.epoch,)
         self.ran_out = min(self.ran_out or self.shape.memory, self.shape.memory)
         if self.spec.least:
             self.most = max(self.spec.least, self.size // 2)
 
     def forget_member(self, index: int) -> None:
-        """A task that has ended belongs to its gang no more."""
+        """Reset a task that has ended, so that it is no longer a member of its gang."""
         task = self.tasks[index]
         if task.ending is not None:
             task.keep(self.epoch_of(index), task.ending, task.ended)
@@ -256,7 +256,7 @@ class UnitState(msgspec.Struct, gc=False):
         task.ending, task.epoch, task.leaving = None, 0, False
 
     def clear(self) -> None:
-        """Make it ready for another attempt, and keep what is known of the last one."""
+        """Prepare the unit for another attempt; keep the record of the last one."""
         for index in range(len(self.tasks)):
             self.forget_member(index)
         self.stopping = ""
@@ -277,7 +277,7 @@ def attempt_of(unit: UnitState, index: int) -> Attempt:
 
 
 def orders_of(unit: UnitState) -> Iterator[tuple[int, Orders]]:
-    """What each active task of a gang is told, by its number."""
+    """Yield the orders for each active task of a gang, by task index."""
     members = unit.members
     for rank, index in enumerate(members):
         if unit.tasks[index].active:
@@ -288,8 +288,8 @@ def orders_of(unit: UnitState) -> Iterator[tuple[int, Orders]]:
 
 
 def deciding_ending(unit: UnitState) -> Ending:
-    """The ending that decides a unit all of whose attempts have ended: the first in time that failed by itself, before
-    those that were stopped for it; `done` only if all are.
+    """Return the ending that decides a unit whose attempts have all ended: the first own failure, before those that
+    were stopped because of it; `done` only if all are.
     """
     if len(unit.tasks) == 1 and (only := unit.tasks[0].ending) is not None:
         return only
