@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # views bring numpy, which an agent can do without
 
 
 class Clock(Protocol):
-    """`now` never steps back and goes on while the machine sleeps; `wall` is for people only."""
+    """`now` is monotonic and also counts during suspend; `wall` is for display only."""
 
     def now(self) -> Instant: ...
     def wall(self) -> float: ...
@@ -65,7 +65,7 @@ class Held(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """The truth on a node: what its slots hold, and what has ended and was not yet forgotten."""
+    """The actual state of a node: the attempts in its slots, and the endings that are not yet forgotten."""
 
     held: tuple[Held, ...]
     ended: tuple[Ended, ...]
@@ -75,11 +75,10 @@ class Executor(Protocol):
     """Runs attempts on this node. A slot runs one at a time, in the order of `start`; slots are numbered from 0.
 
     `start` is idempotent per attempt. `stop` ends a running attempt (SIGTERM, grace, SIGKILL) and hands back one that
-    has not started; both answer through `on_change`. The outcome of a running one that is stopped with `hung`, which
-    says what was seen of it, is `hung`. `renew` says, before `start` and again later, at which instant the
-    attempt is to be killed, even if whoever said so has ended; its outcome is `lost` then. `order` tells one that was
-    started who belongs to its gang from now on, `limit` gives one another time limit. `forget` says that an ending is
-    durable elsewhere.
+    has not started; both answer through `on_change`. A running attempt that is stopped with `hung`, a description of
+    the symptoms, has the outcome `hung`. `renew` sets, before `start` and again later, the instant at which the attempt
+    is killed, even if the caller has exited; its outcome is then `lost`. `order` sends a started attempt the new
+    members of its gang; `limit` changes its time limit. `forget` confirms that an ending is durable elsewhere.
     """
 
     on_change: Callable[[Sequence[Running], Sequence[Ended]], None]
@@ -122,10 +121,10 @@ class NodePort(Protocol):
     """The control plane, as everything that has nodes sees it: agents that dial in, the simulated machines of the fault
     simulator, and the nodes of the twin.
 
-    A node says `Hello` on each connection: what it offers, and all attempts that it holds. The answer is a complete
-    `Desired`: what should be there. Then each side tells changes. A `Report` is answered by `Acked` when it is durable,
-    and a `Beat` by `Heard` at once. Everything is idempotent by attempt, so any message may come twice. A node that
-    offers less than it runs keeps that; nothing is placed there until it fits.
+    A node sends `Hello` on each connection: its resources, and all attempts that it holds. The answer is a complete
+    `Desired` state. Then each side sends changes. A `Report` is answered by `Acked` when it is durable, and a `Beat` by
+    `Heard` at once. Every message is idempotent by attempt and may arrive twice. A node that offers less than its work
+    uses keeps the work; nothing is placed there until it fits.
     """
 
     def accepted(self) -> int:
@@ -137,25 +136,25 @@ class NodePort(Protocol):
         ...
 
     def hear(self, node: str, connection: Connection, message: FromAgent, /, by: str = "") -> None:
-        """A message of a node, its hello too; only its newest connection is heard."""
+        """Process a message of a node, including `Hello`. Messages on older connections are ignored."""
         ...
 
     def disconnect(self, node: str, connection: Connection, /) -> None:
-        """Its connection has ended. The node is lost only if it stays away."""
+        """Record that a node has disconnected. It is lost only if it does not reconnect in time."""
         ...
 
 
 class Observer(Protocol):
-    """Is told what a control plane does, in order, on a thread of its own: it can neither slow nor break a round. What
-    it raises is logged, and it is told the rest; of what it is too slow for, the newest is left out.
+    """Receives the actions of a control plane in order, on its own thread, so it can neither slow nor break a round.
+    Its exceptions are logged, and it continues. If it is too slow, the newest observations are dropped.
     """
 
     def observe(self, observed: Observed, /) -> None: ...
 
 
 class Decider(Protocol):
-    """Runs a policy on a snapshot. `answer` is called once, at once or later, on the owner's thread, and always with a
-    plan: when the policy fails, a safe one decides, and the plan says so (`failed`).
+    """Runs a policy on a snapshot. It calls `answer` exactly once, immediately or later, on the owner's thread, always
+    with a plan: if the policy fails, a safe policy decides, and the plan is marked `failed`.
     """
 
     def decide(self, view: "Snapshot", answer: Callable[[Plan], None], /) -> None: ...
@@ -165,8 +164,8 @@ class Decider(Protocol):
 class Machine(NamedTuple):
     """A machine of a substrate: its `id` there, and its `name` as a node.
 
-    `size` is all that it has, `free` the part that nobody holds: amounts by the substrate's own names. With `spare`
-    enough is free to be worth a new pilot. A machine that is `leaving` is drained by the substrate.
+    `size` is its total and `free` its free resources: amounts by the substrate's own names. `spare`: enough is free for
+    a new pilot to be worthwhile. `leaving`: the substrate is draining the machine.
     """
 
     id: str
@@ -187,9 +186,7 @@ class Pilot(NamedTuple):
 
 
 class Contact(NamedTuple):
-    """How an agent reaches its control plane: the address, or those of several of which one leads; and the token of a
-    node.
-    """
+    """How an agent reaches its control plane: one address, or several with one leader; and the token of a node."""
 
     address: str
     token: str
@@ -222,8 +219,8 @@ class Substrate(Protocol):
         ...
 
     def start(self, machine: Machine, node: str, contact: Contact) -> None:
-        """Start a pilot that holds what is free of a machine when it begins. It starts its agent again when that ends,
-        until it is released.
+        """Start a pilot that holds the resources of a machine that are free when it starts. It restarts its agent
+        whenever the agent exits, until the pilot is released.
         """
         ...
 
@@ -274,8 +271,8 @@ class GrowingSubstrate(Substrate, Protocol):
 
 
 class Handed(NamedTuple):
-    """A job that another scheduler has taken: its id there, when it is expected to start (as that scheduler writes it),
-    on which nodes and in which partition (each empty if it does not say), and the command that shows its status.
+    """A job accepted by another scheduler: its id there, its expected start in that scheduler's format, its nodes and
+    its partition (each empty if unknown), and the command that shows its status.
     """
 
     job: str

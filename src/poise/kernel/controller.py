@@ -298,8 +298,8 @@ joined is asked for by itself.
 
 class Contact(NamedTuple):
     """A node's silence is counted from `heard`: its last word, or as much later as it promised to be silent beyond a
-    `HEARTBEAT`. `asked`: what is to be answered has been sent to it, and promises that it made before it knew of that
-    do not count. `last` is when it spoke, 0 if it has not since this control plane began.
+    `HEARTBEAT`. `asked`: a request was sent to it, and intervals that it announced before the request do not count.
+    `last` is the time of its last message, 0 if there was none since this control plane started.
     """
 
     heard: int
@@ -307,13 +307,13 @@ class Contact(NamedTuple):
     last: int = 0
 
     def after(self, message: FromAgent, now: int) -> "Contact":
-        """It has said this."""
+        """Return the contact after a message."""
         every = min(max(HEARTBEAT, message.every), TIMES.heartbeat_idle) if isinstance(message, Beat) else HEARTBEAT
         asked = self.asked and every > HEARTBEAT
         return Contact(now if asked else now + every - HEARTBEAT, asked, now)
 
     def expecting(self, now: int) -> "Contact":
-        """It is asked something, and an answer is expected as of a node that is busy."""
+        """Return the contact after a request; the node must answer as fast as a busy one."""
         return Contact(min(self.heard, now), True, self.last)
 
 
@@ -523,9 +523,9 @@ class Controller:
         return self._flush()
 
     def tick(self, now: int, heard_until: int | None = None, wall: float | None = None) -> Sequence[Effect]:
-        """What time alone brings: lost nodes, lost deadlines, due schedules, rounds, recovery of the log. What nodes
-        said before `heard_until` has been handed in (none: all that they have said): until then their silence is known,
-        and no longer. `wall` is the wall clock in seconds since 1970 (none: it has not been set since the last time).
+        """Handle the passing of time: lost nodes, missed deadlines, due schedules, rounds, recovery of the log. All
+        messages of nodes from before `heard_until` have been processed (None: all messages), so silence is judged only
+        until then. `wall` is the wall clock in seconds since 1970 (None: not set since the last call).
         """
         self._now = now
         if wall is not None:
@@ -567,7 +567,7 @@ class Controller:
         return effects
 
     def _cancel_late(self, now: int) -> None:
-        """What its user wants cancelled once its deadline cannot be met: before more devices are given to it."""
+        """Cancel units whose deadline cannot be met, if their user asked for it, before they get more devices."""
         for missed in self._lateness.missed(self.ledger, now):
             units = [self.ledger.jobs.unit(one.unit) for one in missed.units]
             self._commit(missed)
@@ -576,7 +576,7 @@ class Controller:
                     self._stop(unit, now)
 
     def _forget_nodes(self, now: int) -> None:
-        """Those that have left, or been lost for long, and are missed by nobody."""
+        """Forget undeclared nodes that have left, or have been lost for long, and hold no work."""
         if not self._left and not self.settings.forget_after:
             return
         after = self.settings.forget_after or FOREVER
@@ -593,8 +593,8 @@ class Controller:
             self._left.discard(name)
 
     def _look_for_silence(self, heard_until: int, now: int) -> None:
-        """Give up nodes that have not been heard for too long; and note until when none of them can be. Of those that
-        are not late only the one that was heard first counts: there may be thousands.
+        """Declare nodes lost that were silent for too long, and note the earliest instant of the next check. Of the
+        other nodes only the one with the oldest message counts, because there may be thousands.
         """
         late: dict[str, int] = {}
         first, latest = FOREVER, heard_until - self._quiet()
@@ -626,7 +626,7 @@ class Controller:
         self._look_no_sooner_than = now + PER_NODE * len(self.ledger.nodes)
 
     def _quiet(self) -> int:
-        """Nothing follows from less silence than this."""
+        """Return the shortest silence that has any consequence."""
         return min(self.settings.suspect_after + 1, self._watch.patience)
 
     def _give_up_unless_held(self, due: Sequence[str], heard_until: int, now: int) -> None:
@@ -683,7 +683,7 @@ class Controller:
         return any(room(ask.shape) >= ask.tasks for ask in self._asks)
 
     def snapshot(self, now: int) -> Snapshot:
-        """What the policy is shown now."""
+        """Return the current snapshot for the policy."""
         return self.ledger.snapshot(now, self.settings.seed, self.settings.throughputs, tuple(self._fired))
 
     def prepare(self, document: Any, wall: float, now: int, tenant: str = DEFAULT) -> Compiled:
@@ -691,20 +691,20 @@ class Controller:
         return prepare(lambda: self.snapshot(now), lambda: self.ledger.columns.use() / 1000, document, wall, tenant)
 
     def preparing(self, document: Any, wall: float, now: int, tenant: str) -> Callable[[], Compiled]:
-        """What does the same on any thread, for the fleet as it is when it is asked for."""
+        """Return a function that does the same on any thread, for the fleet at the time of this call."""
         view, use = self.snapshot(now), self.ledger.columns.use() / 1000
         return lambda: prepare(lambda: view, lambda: use, document, wall, tenant)
 
     def load_of(self, node: str) -> Load | None:
-        """What the node last said of how busy it is."""
+        """Return the last reported load of a node."""
         return self._watch.load_of(node)
 
     def upkeep_of(self, node: str) -> Upkeep | None:
-        """What it last said that its agent costs."""
+        """Return the last reported overhead of a node's agent."""
         return self._watch.upkeep_of(node)
 
     def loads(self) -> Iterator[tuple[str, Load]]:
-        """What each node last said of how busy it is."""
+        """Yield the last reported load of each node."""
         return self._watch.loads()
 
     def vitals(self, now: int) -> Vitals:
@@ -753,7 +753,7 @@ class Controller:
         )
 
     def _fire(self, fired: Fired | None, now: int) -> None:
-        """A trigger forces a round, and the round is told which."""
+        """Record a trigger; it forces a round, which gets its name."""
         if fired is not None:
             self._commit(Triggered(at=now, trigger=fired.trigger, subject=fired.subject, have=fired.have))
             self._fired.append(fired.trigger)
@@ -790,7 +790,7 @@ class Controller:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def _answer(self, request: int, act: Any) -> None:
-        """Answer once what was done is durable; an error leaves at once, and has changed nothing."""
+        """Reply once the action is durable. An error is returned at once; the action then has no effect."""
         try:
             if self._full:
                 raise StoreFull("the disk of the log is full; nothing new is accepted", hint="free some space: `df -h`")
@@ -836,7 +836,7 @@ class Controller:
             self.would_submit(compiled, user)
 
     def would_submit(self, compiled: Compiled, user: str = "") -> Job:
-        """The job that a submission would make now. Raises what it would be refused with; nothing changes."""
+        """Return the job that a submission would create now, without effect. Raises the error of a refusal."""
         tenant = compiled.tenant
         self._check_room(tenant, len(compiled.units))
         if compiled.name and (held := self.ledger.jobs.named(compiled.name, tenant)):
@@ -971,7 +971,7 @@ class Controller:
         self._commit(told)
 
     def _stop_cancelled(self, job: JobState, units: Iterable[UnitState], now: int) -> None:
-        """What runs of a job that was cancelled is asked to end."""
+        """Stop the running attempts of a cancelled job."""
         for unit in units:
             if unit.status == "active":
                 self._stop(unit, now)
@@ -1722,12 +1722,12 @@ class Controller:
 
 
 def _until(ends: int, known: int) -> int:
-    """When a node ends: as it is known, if it says about the same again."""
+    """Return when a node ends; keep the known instant if the new one is about the same."""
     return known if abs(ends - known) < SAME_END else ends
 
 
 def _with_withdrawn(hello: Hello, known: Sequence[Device]) -> Node:
-    """What a node offers, and the devices that it offers no longer while its work holds them, as they were known."""
+    """Return a node as it offers itself, with withdrawn devices that its work still holds, as last known."""
     offered = hello.node.devices
     gone = {device.index: device for device in known if device.index in hello.withdrawn}
     left = gone.keys() - {device.index for device in offered}

@@ -85,7 +85,7 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """`hung` is what was seen of an attempt that hangs."""
+    """Stop an attempt. `hung` describes the symptoms of one that hangs."""
 
     attempt: Attempt
     hung: str = ""
@@ -101,7 +101,7 @@ class Renew(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """The attempt is to be told who belongs to its gang from now on."""
+    """Send an attempt the new members of its gang."""
 
     attempt: Attempt
     orders: Orders
@@ -125,7 +125,7 @@ class Say(msgspec.Struct, frozen=True):
 
 
 class Hang(msgspec.Struct, frozen=True):
-    """Hang up, and connect anew: nothing has been heard for too long."""
+    """Disconnect and reconnect, because the control plane has been silent for too long."""
 
 
 class Changed(msgspec.Struct, frozen=True):
@@ -157,8 +157,8 @@ class Telling(msgspec.Struct, frozen=True):
 
 
 class Connected(msgspec.Struct, frozen=True):
-    """A channel to the control plane is open, or all is to be said anew on the one that is. `address`: this machine's,
-    where there are others.
+    """A connection to the control plane is open, or the open one needs a complete report again. `address`: the address
+    of this machine if there are other machines.
     """
 
     address: str = ""
@@ -185,7 +185,7 @@ class Slot(msgspec.Struct):
 
 
 class Sent(NamedTuple):
-    """A report on its way: when it was sent, and what it said to have ended."""
+    """A report in flight: when it was sent, and the endings in it."""
 
     at: int
     ended: tuple[Attempt, ...]
@@ -318,7 +318,7 @@ class NodeMachine:
         return effects
 
     def tick(self, now: int) -> list[Effect]:
-        """What time alone brings: leases that run out, a beat, or the end of a connection on which nothing comes."""
+        """Handle the passing of time: expiring leases, a heartbeat that is due, or a silent connection."""
         effects = self._let_go(now)
         if not self._connected:
             return effects
@@ -343,11 +343,11 @@ class NodeMachine:
         return len(self._launches)
 
     def listens(self) -> bool:
-        """Whether anything that runs tells how it gets on."""
+        """Return whether any running attempt reports its progress."""
         return bool(self._told)
 
     def standing_still(self) -> list[Attempt]:
-        """Attempts whose CPU time the next `Telling` is to have."""
+        """Return the attempts whose CPU time the next `Telling` must include."""
         return self._steps.standing_still()
 
     def waiting(self) -> list[Attempt]:
@@ -392,7 +392,7 @@ class NodeMachine:
         return [self._beat(load, now)]
 
     def _silent_at(self) -> int:
-        """When the control plane has been silent for so long that the way must be cut."""
+        """Return the instant at which a silent control plane counts as unreachable."""
         return self._heard + self._every + self._times.dead_local
 
     def _disconnect(self) -> None:
@@ -401,7 +401,7 @@ class NodeMachine:
         self._unanswered.clear()
 
     def _beat_heard(self, beat: int, now: int) -> list[Effect]:
-        """Before the hello is answered it renews nothing: the answer may say that some of the work is to be stopped."""
+        """Handle the answer to a heartbeat. It renews no lease before `Hello` is answered, which may stop some work."""
         sent = None
         while self._unanswered and self._unanswered[0][0] <= beat:
             sent = self._unanswered.popleft()[1]
@@ -471,7 +471,7 @@ class NodeMachine:
         return effects
 
     def _order(self, attempt: Attempt, orders: Orders) -> list[Effect]:
-        """Tell an attempt; one that waits for its slot is told when it has it. Older orders say nothing new."""
+        """Send orders to an attempt; a queued one gets them with its slot. Ignore older orders."""
         launch = self._launches.get(attempt)
         if launch is None or orders.generation <= self._orders.get(attempt, launch.orders).generation:
             return []
@@ -496,7 +496,7 @@ class NodeMachine:
         return effects + self._answer(report.at, now) + self._report(now)
 
     def _stop(self, attempt: Attempt) -> list[Effect]:
-        """Hand back what waits here; ask the executor to stop what it holds."""
+        """Hand back a queued attempt, or ask the executor to stop a started one."""
         self._steps.forget(attempt)
         if attempt in self._slot_of:
             return [Stop(attempt)]
@@ -580,7 +580,7 @@ class NodeMachine:
                 del self._tasks[attempt.task]
 
     def _learn(self, kind: str, ending: Ending) -> None:
-        """Feedback: a class that ran longer than its level's quantum goes one level down, a shorter one comes up."""
+        """Adjust the level of a class: one down if it ran longer than the quantum of its level, one up if shorter."""
         level = self._levels.get(kind, 0)
         if level < len(QUANTA) and ending.run > QUANTA[level]:
             self._levels[kind] = level + 1
@@ -620,7 +620,7 @@ class NodeMachine:
             self._leased[launch.attempt] = launch
 
     def _answer(self, sent: int, now: int) -> list[Effect]:
-        """What was sent then has been answered: leases run from there, and what waited for one may begin."""
+        """Record an answer to the message sent at `sent`: leases run from then, and work waiting for one may start."""
         self._answered = sent
         if not self._leased:
             return []
@@ -641,8 +641,8 @@ class NodeMachine:
         return self._answered + launch.lease * STOP_AT // 100
 
     def _let_go(self, now: int) -> list[Effect]:
-        """Stop exclusive work, and hand back what has not begun, whose lease has all but run out. What an earlier agent
-        began has the deadline that it was given, until the first answer to this one.
+        """Stop exclusive work whose lease is about to expire; hand it back if it has not started. Work of an earlier
+        agent keeps its deadline until this agent gets its first answer.
         """
         if not self._answered:
             return []
@@ -658,7 +658,7 @@ class NodeMachine:
         return effects + self._report(now)
 
     def _as_it_was(self, done: Ended) -> Ended:
-        """What was stopped because its lease ran out was lost."""
+        """Change the outcome of an attempt that was stopped because its lease expired to `lost`."""
         if done.attempt not in self._run_out or done.ending.outcome != "stopped":
             return done
         ending = msgspec.structs.replace(done.ending, outcome="lost", note=LEASE_OVER)
@@ -706,7 +706,7 @@ class NodeMachine:
         return effects
 
     def _next(self, pool: Pool, now: int) -> tuple[Line, Waiting] | None:
-        """Who is next, and the line it stands in; whoever must wait for an older attempt is passed over."""
+        """Return the next launch and its line. Skip launches that must wait for an older attempt."""
         order = sorted((_turn(key, line[0], now), key) for key, line in pool.lines.items() if line)
         for _, key in order:
             for waiting in pool.lines[key]:
@@ -732,7 +732,7 @@ class NodeMachine:
             self._device_shares[device] = self._device_shares.get(device, 0) + launch.shape.share
 
     def _slot_for(self, pool: Pool, launch: Launch) -> Slot | None:
-        """An empty slot, a new one if the pool may have it, or for queued work one with little foreseen work ahead."""
+        """Return an empty slot, a new one if the pool may grow, or, for queued work, one with little expected work."""
         for slot in pool.slots:
             if not slot.queue:
                 return slot
@@ -750,7 +750,7 @@ class NodeMachine:
         return least if ahead <= AHEAD else None
 
     def _has_room(self, cpu: int = 0, memory: int = 0) -> bool:
-        """Whether the node offers what its slots hold, and so much more. It may have shrunk."""
+        """Return whether the node, which may have shrunk, has this much room beside its slots."""
         return self._used_cpu + cpu <= self.node.cpu and self._used_memory + memory <= self.node.memory
 
     def _open(self, pool: Pool, shape: Shape) -> Slot:
