@@ -1,1 +1,1 @@
-"""What to do: pure functions from a view to a verdict. Same view, same verdict, on any machine, on any day."""
+"""Policies: pure functions from a view to a verdict. Same view, same verdict, on any machine, on any day."""

@@ -1,4 +1,4 @@
-"""What is left of quotas while a round places work."""
+"""The remaining quotas while a round places work."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,24 +9,24 @@ from poise.model.views import Candidate
 
 
 class Allowance:
-    """Counts down as work of tenants with a quota is placed. What a lost node still holds of a unit counts already."""
+    """Remaining quotas by tenant; placements reduce them. What a unit still holds on a lost node is counted already."""
 
     def __init__(self, left: Mapping[str, Amounts]) -> None:
         self._left = dict(left)
-        self._needs: dict[str, Amounts] = {}  # by queue: what is alike counts alike
+        self._needs: dict[str, Amounts] = {}  # by queue: its units have equal requests
 
     def room_for(self, tenant: str, shape: Shape, most: int) -> int:
-        """For how many tasks of a shape there is room, `most` at most."""
+        """Return for how many tasks of a shape the quota has room, at most `most`."""
         left = self._left.get(tenant)
         return most if left is None else min(most, left.room_for(asked(shape)))
 
     def room_of(self, candidate: Candidate, shape: Shape) -> int:
-        """For how many tasks of the unit, in this artifact."""
+        """Return for how many tasks of the unit, in this artifact, the quota has room."""
         tenant = "" if candidate.recovering else candidate.tenant
         return self.room_for(tenant, shape, candidate.tasks)
 
     def against(self, candidate: Candidate) -> tuple[Reason, ...]:
-        """Why none of its artifacts is within the quota, in the least size; nothing if one is."""
+        """Return why none of a unit's artifacts is within the quota, in the least size; nothing if one is."""
         left = self._left.get(candidate.tenant)
         if left is None or left.holds(self._need(candidate)):
             return ()
@@ -34,7 +34,7 @@ class Allowance:
         return tuple(reason for reasons in refused for reason in reasons) if all(refused) else ()
 
     def against_artifact(self, candidate: Candidate, shape: Shape) -> tuple[Reason, ...]:
-        """Why one of its artifacts is not within the quota, in the least size; nothing if it is."""
+        """Return why one artifact is not within the quota, in the least size; nothing if it is."""
         needed = candidate.least or candidate.tasks
         if self.room_of(candidate, shape) >= needed:
             return ()
@@ -45,13 +45,14 @@ class Allowance:
             self.use(candidate.tenant, shape, tasks)
 
     def use(self, tenant: str, shape: Shape, tasks: int) -> None:
-        """Of what is left of a tenant's quota, if it has one."""
+        """Reduce a tenant's remaining quota, if it has one."""
         if tenant in self._left:
             self._left[tenant] = self._left[tenant].plus(asked(shape, tasks), -1)
 
     def share_out(self, ordered: Sequence[Candidate]) -> tuple[list[Candidate], dict[str, tuple[Reason, ...]]]:
-        """Those that there is room for, the first in order before others, and why the queues of the rest wait. Nothing
-        is taken. Units of several artifacts are left in, since which one they get is not known yet.
+        """Return the candidates within their quotas, the first in order before others, and why the queues of the rest
+        wait. The quotas are not reduced. Units with several artifacts are included, since their artifact is not known
+        yet.
         """
         left = {tenant: list(amounts) for tenant, amounts in self._left.items()}
         within: list[Candidate] = []

@@ -1,13 +1,12 @@
-"""Unequal devices: which unit should run on which model, over all that waits and all that runs.
+"""Assignment of running and waiting units to unequal device models.
 
-What it is worth to run a unit somewhere is its weight over the time that it still needs there, with what moving costs
-it (`reclaim.values` and `reclaim.standing`). The sum of that over all units is what an assignment is to make large; for
-equal devices that is shortest remaining time first (Schrage, 1968), with weights Smith's rule (1956). Units are served
-by what they are worth for each device on the model that suits them best, and take the best of what is left: the greedy
-rule for a knapsack of several kinds of room. That gives the fast devices to what is short, even if it would be nearly
-as fast elsewhere; so then, as long as the sum grows by it, one moves into room that is left or two change places: the
-shift and the interchange of local search for generalised assignment (Osman, 1995). What runs moves only where that pays
-for more than estimates err by.
+The worth of running a unit on a model is its weight over its remaining run time there, including the cost of moving
+(`reclaim.values` and `reclaim.standing`). An assignment maximizes the sum over all units. For equal devices that is
+shortest remaining time first (Schrage, 1968), with weights Smith's rule (1956). Units are served by worth per device on
+their best model, and take the best model left: the greedy rule for a knapsack of several kinds of room. That gives fast
+devices to short units, even if those would be nearly as fast elsewhere. So, while the sum grows, one unit moves into
+free room or two exchange places: the shift and the interchange of local search for generalised assignment (Osman,
+1995). A running unit moves only if the gain exceeds the error of estimates.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,20 +23,20 @@ from poise.policy.running import lost_work
 from poise.units import SECOND
 
 Entry = tuple[float, int, str, int, list[tuple[float, int]]]
-"""What it is worth for each device (negative), ordinal, unit, devices, and what it is worth by model."""
+"""Worth per device (negative), ordinal, unit, devices, and worth by model."""
 
 PRESSED = 3.0
-"""A unit that has to start now to be on time counts as if it were worth so many times as much."""
+"""Factor of the worth of a unit that must start now to be on time."""
 
 EXCHANGES = 256
-"""Changes of places in one round at most, of some 20 us for two models."""
+"""Maximum number of exchanges in one round, each about 20 us for two models."""
 
 QUEUES = 8192
-"""Queues of wishes that are looked at for that in one round, some 2 us each: many models and sizes have many."""
+"""Maximum number of wish queues examined for that in one round, each about 2 us: many models and sizes have many."""
 
 
 class Wish(NamedTuple):
-    """What is lost in worth (less than nothing: won) if a unit that was assigned to one model goes to another."""
+    """The loss of worth (negative: gain) if a unit assigned to one model goes to another."""
 
     loss: float
     ordinal: int
@@ -48,7 +47,7 @@ class Wish(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What an elastic unit is to have: so many `devices` of a `model`. Those that it `has` are of the model `here`."""
+    """Devices that an elastic unit gets: `devices` of a `model`. Those that it `has` now are of the model `here`."""
 
     model: int
     devices: int
@@ -59,8 +58,9 @@ class Part(NamedTuple):
 def assign(
     draft: Draft, candidates: Sequence[Candidate], standings: Mapping[str, float], shared_out: Iterable[Part] = ()
 ) -> dict[str, int]:
-    """The model, as an index, for each unit that should run. Those that run and are not in `standings`, or cannot be
-    asked to yield now, stay where they are and are not in the answer. What is `shared_out` to others is not there.
+    """Return the model, as an index, for each unit that should run. Running units that are not in `standings`, or may
+    not be preempted now, stay where they are and are not in the result. Devices `shared_out` to others are not
+    available.
     """
     fleet = draft.fleet
     room = {index: 0 for index, model in enumerate(fleet.models) if model.kind != "cpu"}
@@ -97,11 +97,11 @@ def assign(
 
 
 def improve(entries: Iterable[Entry], target: dict[str, int], room: dict[int, int]) -> None:
-    """As long as the sum of what all in `target` are worth grows by it, let one of them go to a model that has room, or
-    two change places: each time whatever wins most.
+    """Move a unit to a model that has room, or exchange two, while the total worth of `target` grows: each time the
+    change with the largest gain.
     """
     about = {unit: (ordinal, devices, worths) for _, ordinal, unit, devices, worths in entries if unit in target}
-    wishes: dict[tuple[int, int, int], list[Wish]] = {}  # those of one size from one model to another, best first
+    wishes: dict[tuple[int, int, int], list[Wish]] = {}  # by models and size, best first
 
     def wish(unit: str) -> None:
         ordinal, devices, worths = about[unit]
@@ -128,12 +128,10 @@ def improve(entries: Iterable[Entry], target: dict[str, int], room: dict[int, in
 def _best_change(
     wishes: Mapping[tuple[int, int, int], list[Wish]], target: Mapping[str, int], room: Mapping[int, int]
 ) -> tuple[Wish, ...]:
-    """The wish that wins most of those for which there is room, or the two that make room for each other; none if no
-    more is won.
-    """
+    """Return the possible wish with the largest gain, or two that make room for each other; none without a gain."""
     first: dict[tuple[int, int], list[Wish]] = {}
     for (here, there, _), queue in wishes.items():
-        while queue and target[queue[0].unit] != here:  # it has gone since
+        while queue and target[queue[0].unit] != here:  # stale: the unit has moved
             heappop(queue)
         if queue:
             first.setdefault((here, there), []).append(queue[0])
@@ -151,13 +149,13 @@ def _best_change(
 
 
 def _units(residents: Iterable[tuple[Resident, ...]]) -> list[Resident]:
-    """Each running unit once, in the order of its submission."""
+    """Return each running unit once, in order of submission."""
     units = {resident.unit: resident for on in residents for resident in on}
     return sorted(units.values(), key=lambda resident: resident.ordinal)
 
 
 def _running(draft: Draft, resident: Resident, here: int, standing: float, left: int) -> Entry:
-    """An elastic unit changes its model only where its size is chosen, and nothing moves to where it would be late."""
+    """Return a running unit's entry. An elastic one changes models only with its size, and none moves to be late."""
     now, shape = draft.view.now, resident.shape
     of = draft.speeds.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=True)
     left = max(SECOND, left)
@@ -174,8 +172,8 @@ def _running(draft: Draft, resident: Resident, here: int, standing: float, left:
 
 
 def _waiting(draft: Draft, candidate: Candidate) -> Entry:
-    """What has to start now to be on time gets a model on which it is, if there is one. The size of an elastic unit
-    sees to that.
+    """Return the entry of a waiting unit. One that must start now to be on time gets a model on which it is, if there
+    is one; for an elastic unit its size ensures that.
     """
     shape = candidate.shape
     left, times = draft.speeds.left(candidate, shape, draft.able(shape).models), 1.0

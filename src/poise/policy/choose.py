@@ -1,9 +1,9 @@
-"""Which work is worth most together, where not all of it has room: a knapsack of devices.
+"""Choice of the most valuable combination of work for too few devices: a knapsack.
 
-In the order of what each is worth for a device (Dantzig, 1957) the best are taken as long as they fit. That leaves out
-what is wide when something narrow, worth more for each device, stands in its way, and then most of the devices may be
-idle. So what was left out is tried again, the most worth first: it takes the place of the least that has to go for it,
-if it is worth more than all of that together.
+Units are taken by worth per device (Dantzig, 1957) as long as they fit. That leaves out a wide unit when narrow ones,
+worth more per device, take part of its room, and then most devices may be idle. So units that were left out are tried
+again, the most valuable first: one replaces the least valuable units that make room for it, if it is worth more than
+all of them together.
 """
 
 from bisect import bisect_right
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 import numpy as np
 
 TRIED = 16
-"""Units that were left out and are tried again."""
+"""Maximum number of left-out units that are tried again."""
 
 
 def choose(worths: Sequence[float], widths: Sequence[int], devices: int) -> set[int]:
-    """The numbers of those that are worth most together on so many devices, of which each takes its width."""
+    """Return the numbers of the units that are worth most together on these devices; each takes its width."""
     wide = np.array(widths)
     densities = np.array(worths) / wide
     order = np.argsort(-densities, kind="stable")
-    fit = int(np.searchsorted(wide[order].cumsum(), devices, "right"))  # so many have room, one after the other
+    fit = int(np.searchsorted(wide[order].cumsum(), devices, "right"))  # the number of units that fit, in order
     ranked = order.tolist()
     chosen: list[int] = ranked[:fit]
     room = devices - sum([widths[number] for number in chosen])
@@ -31,10 +31,10 @@ def choose(worths: Sequence[float], widths: Sequence[int], devices: int) -> set[
             room -= widths[number]
         elif widths[number] <= devices:
             left_out.append(number)
-    ranks = (-densities[chosen]).tolist()  # of those that were chosen, in their order
+    ranks = (-densities[chosen]).tolist()  # of the chosen units, in their order
     for number in sorted(left_out, key=worths.__getitem__, reverse=True)[:TRIED]:
         worth, needed, price, going = worths[number], widths[number] - room, 0.0, list[int]()
-        for other in reversed(chosen):  # the least worth for a device first
+        for other in reversed(chosen):  # the lowest worth per device first
             if needed <= 0 or price >= worth:
                 break
             going.append(other)
@@ -55,7 +55,7 @@ def choose(worths: Sequence[float], widths: Sequence[int], devices: int) -> set[
 
 
 def _spared(going: list[int], needed: int, worths: Sequence[float], widths: Sequence[int]) -> list[int]:
-    """Without those that need not go after all, the most worth first."""
+    """Return the units that must go, without those whose room is not needed; spare the most valuable first."""
     kept = list(going)
     for number in sorted(going, key=worths.__getitem__, reverse=True):
         if needed + widths[number] <= 0:

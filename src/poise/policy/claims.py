@@ -1,8 +1,8 @@
-"""What runs on whole devices and what waits for them, seen as one: for policies that share all devices out anew.
+"""Running and waiting units on whole devices as one list, for policies that reallocate all devices.
 
-Such a policy says who is to run where (`wanted`, a row for each task). `carry_out` makes a plan of that: who runs
-otherwise is asked to yield, who has room there already is placed, and the others are held until they have. Work without
-devices, with shares of them or in several artifacts is placed as it comes in the room that is left.
+Such a policy decides where each unit runs (`wanted`, a row for each task). `carry_out` makes a plan of that: it
+preempts units that run elsewhere, places units that have room already, and holds the others until they have. Work
+without devices, with shares of them or in several artifacts is placed on arrival in the remaining room.
 """
 
 from collections import Counter
@@ -23,13 +23,13 @@ from poise.policy.reclaim import service
 from poise.policy.score import TERMS
 
 Rows = tuple[int, ...]
-"""A row of the fleet for each task, in the order of their ranks."""
+"""Rows of the fleet, one for each task, in the order of their ranks."""
 
 
 class Claim(NamedTuple):
-    """A unit on whole devices. `rows` are where its tasks are, none while it waits; `least` and `most` how many it may
-    have. `attained` is its service in nanoseconds of one device, `since` the instant at which it started, or became
-    ready. Of one that runs there is a `resident`, of one that could be placed a `candidate`.
+    """A unit on whole devices. `rows` are the nodes of its tasks, empty while it waits; `least` and `most` limit the
+    number of tasks. `attained` is its service in nanoseconds of one device, `since` the instant at which it started or
+    became ready. `resident` is set for a running unit, `candidate` for one that could be placed.
     """
 
     unit: str
@@ -45,23 +45,23 @@ class Claim(NamedTuple):
 
     @property
     def stays(self) -> bool:
-        """Whether it may not be asked to yield."""
+        """Whether it must not be preempted."""
         return self.resident is not None and not self.resident.preemptible
 
     @property
     def stopping(self) -> bool:
-        """Whether it has been asked to already."""
+        """Whether it is being stopped already."""
         return self.resident is not None and self.resident.stopping
 
 
 def claims_of(view: Snapshot) -> list[Claim]:
-    """All of them, in order of submission. What waits and could as well run in another artifact makes no claim."""
+    """Return all claims, in order of submission. A waiting unit with several artifacts makes no claim."""
     waiting = {candidate.unit: candidate for candidate in view.candidates}
     rows: dict[str, list[int]] = {}
     residents: dict[str, Resident] = {}
     for row, of in enumerate(view.fleet.residents):
         for resident in of:
-            leaving = resident.stopping and resident.resizes  # its gang goes on without it
+            leaving = resident.stopping and resident.resizes  # its gang continues without it
             if on_devices(resident.shape) and resident.unit not in waiting and not leaving:
                 rows.setdefault(resident.unit, []).append(row)
                 residents[resident.unit] = resident
@@ -71,22 +71,22 @@ def claims_of(view: Snapshot) -> list[Claim]:
 
 
 def claims(candidate: Candidate) -> bool:
-    """Whether what waits can only run on whole devices."""
+    """Return whether a waiting unit can only run on whole devices."""
     return on_devices(candidate.shape) and not candidate.others
 
 
 def same(some: Rows, others: Rows) -> bool:
-    """Whether it is as many tasks on the same nodes, in whatever order."""
+    """Return whether both have as many tasks on the same nodes, in any order."""
     return some == others or (len(some) == len(others) and sorted(some) == sorted(others))
 
 
 def on_devices(shape: Shape) -> bool:
-    """Whether it has whole devices."""
+    """Return whether a shape has whole devices."""
     return shape.gpus > 0 and shape.share == WHOLE
 
 
 def devices_by_model(view: Snapshot) -> dict[int, int]:
-    """How many whole devices there are of each model for claims: those that are free, and those that claims hold."""
+    """Return the number of whole devices of each model for claims: free ones, and those that claims hold."""
     fleet = view.fleet
     left: Counter[int] = Counter()
     held: dict[int, set[int]] = {}
@@ -105,7 +105,7 @@ def devices_by_model(view: Snapshot) -> dict[int, int]:
 
 
 def vacated(view: Snapshot, units: Collection[str]) -> Draft:
-    """The room that there is once these have ended."""
+    """Return a draft of the room after these units have ended."""
     fleet = view.fleet.copy()
     for row, residents in enumerate(fleet.residents):
         gone = [resident for resident in residents if resident.unit in units]
@@ -130,7 +130,7 @@ def carry_out(
     until: int | None = None,
     memory: dict[str, Any] | None = None,
 ) -> Plan:
-    """The plan by which the claims of `wanted` come to run there, and no others. `words` say of each why."""
+    """Return the plan that makes exactly the claims of `wanted` run there. `words` explains each."""
     decisions: list[Decision] = []
     yielding: list[str] = []
     placing = _Placing(view, name, yielding)
@@ -164,18 +164,18 @@ def carry_out(
 
 
 class _Placing:
-    """What starts now, and why the rest does not."""
+    """The placements of a plan, and the reasons of the units that wait."""
 
     def __init__(self, view: Snapshot, name: str, yielding: Sequence[str]) -> None:
         self.view, self.name, self.yielding = view, name, yielding
         self.draft, self.allowance = Draft(view, {"first": 1.0}, TERMS), Allowance(view.quotas)
         self.decisions: list[Decision] = []
         self.holds: dict[str, tuple[Reason, ...]] = {}
-        self._first = ""  # for whom room is being made
-        self._refusals: dict[Shape, tuple[int, tuple[Reason, ...]]] = {}  # with how many decisions these know of
+        self._first = ""  # the unit for which room is being made
+        self._refusals: dict[Shape, tuple[int, tuple[Reason, ...]]] = {}  # with the number of decisions included
 
     def more(self, claim: Claim, rows: Rows) -> tuple[Spot, ...]:
-        """Spots for the tasks that a gang which resizes is to have there as well, as far as there is room already."""
+        """Return spots for the tasks that a resizing gang gets in addition, as far as there is room already."""
         tenant = claim.resident.tenant if claim.resident is not None else ""
         spots: list[Spot] = []
         for row, tasks in sorted((Counter(rows) - Counter(claim.rows)).items()):
@@ -185,7 +185,7 @@ class _Placing:
         return tuple(spots)
 
     def claim(self, claim: Claim, candidate: Candidate, rows: Rows, words: str) -> None:
-        """Placed if there is room already."""
+        """Place a claim if there is room already, else hold it."""
         over = self.allowance.against(candidate) if candidate.tenant else ()
         if rows and not over:
             rows = rows[: self.allowance.room_of(candidate, claim.shape)]
@@ -200,7 +200,7 @@ class _Placing:
         self._hold(candidate, over)
 
     def other(self, candidate: Candidate) -> None:
-        """First come, first served, in the first artifact for which there is room."""
+        """Place other work, first come, first served, in the first artifact for which there is room."""
         over = self.allowance.against(candidate) if candidate.tenant else ()
         if over or (candidate.queue in self.holds and not candidate.recovering):
             self._hold(candidate, over)
@@ -226,14 +226,14 @@ class _Placing:
             self.holds[candidate.queue] = reasons or self._reasons(candidate)
 
     def _refused(self, shape: Shape) -> tuple[Reason, ...]:
-        """What every node has against it; looked up again once something was placed."""
+        """Return the reasons of all nodes against a shape; looked up again after each placement."""
         known = self._refusals.get(shape)
         if known is None or known[0] != len(self.decisions):
             known = self._refusals[shape] = len(self.decisions), tuple(self.draft.reasons(shape))
         return known[1]
 
     def _reasons(self, candidate: Candidate) -> tuple[Reason, ...]:
-        """Every reason against every artifact of it; where there is room, that is for another."""
+        """Return every reason against every artifact of a unit; free room without a reason is for another unit."""
         if not len(self.view.fleet):
             return (Reason(code="NO_NODES"),)
         found: list[Reason] = []
@@ -251,9 +251,7 @@ class _Placing:
 
 
 def emptiest(draft: Draft, shape: Shape, tasks: int, *, fewer: bool = False) -> Rows:
-    """Rows for so many tasks, each time on the node where there is most room; nothing if there is too little, unless
-    `fewer` will do.
-    """
+    """Return rows for `tasks` tasks, always on the node with most room; none if too few, unless `fewer` will do."""
     room = draft.capacity(shape).copy()
     if int(room.sum()) < tasks and not fewer:
         return ()
@@ -266,7 +264,7 @@ def emptiest(draft: Draft, shape: Shape, tasks: int, *, fewer: bool = False) -> 
 
 
 def _leaving(view: Snapshot, claim: Claim, rows: Rows) -> tuple[int, ...] | None:
-    """Numbers of the tasks that leave a gang so that it has none beyond those rows; None where it has to begin anew."""
+    """Return the numbers of the tasks that leave a gang for it to have only those rows; None if it must restart."""
     resident, fewer = claim.resident, Counter(claim.rows) - Counter(rows)
     if resident is None or not resident.resizes or len(claim.rows) - sum(fewer.values()) < max(1, claim.least):
         return None

@@ -1,16 +1,16 @@
-"""Deadlines: which can still be met, and when each of these has to start at the latest.
+"""Deadlines: which can still be met, and the latest start for each.
 
-Work that could be on time is never given up for work that cannot. So two questions are asked of all that has a
-deadline, waiting and running, as if nothing else were there.
+A unit that could be on time is never given up for one that cannot. Both answers consider all units with a deadline,
+waiting and running, as if there were no others.
 
 *Which are met?* In the order of their deadlines (Jackson, 1955), each starts as soon as its devices are free. When one
-would be late, the one that takes most device time for what it is worth is given up, of it and all before it: the rule
-of Moore and Hodgson (1968), which on one machine meets the most deadlines there are. Work that is late even if it
-starts now is given up at once. What was given up is ordinary work from then on.
+would be late, give up the unit with the most device time for its worth, among it and all before it: the rule of Moore
+and Hodgson (1968), which on one machine meets the maximum number of deadlines. A unit that is late even if it starts
+now is given up at once. Units that were given up count as ordinary work.
 
 *When do they start?* As late as is safe: from the last deadline back to the first, each ends at its deadline, or when
-its devices are needed by what starts later. Work that runs as foreseen and starts by then is on time, so until then its
-devices belong to whatever is worth most.
+later units need its devices. A unit that runs as estimated and starts by then is on time, so until then its devices go
+to the most valuable work.
 """
 
 from bisect import insort
@@ -20,12 +20,12 @@ from typing import NamedTuple
 from poise.model.deadlines import can_meet
 
 GIVEN_UP = 32
-"""Units given up in one round at most; the schedule is worked out anew after each."""
+"""Maximum number of units given up in one round; the schedule is computed again after each."""
 
 
 class Owed(NamedTuple):
-    """A unit with a deadline. It runs for `left` nanoseconds more on `width` devices, and has to end by the instant
-    `due`; `worth` is its weight, and `margin` the time by which it is to start before it has to, since estimates err.
+    """A unit with a deadline. It runs for `left` nanoseconds more on `width` devices, and must end by the instant
+    `due`. `worth` is its weight; `margin` is how long before its latest start it should start, since estimates err.
     """
 
     unit: str
@@ -37,7 +37,7 @@ class Owed(NamedTuple):
 
 
 def met(owed: Iterable[Owed], devices: int, now: int, taken: Iterable[tuple[int, int]] = ()) -> list[Owed]:
-    """Those that are kept to be on time, by deadline; `taken` says until when how many devices are not to be had."""
+    """Return the units that can be on time, by deadline; `taken` lists (instant, devices) unavailable until then."""
     could = sorted((one for one in owed if can_meet(one.due, now, one.left) and one.width <= devices), key=_by_due)
     taken = list(taken)
     for _ in range(GIVEN_UP):
@@ -50,8 +50,8 @@ def met(owed: Iterable[Owed], devices: int, now: int, taken: Iterable[tuple[int,
 
 
 def latest_starts(kept: Iterable[Owed], devices: int) -> dict[str, int]:
-    """The instant by which each has to start, with its margin; before now where it is late to begin with."""
-    free: list[tuple[int, int]] = []  # until when how many devices are free, in ascending order; the rest always are
+    """Return the instant by which each must start, including its margin; before now if it is late already."""
+    free: list[tuple[int, int]] = []  # (instant until which devices are free, devices), ascending; the rest always are
     always = devices
     starts: dict[str, int] = {}
     for one in sorted(kept, key=_by_due, reverse=True):
@@ -70,8 +70,8 @@ def latest_starts(kept: Iterable[Owed], devices: int) -> dict[str, int]:
 
 
 def _first_late(ordered: Sequence[Owed], devices: int, now: int, taken: Iterable[tuple[int, int]]) -> int:
-    """The place of the first that is late when each starts as soon as there are devices for it; -1 if none is."""
-    free = sorted((-max(now, until), count) for until, count in taken if count > 0)  # the first to be free is the last
+    """Return the position of the first unit that is late if each starts as soon as it has devices; -1 if none is."""
+    free = sorted((-max(now, until), count) for until, count in taken if count > 0)  # the first to become free is last
     open_now = devices - sum(count for _, count in free)
     if open_now > 0:
         insort(free, (-now, open_now))
@@ -94,5 +94,5 @@ def _by_due(one: Owed) -> tuple[int, int, str]:
 
 
 def _price(one: Owed) -> tuple[float, str]:
-    """Device time for what it is worth."""
+    """Return device time over worth."""
     return one.left * one.width / one.worth, one.unit

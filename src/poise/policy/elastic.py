@@ -1,13 +1,13 @@
-"""How much each unit should have: devices go, one after the other, to where they bring most.
+"""Sizes of elastic units: devices are assigned one after the other to the unit that gains most.
 
-A unit that is worth `w` and has work for `x` seconds on one task does with `k` tasks `s(k)` seconds of it in one. With
-them it is `w s(k) / x` nearer to its end every second, and one task more is worth
+A unit of weight `w` with work for `x` seconds on one task does `s(k)` seconds of that work per second with `k` tasks.
+Its weighted progress per second is then `w s(k) / x`, and one more task is worth
 
     w (s(k + 1) - s(k)) / x
 
-to it. Given to the largest of these first, devices make the sum over all units as large as it can be, as long as
-speedups are concave; where they are not, several tasks are given at once. For work that scales without loss that is
-shortest remaining time first; the worse it scales, the more evenly it is shared out. A gang of one size is one step.
+to it. Assigning devices to the largest of these first maximizes the sum over all units if speedups are concave; where
+they are not, several tasks are assigned at once. For work that scales linearly that is shortest remaining time first;
+the worse work scales, the more evenly devices are shared. A gang of one size is one step.
 """
 
 from collections.abc import Sequence
@@ -21,22 +21,22 @@ from poise.model.jobs import Speedups
 from poise.policy.feasible import MOST_TASKS
 
 LOSS = 0.1
-"""The part of the work of an elastic unit that is taken not to be done in parallel where nothing is known of it: with
-eight tasks it is then 4.7 times as fast as with one (Amdahl, 1967)."""
+"""Serial part of an elastic unit's work if nothing is known: eight tasks are then 4.7 times as fast as one (Amdahl,
+1967)."""
 
 PAYS = 0.3
-"""A task beyond the least has to bring this part of what one task alone does; it would be idle for most of its time."""
+"""Minimum gain of a task beyond the least, relative to the first task; with less it would idle most of its time."""
 
 BISECTIONS = 24
-"""Halvings of the interval in which the price of a device is looked for."""
+"""Bisection steps in the search for the price of a device."""
 
 RISES = 8
-"""How often the price of each model of device is raised at most, because the others have risen."""
+"""Maximum number of times the price of each device model is raised because the others have risen."""
 
 
 class Bid(NamedTuple):
-    """A unit that could use from `least` to so many tasks as it has `speeds` for, of `width` devices each. `worth` is
-    its weight over the time that it would need on one task; `speeds` are with 0, 1, ... tasks.
+    """A unit that could use from `least` tasks to as many as it has `speeds` for, of `width` devices each. `worth` is
+    its weight over its run time on one task; `speeds` are for 0, 1, ... tasks.
     """
 
     worth: float
@@ -47,8 +47,8 @@ class Bid(NamedTuple):
 
 @lru_cache(maxsize=16_384)
 def speeds_with(told: Speedups | None, most: int, on_one: int = MOST_TASKS) -> tuple[float, ...]:
-    """With 0, 1, ... `most` tasks, over that with one: as told, beyond that as with the most that was told. More than
-    `on_one` are on several nodes.
+    """Return the speeds with 0, 1, ... `most` tasks relative to one task: as reported, constant beyond the largest
+    reported size. More than `on_one` tasks are on several nodes.
     """
     if told is None or not told.together:
         return (0.0, *(tasks / (1 + LOSS * (tasks - 1)) for tasks in range(1, most + 1)))
@@ -60,19 +60,19 @@ def speeds_with(told: Speedups | None, most: int, on_one: int = MOST_TASKS) -> t
 
 
 def share_out(gains: Floats, widths: Ints, devices: int) -> Ints:
-    """Tasks for each of J units, such that the sum of their `gains` (J, K + 1), with 0 to K tasks of so many devices
-    each (`widths`), is as large as can be: a device has a price, each unit takes the size that gains it most beyond
-    that, and the price is the lowest at which there are enough. Devices left over go to the largest gains for a device.
+    """Return tasks for each of J units that maximize the sum of their `gains` (J, K + 1) for 0 to K tasks of `widths`
+    devices each. A device has a price, each unit takes the size with the largest gain beyond it, and the price is the
+    lowest at which there are enough devices. Devices left over go to the largest gains per device.
     """
     _, sizes = share_out_models(gains[:, None, :], widths, np.array([devices]))
     return sizes
 
 
 def share_out_models(gains: Floats, widths: Ints, devices: Ints) -> tuple[Ints, Ints]:
-    """The same with M models of device, of which a unit takes one: its model and its tasks there, by `gains`
-    (J, M, K + 1) and how many `devices` (M) there are. Each model has its own price. Prices begin at nothing and only
-    rise, each to the lowest at which there is enough of it beside the others, until there is enough of all: so they
-    end at the lowest for which that holds (the ascending auction of Demange, Gale and Sotomayor, 1986).
+    """Return the model of each unit and its tasks there, for M device models of which a unit takes one, by `gains` (J,
+    M, K + 1) and the number of `devices` (M). Each model has its own price. Prices start at 0 and only rise, each to
+    the lowest at which there is enough of it given the others, until there is enough of all: so they end at the lowest
+    such prices (the ascending auction of Demange, Gale and Sotomayor, 1986).
     """
     every, (_, models, sizes) = np.arange(len(gains)), gains.shape
     tasks = np.arange(sizes)
@@ -128,7 +128,7 @@ def share_out_models(gains: Floats, widths: Ints, devices: Ints) -> tuple[Ints, 
 
 
 def worth_having(speeds: Sequence[float], least: int) -> int:
-    """The most tasks of which each step pays."""
+    """Return the largest number of tasks for which each step pays."""
     bid, tasks = Bid(1.0, speeds, least), least
     while found := step(bid, tasks):
         tasks = found[1]
@@ -136,8 +136,8 @@ def worth_having(speeds: Sequence[float], least: int) -> int:
 
 
 def step(bid: Bid, tasks: int) -> tuple[float, int] | None:
-    """The step from so many tasks that is worth most for a device (negative, for a heap), and to how many it leads;
-    None if none pays.
+    """Return the step from this many tasks with the largest worth per device (negative, for a heap), and the tasks it
+    leads to; None if none pays.
     """
     speeds, first = bid.speeds, max(1, bid.least) if tasks == 0 else tasks + 1
     best, to = 0.0, 0

@@ -1,20 +1,20 @@
-"""Deadlines that are kept once they are promised, and elastic sizes: the scheduler of ElasticFlow.
+"""Deadline guarantees with admission control, and elastic sizes: the scheduler of ElasticFlow.
 
-After ElasticFlow (Gu et al., ASPLOS 2023, section 4). The *minimum satisfactory share* of a job is the least size with
-which it meets its deadline in what others leave of the future. It is found by *progressive filling*: of each stretch of
-time the job takes as much as is free, up to a limit, and the limit is raised until the work is done in time. Jobs are
-filled in order of their deadlines. A new job is *admitted* if the deadlines of all admitted jobs, and its own, are met
-then. Devices that nobody needs now go one step at a time to the job with the largest *marginal return*: the step that
-adds least device time for the work that it gets done. Sizes are a gang's least, and powers of two above it.
+After ElasticFlow (Gu et al., ASPLOS 2023, section 4). The *minimum satisfactory share* of a job is the smallest size
+with which it meets its deadline, given the reservations of the others. It is found by *progressive filling*: in each
+interval the job takes the free devices up to a limit, and the limit is raised until the work is done in time. Jobs are
+filled in order of their deadlines. A new job is *admitted* if the deadlines of all admitted jobs, and its own, are then
+met. Devices that no job needs now go one step at a time to the job with the largest *marginal return*: the step that
+adds least device time for the work that it gets done. Sizes are a gang's minimum, and powers of two above it.
 
-ElasticFlow drops what it does not admit. Here that becomes best-effort work, as does work without a deadline or without
-a known run time. Best-effort work gets what is left: what runs before what waits, then in order of arrival. It is
-admitted later if its deadline can be met in what the others leave. An admitted job whose deadline cannot be met any
-more (its estimate was too low) becomes best-effort work as well.
+ElasticFlow drops jobs that it does not admit. Here they become best-effort work, as does work without a deadline or
+without a known run time. Best-effort work gets the rest: running units before waiting ones, then in order of arrival.
+It is admitted later if its deadline can be met with the devices that the others leave. An admitted job whose deadline
+can no longer be met (its estimate was too low) becomes best-effort work as well.
 
-ElasticFlow has devices of one model. Here each model has a future of its own: what waits is filled on the model that is
-fastest for it first, and what runs stays on its model. What serves comes before all else. Work that may not be
-preempted, or runs on a closed node, keeps its devices until its expected end.
+ElasticFlow has devices of one model. Here each model has a future of its own: waiting jobs are filled on their fastest
+model first, and running jobs stay on their model. Services come before all else. Work that may not be preempted, or
+runs on a closed node, keeps its devices until its expected end.
 """
 
 from collections import Counter
@@ -39,23 +39,23 @@ from poise.policy.running import Running, lost_work
 from poise.units import MINUTE, SECOND
 
 EVERY = MINUTE
-"""The least time between two plans: the slot of ElasticFlow's artifact. Between them what waits gets free devices."""
+"""Minimum time between two plans: the slot of ElasticFlow's artifact. In between, waiting jobs get free devices."""
 
 LATEST = 15 * MINUTE
-"""The most time between two plans: what runs may take longer than was foreseen."""
+"""Maximum time between two plans: running jobs may take longer than estimated."""
 
 RESTART = 30 * SECOND
-"""The cost of a restart where the job has not said it."""
+"""Cost of a restart if the job does not declare it."""
 
 MARGIN = 0.05
-"""The part of the time until a deadline that is kept free: for starting, restarts, and errors of estimates."""
+"""Part of the time until a deadline that is kept free: for startup, restarts, and errors of estimates."""
 
 REFILLS = 128
 """Fills in one plan that test new jobs which do not fit behind the admitted ones (0.1 ms each). The other new jobs are
 tested in the next plan."""
 
 UNKNOWN = "default"
-"""The source of an estimate that is a guess."""
+"""Source of an estimate that is only a guess."""
 
 
 class Job(NamedTuple):
@@ -83,11 +83,11 @@ class Job(NamedTuple):
         return bool(self.claim.rows) and not self.claim.stopping
 
     def needs(self, model: int) -> Floats:
-        """The work by level, with what a change of size costs."""
+        """Return the work by level, including the cost of a change of size."""
         return self.work[model] + self.changes
 
     def pays(self, level: int, model: int) -> bool:
-        """Whether what runs ends sooner with this size, though it has to be restarted for it."""
+        """Return whether a running job ends sooner with this size despite the restart."""
         tasks = len(self.claim.rows)
         if not self.runs or self.tasks[level] <= tasks or (self.claim.resident and self.claim.resident.resizes):
             return True
@@ -113,7 +113,7 @@ class Future:
         self.at, self.free = at, free
 
     def fill(self, job: Job, model: int) -> Filled | None:
-        """The least share with which the job ends in time; None where no share does."""
+        """Return the smallest share with which the job ends in time; None if there is none."""
         stretches = int(np.searchsorted(self.at, job.due))
         if not stretches:
             return None
@@ -208,16 +208,16 @@ class ElasticFlow:
 
 
 def _seen(view: Snapshot, claimed: Sequence[Claim]) -> int:
-    """A number that changes when work comes or goes, or devices do."""
+    """Return a checksum that changes when work comes or goes, or devices do."""
     units = ",".join(claim.unit for claim in claimed)
     return crc32(f"{units} {sorted(devices_by_model(view).items())}".encode())
 
 
-# --- what is known of jobs -------------------------------------------------------------------------------------------
+# --- jobs ------------------------------------------------------------------------------------------------------------
 
 
 class _Jobs:
-    """Makes jobs of claims."""
+    """Converts claims to jobs."""
 
     def __init__(self, view: Snapshot, claimed: Sequence[Claim]) -> None:
         self.view, self.fleet = view, view.fleet
@@ -232,21 +232,21 @@ class _Jobs:
         self.jobs = [job for claim in claimed if not self.keeps(claim) and (job := self._job(claim))]
 
     def keeps(self, claim: Claim) -> bool:
-        """Whether it has its devices whatever is planned."""
+        """Return whether a unit keeps its devices whatever is planned."""
         one = claim.resident
         if one is None or claim.stopping:
             return False
         return claim.stays or bool(one.serves) or any(self.fleet.closed[row] for row in claim.rows)
 
     def rows(self, model: int) -> Bools:
-        """The open nodes that have devices of the model."""
+        """Return a mask of the open nodes that have devices of the model."""
         found = self._rows.get(model)
         if found is None:
             found = self._rows[model] = (self.fleet.device_model == model).any(axis=1) & (self.fleet.closed == 0)
         return found
 
     def model_of(self, claim: Claim) -> int:
-        """The model that what runs has devices of, or most of them."""
+        """Return the model of a running unit's devices, or of most of them."""
         found = Counter(int(self.fleet.device_model[row, 0]) for row in claim.rows)
         called = claim.resident.model if claim.resident is not None else ""
         return self.models[called] if called in self.models else found.most_common(1)[0][0]
@@ -280,7 +280,7 @@ class _Jobs:
         )
 
     def _holds(self, shape: Shape) -> dict[int, int]:
-        """How many tasks the open nodes hold, by model that would do."""
+        """Return how many tasks the open nodes hold, by suitable model."""
         found = self._room.get(shape)
         if found is None:
             able = ability(self.fleet, shape)
@@ -321,7 +321,7 @@ class _Jobs:
 
 
 def _powers(least: int, most: int) -> Iterable[int]:
-    """The powers of two between these sizes, the lower one left out."""
+    """Yield the powers of two above `least`, up to `most`."""
     size = 1
     while size <= most:
         if size > least:
@@ -349,7 +349,7 @@ class _Planned:
         self.admitted: set[str] = set()
         self.refused: set[str] = set()
         self.given: dict[str, tuple[Job, int, int]] = {}
-        """By unit, its level now, and the model (-1: several)."""
+        """By unit, its job, its level now, and the model (-1: several)."""
         jobs = [job for job in self._known.jobs if job.unit not in self._over]
         self._free = self._promise(jobs, set(memory.get("admitted", ())), set(memory.get("refused", ())))
         self._hand_out(jobs)
@@ -409,7 +409,7 @@ class _Planned:
         return futures
 
     def _append(self, chains: Mapping[int, list[tuple[Filled | None, Future]]], job: Job) -> bool:
-        """Whether it can be on time in what all others leave; it is admitted then."""
+        """Admit a job if it can be on time with the devices that all others leave; return whether it can."""
         for model in job.work:
             future = chains[model][-1][1]
             filled = future.fill(job, model)
@@ -435,7 +435,7 @@ class _Planned:
                 return True
         return False
 
-    # --- what is left
+    # --- left-over devices
 
     def _hand_out(self, jobs: Sequence[Job]) -> None:
         """Hand out the free devices: first the least size to jobs that have none, then steps by marginal return."""
@@ -470,7 +470,7 @@ class _Planned:
         heappush(steps, (-float(brings * devices[level] / speeds[level]), beyond, job.claim.ordinal, unit))
 
     def _spread(self, job: Job) -> None:
-        """On devices of several models: no model has enough."""
+        """Place a job on devices of several models, since no single model has enough."""
         able = ability(self.view.fleet, job.claim.shape).models
         needed, could = int(job.devices[1]), [model for model in self._free if able[model]]
         if sum(self._free[model] for model in could) < needed:
@@ -555,7 +555,7 @@ def _by_turn(job: Job) -> tuple[bool, bool, int]:
 
 
 class Board:
-    """The nodes, without those claims; they are put back one by one."""
+    """The nodes without the given claims, which are put back one by one."""
 
     def __init__(self, view: Snapshot, claims: Sequence[Claim]) -> None:
         self.now = view.now
@@ -568,7 +568,7 @@ class Board:
             self.draft.keep(row, claim.unit, claim.shape, self.now, tasks)
 
     def holds(self, claim: Claim, rows: Rows) -> bool:
-        """Whether there is room for it there."""
+        """Return whether these rows have room for the claim."""
         room = self.draft.room_each(claim.shape)
         return all(room[row] >= tasks for row, tasks in Counter(rows).items())
 

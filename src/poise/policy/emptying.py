@@ -1,8 +1,8 @@
-"""Nodes that are being emptied: what runs there, and may be stopped, goes on elsewhere as soon as there is room.
+"""Nodes that are being drained with moves: their preemptible units move elsewhere as soon as there is room.
 
-Somebody has asked for it (`poise drain NODE --move`), so it goes before what waits and was not promised room. Who is
-asked saves itself, ends, and is placed again as anything else that waits; until it has ended its room is kept, and then
-it comes first. What serves, and what may not be preempted, goes on where it is.
+A user requested it (`poise drain NODE --move`), so it has priority over waiting units without promised room. A unit
+that is asked to move saves a checkpoint, ends, and is placed again like any waiting unit; its room is kept until it has
+ended, and then it comes first. Services, and units that may not be preempted, stay where they are.
 """
 
 from collections import Counter
@@ -15,25 +15,23 @@ from poise.model.fleet import EMPTYING, Fleet, Resident
 from poise.policy.place import Draft, close_together
 
 Find = Callable[[Resident, int], Sequence[int]]
-"""A row for each of so many tasks of what runs; none where there is not room for all."""
+"""Find a row for each of this many tasks of a running unit; none if there is not room for all."""
 
 
 def being_emptied(fleet: Fleet) -> frozenset[str]:
-    """Names of the nodes."""
+    """Return the names of the nodes that are being drained with moves."""
     if EMPTYING not in fleet.closed.tobytes():
         return frozenset()
     return frozenset(fleet.names[row] for row in np.flatnonzero(fleet.closed == EMPTYING).tolist())
 
 
 def may_go(resident: Resident) -> bool:
-    """Whether it may be asked to go on elsewhere: not what nobody may stop, and not a replica that answers requests."""
+    """Return whether a unit may be moved: it is preemptible and no service's replica."""
     return resident.preemptible and not resident.serves
 
 
 def keep_for_leaving(draft: Draft) -> None:
-    """Room for those who have been asked to leave, and have not ended yet; of a gang that resizes who leaves is not
-    replaced.
-    """
+    """Reserve room for units that are moving and still run; members that leave a resizing gang are not replaced."""
     for _, tasks in _leaving(draft.fleet):
         first = tasks[0]
         if first.stopping and not first.resizes:
@@ -43,9 +41,9 @@ def keep_for_leaving(draft: Draft) -> None:
 def hand_over(
     draft: Draft, policy: str, *, asked: Collection[str] = (), find: Find | None = None
 ) -> list[Preempt | Resize]:
-    """Those who have room elsewhere are asked to go on there, and it is kept for them: a gang as a whole as soon as its
-    tasks on these nodes have room, or so many of them that it has its least. One that resizes in place, and has that
-    without them, goes on as it runs. Who was `asked` something else in this round is not asked again.
+    """Move the units that have room elsewhere, and keep that room for them. A gang moves as a whole once its tasks on
+    these nodes, or enough of them for its least size, have room. A gang that resizes in place, and has its least
+    without them, only shrinks. Skip units with another request in this round (`asked`).
     """
     decisions: list[Preempt | Resize] = []
     for node, tasks in _leaving(draft.fleet):
@@ -72,7 +70,7 @@ def hand_over(
 
 
 def _leaving(fleet: Fleet) -> list[tuple[str, list[Resident]]]:
-    """What runs on these nodes and may go, unit by unit with the first of its nodes: the most urgent first."""
+    """Return the units that may move off these nodes, each with the first of its nodes: the most urgent first."""
     found: dict[str, tuple[str, list[Resident]]] = {}
     for row in np.flatnonzero(fleet.closed == EMPTYING).tolist():
         for resident in fleet.residents[row]:
@@ -86,12 +84,12 @@ def _most_urgent_first(of: tuple[str, list[Resident]]) -> tuple[int, int]:
 
 
 def _needed(resident: Resident, leaving: int) -> int:
-    """For how many of the tasks that leave there must be room, so that their unit has its least."""
+    """Return how many of the leaving tasks need room, so that their unit has its least."""
     return max(0, (resident.least or resident.size) - (resident.size - leaving))
 
 
 def _close_together(draft: Draft, resident: Resident, tasks: int) -> Sequence[int]:
-    """With what has been placed and kept in this draft."""
+    """Return rows close together, given the placements and kept room of this draft."""
     return close_together(draft.fleet, draft.capacity(resident.shape), tasks) if tasks else ()
 
 

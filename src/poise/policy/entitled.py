@@ -1,13 +1,13 @@
-"""Fair shares in decisions: who is served first, what may be lent, and what may be taken back.
+"""Fair shares in decisions: the order of service, lending, and reclaiming.
 
-Of one class, work within a guarantee goes before work that borrows. Among those that borrow, the node of the tree goes
-first whose *level* is lowest: its debt, and what it borrows now for some hours more, over its weight. It is compared
-from the top of the tree down, among the nodes of one parent, as in Slurm's Fair Tree. Within a leaf the order is that
-of the policy.
+In a class, work within a guarantee goes before work that borrows. Among borrowers, the tree node with the lowest
+*level* goes first. The level is the node's debt, plus its present borrowing extrapolated for some hours, over its
+weight. Levels are compared from the top of the tree down, among the children of one parent, as in Slurm's Fair Tree.
+Within a leaf the order is that of the policy.
 
-A unit of one leaf is never stopped for one of another leaf, unless the two nodes below their common parent allow it:
-the one that loses borrows, and the one that gains is within its guarantee afterwards, or its level is no higher than
-that of the other. Such a change can not be undone by the same rule, so that no two nodes stop each other in turn.
+A unit of one leaf is preempted for a unit of another leaf only if the two nodes below their common parent allow it: the
+one that loses borrows, and the one that gains is within its guarantee afterwards, or its level is then no higher than
+the other's. The same rule cannot reverse such a change, so no two nodes preempt each other in turn.
 """
 
 from collections import deque
@@ -40,21 +40,21 @@ from poise.policy.feasible import ability
 from poise.units import HOUR, format_duration
 
 AHEAD = 16
-"""What is borrowed now counts in a level as if it went on for one part in so many of the half-life."""
+"""A level counts present borrowing as if it continued for 1/16 of the half-life."""
 
 NEVER = 2**200
-"""The level of what has no weight and borrows."""
+"""The level of a node without weight that borrows."""
 
 
 class Claim(NamedTuple):
-    """Whose a unit is, and what it holds or would hold."""
+    """The leaf of a unit, and the amounts that it holds or would hold."""
 
     leaf: str
     amounts: Mapping[str, int]
 
 
 class Standing:
-    """How all nodes of the tree stand while a plan is made: `count` what is placed and what is asked to yield."""
+    """The standing of all tree nodes while a plan is made; `count` records placements and preemptions."""
 
     def __init__(self, view: ShareView) -> None:
         self.tree = view.tree
@@ -74,7 +74,7 @@ class Standing:
         return ShareView(self.tree, tuple(self.held), tuple(self.debts))
 
     def path(self, leaf: str) -> tuple[int, ...]:
-        """The places of a leaf and of all nodes above it, from the top down."""
+        """Return the places of a leaf and of all nodes above it, from the top down."""
         path = self._paths.get(leaf)
         if path is None:
             place, found = self._places.get(leaf, self._places[OTHERS]), list[int]()
@@ -85,7 +85,7 @@ class Standing:
         return path
 
     def count(self, leaf: str, amounts: Mapping[str, int], sign: int = 1) -> None:
-        """The leaf holds so much more, or less."""
+        """Add the amounts to the leaf and all nodes above it, or subtract them."""
         for place in self.path(leaf):
             held = self.held[place]
             for model, amount in amounts.items():
@@ -93,7 +93,7 @@ class Standing:
             self._rates[place] = None
 
     def rate(self, place: int) -> int:
-        """What a node borrows: nano-dollars an hour."""
+        """Return a node's borrowing in nano-dollars an hour."""
         rate = self._rates[place]
         if rate is None:
             rate = self._rates[place] = self._rate_of(place, self.held[place])
@@ -111,11 +111,11 @@ class Standing:
         return self._rate_of(place, held)
 
     def is_within(self, place: int, amounts: Mapping[str, int]) -> bool:
-        """Whether a node could hold so much more without borrowing more."""
+        """Return whether a node could hold these amounts too without borrowing more."""
         return bool(self.nodes[place].guaranteed) and self._rate_with(place, amounts) <= self.rate(place)
 
     def level(self, place: int) -> int:
-        """What a node owes and borrows, over its weight; the lowest is served first."""
+        """Return a node's debt and borrowing over its weight; the lowest level is served first."""
         node, ahead = self.nodes[place], self.tree.half_life // AHEAD
         owes = self.debts[place] + self.rate(place) * ahead // HOUR
         if node.weight:
@@ -123,7 +123,7 @@ class Standing:
         return NEVER if owes else 0
 
     def claim(self, candidate: Candidate, fleet: Fleet) -> Claim:
-        """What a unit would hold in its least size: on devices that its leaf is guaranteed, or else the cheapest."""
+        """Return what a unit would hold in its least size: on guaranteed devices of its leaf, or else the cheapest."""
         shape, tasks = candidate.shape, candidate.least or candidate.tasks
         if not shape.gpus:
             return Claim(candidate.leaf, amounts_of(shape, CPU, tasks))
@@ -137,24 +137,24 @@ class Standing:
         return Claim(candidate.leaf, amounts_of(shape, best[2] if best else "", tasks))
 
     def promise(self, leaving: Iterable[Claim], coming: Iterable[Claim]) -> None:
-        """Count as gone what was asked to make room, and as there for whom it was asked."""
+        """Count units that make room as gone, and the units that it is made for as present."""
         for claim in leaving:
             self.count(*claim, -1)
         for claim in coming:
             self.count(*claim)
 
-    # --- who may stop whom -------------------------------------------------------------------------------------------
+    # --- preemption between shares -----------------------------------------------------------------------------------
 
     def apart(self, leaf: str, other: str) -> tuple[int, int] | None:
-        """The places of the two nodes below the lowest common one; None where both are of one leaf."""
+        """Return the places of the two nodes below the lowest common one; None if both units are of one leaf."""
         for mine, theirs in zip(self.path(leaf), self.path(other), strict=False):
             if mine != theirs:
                 return mine, theirs
         return None
 
     def may_take(self, gains: Claim, leaf: str) -> bool | None:
-        """Whether one that is counted for may stop all that is of a leaf, or nothing of it; None: that depends on the
-        levels when it is gone.
+        """Return whether a unit that is counted may preempt all units of a leaf (True) or none (False); None if that
+        depends on the levels afterwards.
         """
         parted = self.apart(gains.leaf, leaf)
         if parted is None:
@@ -165,7 +165,7 @@ class Standing:
         return True if self._was_within(mine, gains.amounts) else None
 
     def may_stop(self, gains: Claim, loses: Claim) -> bool:
-        """Whether one that is counted for may stop another, which is counted still."""
+        """Return whether a unit that is counted may preempt another, which is still counted."""
         may = self.may_take(gains, loses.leaf)
         if may is not None:
             return may
@@ -175,16 +175,16 @@ class Standing:
         return lawful
 
     def _was_within(self, place: int, amounts: Mapping[str, int]) -> bool:
-        """Whether a node holds so much of what it holds within its guarantee."""
+        """Return whether these amounts, of those that a node holds, are within its guarantee."""
         less = {model: -amount for model, amount in amounts.items()}
         return bool(self.nodes[place].guaranteed) and self.rate(place) <= self._rate_with(place, less)
 
     def unlawful(
         self, gains: Sequence[Claim], stops: Sequence[tuple[int, Claim]], counted: Collection[int] = ()
     ) -> set[int]:
-        """Numbers of the `stops` that may not be; each is for the gain of the number that it names. Gains are counted
-        here, unless they are `counted` already. Stops are looked at one after the other, and those that are lawful once
-        more when all is done, for what one node gains by later ones.
+        """Return the numbers of the `stops` that are not allowed; each names the number of the gain that it is for.
+        Count the gains here, unless they are in `counted`. Check the stops in order, then the allowed ones again at the
+        end, since later stops may change a node's gain.
         """
         refused: set[int] = set()
         while True:
@@ -211,17 +211,17 @@ class Standing:
             refused.add(broken[-1])
 
     def is_lawful(self, gains: Claim, loses: Claim) -> bool:
-        """Whether one may have stopped another, as all stands now that it has."""
+        """Return whether a preemption is allowed, given the standing after it."""
         parted = self.apart(gains.leaf, loses.leaf)
         if parted is None:
             return True
         mine, theirs = parted
         return self._was_within(mine, gains.amounts) or self.level(mine) <= self.level(theirs)
 
-    # --- what may be had ---------------------------------------------------------------------------------------------
+    # --- available room ----------------------------------------------------------------------------------------------
 
     def room_in_limits(self, leaf: str, shape: Shape, model: str, most: int) -> int:
-        """For how many tasks of a shape, on this model, all limits above a leaf have room."""
+        """Return how many tasks of a shape, on this model, the limits of a leaf and all nodes above it allow."""
         each = amounts_of(shape, model)
         for place in self.path(leaf) if each else ():
             limit, held = self.nodes[place].limit, self.held[place]
@@ -231,7 +231,7 @@ class Standing:
         return most
 
     def kept_free(self, leaf: str) -> Amounts:
-        """What nodes that do not lend are guaranteed and do not use, as far as the leaf is not of them."""
+        """Return the unused guarantees of nodes that do not lend, except those above the leaf."""
         kept: Amounts = {}
         own = self.path(leaf)
         for place in self.keeps:
@@ -244,14 +244,15 @@ class Standing:
 
 
 def models_for(shape: Shape, fleet: Fleet) -> list[str]:
-    """The names of the models of device that could serve a shape."""
+    """Return the names of the device models that could serve a shape."""
     able = ability(fleet, shape).models
     return list(dict.fromkeys(model.called for model, can in zip(fleet.models, able, strict=False) if can))
 
 
 def by_share(view: Snapshot, ordered: Sequence[Candidate], pressed: Collection[str]) -> list[Candidate]:
-    """The candidates of a view in the order in which they are served, from that of the policy: what has to start now to
-    be on time, then by class as it was declared, and in a class by share. As they are, where no shares are declared.
+    """Return the candidates of a view in order of service, from the order of the policy: first the units that must
+    start now to be on time, then by declared class, and within a class by share. Without declared shares the order is
+    unchanged.
     """
     if view.shares is None:
         return list(ordered)
@@ -263,11 +264,11 @@ def by_share(view: Snapshot, ordered: Sequence[Candidate], pressed: Collection[s
 
 
 _Key = tuple[bool, int, int]
-"""Whether it borrows, its level, and the place of its next unit in the order of the policy."""
+"""Whether a node borrows, its level, and the place of its next unit in the order of the policy."""
 
 
 def _merged(standing: Standing, fleet: Fleet, ones: Sequence[Candidate]) -> list[Candidate]:
-    """Those of one lane, counted as they are taken."""
+    """Return the candidates of one lane in order, each counted as it is taken."""
     waiting: dict[int, deque[int]] = {}
     for number, one in enumerate(ones):
         waiting.setdefault(standing.path(one.leaf)[-1], deque()).append(number)
@@ -316,12 +317,12 @@ def _merged(standing: Standing, fleet: Fleet, ones: Sequence[Candidate]) -> list
     return merged
 
 
-# --- in words --------------------------------------------------------------------------------------------------------
+# --- explanations ----------------------------------------------------------------------------------------------------
 
 
 class Ratio(NamedTuple):
-    """A node among those beside it: its part of their weights, and of what they owe (none: nobody owes anything). The
-    one for all others counts only if it holds or owes anything.
+    """A node relative to its siblings: its part of their weights, and of their debts (None: there is no debt). The
+    sibling for all others counts only if it holds or owes anything.
     """
 
     share: float
@@ -329,7 +330,7 @@ class Ratio(NamedTuple):
 
 
 def ratio(standing: Standing, place: int) -> Ratio:
-    """How a node stands among those beside it."""
+    """Return a node's parts of weights and debts among its siblings."""
     beside = [other for other, node in enumerate(standing.nodes) if node.parent == standing.nodes[place].parent]
     own = standing.nodes[place].weight
     weights = sum(
@@ -342,8 +343,8 @@ def ratio(standing: Standing, place: int) -> Ratio:
 
 
 def level_in(standing: Standing, one: int, other: int) -> int | None:
-    """Nanoseconds until two nodes owe the same for their weights, if both go on with what they borrow now; None if they
-    never do.
+    """Return the nanoseconds until two nodes owe the same for their weights, if both continue their present borrowing;
+    None if they never do.
     """
     life = standing.tree.half_life
     weights = [max(1, standing.nodes[place].weight) for place in (one, other)]
@@ -359,8 +360,8 @@ def level_in(standing: Standing, one: int, other: int) -> int | None:
 
 
 def served_first(view: Snapshot, candidate: Candidate) -> str:
-    """Why a unit is served before those of other shares, or which share goes before its own and until when; empty where
-    no shares are declared.
+    """Explain why a unit is served before those of other shares, or which share goes first and until when; empty if no
+    shares are declared.
     """
     if view.shares is None:
         return ""
@@ -401,12 +402,12 @@ def _used(standing: Standing, place: int) -> str:
     return f"{100 * used / share:.0f} %" if used is not None and share else "none"
 
 
-# --- what is left ----------------------------------------------------------------------------------------------------
+# --- limits and lending ----------------------------------------------------------------------------------------------
 
 
 def confined(standing: Standing, fleet: Fleet, share: Ints, candidate: Candidate) -> Candidate | tuple[Reason, ...]:
-    """The unit, on those models and in that size only that limits and what is not lent leave to it; or the reasons why
-    it waits. `share` is what is free of each device, as it is in `Fleet.device_share`.
+    """Return the unit, restricted to the models and the size that limits and lending leave to it; or the reasons why it
+    waits. `share` is the free part of each device, as in `Fleet.device_share`.
     """
     if not (standing.has_limits or standing.keeps):
         return candidate
@@ -447,7 +448,7 @@ def confined(standing: Standing, fleet: Fleet, share: Ints, candidate: Candidate
 
 
 def free_devices(fleet: Fleet, share: Ints) -> Amounts:
-    """Thousandths of devices of open nodes that nobody holds, by model."""
+    """Return the free thousandths of devices of open nodes, by model."""
     free: Amounts = {}
     for index, model in enumerate(fleet.models):
         if model.kind != "cpu":

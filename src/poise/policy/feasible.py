@@ -1,4 +1,4 @@
-"""Where a shape fits: over all nodes at once, on one node, and every reason by name where it does not."""
+"""Feasibility: where a shape fits, over all nodes at once or on one node, and every reason where it does not."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -34,23 +34,23 @@ FALLBACKS: Mapping[str, tuple[str, ...]] = {
     "fp32": ("fp64",),
     "fp64": (),
 }
-"""By precision, what takes its place on a device that lacks it, in this order."""
+"""Fallback precisions on a device that lacks a precision, in order of preference."""
 
 MOST_TASKS = 1_000_000
-"""Tasks of one node at most, for a shape that asks for nothing."""
+"""Maximum number of tasks of one node, for a shape that requests nothing."""
 
 MOST_SHAPES = 4096
-"""Shapes for which it is remembered what a fleet can do for them; then it is worked out anew."""
+"""Maximum number of shapes with cached abilities; the cache is cleared when it is full."""
 
 ELSEWHERE, ENDING = len(CLOSED_CODES), len(CLOSED_CODES) + 1
-"""What takes the place of `closed` where a shape may not run, and where the node ends before it would."""
+"""Values of `closed` for a node where a shape may not run, and for a node that ends before its work would."""
 
 NAMED = 8
-"""Fleets of up to so many nodes get their reasons node by node; larger ones by kind of node."""
+"""Fleets of up to this many nodes get reasons by node; larger ones by kind of node."""
 
 
 def precision_on(model: DeviceModel, precision: str) -> str | None:
-    """The precision that work of `precision` runs in on this model; None where it cannot run."""
+    """Return the precision that work of `precision` runs in on this model; None where it cannot run."""
     if not precision or not model.rates:
         return precision
     has = dict(model.rates)
@@ -58,7 +58,7 @@ def precision_on(model: DeviceModel, precision: str) -> str | None:
 
 
 def can_do(model: DeviceModel, wants: Wants) -> bool:
-    """Whether a device of this model is what is wanted: kind, model, backend, precision (or a wider one), operators."""
+    """Return whether a device meets `wants`: kind, model, backend, precision (or a fallback), operators."""
     return (
         model.kind == wants.kind
         and (not wants.models or model.name in wants.models)
@@ -70,19 +70,19 @@ def can_do(model: DeviceModel, wants: Wants) -> bool:
 
 
 def can_serve(model: DeviceModel, shape: Shape) -> bool:
-    """Whether an empty device of this model can take its part of a task: what is wanted, and large enough."""
+    """Return whether an empty device of this model can take its part of a task: suitable and large enough."""
     shared = shape.share == WHOLE or shape.share <= model.share_cap
     return shared and model.memory >= shape.gpu_memory and can_do(model, shape.wants)
 
 
 class Ability(NamedTuple):
-    """What the nodes of each kind, and the devices of each model, can do for a shape, whatever is taken of them.
+    """What the nodes of each kind, and the devices of each model, can do for a shape when empty.
 
-    `models`: by device model (one more False for `no device`), whether such a device could serve it on a node where it
-    may run. `room`: by kind of node, how many tasks an empty one holds if they may run there; `most`: how many all of
-    the fleet does. `uniform`: by kind, whether every device will do, so that counting them is enough, and `exact` if so
-    of all kinds. `where` is, by row, whether an empty node holds any, and `everywhere` if all do. `never` caches by
-    row, once asked, why a task could never start.
+    `models`: by device model (and a last False for `no device`), whether such a device could serve the shape on a node
+    where it may run. `room`: by kind of node, how many tasks an empty node holds if they may run there; `most`: how
+    many the whole fleet holds. `uniform`: by kind, whether all devices are suitable, so that counting them suffices;
+    `exact`: whether that is true of all kinds. `where`: by row, whether an empty node holds any; `everywhere`: whether
+    all nodes do. `never` caches, by row, why a task could never start.
     """
 
     models: list[bool]
@@ -95,12 +95,12 @@ class Ability(NamedTuple):
     never: dict[int, tuple[Reason, ...]]
 
     def by_row(self, fleet: Fleet) -> Ints:
-        """(N,): how many tasks each node holds when it is empty; 0 where none may run."""
+        """Return (N,): how many tasks each node holds when empty; 0 where none may run."""
         return np.where(self.where, self.room[fleet.kind], 0)
 
 
 def ability(fleet: Fleet, shape: Shape) -> Ability:
-    """What the fleet can do for a shape; to be read only. Worked out once for each shape and fleet."""
+    """Return what the fleet can do for a shape; read-only, computed once for each shape and fleet."""
     found: Ability | None = fleet.abilities.get(shape)
     if found is None:
         if len(fleet.abilities) >= MOST_SHAPES:
@@ -110,7 +110,7 @@ def ability(fleet: Fleet, shape: Shape) -> Ability:
 
 
 def _ability(fleet: Fleet, shape: Shape) -> Ability:
-    """Looked up once for each kind of node, of which there are few; where it may run, once for each node."""
+    """Compute abilities once for each kind of node, of which there are few, and restrictions once for each node."""
     models = [can_serve(model, shape) for model in fleet.models] + [False]
     likes = list(fleet.likes)
     device_models = fleet.device_model[likes].astype(np.int64)
@@ -144,18 +144,18 @@ def _ability(fleet: Fleet, shape: Shape) -> Ability:
 
 
 def room_when_empty(room: Ints, nodes: Ints) -> int:
-    """How many tasks so many empty nodes of each kind could hold, with `room` for so many each."""
+    """Return how many tasks empty nodes could hold, by tasks per node (`room`) and number of `nodes` of each kind."""
     return sum(min(here, MOST_TASKS) * count for here, count in zip(room.tolist(), nodes.tolist(), strict=True))
 
 
 def _of_processor(wants: Wants) -> Wants:
-    """What work without devices asks of the CPUs."""
+    """Return the requirements of work without devices on the CPUs."""
     return Wants(kind="cpu", backend=wants.backend, precision=wants.precision, ops=wants.ops)
 
 
 def fits(fleet: Fleet, shape: Shape, able: Ability, free: Ints, memory: Ints, share: Ints) -> Ints:
-    """Rows of the open nodes where one task of the shape fits in what is free: arrays as of `Fleet`, perhaps with
-    hypothetical work on them.
+    """Return the rows of the open nodes where one task of the shape fits in the free room: arrays as in `Fleet`,
+    possibly with hypothetical work on them.
     """
     mask: Bools = free[CPU] >= shape.cpu
     mask &= fleet.closed == 0
@@ -174,7 +174,7 @@ def fits(fleet: Fleet, shape: Shape, able: Ability, free: Ints, memory: Ints, sh
 
 
 def usable_devices(fleet: Fleet, shape: Shape, able: Ability, memory: Ints, share: Ints, rows: Ints) -> Bools:
-    """(rows, D): the devices that could each take their part of one task now."""
+    """Return (rows, D): the devices that could each take their part of one task now."""
     least = WHOLE if shape.share == WHOLE else shape.share + fleet.device_spare[rows]
     usable: Bools = np.take(np.array(able.models), fleet.device_model[rows])
     usable &= share >= least
@@ -184,7 +184,7 @@ def usable_devices(fleet: Fleet, shape: Shape, able: Ability, memory: Ints, shar
 
 
 def capacity(fleet: Fleet, shape: Shape, able: Ability, free: Ints, memory: Ints, share: Ints) -> Ints:
-    """(N,): how many tasks of the shape each node could take now; 0 where it is closed."""
+    """Return (N,): how many tasks of the shape each node could take now; 0 where it is closed."""
     room = np.zeros(len(fleet), np.int64)
     rows = fits(fleet, shape, able, free, memory, share)
     if len(rows):
@@ -193,7 +193,7 @@ def capacity(fleet: Fleet, shape: Shape, able: Ability, free: Ints, memory: Ints
 
 
 def capacity_on(rows: Ints, fleet: Fleet, shape: Shape, able: Ability, free: Ints, memory: Ints, share: Ints) -> Ints:
-    """How many tasks of the shape each of these open nodes, that can do them, could take now."""
+    """Return how many tasks of the shape each of these open, suitable nodes could take now."""
     here = free[CPU, rows] // shape.cpu if shape.cpu else np.full(len(rows), PLENTY)
     if shape.memory:
         here = np.minimum(here, free[MEMORY, rows] // shape.memory)
@@ -207,17 +207,17 @@ def capacity_on(rows: Ints, fleet: Fleet, shape: Shape, able: Ability, free: Int
             usable *= (share[rows] - fleet.device_spare[rows]) // shape.share
             if shape.gpu_memory:
                 usable = np.minimum(usable, memory[rows] // shape.gpu_memory)
-        else:  # fewer than there seem to be where some are kept for somebody
+        else:  # devices with kept room look free but are not
             here = np.minimum(here, free[DEVICES, rows] // shape.gpus)
         here = np.minimum(here, _tasks_of(shape, usable))
     return np.asarray(np.maximum(here, 0))
 
 
 def grouped(fleet: Fleet, where: Where, room: Ints) -> Ints:
-    """(N,): as much of the `room` on each node as one gang may use, however its tasks are placed in that.
+    """Return (N,): the part of the `room` on each node that one gang may use, however its tasks are placed in it.
 
-    Where it is spread by a label: for each value one task, on the node that it fills most. Where it is together by a
-    label: the room of the value that has most.
+    With `spread` by a label: one task for each value, on the node with the least room. With `together` by a label: the
+    room of the value that has most.
     """
     if where.spread:
         of = values_of(fleet, where.spread)
@@ -235,7 +235,7 @@ def grouped(fleet: Fleet, where: Where, room: Ints) -> Ints:
 
 
 def values_of(fleet: Fleet, label: str) -> Ints:
-    """(N,): the number of each node's value of a label, -1 where it has none."""
+    """Return (N,): the number of each node's value of a label, -1 where it has none."""
     known: Ints | None = fleet.runs.get(("label", label))
     if known is None:
         numbers: dict[str, int] = {"": -1}
@@ -246,7 +246,7 @@ def values_of(fleet: Fleet, label: str) -> Ints:
 
 
 def gang_incomplete(fleet: Fleet, where: Where, needed: int, have: int) -> Reason:
-    """That there is room for fewer tasks of a gang than it must have."""
+    """Return the reason that there is room for fewer tasks of a gang than it needs."""
     if where.spread:
         of = values_of(fleet, where.spread)
         names = list(dict.fromkeys(fleet.nodes[row].label(where.spread) for row in np.flatnonzero(of >= 0).tolist()))
@@ -258,12 +258,12 @@ def gang_incomplete(fleet: Fleet, where: Where, needed: int, have: int) -> Reaso
 
 
 def capacity_when_empty(fleet: Fleet, shape: Shape) -> int:
-    """How many tasks of the shape the fleet, all of it, could hold with nothing else on it."""
+    """Return how many tasks of the shape the whole fleet could hold with nothing else on it."""
     return ability(fleet, shape).most
 
 
 def _parts(fleet: Fleet, shape: Shape, device_models: Ints) -> Ints:
-    """(kinds, D): the parts of the shape's size that one empty device has."""
+    """Return (kinds, D): how many parts of the shape's size one empty device has."""
     if shape.share == WHOLE:
         return (device_models >= 0).astype(np.int64)
     sizes = np.array([*(model.memory for model in fleet.models), 0], np.int64)[device_models]
@@ -272,9 +272,10 @@ def _parts(fleet: Fleet, shape: Shape, device_models: Ints) -> Ints:
 
 
 def _tasks_of(shape: Shape, parts: Ints) -> Ints:
-    """Tasks that devices with so many free parts (rows, D) can take, each needing a part of `gpus` different devices.
+    """Return how many tasks fit on devices with these free parts (rows, D); each task needs a part of `gpus` different
+    devices.
 
-    As many as t with `sum(min(parts, t)) >= t * gpus`: no device serves one task twice.
+    This is the largest t with `sum(min(parts, t)) >= t * gpus`: no device serves one task twice.
     """
     if shape.gpus == 1:
         return np.asarray(parts.sum(axis=1))
@@ -287,7 +288,7 @@ def _tasks_of(shape: Shape, parts: Ints) -> Ints:
 
 
 def refusals(fleet: Fleet, row: int, shape: Shape) -> list[Reason]:
-    """Every reason why one task of this shape cannot start on this node now; none when it can."""
+    """Return every reason why one task of this shape cannot start on this node now; none if it can."""
     node, able = fleet.nodes[row], ability(fleet, shape)
     known = able.never.get(row)
     if known is None:
@@ -316,7 +317,7 @@ def refusals(fleet: Fleet, row: int, shape: Shape) -> list[Reason]:
 
 
 def _usable_on(fleet: Fleet, row: int, shape: Shape, able: Ability) -> int:
-    """How many devices of one node are in `usable_devices`. One row costs less in plain numbers than as an array."""
+    """Return how many devices of one node are in `usable_devices`. For one row plain numbers are faster than arrays."""
     models, memory = fleet.device_model[row].tolist(), fleet.device_memory[row].tolist()
     share, spare = fleet.device_share[row].tolist(), fleet.device_spare[row].tolist()
     whole, least = shape.share == WHOLE, shape.gpu_memory
@@ -327,7 +328,7 @@ def _usable_on(fleet: Fleet, row: int, shape: Shape, able: Ability) -> int:
 
 
 def _cordoned(fleet: Fleet, row: int, shape: Shape) -> list[Reason]:
-    """Which devices of a node would do, if they were open."""
+    """Return a reason that names the suitable devices of a node that are cordoned."""
     node = fleet.nodes[row]
     shares = fleet.device_share[row].tolist()
     if min(shares, default=0) > CORDONED // 2:
@@ -342,12 +343,12 @@ def _cordoned(fleet: Fleet, row: int, shape: Shape) -> list[Reason]:
 
 
 def closed_reason(closed: int, subject: str) -> Reason:
-    """Why nothing is placed on what is closed, by the value of the column."""
+    """Return why nothing is placed on a closed node, by its value of `closed`."""
     return Reason(code=CLOSED_CODES[closed], subject=subject)
 
 
 def never(node: Node, shape: Shape) -> list[Reason]:
-    """Every reason why a task of this shape could not start here even if the node were empty."""
+    """Return every reason why a task of this shape could not start here even if the node were empty."""
     reasons = []
     if not shape.where.allows(node):
         reasons.append(_too_small("OTHER_NODE", node.name, shape.where.describe(), ""))
@@ -380,7 +381,7 @@ def never(node: Node, shape: Shape) -> list[Reason]:
 
 
 def shortfall(node: Node, shape: Shape) -> float:
-    """How much the empty node lacks for one task: the sum over resources of the missing share; 0 when it fits."""
+    """Return how much the empty node lacks for one task: the sum over resources of the missing part; 0 if it fits."""
     devices = sum(can_serve(model_of(device), shape) for device in node.devices)
     lacks = 0.0
     for have, need in (
@@ -394,8 +395,8 @@ def shortfall(node: Node, shape: Shape) -> float:
 
 
 class Summary:
-    """What is free at most per kind of node: enough to say why a shape fits nowhere, without looking at every node. It
-    is for shapes that have one `where`.
+    """The largest free amounts per kind of node: enough to explain why a shape fits nowhere, without examining every
+    node. It holds for shapes with the same `where`.
     """
 
     def __init__(self, fleet: Fleet, free: Ints, where: Where = ANYWHERE) -> None:
@@ -409,7 +410,7 @@ class Summary:
         self._most: list[list[int]] = most.T.tolist()
 
     def reasons(self, shape: Shape, able: Ability) -> list[Reason]:
-        """By kind of node: why none of that kind has room; then the nodes that are closed."""
+        """Return why no node of each kind has room, then the nodes that are closed."""
         fleet, reasons = self._fleet, []
         for kind, subject in self._kinds.opened:
             if not able.room[kind]:
@@ -434,8 +435,8 @@ class Summary:
 
 
 class _Kinds(NamedTuple):
-    """Nodes in `order` of their kinds, which begin at `starts`; the kinds of which any is `opened`, with the names of
-    those that are; and what there is to say of those that are `closed`, which they are as in `key`.
+    """Nodes in `order` of their kinds; each kind begins at `starts`. `opened` holds the kinds with open nodes and the
+    names of those nodes; `closed` the reasons for the closed nodes, which `key` identifies.
     """
 
     key: bytes
@@ -447,7 +448,7 @@ class _Kinds(NamedTuple):
 
 
 def _kinds_of(fleet: Fleet, shut: NDArray[np.int8], where: Where) -> _Kinds:
-    """Worked out anew when other nodes are `shut`."""
+    """Return the nodes by kind; recomputed when other nodes are `shut`."""
     key = shut.tobytes()
     known: _Kinds | None = fleet.runs.get("kinds")
     if known is None or known.key != key:
@@ -470,7 +471,7 @@ def _kinds_of(fleet: Fleet, shut: NDArray[np.int8], where: Where) -> _Kinds:
 
 
 def _ends(subject: str, where: Where, names: Sequence[str] = ()) -> Reason:
-    """That the node ends before the work would; of several, the longest time that one of them has left."""
+    """Return the reason that the node ends before the work; of several nodes, with the longest remaining time."""
     left = max(of for name, of in where.ending if name in (names or (subject,)))
     return Reason(code="NODE_ENDS", subject=subject, need=format_duration(where.lasts), have=format_duration(left))
 

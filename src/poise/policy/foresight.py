@@ -1,16 +1,16 @@
-"""How much will come in the next window, and how much more to provide for so that it is rarely too little.
+"""Forecast of the request rate in the next window, and of the headroom that is rarely exceeded.
 
-*Foreseen* is the larger of a moving mean and the last rate, changed as it usually changes at this point of the hour,
-the day and the week. A season counts only where it has proved better on past windows than doing without. *Headroom* is
-so many spreads: a spread is how far forecasts were off lately and in the long run (as round-trip times are in TCP:
-Jacobson, 1988), and how many spreads it takes is read off how often rates exceeded past forecasts by how many. That is
-an empirical quantile, as in conformal prediction (Gibbs and Candès, 2021), begun with an exponential prior.
+The *forecast* is the larger of a moving mean and the last rate, changed as usual at this point of the hour, the day and
+the week. A season is used only if it has reduced errors on past windows. *Headroom* is a number of spreads. A spread is
+the mean error of forecasts, recent and long-term (as for round-trip times in TCP: Jacobson, 1988). The number of
+spreads is read off how often rates exceeded past forecasts by how many: an empirical quantile, as in conformal
+prediction (Gibbs and Candès, 2021), started with an exponential prior.
 
-Two things move the quantile. `credit`: who has been violated less than is allowed may be violated more, and the other
-way round. And a window less certain than usual may be violated more often, as to be safe there costs more: where tails
-are exponential, the same share of violations is cheapest when the risk of each is in proportion to its spread.
+Two things shift the quantile. `credit`: a service with fewer violations than allowed may have more, and vice versa. And
+a window less certain than usual may be violated more often, since safety costs more there: with exponential tails, a
+given share of violations is cheapest if each window's risk is proportional to its spread.
 
-Learned from `poise.model.scaling.Learned` to the next `Learned`; nothing is kept here.
+Pure functions from `poise.model.scaling.Learned` to the next `Learned`; there is no other state.
 """
 
 from collections.abc import Iterator
@@ -24,63 +24,63 @@ from poise.units import DAY, HOUR
 
 PERIODS = (HOUR, DAY, 7 * DAY)
 PARTS = 1008
-"""At most so many parts of a period are told apart: a week in 10 minutes."""
+"""Maximum number of parts of a period: a week in 10 minutes."""
 
 RECENCY = 0.8
 """Weight of the newest rate in the moving mean."""
 
 SOON, LONG = 0.35, 0.03
-"""Weights of the newest error in the two means whose mean is the spread: some three windows, and some thirty."""
+"""Weights of the newest error in the two means that the spread averages: over about three windows, and about thirty."""
 
 BLUR = 0.02
-"""Of the foreseen rate, added to the spread: a calm hour is no promise."""
+"""Part of the forecast added to the spread: a calm hour is no promise."""
 
 SEASONAL = 0.15
-"""Weight of the newest change in what a part of a season is known for, once there have been some."""
+"""Weight of the newest change in the estimate of a part of a season, once there have been some."""
 
 PROVEN = 0.97
-"""A season is used if errors with it are below so much of those without."""
+"""A season is used if its errors are below this part of those without it."""
 
 COMPARING = 0.02
 """Weight of the newest window in the mean errors with and without a season."""
 
 USUAL = 0.01
-"""Weight of the newest spread in what is usual."""
+"""Weight of the newest spread in the usual spread."""
 
 PRIOR = 300.0
-"""How many windows the prior weighs."""
+"""Weight of the prior, in windows."""
 
 SPREADS = tuple(0.25 * 1.12**step for step in range(44))
-"""By how many spreads a rate exceeds the forecast is told apart in these steps, up to 33."""
+"""Steps of the histogram of how many spreads a rate exceeds the forecast by, up to 33."""
 
 CORRECTION = 0.1
-"""A violated window too many makes the next so much rarer, in the logarithm of their share."""
+"""Decrease of the logarithm of the allowed share of violations per excess violation."""
 
 LEAST_RISK, MOST_RISK = 0.25, 4.0
-"""Bounds of what credit makes of the allowed share."""
+"""Limits of the factor that credit applies to the allowed share."""
 
 DARING = 0.7
-"""Exponent of the spread over the usual one in the risk of a window: 1 would be best if every tail were exponential."""
+"""Exponent of the relative spread in a window's risk: 1 would be best if every tail were exponential."""
 
 MOST_DARING = 3.0
-"""A window is taken for at most so many times as uncertain as usual."""
+"""Maximum uncertainty of a window, relative to the usual one."""
 
 COLLAPSED = 0.1
-"""Below so much of the last rate, a rate is not believed at once."""
+"""A rate below this part of the last rate is not believed at once."""
 
 STEEPEST = log(10)
-"""No season tells of a steeper change from one window to the next."""
+"""Maximum logarithmic change that a season learns from one window to the next."""
 
 
 def begin(rate: float, rules: ScaleRules) -> Learned:
-    """From the first rate: the spread is such that its headroom is the one that the target asks for."""
+    """Start from the first rate, with a spread whose headroom is that of the target."""
     tail = _prior()
     spread = rate * max(0.0, 1 / rules.target - 1) / _spreads(tail, PRIOR, rules.share)
     return Learned(last=rate, level=rate, soon=spread, long=spread, usual=spread, tail=tail, counted=PRIOR)
 
 
 def learn(learned: Learned, at: int, rate: float, rules: ScaleRules, window: int) -> Learned:
-    """What the window that ended at `at` teaches."""
+    """Learn from the window that ended at `at`."""
     outlook = next((one for one in learned.outlooks if one.at == at), None)
     learned = msgspec.structs.replace(learned, outlooks=tuple(one for one in learned.outlooks if one.at > at))
     if outlook is not None:
@@ -102,14 +102,16 @@ def learn(learned: Learned, at: int, rate: float, rules: ScaleRules, window: int
 
 
 def at_rest(learned: Learned) -> Learned:
-    """After the last replica has gone: nothing is foreseen from the rates before, and no rate is doubted any longer.
-    Seasons, and how often forecasts were exceeded, are kept.
+    """Reset rates after the last replica has ended: no forecast uses earlier rates, and no rate is doubted. Keep
+    seasons and the history of exceeded forecasts.
     """
     return msgspec.structs.replace(learned, last=0.0, level=0.0, soon=0.0, long=0.0, usual=0.0, doubted=None)
 
 
 def foresee(learned: Learned, ended: int, ahead: int, rules: ScaleRules, window: int) -> Outlook:
-    """Of the window `ahead` of the one that ended last (1: the next), with all between: the most that is foreseen."""
+    """Return the forecast for the window `ahead` of the last one that ended (1: the next): the highest up to and
+    including it.
+    """
     change, most = 0.0, 0.0
     for step in range(1, ahead + 1):
         change += sum(_guess(season, ended + step * window, window) for season in learned.seasons)
@@ -121,12 +123,12 @@ def foresee(learned: Learned, ended: int, ahead: int, rules: ScaleRules, window:
 
 
 def decided(learned: Learned, outlook: Outlook) -> Learned:
-    """What was decided on is remembered, to be judged when that window has ended."""
+    """Record the outlook of a decision, to be judged when its window has ended."""
     others = tuple(one for one in learned.outlooks if one.at != outlook.at)
     return msgspec.structs.replace(learned, outlooks=(*others, outlook))
 
 
-# --- how often it was too little -------------------------------------------------------------------------------------
+# --- headroom --------------------------------------------------------------------------------------------------------
 
 
 def _judged(learned: Learned, outlook: Outlook, rate: float, rules: ScaleRules) -> Learned:
@@ -149,14 +151,14 @@ def _judged(learned: Learned, outlook: Outlook, rate: float, rules: ScaleRules) 
 
 
 def _risk(learned: Learned, spread: float, rules: ScaleRules) -> float:
-    """The share of violated windows to aim at in this one."""
+    """Return the target share of violated windows for this one."""
     allowed = rules.share * min(MOST_RISK, max(LEAST_RISK, exp(CORRECTION * learned.credit)))
     daring = min(MOST_DARING, spread / learned.usual) ** DARING if learned.usual > 0 else 1.0
     return min(0.5, allowed * daring)
 
 
 def _spreads(tail: tuple[float, ...], counted: float, risk: float) -> float:
-    """How many spreads above the forecast are exceeded with this risk: interpolated within a step."""
+    """Return how many spreads above the forecast are exceeded with this risk; interpolated within a step."""
     left = risk * counted
     for place in range(len(tail) - 1, -1, -1):
         if tail[place] >= left:
@@ -168,7 +170,9 @@ def _spreads(tail: tuple[float, ...], counted: float, risk: float) -> float:
 
 
 def _prior() -> tuple[float, ...]:
-    """Half of the windows stay below the forecast, the others exceed it exponentially, by one spread in the mean."""
+    """Return the prior: half of the windows stay below the forecast, the others exceed it exponentially, by one spread
+    in the mean.
+    """
     beyond = [1.0, *(exp(-step) for step in SPREADS), 0.0]
     return tuple(PRIOR / 2 * (above - below) for above, below in pairwise(beyond))
 
@@ -177,7 +181,7 @@ def _prior() -> tuple[float, ...]:
 
 
 def _seasons(learned: Learned, at: int, rate: float, window: int) -> tuple[Season, ...]:
-    """Each learns from what the ones before it leave unexplained."""
+    """Update the seasons; each learns from what the ones before it leave unexplained."""
     seasons = learned.seasons or tuple(_blank(window))
     if rate <= 0 or learned.last <= 0:
         return seasons
@@ -211,7 +215,7 @@ def _shaped(season: Season, part: int, change: float) -> Season:
 
 
 def _guess(season: Season, at: int, window: int) -> float:
-    """The change into the window that ends at `at`; none as long as the season has not proved its worth."""
+    """Return the season's change into the window that ends at `at`; 0 until the season has reduced errors."""
     if season.compared < len(season.changes) or season.shaped >= PROVEN * season.plain:
         return 0.0
     return season.changes[_part(season, at, window)]

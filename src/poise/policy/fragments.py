@@ -1,12 +1,12 @@
-"""How much of the devices' free compute is in fragments: of no use to the work that is typical here.
+"""Fragmentation of the devices' free compute: how much of it is useless to typical work.
 
 After Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent",
-USENIX ATC 2023, section 3: for a task m, all free compute of a node that could not take m is a fragment, and of one
-that could, that of the devices which are too full for their part of m. The fragments of a node are the mean over the
-typical work, weighted by how popular each shape is; a task goes where they grow least.
+USENIX ATC 2023, section 3. For a task m, all free compute of a node that cannot take m is a fragment; on a node that
+can, the free compute of devices that are too full for their part of m is one. The fragments of a node are the mean over
+the typical work, weighted by the popularity of each shape; a task goes where they grow least.
 
-What is typical is what runs and what waits, as the view has it. The paper takes it from a trace of the past and looks
-at CPU and devices; here memory and the memory of devices can be what a node lacks, too.
+Typical work is the running and waiting work of the view. The paper takes it from a past trace and considers CPU and
+devices; here a node can also lack memory or device memory.
 """
 
 from collections import Counter
@@ -21,35 +21,35 @@ from poise.model.views import Snapshot
 from poise.policy.feasible import ability
 
 POPULAR = 0.95
-"""Part of all work that the typical shapes make up, the most popular first; as in the paper's experiments."""
+"""Part of all work that the typical shapes cover, the most popular first; as in the paper's experiments."""
 
 MOST_TYPICAL = 128
-"""Typical shapes at most: each costs a look at every node that is scored."""
+"""Maximum number of typical shapes: each is checked against every scored node."""
 
 
 ENTRIES = 2**18
-"""Nodes times typical shapes that are looked at together, so that what is worked out on the way stays small."""
+"""Maximum number of nodes times typical shapes computed at once, to limit memory."""
 
 Account = Callable[[Ints, Floats, Ints], Floats]
-"""(M, L): thousandths of devices that are of use to a typical task that fits, of those that are free on the devices
-that could take its part, by how many such tasks CPU and memory leave room for, and by what one of them takes (M, 1).
+"""(M, L): thousandths of devices that are useful to a typical task that fits. Inputs: the free part of devices that
+could take its part, how many such tasks CPU and memory have room for, and what one of them takes (M, 1).
 """
 
 
 def all_of_it(free: Ints, tasks: Floats, one: Ints) -> Floats:
-    """Whatever is free there, as in the paper: others may share what the task leaves."""
+    """Return all that is free there, as in the paper: others may share what the task leaves."""
     return free.astype(np.float64)
 
 
 def as_foreseen(free: Ints, tasks: Floats, one: Ints) -> Floats:
-    """The mean of three: one task, which is sure to find room; as many as CPU and memory leave room for, if more like
-    it come; and all of it, if what comes asks for little of these.
+    """Return the mean of three cases: one task, which is sure to find room; as many as CPU and memory have room for, if
+    similar tasks follow; and all of it, if the following tasks need little CPU and memory.
     """
     return np.asarray((one + np.minimum(free, tasks * one) + free) / 3)
 
 
 class Part(NamedTuple):
-    """What a task takes of each of its devices: thousandths of compute, bytes, and which models of device will do."""
+    """What a task takes of each of its devices: thousandths of compute, bytes, and the suitable device models."""
 
     share: int
     memory: int
@@ -57,14 +57,14 @@ class Part(NamedTuple):
 
 
 class Typical:
-    """The work that is typical, one column a shape: `weights` (M,) that add up to 1, `cpu`, `memory` and `gpus` (M,) of
-    a task, and `part` (M,) of its devices, a number into `parts`.
+    """The typical work, one column per shape: `weights` (M,) that add up to 1; `cpu`, `memory` and `gpus` (M,) of a
+    task; and `part` (M,) of its devices, an index into `parts`.
     """
 
     __slots__ = ("cpu", "gpus", "memory", "part", "parts", "weights")
 
     def __init__(self, fleet: Fleet, counts: Iterable[tuple[Shape, float]]) -> None:
-        """`counts` in any order, and not all zero."""
+        """Take `counts` in any order, not all zero."""
         chosen = _popular(counts)
         weights = np.array([count for _, count in chosen], np.float64)
         self.weights: Floats = weights / weights.sum()
@@ -79,7 +79,7 @@ class Typical:
 
 
 def typical(view: Snapshot) -> Typical | None:
-    """What runs and what waits; None where there is nothing of either."""
+    """Return the typical work of a view, running and waiting; None if there is none."""
     counts: Counter[Shape] = Counter(dict(view.running))
     shown: set[str] = set()
     for candidate in view.candidates:
@@ -99,10 +99,10 @@ def fragments(
     typical: Typical,
     account: Account = all_of_it,
 ) -> Floats:
-    """(L,): thousandths of the devices of each of L nodes that are fragments. `rows` (L,) says which nodes they are,
-    which may come more than once; `cpu`, `memory` (L,), `share` and `device_memory` (L, D) what is free.
+    """Return (L,): the thousandths of the devices of each of L nodes that are fragments. `rows` (L,) names the nodes,
+    possibly repeated; `cpu`, `memory` (L,), `share` and `device_memory` (L, D) are the free amounts.
     """
-    lost: Floats = np.maximum(share, 0).sum(axis=1).astype(np.float64)  # of a closed device there is nothing to lose
+    lost: Floats = np.maximum(share, 0).sum(axis=1).astype(np.float64)  # a closed device has nothing to lose
     at_once = max(1, ENTRIES // len(typical.weights))
     for start in range(0, len(rows), at_once):
         some = slice(start, start + at_once)
@@ -121,8 +121,8 @@ def _of_use(
     typical: Typical,
     account: Account,
 ) -> Floats:
-    """(M, L): thousandths of the devices of each node that are of use to each typical shape."""
-    share, memory_left = share.T.copy(), device_memory.T  # device by device, so that sums over these are of long rows
+    """Return (M, L): the thousandths of each node's devices that are useful to each typical shape."""
+    share, memory_left = share.T.copy(), device_memory.T  # by device, so that sums run over long rows
     models, spare = fleet.device_model[rows].T, fleet.device_spare[rows].T
     parts = typical.parts
     least = np.array([part.share for part in parts], np.int64)[:, None, None]
@@ -138,13 +138,13 @@ def _of_use(
 
 
 def _over(free: Ints, need: Ints) -> Floats:
-    """(M, L): how often a task finds what it needs of something; what is kept for others is less than nothing."""
+    """Return (M, L): how many tasks a resource has room for; kept room can make the free amount negative."""
     plenty = np.where(free >= 0, np.inf, 0.0) + np.zeros((len(need), 1))
     return np.divide(free, need[:, None], out=plenty, where=need[:, None] > 0)
 
 
 def _popular(counts: Iterable[tuple[Shape, float]]) -> list[tuple[Shape, float]]:
-    """The most popular shapes, that make up `POPULAR` of all."""
+    """Return the most popular shapes that cover `POPULAR` of all."""
     ordered = sorted(counts, key=lambda one: (-one[1], one[0].key()))
     enough, chosen = POPULAR * sum(count for _, count in ordered), []
     for shape, count in ordered[:MOST_TYPICAL]:

@@ -1,20 +1,20 @@
-"""The most progress for all, fairly: elastic training is grown, shrunk and moved by what it says of how it scales.
+"""Goodput scheduling: grow, shrink and move elastic training by its reported scaling, for large and fair progress.
 
-After Pollux (Qiao et al., OSDI 2021, section 4.2). A unit's *speedup* with some devices is what it gets done with them
-over what it would with its fair share: all devices shared out evenly, on one node. The units' sizes and nodes are
-chosen such that the power mean of all speedups is largest,
+After Pollux (Qiao et al., OSDI 2021, section 4.2). A unit's *speedup* with some devices is its progress with them over
+that with its fair share: an equal part of all devices, on one node. The units' sizes and nodes are chosen to maximize
+the power mean of all speedups,
 
     fitness = (1/J sum (s_j r_j + e)^p)^(1/p),  p = -1,  e = 0.001
 
-so that a unit that has little counts much. `r_j` is 1 for what stays as it is, and else what a restart leaves of the
-time that the unit has had: `(age - restarts x D) / (age + D)`, with D as its restarts take. A unit gets at most
-twice as many tasks as it has had before, since what it says of sizes far from those is a guess. No node holds tasks of
-two units that are spread over nodes, as these would wait for each other's traffic.
+so that a unit that has little counts much. `r_j` is 1 for a unit that does not change, else the part of its time that
+is left after a restart: `(age - restarts x D) / (age + D)`, where D is the duration of a restart. A unit gets at most
+twice as many tasks as it has had before, since its estimates for sizes far from those are guesses. No node holds tasks
+of two units that are spread over nodes, since their traffic would interfere.
 
 Pollux searches by a genetic algorithm. Here a device has a price, each unit takes the size that is worth most to it,
-and the price is the lowest at which there are devices for all; then sizes are packed on nodes, and of a few such plans,
-and that of changing nothing, the fittest is taken. A gang that is not elastic has one size, and work that says nothing
-is taken to scale linearly.
+and the price is the lowest at which there are devices for all. Then sizes are packed on nodes, and the fittest of a few
+such plans and the unchanged one is chosen. A gang that is not elastic has one size, and work without reported scaling
+is assumed to scale linearly.
 """
 
 from collections import Counter
@@ -34,21 +34,21 @@ from poise.policy.place import Draft
 from poise.units import MINUTE, SECOND
 
 EVERY = MINUTE
-"""Between two times at which all is shared out anew: Pollux's interval (section 5.1). Between them what waits gets free
-devices only."""
+"""Time between two complete reallocations: Pollux's interval (section 5.1). In between, waiting units get only free
+devices."""
 
 RESTART = 30 * SECOND
-"""What a restart takes where its unit has said nothing of it (section 5.3)."""
+"""Duration of a restart if its unit has not reported it (section 5.3)."""
 
 NONE = 1e-3
-"""The speedup of those that have nothing, as of Pollux's artifact: next to it all else counts little."""
+"""Speedup of units without devices, as in Pollux's artifact: next to it all others count little."""
 
 FILLS = 64
-"""Devices in pieces that are given out one by one in a round; the next ones go in the next round."""
+"""Maximum number of left-over devices that are assigned one by one in a round; the others wait for the next round."""
 
 
 class Known(NamedTuple):
-    """What is remembered of a unit: when it was submitted, the most tasks it has had, how often it was restarted."""
+    """The state of a unit: when it was submitted, the most tasks it has had, and its number of restarts."""
 
     since: int
     most: int = 0
@@ -56,8 +56,8 @@ class Known(NamedTuple):
 
 
 class Bid(NamedTuple):
-    """What tasks are worth to a claim: `together` and `apart` are the costs `1 / (s + e)` of 0, 1, ... of them on one
-    node and over several, infinite for those that it cannot have; `stays` is that of staying as it is.
+    """The cost of each size to a claim. `together` and `apart` are the costs `1 / (s + e)` of 0, 1, ... tasks on one
+    node and over several, infinite for sizes that it cannot have; `stays` is the cost of no change.
     """
 
     claim: Claim
@@ -66,19 +66,19 @@ class Bid(NamedTuple):
     stays: float
 
     def cost(self, rows: Rows) -> float:
-        """Of having a task on each of these rows."""
+        """Return the cost of having a task on each of these rows."""
         if same(rows, self.claim.rows):
             return self.stays
         return float((self.apart if len(set(rows)) > 1 else self.together)[len(rows)])
 
     def of(self, tasks: int) -> float:
-        """Of having so many tasks, wherever that is best."""
+        """Return the cost of having `tasks` tasks, on the best nodes."""
         cost = float(min(self.together[tasks], self.apart[tasks]))
         return min(cost, self.stays) if tasks == len(self.claim.rows) else cost
 
 
 class Goodput:
-    """Shares all out anew each minute. Its memory holds what is known of each unit, and the plan until it is done."""
+    """Reallocates all devices each minute. Its memory holds the state of each unit, and the unfinished plan."""
 
     name = "goodput"
 
@@ -114,11 +114,11 @@ class Goodput:
         )
 
 
-# --- what devices are worth ------------------------------------------------------------------------------------------
+# --- worth of devices ------------------------------------------------------------------------------------------------
 
 
 def _known(claimed: Sequence[Claim], remembered: Mapping[str, Sequence[int]]) -> dict[str, Known]:
-    """Of all that are there."""
+    """Return the state of all claims."""
     found = {}
     for claim in claimed:
         before = Known(*remembered[claim.unit]) if claim.unit in remembered else None
@@ -129,7 +129,7 @@ def _known(claimed: Sequence[Claim], remembered: Mapping[str, Sequence[int]]) ->
 
 
 def _bids(view: Snapshot, claimed: Sequence[Claim], known: Mapping[str, Known]) -> list[Bid]:
-    """One for each claim."""
+    """Return a bid for each claim."""
     fleet = view.fleet
     devices = sum(devices_by_model(view).values())
     nodes = max(1, int((fleet.total[DEVICES] > 0).sum()))
@@ -156,14 +156,14 @@ def _bids(view: Snapshot, claimed: Sequence[Claim], known: Mapping[str, Known]) 
 
 
 def _resizes(claim: Claim) -> bool:
-    """Whether it changes without being started anew."""
+    """Return whether a unit resizes without a restart."""
     return claim.resident is not None and claim.resident.resizes
 
 
 @lru_cache(maxsize=16_384)
 def _speeds(told: tuple[int, ...], most: int) -> Floats:
-    """With 0, 1, ... `most` tasks, over that with one: as told, and beyond that as with the most; untold as many times
-    as fast. To be read only.
+    """Return the speeds with 0, 1, ... `most` tasks relative to one task: as reported, constant beyond the largest
+    reported size; linear if nothing is reported. Read-only.
     """
     if not told:
         return np.arange(most + 1, dtype=float)
@@ -171,12 +171,12 @@ def _speeds(told: tuple[int, ...], most: int) -> Floats:
     return np.concatenate([speeds[: most + 1], np.full(max(0, most + 1 - len(speeds)), speeds[-1])])
 
 
-# --- sharing out -----------------------------------------------------------------------------------------------------
+# --- reallocation ----------------------------------------------------------------------------------------------------
 
 
 def _share_out(view: Snapshot, bids: Sequence[Bid]) -> dict[str, Rows]:
-    """The fittest of: all stay, and what waits gets what is free; sizes as by price, those stay that have theirs; and
-    where these find no room, as it is in pieces, all packed anew.
+    """Return the fittest of these plans: all units stay, and waiting units get free devices; sizes by price, where
+    units that have their size stay; and, where these find no room because it is fragmented, all units packed again.
     """
     sizes = _sizes(view, bids)
     plans = [_go_on(view, bids, {}), _packed(view, bids, sizes, anew=False)]
@@ -186,8 +186,8 @@ def _share_out(view: Snapshot, bids: Sequence[Bid]) -> dict[str, Rows]:
 
 
 def _sizes(view: Snapshot, bids: Sequence[Bid]) -> dict[str, int]:
-    """How many tasks each claim gets: at the lowest price of a device at which there are enough, and then those that
-    are left go one by one to where they are worth most.
+    """Return the tasks for each claim, at the lowest price of a device at which there are enough; the rest of the
+    devices go one by one to where they are worth most.
     """
     devices = sum(devices_by_model(view).values())
     devices -= sum(bid.claim.shape.gpus * len(bid.claim.rows) for bid in bids if bid.claim.stays)
@@ -207,8 +207,8 @@ def _sizes(view: Snapshot, bids: Sequence[Bid]) -> dict[str, int]:
 
 
 def _go_on(view: Snapshot, bids: Sequence[Bid], plan: Mapping[str, Sequence[str]]) -> dict[str, Rows]:
-    """Who runs stays; who is in the plan comes to where it says, and what waits otherwise gets the least of what is
-    left, the first to come first.
+    """Keep running units, place planned units on their nodes, and give other waiting units their least size of the
+    rest, in order of arrival.
     """
     claims = [bid.claim for bid in bids]
     board = _Board(view, claims, [claim for claim in claims if claim.rows and not claim.stopping])
@@ -223,8 +223,8 @@ def _go_on(view: Snapshot, bids: Sequence[Bid], plan: Mapping[str, Sequence[str]
 
 
 def _packed(view: Snapshot, bids: Sequence[Bid], sizes: Mapping[str, int], *, anew: bool) -> dict[str, Rows]:
-    """Rows for these sizes, the largest first; who has its size already stays, or begins `anew` like all others. What
-    is left then goes to those that start or start again.
+    """Return rows for these sizes, the largest first. Units that already have their size stay, unless all are packed
+    `anew`. Then the rest goes to those that start or restart.
     """
     kept, moving = [], []
     for bid in bids:
@@ -243,7 +243,7 @@ def _packed(view: Snapshot, bids: Sequence[Bid], sizes: Mapping[str, int], *, an
 
 
 class _Board:
-    """Claims being put on nodes; no node gets two that are spread over several."""
+    """A packing of claims on nodes; no node gets two claims that are spread over several nodes."""
 
     def __init__(self, view: Snapshot, claims: Sequence[Claim], kept: Sequence[Claim]) -> None:
         self.wanted: dict[str, Rows] = {claim.unit: claim.rows for claim in kept}
@@ -255,7 +255,7 @@ class _Board:
                 self.spread.update(rows)
 
     def holds(self, claim: Claim, rows: Rows) -> bool:
-        """Whether there is room for it there."""
+        """Return whether these rows have room for the claim."""
         room = self.draft.room_each(claim.shape)
         return all(room[row] >= tasks for row, tasks in Counter(rows).items())
 
@@ -269,8 +269,8 @@ class _Board:
             self.spread.update(self.wanted[claim.unit])
 
     def find(self, bid: Bid, tasks: int) -> Rows:
-        """Rows for so many tasks: the fullest node that holds them all, else as few nodes as hold them, else what is
-        best of what there is room for; nothing if that is less than the least.
+        """Return rows for `tasks` tasks: the fullest node that holds all, else as few nodes as possible, else the best
+        of what there is room for; none if that is less than the claim's least.
         """
         claim = bid.claim
         room = self.draft.capacity(claim.shape)
@@ -290,9 +290,7 @@ class _Board:
         return min(could, key=bid.cost, default=())
 
     def _over(self, room: Ints, tasks: int) -> Rows:
-        """Rows for so many tasks over several nodes, on those with most room; for the rest of them the one that it
-        fills most.
-        """
+        """Return rows over several nodes: those with most room, and for the last tasks the node that they fill most."""
         room = np.where(self._spread_over(len(room)), 0, room)
         rows: list[int] = []
         while len(rows) < tasks and (most := int(room.max())):
@@ -303,13 +301,13 @@ class _Board:
         return tuple(rows)
 
     def _spread_over(self, nodes: int) -> Bools:
-        """The nodes that have one that is spread."""
+        """Return a mask of the nodes that have a task of a spread claim."""
         mask = np.zeros(nodes, bool)
         mask[list(self.spread)] = True
         return mask
 
     def fill(self, bids: Sequence[Bid]) -> None:
-        """One task more for whom it is worth most, as long as there is one, and so many times at most."""
+        """Add one task at a time to the claim that gains most, up to `FILLS` times."""
         for _ in range(FILLS):
             best: tuple[float, Bid, int] | None = None
             for bid in bids:
@@ -332,7 +330,7 @@ class _Board:
 
 
 def _words(bid: Bid, rows: Rows) -> str:
-    """What it is worth to it."""
+    """Explain the size of a claim."""
     if not rows:
         return "its devices are worth more to others"
     return f"{len(rows)} of up to {len(bid.apart) - 1} tasks now, on {len(set(rows))} nodes"

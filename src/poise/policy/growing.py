@@ -1,7 +1,7 @@
-"""How many tasks each elastic unit should have, and who gets the devices that are left.
+"""Sizes of elastic units, and the distribution of left-over devices.
 
-`sizes` weighs all elastic units on whole devices and all gangs that wait together; `hand_out` gives units that were
-placed with their least what a draft has room for. `elastic` says how much a further task is worth.
+`sizes` chooses sizes for all elastic units on whole devices together with all waiting gangs; `hand_out` grows units
+that were placed with their least into the room of a draft. `elastic` computes the worth of a further task.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,51 +24,52 @@ from poise.policy.running import lost_work
 from poise.units import MINUTE, SECOND
 
 GROWS_BY = 1.5
-"""An elastic unit is restarted in another size only for half as many tasks again: less would not pay. One that has
-yielded comes back to all that it can use, even if that is one task more."""
+"""Minimum growth factor for a restart of an elastic unit: less would not pay. A unit that was preempted may return to
+all that it can use, even if that is only one task more."""
 
 CHANGES_BY = 1.25
-"""A restart for a change of size by less does not pay: estimates err by more."""
+"""Minimum factor of a change of size for a restart: estimates have larger errors than smaller changes."""
 
 NOT_OF_A_MODEL = "default", "declared", "history elsewhere"
-"""Sources of estimates that say the same of every model of device."""
+"""Sources of estimates that are equal for all device models."""
 
 COOL_DOWN = MINUTE
-"""Time between two reallocations off one node, and before an elastic unit changes its size again; longer, the more
-often it was restarted."""
+"""Minimum time between two moves off one node, and between two changes of size of an elastic unit; longer after more
+restarts."""
 
 HORIZON = 10 * MINUTE
-"""What is won by another size is counted for so long: then something has come or gone."""
+"""Horizon for the gain of another size: by then units have come or gone."""
 
 SCALES = 0.3
-"""The exponent `p` of the speedup `k^p` for which the order of the remaining work is weighed (Berg et al., 2020)."""
+"""Exponent `p` of the speedup `k^p` assumed for the order of remaining work (Berg et al., 2020)."""
 
 UNSERVED = 1000.0
-"""How many fair shares of one device a unit of unknown length loses by having none at all."""
+"""Loss of a unit of unknown length without devices, in fair shares of one device."""
 
 ON_TIME = 1000.0
-"""How much more the tasks are worth that meet a deadline."""
+"""Factor of the worth of tasks that meet a deadline."""
 
 ROUNDING = 1e-9
-"""Speeds differ by more than this part, or not at all."""
+"""Relative tolerance for equal speeds."""
 
 WEIGHED_SIZES = 2**14
-"""Units times sizes that are weighed in one round, which takes some 15 ms; beyond that all units keep theirs."""
+"""Maximum number of units times sizes compared in one round, which takes about 15 ms; beyond that all units keep
+theirs."""
 
 
 class Size(NamedTuple):
-    """So many tasks, on a model of device by its place among those that are shared out."""
+    """A number of tasks, and the index of their device model among those that are shared out."""
 
     tasks: int
     model: int = 0
 
 
 class Unit(NamedTuple):
-    """A unit that takes part: its `speeds` with 0, 1, ... tasks, and from `least` to `most` tasks of `width` devices
-    each. It has `work` left, in seconds of one device, and is worth `weight`. It has `size` tasks now, and a change of
-    size loses `lost` seconds of their work. `rates` are by model of device how fast it is there, over the fastest (0:
-    it cannot run there). It has devices of the model `here`, and another model loses `moves` seconds of its work. To be
-    on time it has to be so many times as fast as one task on the fastest model (`pace`, 0: no deadline presses).
+    """A unit to size: its `speeds` with 0, 1, ... tasks, and from `least` to `most` tasks of `width` devices each.
+    `work` is its remaining work in seconds of one device, `weight` its worth, `size` its present tasks; a change of
+    size loses `lost` seconds of their work. `rates` are its speeds by device model relative to the fastest (0: cannot
+    run there). Its devices are of the model `here`, and another model loses `moves` seconds of its work. `pace` is the
+    speed that it needs to be on time, relative to one task on the fastest model (0: no deadline presses).
     """
 
     name: str
@@ -88,7 +89,7 @@ class Unit(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """An elastic unit that is placed with its least on these `spots`, and could use more."""
+    """An elastic unit placed with its least tasks on these `spots`, which could use more."""
 
     candidate: Candidate
     shape: Shape
@@ -98,8 +99,9 @@ class Begun(NamedTuple):
 
 
 def hand_out(begun: Sequence[Begun], draft: Draft, allowance: Allowance, most: Mapping[str, int]) -> None:
-    """Give them what is left, a step at a time to the one that it brings most: beside the members that are placed, then
-    where they run no slower, since a gang is as fast as its slowest member. By unit, so many tasks at `most`.
+    """Hand out the remaining room, one step at a time to the unit that gains most: first on nodes of its placed
+    members, then where tasks run no slower, since a gang is as fast as its slowest member. `most` limits the tasks by
+    unit.
     """
     steps = [
         (*found, number, bid)
@@ -118,11 +120,11 @@ def hand_out(begun: Sequence[Begun], draft: Draft, allowance: Allowance, most: M
 
 
 def sizes(units: Sequence[Unit], devices: Sequence[int]) -> dict[str, Size]:
-    """Tasks for each unit, and a model of device for all of them, out of so many `devices` of each model.
+    """Return the tasks of each unit, and one device model for all of them, out of these `devices` of each model.
 
-    Of units whose work is known the speeds are added up, each as often as by its place in the order of the work that is
-    left: with `k^p` as speedup that is the optimum for the mean completion (heSRPT, Berg et al., 2020). What is a guess
-    has a worth that is as steep at a fair share, and falls with it: so all such units get some.
+    Speeds of units with known work are summed, each weighted by its place in the order of remaining work: with speedup
+    `k^p` that is the optimum for the mean completion time (heSRPT, Berg et al., 2020). The worth of a unit with unknown
+    work has the same slope at a fair share and is concave, so that all such units get some devices.
     """
     units = [unit for unit in units if unit.least * unit.width <= max(devices, default=0)]
     widest = min(max(devices, default=0), max([unit.most for unit in units], default=0))
@@ -150,7 +152,7 @@ def sizes(units: Sequence[Unit], devices: Sequence[int]) -> dict[str, Size]:
                 gain[on_time] += ON_TIME * unit.weight * max(worths) * unit.width
             gain[1 : max(1, unit.least)] = -inf
             if unit.size and not here:
-                gain[0] = -inf  # whatever others would gain, what runs keeps its least
+                gain[0] = -inf  # a running unit keeps its least, whatever others would gain
             kept[place, model] = unit.least if here else 0
             gains[place, model, : len(gain) - kept[place, model]] = gain[kept[place, model] :]
     widths = np.array([unit.width for unit in units])
@@ -162,7 +164,7 @@ def sizes(units: Sequence[Unit], devices: Sequence[int]) -> dict[str, Size]:
 
 
 def changes(resident: Resident, to: int, now: int) -> bool:
-    """Whether a running unit is to be given so many tasks now."""
+    """Return whether a running unit should change to this many tasks now."""
     if resident.resizes:
         return to != resident.size and now >= resident.since + COOL_DOWN
     much = max(to, resident.size) >= CHANGES_BY * min(to, resident.size)
@@ -170,7 +172,7 @@ def changes(resident: Resident, to: int, now: int) -> bool:
 
 
 def _by_place(units: Sequence[Unit]) -> list[float]:
-    """By what a device is worth to each: more, the more weight has as much left to do, or more."""
+    """Return the worth of a device to each unit: larger, the more weight has at least as much work left."""
     worths, before, q = [0.0] * len(units), 0.0, 1 / (1 - SCALES)
     for place in sorted(range(len(units)), key=lambda place: -units[place].work / units[place].weight):
         weight = units[place].weight
@@ -180,8 +182,8 @@ def _by_place(units: Sequence[Unit]) -> list[float]:
 
 
 def units_of(draft: Draft, waiting: Sequence[Candidate], models: Sequence[int]) -> tuple[list[Unit], list[int]]:
-    """All elastic units that run on whole devices and may change, and all that waits for such; and the devices of each
-    of these `models` that there are for them. With no models devices are alike.
+    """Return all elastic units that run on whole devices and may change, and all that wait for such; and the number of
+    devices for them of each of these `models`. With no models all devices count as equal.
     """
     view, running = draft.view, draft.running
     left = dict(zip([one.unit for one in running.residents], running.left.tolist(), strict=True))
@@ -245,7 +247,7 @@ def units_of(draft: Draft, waiting: Sequence[Candidate], models: Sequence[int]) 
 
 
 def _rates(draft: Draft, one: Resident | Candidate, models: Sequence[int]) -> tuple[float, ...]:
-    """How fast it is on each of these models over the fastest that it can run on; 0 where it cannot."""
+    """Return the unit's speed on each of these models relative to its fastest one; 0 where it cannot run."""
     if not models:
         return (1.0,)
     shape = one.shape
@@ -258,8 +260,8 @@ def _rates(draft: Draft, one: Resident | Candidate, models: Sequence[int]) -> tu
 
 
 def tells_models_apart(draft: Draft, one: Resident | Candidate, models: Sequence[int]) -> bool:
-    """Whether something is known of how fast it is on at least two of these models: one run that was measured on one of
-    them is not compared with what was declared for the others.
+    """Return whether estimates exist that are specific to at least two of these models: a measurement on one of them is
+    not compared with a declared time for the others.
     """
     of = draft.speeds.of(one.kind, one.shape.wants.precision, one.declared, one.work, devices=True)
     return sum(of[model].source not in NOT_OF_A_MODEL for model in models) > 1
@@ -279,7 +281,7 @@ def _bid(one: Begun, draft: Draft) -> Bid:
 
 
 def _takes_one(one: Begun, draft: Draft) -> bool:
-    """Whether there was room for one more."""
+    """Take room for one more task; return whether there was any."""
     candidate, shape = one.candidate, one.shape
     rows = list(dict.fromkeys(draft.fleet.rows[spot.node] for spot in one.spots))
     row = next((row for row in rows if draft.room_for(row, shape)), -1)

@@ -1,5 +1,5 @@
-"""What if? A view with something changed, on which a policy decides as it would on a real one. A view is never changed:
-the `with_…` functions give a new one.
+"""What-if analysis: hypothetical views on which a policy decides as on a real one. A view is never changed: the
+`with_…` functions return a new one.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -28,15 +28,13 @@ from poise.policy.suites import Suite
 from poise.units import format_duration
 
 LOOKED_AT = 100_000
-"""Nodes and candidates that all decisions about one question may look at together: so many take about a second."""
+"""Maximum number of nodes and candidates that all decisions about one question may examine: about a second's work."""
 
 ClusterPolicy = Policy[Snapshot, Plan]
 
 
 class Hypothesis:
-    """A working copy of a view, changed step by step. `view()` shows it as it is now; whoever is shown it keeps it no
-    longer than until the next change.
-    """
+    """A working copy of a view, changed step by step. The result of `view()` is valid until the next change."""
 
     def __init__(self, view: Snapshot) -> None:
         self._base = view
@@ -51,7 +49,7 @@ class Hypothesis:
         self._shares = Standing(view.shares) if view.shares is not None else None
 
     def view(self) -> Snapshot:
-        """The candidates are in order of submission, as a ledger would show them."""
+        """Return the view; candidates are in order of submission, as in a ledger's view."""
         return msgspec.structs.replace(
             self._base,
             now=self.now,
@@ -64,17 +62,17 @@ class Hypothesis:
             shares=self._shares.view() if self._shares is not None else None,
         )
 
-    # --- what waits --------------------------------------------------------------------------------------------------
+    # --- waiting units -----------------------------------------------------------------------------------------------
 
     def add(self, candidate: Candidate) -> None:
-        """One more unit waits; one of the same name takes its place."""
+        """Add a waiting unit; it replaces one of the same name."""
         if candidate.unit in self.candidates:
             self.remove(candidate.unit)
         self.candidates[candidate.unit] = candidate
         self._backlog[candidate.queue] = self._backlog.get(candidate.queue, 0) + 1
 
     def remove(self, unit: str) -> Candidate:
-        """Wait no more. Raises KeyError for a unit that is not shown."""
+        """Remove a waiting unit. Raises KeyError for a unit that is not shown."""
         candidate = self.candidates.pop(unit)
         left = self._backlog.get(candidate.queue, 1) - 1
         if left > 0:
@@ -83,10 +81,10 @@ class Hypothesis:
             self._backlog.pop(candidate.queue, None)
         return candidate
 
-    # --- what runs ---------------------------------------------------------------------------------------------------
+    # --- running units -----------------------------------------------------------------------------------------------
 
     def place(self, place: Place) -> None:
-        """Carry out a decision: the unit waits no more, and room is taken unless it queues behind its like."""
+        """Apply a placement: the unit stops waiting, and takes room unless it queues behind similar work."""
         fleet = self.fleet
         if self.candidates[place.unit].recovering:
             self.end(place.unit)  # release what the unit still holds on a lost node
@@ -125,7 +123,7 @@ class Hypothesis:
             self._elastic[candidate.unit] = residents[0]
 
     def end(self, unit: str) -> None:
-        """All attempts of a unit have ended, and their room is free."""
+        """End all attempts of a unit and free their room."""
         for row in dict.fromkeys(self._index().pop(unit, ())):
             stays = []
             for resident in self.fleet.residents[row]:
@@ -139,7 +137,7 @@ class Hypothesis:
         self._elastic.pop(unit, None)
 
     def stop(self, unit: str) -> None:
-        """A unit is asked to end; it still holds its room."""
+        """Ask a unit to stop; it still holds its room."""
         for row in dict.fromkeys(self._index().get(unit, ())):
             changed = []
             for resident in self.fleet.residents[row]:
@@ -152,7 +150,7 @@ class Hypothesis:
         self._elastic.pop(unit, None)
 
     def resize(self, resize: Resize) -> None:
-        """A gang changes while it runs: who leaves still holds its room."""
+        """Resize a running gang; members that leave still hold their room."""
         rows = self._index()[resize.unit]
         of = [one for row in dict.fromkeys(rows) for one in self.fleet.residents[row] if one.unit == resize.unit]
         size = of[0].size + len(resize.joins) - len(resize.leaves)
@@ -178,7 +176,7 @@ class Hypothesis:
         self._elastic[resize.unit] = first
 
     def end_leaving(self, unit: str) -> None:
-        """Those of a gang that were to leave have ended."""
+        """End the members of a gang that were to leave."""
         for row in dict.fromkeys(self._index().get(unit, ())):
             for one in self.fleet.residents[row]:
                 if one.unit == unit and one.stopping:
@@ -190,7 +188,7 @@ class Hypothesis:
             )
 
     def carry_out(self, plan: Plan) -> None:
-        """All that a plan decides, as if it had been done at once; who is asked to yield is still there."""
+        """Apply all decisions of a plan at once; preempted units still hold their room."""
         for decision in plan.decisions:
             if isinstance(decision, Place):
                 self.place(decision)
@@ -204,7 +202,7 @@ class Hypothesis:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _index(self) -> dict[str, list[int]]:
-        """The rows of every unit's attempts."""
+        """Return the rows of every unit's attempts."""
         if self._rows is None:
             self._rows = {}
             for row, residents in enumerate(self.fleet.residents):
@@ -246,7 +244,7 @@ class Hypothesis:
 
 
 def with_candidates(view: Snapshot, candidates: Iterable[Candidate]) -> Snapshot:
-    """These wait as well."""
+    """Return the view with these candidates waiting as well."""
     changed = Hypothesis(view)
     for candidate in candidates:
         changed.add(candidate)
@@ -254,8 +252,8 @@ def with_candidates(view: Snapshot, candidates: Iterable[Candidate]) -> Snapshot
 
 
 def with_changed(view: Snapshot, candidate: Candidate, **fields: Any) -> Snapshot:
-    """A unit asks for something else, or has another priority: it waits in a queue of its own then, since it is like
-    no other any more. It may be one that the view does not show.
+    """Return the view with a unit's request or priority changed: it waits in a queue of its own, since no other unit is
+    like it. The view need not show the unit.
     """
     changed = Hypothesis(view)
     if candidate.unit in changed.candidates:
@@ -265,7 +263,7 @@ def with_changed(view: Snapshot, candidate: Candidate, **fields: Any) -> Snapsho
 
 
 def with_places(view: Snapshot, places: Iterable[Place]) -> Snapshot:
-    """These placements are made."""
+    """Return the view with these placements made."""
     changed = Hypothesis(view)
     for place in places:
         changed.place(place)
@@ -273,14 +271,14 @@ def with_places(view: Snapshot, places: Iterable[Place]) -> Snapshot:
 
 
 def after(view: Snapshot, plan: Plan) -> Snapshot:
-    """The view once a plan has been carried out; who is asked to yield still holds its room."""
+    """Return the view after a plan; preempted units still hold their room."""
     changed = Hypothesis(view)
     changed.carry_out(plan)
     return changed.view()
 
 
 def without(view: Snapshot, units: Collection[str]) -> Snapshot:
-    """All attempts of these units have ended and their room is free; they do not wait either."""
+    """Return the view with all attempts of these units ended and their room free; they do not wait either."""
     changed = Hypothesis(view)
     for unit in units:
         changed.end(unit)
@@ -290,14 +288,14 @@ def without(view: Snapshot, units: Collection[str]) -> Snapshot:
 
 
 def with_drain(view: Snapshot, node: str, *, on: bool) -> Snapshot:
-    """A node is closed to new work, or opened. Raises KeyError for a node that is not there."""
+    """Return the view with a node drained, or opened. Raises KeyError for an unknown node."""
     changed = Hypothesis(view)
     changed.fleet.closed[changed.fleet.rows[node]] = DRAINED if on else 0
     return changed.view()
 
 
 def with_node(view: Snapshot, node: Node) -> Snapshot:
-    """One more node has joined, empty. Its name must be new."""
+    """Return the view with an additional, empty node. Its name must be new."""
     fleet = Fleet(sorted((*view.fleet.nodes, node), key=_name))
     fleet.take_over(view.fleet)
     return msgspec.structs.replace(view, fleet=fleet)
@@ -307,13 +305,13 @@ def with_node(view: Snapshot, node: Node) -> Snapshot:
 
 
 def placed(plan: Plan, unit: str) -> Place | None:
-    """Where a plan places a unit; None if it does not."""
+    """Return where a plan places a unit; None if it does not."""
     return next((of for of in plan.decisions if isinstance(of, Place) and of.unit == unit), None)
 
 
 def starts(policy: ClusterPolicy, view: Snapshot, unit: str) -> tuple[Place, tuple[str, ...]] | None:
-    """The placement with which a unit starts now, or as soon as those have yielded who are asked to for its sake, and
-    their names; None if it waits for anything else.
+    """Return the placement with which a unit starts now, or once the units preempted for it have ended, and their
+    names; None if it waits for anything else.
     """
     plan = policy.decide(view)
     found = placed(plan, unit)
@@ -336,14 +334,14 @@ def starts(policy: ClusterPolicy, view: Snapshot, unit: str) -> tuple[Place, tup
 
 
 def order_of(policy: ClusterPolicy) -> Order | None:
-    """The order in which a policy serves what waits; None where only its own code knows it."""
+    """Return the order in which a policy serves waiting units; None where only its code defines it."""
     if isinstance(policy, Suite):
         return policy.order
     return ORDERS["arrival"] if isinstance(policy, Static) else None
 
 
 def protected(policy: ClusterPolicy, candidate: Candidate, resident: Resident, now: int) -> Reason | None:
-    """Why what runs is not preempted yet for a unit of a higher class; None if it may be, or never is."""
+    """Return why a running unit is not preempted yet for a unit of a higher class; None if it may be, or never is."""
     rules = policy.recipe.preempt if isinstance(policy, Suite) else None
     if rules is None or resident.priority <= candidate.priority or resident.stopping or not resident.running:
         return None
@@ -358,7 +356,7 @@ def protected(policy: ClusterPolicy, candidate: Candidate, resident: Resident, n
 
 
 def draft_of(policy: ClusterPolicy, view: Snapshot) -> Draft:
-    """A statement of placements on a view, that scores nodes as the policy does; by name where only it knows how."""
+    """Return a draft that scores nodes as the policy does; by name if only the policy's code defines the score."""
     if isinstance(policy, Suite):
         return Draft(view, policy.recipe.score, policy.terms, spread=policy.recipe.spread)
     return Draft(view, {"first": 1.0}, TERMS)
@@ -367,8 +365,8 @@ def draft_of(policy: ClusterPolicy, view: Snapshot) -> Draft:
 def scores(
     policy: ClusterPolicy, view: Snapshot, candidate: Candidate, shape: Shape, nodes: Iterable[str]
 ) -> list[float]:
-    """What each of these nodes scores for one task, in [0, 1], as the policy weighs it; nothing where only its own code
-    knows that.
+    """Return the score of each of these nodes for one task, in [0, 1], with the policy's weights; nothing if only the
+    policy's code defines it.
     """
     if order_of(policy) is None:
         return []
@@ -381,7 +379,7 @@ def scores(
 
 
 SHARED = tuple(name for name in Candidate.__struct_fields__ if name in Resident.__struct_fields__)
-"""What is known of a unit by the same name before it is placed and after."""
+"""Fields that candidates and residents share."""
 
 
 _shared_values = attrgetter(*SHARED)

@@ -1,9 +1,9 @@
-"""Trying placements on a copy of the fleet's room: where a unit fits best, what it takes, what is kept for whom.
+"""Trial placements on a copy of the fleet's free resources: scoring of nodes, placement of tasks, kept room.
 
-Nodes are looked at all at once, once for each shape and class of work (`Openings`): what fits is scored and put in
-order. Then tasks take from the top; each time it is checked that there still is room. So a round costs in proportion
-to shapes and placements, not to placements times nodes. Scores are of the moment a shape was first looked at in the
-round; room is always as of now.
+All nodes are examined at once, once for each shape and class of work (`Openings`): those that fit are scored and
+sorted. Then tasks are placed from the top; each placement checks that there still is room. So a round costs in
+proportion to shapes plus placements, not placements times nodes. Scores date from the first look at a shape in the
+round; room is always current.
 """
 
 import heapq
@@ -28,31 +28,31 @@ from poise.policy.timely import Timely, look
 from poise.policy.waiting import Waiting
 
 LOOKAHEAD = BRIEF
-"""Foreseen work in nanoseconds that may wait on a node behind running tasks of the same shape."""
+"""Maximum estimated work, in nanoseconds, that may wait on a node behind running tasks of the same shape."""
 
 MAX_BEHIND = 64
-"""Attempts waiting per slot at most, however short they are."""
+"""Maximum number of attempts that wait per slot, however short they are."""
 
 SCORED = 128
-"""Nodes scored and put in order at once for a shape; more are looked for when these are full. kube-scheduler bounds the
-nodes it scores likewise (`percentageOfNodesToScore`, at least 100)."""
+"""Maximum number of nodes scored and sorted at once for a shape; the search is repeated when these are full.
+kube-scheduler limits the nodes it scores likewise (`percentageOfNodesToScore`, at least 100)."""
 
 SCORED_SHARED = 4 * SCORED
-"""The same where devices are shared: how full a node is says less there of what is best."""
+"""The same limit where devices are shared: there the preselection by fullness predicts the best node less well."""
 
 RUNNERS_UP = 3
-"""Nodes not chosen that a decision names."""
+"""Number of rejected nodes that a decision names."""
 
 
 Beside = tuple[float, tuple[str, ...], tuple[float, ...]]
-"""A node's score, the names of the best others, and theirs."""
+"""A node's score, the names of the best other nodes, and their scores."""
 
 
 class Openings:
-    """The nodes where a shape fits, best first; those before `next` have no room left.
+    """The nodes where a shape fits, best first; nodes before `next` have no room left.
 
-    `best` are the first ones with their scores, `fitting` counts all that fit, of which there may be `more`; `whys`
-    holds what was said of placements there already. They are as of the moment when so many tasks had been `taken`.
+    `best` holds the first nodes with their scores. `fitting` counts all nodes that fit; `more` is true if it exceeds
+    the rows here. `whys` caches explanations of placements. All is as of the moment when `taken` tasks had been placed.
     """
 
     __slots__ = ("_beyond", "best", "fitting", "more", "next", "rows", "scores", "taken", "whys")
@@ -68,7 +68,7 @@ class Openings:
         self._beyond: Beside | None = None
 
     def beside(self, row: int, names: Sequence[str]) -> Beside:
-        """The score of a node, and the best others with theirs; one further down scores as the best did at first."""
+        """Return a node's score, and the best other nodes with theirs; a node beyond `best` gets the best score."""
         if all(row != other for _, other in self.best):
             if self._beyond is None:
                 self._beyond = self._look_beside(row, names)
@@ -87,7 +87,7 @@ class Openings:
 
 
 class Kept(NamedTuple):
-    """Room kept on a node for a unit, as it stands in the columns, and when the unit is expected to use it."""
+    """Room kept on a node for a unit, already subtracted from the columns, and when the unit is expected to use it."""
 
     unit: str
     shape: Shape
@@ -96,9 +96,9 @@ class Kept(NamedTuple):
 
 
 class Draft:
-    """A statement of hypothetical placements on an immutable view. `weights` say how nodes are scored; with `spread`
-    they are scored again after each task, without it a node is filled as long as it has room. `waits` is the power to
-    which waiting counts.
+    """A draft of placements on an immutable view. `weights` are the weights of the node score. With `spread`, nodes are
+    scored again after each task; without it a node is filled as long as it has room. `waits` is the exponent of the
+    waiting time.
     """
 
     def __init__(
@@ -118,15 +118,15 @@ class Draft:
         self.speeds = speeds_of(view)
         self.kept: dict[int, list[Kept]] = {}
         self._weights, self._terms, self._spread = weights, terms, spread
-        self._in_order_of_names = weights.keys() <= {"first"}  # whatever is foreseen, and whatever there is room for
+        self._in_order_of_names = weights.keys() <= {"first"}  # independent of estimates and of room
         self._weights_whole, self._weights_shared = (weights_where(weights, shared=shared) for shared in (False, True))
         self._typical: Typical | None = None
         self._looked_at_work = False
         self._shares_are_typical: bool | None = None
         self._rooms: dict[int, Room] = {}
         self._openings: dict[tuple[Shape, str], Openings] = {}
-        self._capacity: dict[Shape, tuple[Ints, int]] = {}  # with how many changes it knows of
-        self._changed: list[int] = []  # rows, as room was taken on them
+        self._capacity: dict[Shape, tuple[Ints, int]] = {}  # and the number of changes included
+        self._changed: list[int] = []  # rows, in the order in which room was taken
         self._behind: dict[str, list[tuple[float, int, int, int]]] = {}
         self._pools: dict[str, dict[int, PoolView]] = {}
         self._summaries: dict[Where, Summary] = {}
@@ -137,42 +137,42 @@ class Draft:
         self._meanwhile: dict[Shape, list[int]] = {}
         self._kind: list[int] = fleet.kind.tolist()
 
-    # --- looking -----------------------------------------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------------------------------------
 
     @cached_property
     def timely(self) -> Timely:
-        """Which deadlines can be met, and what has to start for that."""
+        """Deadlines that can be met, and the units that must start now for that."""
         return look(self.view, self.speeds, self.running)
 
     @cached_property
     def running(self) -> Running:
-        """What ran before anything was placed in this draft."""
+        """The units that ran before anything was placed in this draft."""
         return Running(self.fleet, self.speeds, self.view.now)
 
     @cached_property
     def waiting(self) -> Waiting:
-        """What waits, in columns."""
+        """The waiting units, in columns."""
         return Waiting(self.view)
 
     def able(self, shape: Shape) -> Ability:
-        """What nodes and devices could do for the shape, were they free."""
+        """Return which nodes and devices could hold the shape if they were free."""
         return ability(self.fleet, shape)
 
     def room(self, row: int) -> Room:
-        """The node's room with what has been placed in this draft; to be read, and changed through `take` only."""
+        """Return the node's room, less what this draft has placed. Read-only; change it through `take` only."""
         found = self._rooms.get(row)
         if found is None:
             found = self._rooms[row] = room_on(self.fleet, row, self._real_free(row), self.memory, self.share)
         return found
 
     def estimates(self, candidate: Candidate, shape: Shape) -> list[Estimate]:
-        """The candidate's run time by device model."""
+        """Return the candidate's estimated run time by device model."""
         return self.speeds.of(
             candidate.kind, shape.wants.precision, candidate.declared, candidate.work, devices=shape.gpus > 0
         )
 
     def run_on(self, candidate: Candidate, shape: Shape, row: int) -> Estimate:
-        """The candidate's run time on this node, on the fastest device of it that will do."""
+        """Return the candidate's estimated run time on this node, on its fastest suitable device."""
         fleet, estimates = self.fleet, self.estimates(candidate, shape)
         if not shape.gpus:
             return estimates[int(fleet.processor[row])]
@@ -181,7 +181,7 @@ class Draft:
         return min((estimates[model] for model in models), key=_mean)
 
     def openings(self, candidate: Candidate, shape: Shape) -> Openings:
-        """The nodes where one task of the shape fits, best first; where work is spread, as of this moment."""
+        """Return the nodes where one task of the shape fits, best first. With `spread`, the scores are current."""
         key = (shape, candidate.kind)
         found = self._openings.get(key)
         if found is None or (self._spread and found.taken != self._taken):
@@ -189,7 +189,9 @@ class Draft:
         return found
 
     def best(self, candidate: Candidate, shape: Shape) -> tuple[int, float] | None:
-        """The best node that has room for one task now, and its score; the one to avoid only if there is no other."""
+        """Return the best node that has room for one task now, and its score. Return the node to avoid only if it is
+        the only one.
+        """
         openings = self.openings(candidate, shape)
         while True:
             rows = openings.rows
@@ -208,8 +210,8 @@ class Draft:
         return rows[place], openings.scores[place]
 
     def best_whole(self, candidate: Candidate, shape: Shape, least: int, most: int, *, without: int = -1) -> int | None:
-        """The best node, of those in order already and `without` one, that has room for all tasks of a gang: for as
-        many as it could use, else for as many as it must have.
+        """Return the best node, among those sorted already and except `without`, that has room for all tasks of a gang:
+        for `most` tasks, else for `least`.
         """
         openings = self.openings(candidate, shape)
         rows = [row for row in openings.rows[openings.next :] if row != without]
@@ -221,7 +223,9 @@ class Draft:
         return None
 
     def room_for(self, row: int, shape: Shape) -> int:
-        """How many tasks of the shape this node could take now, by its columns; of shares and choosy shapes one."""
+        """Return how many tasks of the shape this node could take now, by its columns; at most one for shares and for
+        shapes that not every device fits.
+        """
         free = self.free
         bounds = [MAX_BEHIND]
         if shape.cpu:
@@ -236,16 +240,16 @@ class Draft:
         return max(0, min(bounds))
 
     def capacity(self, shape: Shape) -> Ints:
-        """(N,): how many tasks of one unit each node could take now, as `grouped` has it; to be read only."""
+        """Return (N,): how many tasks of one unit each node could take now, as `grouped` counts them; read-only."""
         return self.within(shape, self.room_each(shape))
 
     def within(self, shape: Shape, room: Ints) -> Ints:
-        """(N,): of so much room what one unit may use, as `grouped` has it."""
+        """Return (N,): the part of `room` that one unit may use, as `grouped` counts it."""
         return grouped(self.fleet, shape.where, room) if shape.where.groups else room
 
     def room_each(self, shape: Shape) -> Ints:
-        """(N,): how many tasks of the shape each node could take now, whatever its unit asks of nodes together; to be
-        read only. What changed since it was asked last is looked at again.
+        """Return (N,): how many tasks of the shape each node could take now, without the unit's grouping; read-only.
+        Only rows changed since the last call are computed again.
         """
         known = self._capacity.get(shape)
         able, arrays = self.able(shape), (self.free, self.memory, self.share)
@@ -260,14 +264,14 @@ class Draft:
         return room
 
     def reasons_on(self, row: int, shape: Shape) -> list[Reason]:
-        """Every reason why one task of the shape cannot start on this node, with what has been placed in this draft."""
+        """Return every reason why one task of the shape cannot start on this node now, with the draft's placements."""
         reasons = refusals(self._as_fleet(), row, shape)
         if not reasons and row in self.kept:
             return [self._reserved(row)]
         return reasons
 
     def reasons(self, shape: Shape) -> list[Reason]:
-        """Every reason why no node has room for one task: node by node in a small fleet, else by kind of node."""
+        """Return every reason why no node has room for one task: by node in a small fleet, else by kind of node."""
         fleet = self.fleet
         if len(fleet) > NAMED:
             summary = self._summaries.get(shape.where)
@@ -276,10 +280,10 @@ class Draft:
             return summary.reasons(shape, self.able(shape))
         return [reason for row in range(len(fleet)) for reason in self.reasons_on(row, shape)]
 
-    # --- taking ------------------------------------------------------------------------------------------------------
+    # --- placements --------------------------------------------------------------------------------------------------
 
     def take(self, row: int, candidate: Candidate | None, shape: Shape, *, brief: bool = False) -> Spot:
-        """Take room for one task; the caller has seen that it fits. Others may queue behind it if it is `brief`."""
+        """Take room for one task, which the caller has checked. Other tasks may queue behind it if it is `brief`."""
         devices: tuple[int, ...] = ()
         if shape.gpus and row not in self._rooms and self._are_alike(row, shape):
             devices = self._take_alike(row, shape, 1)[0]
@@ -302,7 +306,7 @@ class Draft:
         return Spot(self.fleet.names[row], devices)
 
     def take_many(self, row: int, candidate: Candidate, shape: Shape, count: int, *, brief: bool = False) -> list[Spot]:
-        """Take room for several tasks of one shape; the caller has seen that they fit (`room_for`)."""
+        """Take room for several tasks of one shape; the caller has checked that they fit (`room_for`)."""
         alike = row not in self._rooms and (not shape.gpus or self._are_alike(row, shape))
         if not alike or brief or count == 1 or self._spread:
             return [self.take(row, candidate, shape, brief=brief) for _ in range(count)]
@@ -316,23 +320,23 @@ class Draft:
         return [Spot(name, devices) for devices in self._take_alike(row, shape, count)]
 
     def keep(self, row: int, unit: str, shape: Shape, until: int, tasks: int = 1) -> None:
-        """Keep room for tasks of a unit on a node, free already or about to be: nobody else takes it in this draft,
-        but those who will be gone by `until`.
+        """Keep room, free now or soon, for tasks of a unit on a node. No other unit takes it in this draft, except
+        units that end by `until`.
         """
         self.kept.setdefault(row, []).append(Kept(unit, shape, tasks, until))
         self._add(row, shape, tasks)
-        if shape.share != WHOLE:  # whole devices are what others could take away from it
+        if shape.share != WHOLE:  # else others could take whole devices
             self.free[DEVICES, row] -= shape.gpus * tasks
         self._summaries.clear()
         self._now = None
 
     def whole_devices_free(self, model: int = -1) -> int:
-        """How many devices of open nodes nobody has any of; of one model only, if one is said."""
+        """Return how many devices of open nodes are wholly free; of one model only, if `model` is given."""
         free = (self.share == WHOLE) & (self.fleet.closed == 0)[:, None]
         return int((free if model < 0 else free & (self.fleet.device_model == model)).sum())
 
     def kept_now(self, unit: str) -> int:
-        """For how many tasks of a unit there is room already where room is kept for it."""
+        """Return for how many tasks of a unit its kept room is free already."""
         tasks = 0
         for row, keeps in self.kept.items():
             if all(kept.unit != unit for kept in keeps):
@@ -350,7 +354,7 @@ class Draft:
         return tasks
 
     def room_meanwhile(self, shape: Shape) -> list[int]:
-        """The nodes where one task fits while room on them is kept for somebody else; to be read only."""
+        """Return the nodes where one task fits while their room is kept for other units; read-only."""
         found = self._meanwhile.get(shape)
         if found is None:
             able = self.able(shape)
@@ -360,9 +364,10 @@ class Draft:
         return found
 
     def place_behind(self, candidate: Candidate, run: int) -> Spot | None:
-        """A place behind brief tasks of the same shape, where so little work is foreseen that waiting costs little.
+        """Return a place behind brief tasks of the same shape, on a node with little estimated work, so that the wait
+        is short.
 
-        `run` is the learned run time in nanoseconds; 0 (nothing learned) is never queued behind.
+        `run` is the learned run time in nanoseconds; a unit with 0 (nothing learned) never queues behind others.
         """
         if not run or candidate.tasks > 1 or candidate.shape.gpus or candidate.recalled or run > LOOKAHEAD:
             return None
@@ -398,8 +403,8 @@ class Draft:
         return Openings(rows[order].tolist(), scores[order].tolist(), fitting, self._taken)
 
     def _preselect(self, rows: Ints, shape: Shape, estimates: list[Estimate], most: int) -> Ints:
-        """Of many nodes that fit, as many as are worth scoring in full: by how full they are and how fast; where scores
-        do not look at room, the first ones by name.
+        """Return the `most` nodes worth scoring in full, by fullness and speed; the first ones by name where scores do
+        not look at room.
         """
         if self._in_order_of_names:
             return rows[:most]
@@ -418,12 +423,14 @@ class Draft:
     def scores(
         self, rows: Ints, shape: Shape, estimates: list[Estimate]
     ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """The score of each of these nodes, with what has been placed in this draft."""
+        """Return the score of each of these nodes, given the placements of this draft."""
         weights = self._weights_for(shape)
         return score(self._scoring(rows, shape, estimates, weights), weights, self._terms)
 
     def _weights_for(self, shape: Shape) -> Mapping[str, float]:
-        """Those where devices are shared, if the task takes a part of one, or work of which that is typical runs."""
+        """Return the weights for shared devices if the task takes a part of one, or if shares are typical of the
+        running work.
+        """
         if self._weights_shared is self._weights_whole or shape.is_part:
             return self._weights_shared
         if self._shares_are_typical is None:
@@ -439,13 +446,13 @@ class Draft:
         )
 
     def _typical_work(self) -> Typical | None:
-        """As the view has it: it does not change with what is placed."""
+        """Return the typical work of the view; placements do not change it."""
         if not self._looked_at_work:
             self._typical, self._looked_at_work = typical(self.view), True
         return self._typical
 
     def _worth(self, row: int, candidate: Candidate | None, shape: Shape) -> Sequence[float]:
-        """How good it is to take a share of each device of a node, where the weighted terms tell them apart."""
+        """Return the worth of taking a share of each device of a node, where weighted terms differ between devices."""
         weights = self._weights_shared
         if candidate is None or not shape.is_part or DEVICE_TERMS.keys().isdisjoint(weights):
             return ()
@@ -453,7 +460,7 @@ class Draft:
         return () if given is None else [float(value) for value in given[0]]
 
     def _real_free(self, row: int) -> Ints:
-        """(4,): what is free on the node; room that is kept for somebody is."""
+        """Return (4,): the free resources of the node; kept room counts as free."""
         free = self.free[:, row].copy()
         for kept in self.kept.get(row, ()):
             shape = kept.shape
@@ -490,12 +497,12 @@ class Draft:
             free[DEVICES, row] -= shape.gpus * tasks
 
     def _are_alike(self, row: int, shape: Shape) -> bool:
-        """Whether any free devices of the node are as good as any others."""
+        """Return whether all free devices of the node are interchangeable."""
         kind = self._kind[row]
         return shape.share == WHOLE and self.fleet.alike[kind] and self.able(shape).uniform[kind]
 
     def _take_alike(self, row: int, shape: Shape, count: int) -> list[tuple[int, ...]]:
-        """The first free devices, for several tasks."""
+        """Take the first free devices, for several tasks."""
         free = [place for place, share in enumerate(self.share[row].tolist()) if share == WHOLE][: shape.gpus * count]
         if len(free) < shape.gpus * count:
             raise AssertionError(f"{shape} was to be placed where it does not fit: {self.fleet.names[row]}")
@@ -514,7 +521,7 @@ class Draft:
                 self.share[row, place] -= shape.share
 
     def _lines(self, key: str) -> list[tuple[float, int, int, int]]:
-        """A heap of (waiting per slot, row, waiting, slots) of the nodes where brief work of a shape runs."""
+        """Return a heap of (waiting per slot, row, waiting, slots) of the nodes that run brief work of a shape."""
         pools: dict[int, PoolView] = {**self.fleet.pools.get(key, {}), **self._pools.get(key, {})}
         lines = []
         for row, pool in pools.items():
@@ -533,7 +540,7 @@ class Draft:
         self._behind.pop(key, None)
 
     def _as_fleet(self) -> Fleet:
-        """The fleet with what has been placed in this draft; room that is kept is free in it."""
+        """Return the fleet with the placements of this draft; kept room counts as free."""
         if self._now is None:
             made = self._now = self.fleet.copy()
             made.free, made.device_memory, made.device_share = self.free.copy(), self.memory, self.share
@@ -547,8 +554,8 @@ class Draft:
 
 
 def close_together(fleet: Fleet, room: Ints, needed: int) -> list[int]:
-    """A row for each task: the tightest single node, else the tightest rack or zone, else the whole fleet; inside, the
-    roomiest and best connected nodes first, so that few are used.
+    """Return a row for each task: the tightest single node, else the tightest rack or zone, else the whole fleet.
+    Within it use the roomiest and best connected nodes first, so that few are used.
     """
     whole = np.flatnonzero(room >= needed)
     if len(whole):

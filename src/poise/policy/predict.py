@@ -1,13 +1,11 @@
-"""How long a class of work runs on a model of device, with the uncertainty and the source of that estimate.
+"""Run time estimates of a class of work on a device model, with their uncertainty and source.
 
-In this order: what was measured of the class there (`history`); what was measured elsewhere, or declared, carried over
-by a `throughput table`; a `roofline` of what the work says it does and what the device can do; what its user
-`declared`; what was measured on another model, carried over by the devices' peaks (`history on A100-80, scaled`) or,
-where these are not known, as it is (`history elsewhere`). Where none of these knows anything, every device is as good
-as another (`default`).
+Sources, in order of precedence: measurements of the class there (`history`); measurements elsewhere, or a declared
+time, converted by a `throughput table`; a `roofline` of the declared work and the device's peaks; the user's `declared`
+time; measurements on another model, scaled by the devices' peaks (`history on A100-80, scaled`) or, if these are
+unknown, unscaled (`history elsewhere`). Without any of these, all devices count as equal (`default`).
 
-What is said of an elastic unit is said of its least tasks; with more of them it is foreseen to be done proportionally
-sooner.
+An estimate for an elastic unit is for its least tasks; with more tasks its run time is proportionally shorter.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,22 +22,21 @@ from poise.policy.feasible import precision_on
 from poise.units import SECOND
 
 MOST_RUNS = 65_536
-"""Run times that are remembered; then they are worked out anew."""
+"""Maximum number of cached run times; the cache is cleared when it is full."""
 
 HUNDREDTH = ALL // 100
-"""What has done less of its work says nothing of its pace."""
+"""Minimum progress from which a unit's pace is estimated."""
 
 TABLE_VARIES = 0.25
-"""The part of an estimate that a table leaves as uncertainty: Gavel's own was measured at one batch size for each
-model."""
+"""Uncertainty of a table's estimate, as a part of it: Gavel's table was measured at one batch size for each model."""
 
 PACE_VARIES = 10
-"""One part in so many of what training foresees of itself by its pace is left as uncertainty."""
+"""The deviation of an estimate by a unit's own pace is 1/10 of its mean."""
 
 
 class _Left(NamedTuple):
-    """What a candidate still has to run, by model (`Speeds.left`) and where that is least, with everything that this
-    depends on: it holds as long as all of these are the same objects.
+    """A candidate's remaining run time, by model (`Speeds.left`) and the shortest, with all inputs: it is valid while
+    all of them are the same objects.
     """
 
     candidate: Candidate
@@ -50,8 +47,8 @@ class _Left(NamedTuple):
 
 
 class Speeds:
-    """Estimates for one view. `profiles` and `throughputs` are keyed by class, and by `class@model`. What was worked
-    out for an earlier view is found in `runs`, and holds as long as the profiles that it came from do.
+    """Estimates for one view. `profiles` and `throughputs` are keyed by class, and by `class@model`. `runs` caches
+    results of earlier views, which are valid while their profiles are unchanged.
     """
 
     def __init__(
@@ -78,10 +75,10 @@ class Speeds:
             self._places.setdefault((model.called, model.kind != "cpu"), index)
 
     def of(self, kind: str, precision: str, declared: int, work: Work, *, devices: bool) -> list[Estimate]:
-        """By device model of the fleet: the run time in nanoseconds; `devices` or processors alone are looked at, what
-        is said of the others means nothing.
+        """Return the run time in nanoseconds by device model of the fleet. Only `devices`, or only processors, have
+        meaningful values.
 
-        `declared` is what the user expects on the fastest device that the throughput table names, or anywhere.
+        `declared` is the user's estimate for the fastest device in the throughput table, or for any device without one.
         """
         key = (kind, precision, declared, work, devices)
         found = self._looked_up.get(key)
@@ -92,7 +89,7 @@ class Speeds:
         return found
 
     def _remembered(self, key: tuple[str, str, int, Work, bool]) -> list[Estimate]:
-        """What was estimated for an earlier view, if it was from the same profiles."""
+        """Return a cached estimate of an earlier view if its profiles are unchanged; otherwise estimate and cache."""
         kind, precision, declared, work, devices = key
         sources = self._sources.get(kind)
         if sources is None:
@@ -107,11 +104,11 @@ class Speeds:
         return found
 
     def tells_models_apart(self, *, devices: bool) -> bool:
-        """Whether there are several models of devices, or of processors, that estimates could tell apart."""
+        """Return whether there are several models of devices, or of processors, that estimates could distinguish."""
         return (len(self._devices) if devices else len(self._models) - len(self._devices)) > 1
 
     def sources_of(self, kind: str, model: str = "") -> tuple[str, ...]:
-        """Names of the profiles that estimates of a class may come from; also of runs on a `model` that is gone."""
+        """Return the names of the profiles for estimates of a class; also of runs on a `model` that is gone."""
         known = self._names.get((kind, model))
         if known is None:
             elsewhere = (f"{kind}@{model}",) if model and model not in self._called else ()
@@ -119,12 +116,12 @@ class Speeds:
         return known
 
     def profiles_of(self, names: tuple[str, ...]) -> tuple[Profile | None, ...]:
-        """The profiles as they are now; None where nothing was learned."""
+        """Return the current profiles; None where nothing was learned."""
         return tuple(map(self.profiles.get, names))
 
     def shortest(self, candidate: Candidate, able: Sequence[bool]) -> int:
-        """Nanoseconds that a waiting unit still has to run in its own artifact where that is least, of the models that
-        are `able` to run it.
+        """Return the remaining nanoseconds of a waiting unit in its own artifact, on the fastest model that is `able`
+        to run it.
         """
         known = self._left.get(candidate.unit)
         if known is None or known.candidate is not candidate or known.able is not able:
@@ -134,8 +131,8 @@ class Speeds:
         return known.shortest
 
     def left(self, candidate: Candidate, shape: Shape, able: Sequence[bool]) -> dict[int, int]:
-        """The same by model, for those that have the devices it needs; to be read only. How long it has outlived what
-        was foreseen says nothing of how much faster one model is than another.
+        """Return the remaining nanoseconds by model, for models with the devices that the unit needs; read-only. How
+        far a run outlived its estimate does not change the ratios between models.
         """
         if not shape.gpus:
             return {}
@@ -152,7 +149,7 @@ class Speeds:
         self._left_before = earlier._left
 
     def _look(self, candidate: Candidate, able: Sequence[bool]) -> _Left:
-        """What is left of a candidate that needs devices, in its own artifact; remembered."""
+        """Return the remaining run time of a candidate that needs devices, in its own artifact; cached."""
         precision = candidate.shape.wants.precision
         of = self.of(candidate.kind, precision, candidate.declared, candidate.work, devices=True)
         known = self._left_before.get(candidate.unit)
@@ -165,26 +162,26 @@ class Speeds:
         return known
 
     def _by_device(self, candidate: Candidate, able: Sequence[bool], of: list[Estimate]) -> dict[int, int]:
-        """What is left by model, of those that are `able`."""
+        """Return the remaining run time by model, for those that are `able`."""
         could = [index for index in self._devices if able[index]]
         if not could:
             return {}
-        if of.count(of[0]) == len(of):  # not told apart
+        if of.count(of[0]) == len(of):  # all models alike
             return dict.fromkeys(could, left_of(candidate, of[0]))
         fastest = min(could, key=lambda index: of[index].mean)
         left, mean = left_of(candidate, of[fastest], told_apart=True), max(1, of[fastest].mean)
         return {index: max(1, left * of[index].mean // mean) for index in could}
 
     def of_attempt(self, resident: Resident) -> Estimate:
-        """The run time in nanoseconds of an attempt, from its start: on the device it has, in the artifact and in the
-        size it runs in, without what earlier attempts have saved. What serves is not foreseen to end.
+        """Return the run time of an attempt in nanoseconds, from its start: on its device, in its artifact and size,
+        without the work saved by earlier attempts. A service has no end.
         """
         if resident.serves or resident.foreseen:
             return _by_itself(resident)
         return _without_saved(resident, self._of_work(resident), told_apart=bool(self.throughputs))
 
     def both_of_attempt(self, resident: Resident) -> tuple[Estimate, Estimate]:
-        """The same, the mean and what to count on (`likely`)."""
+        """Return the run time of an attempt as the mean and as the `likely` estimate."""
         if resident.serves or resident.foreseen:
             known = _by_itself(resident)
             return known, known
@@ -193,13 +190,13 @@ class Speeds:
         return mean, mean if counted_on is whole else _without_saved(resident, counted_on, told_apart=told_apart)
 
     def _of_work(self, resident: Resident) -> Estimate:
-        """Of all that it has to do, in its least size."""
+        """Return the estimate for all of a unit's work, in its least size."""
         shape, devices = resident.shape, resident.shape.gpus > 0
         measured = self.profiles.get(f"{resident.kind}@{resident.model}")
         place = self._places.get((resident.model, devices))
         if measured is not None and measured.count and not self.throughputs:
             return estimate_run(measured, resident.declared)
-        if place is None:  # its node has gone
+        if place is None:  # its node is gone
             return estimate_run(measured or self.profiles.get(resident.kind), resident.declared)
         of = self.of(resident.kind, shape.wants.precision, resident.declared, resident.work, devices=devices)
         return of[place]
@@ -214,9 +211,7 @@ class Speeds:
         said = estimate_run(None, declared) if declared else None
         estimates = {}
         for index, model in looked_at.items():
-            if index in tabled and (
-                declared or not measured
-            ):  # of this very run, unless its like is known more closely
+            if index in tabled and (declared or not measured):  # for this run, unless its class is better known
                 seen = [
                     _carried(index, of, tabled, estimate_run(measured[of], declared)) for of in measured if of in tabled
                 ]
@@ -239,7 +234,7 @@ class Speeds:
     def _known_of(
         self, kind: str, devices: bool
     ) -> tuple[dict[int, DeviceModel], dict[int, float], dict[int, Profile]]:
-        """The models that are devices, or processors; their rates by the table, and what was measured there."""
+        """Return the models of devices, or processors; their rates by the table, and the profiles measured there."""
         found = self._known.get((kind, devices))
         if found is None:
             looked_at = {index: model for index, model in enumerate(self._models) if (model.kind != "cpu") == devices}
@@ -258,7 +253,7 @@ class Speeds:
         return found
 
     def _by_model(self, estimates: Mapping[int, Estimate]) -> list[Estimate]:
-        """The very same for all models where they are not told apart; models not looked at have any."""
+        """Return one shared object for all models where they do not differ; models not examined get any estimate."""
         some = next(iter(estimates.values()))
         if all(estimate == some for estimate in estimates.values()):
             return [some] * len(self._models)
@@ -266,7 +261,7 @@ class Speeds:
 
 
 def speeds_of(view: Snapshot) -> Speeds:
-    """The estimates for a view; those for an earlier one where they come from the same."""
+    """Return the estimates for a view; reuse those of an earlier view with the same inputs."""
     fleet = view.fleet
     known: Speeds | None = fleet.runs.get("speeds")
     if known is None or known.profiles is not view.profiles or known.throughputs is not view.throughputs:
@@ -278,12 +273,12 @@ def speeds_of(view: Snapshot) -> Speeds:
 
 
 def _by_itself(resident: Resident) -> Estimate:
-    """Of an attempt that has no end, or tells its pace: whatever its class takes."""
+    """Return the estimate of a service, or of an attempt that reports its pace, regardless of its class."""
     return NO_END if resident.serves else Estimate(resident.foreseen, resident.foreseen // PACE_VARIES, "its own pace")
 
 
 def _without_saved(resident: Resident, estimate: Estimate, *, told_apart: bool) -> Estimate:
-    """Of what is left of its work, in the size that it has."""
+    """Return the estimate for an attempt's remaining work, in its current size."""
     if resident.outlived or resident.least:
         estimate = in_size(outlasting(estimate, resident.outlived), resident.least, resident.size, resident.gains)
     if resident.progress:
@@ -302,10 +297,10 @@ def _uncertainty(estimate: Estimate) -> float:
 
 
 def likely(estimate: Estimate) -> Estimate:
-    """What to count on where runs of a class differ so much that their mean says little: most are much shorter, and a
-    few are most of the mean. One that is not done by then is taken for one of the long ones, and its like goes first:
-    that is least attained service first (Tiresias, Gu et al., 2019), which is best where nothing is known of lengths
-    but that they are spread widely (Gittins, 1979, for hazard rates that fall).
+    """Return a shorter estimate where runs of a class vary so much that the mean says little: most are much shorter,
+    and a few make up most of the mean. A run that takes longer counts as a long one, and others of its class go first:
+    that is least attained service first (Tiresias, Gu et al., 2019), which is optimal where lengths are known only to
+    be spread widely (Gittins, 1979, for decreasing hazard rates).
     """
     if 2 * estimate.deviation <= estimate.mean:
         return estimate
@@ -314,8 +309,8 @@ def likely(estimate: Estimate) -> Estimate:
 
 
 def left_of(candidate: Candidate, estimate: Estimate, *, told_apart: bool = False) -> int:
-    """Nanoseconds that a waiting unit likely still has to run where all of it is foreseen to take so long; where models
-    are `told_apart` the pace that it had on one of them says nothing of the others.
+    """Return the likely remaining nanoseconds of a waiting unit, given the estimate of its whole run. If models are
+    `told_apart`, its pace on one of them says nothing of the others.
     """
     if candidate.left:
         return candidate.left
@@ -327,8 +322,8 @@ def left_of(candidate: Candidate, estimate: Estimate, *, told_apart: bool = Fals
 
 
 def whole_by_progress(of: Candidate | Resident, tasks: int) -> int:
-    """Nanoseconds that all of the work takes at the pace at which its earlier attempts got on; 0 where they say too
-    little, or where it was not of one size.
+    """Return the nanoseconds that all of the work takes at the pace of earlier attempts; 0 if their progress is too
+    small, or the unit is elastic or has no devices.
     """
     if of.least or not of.shape.gpus or of.progress < HUNDREDTH:
         return 0
@@ -336,8 +331,8 @@ def whole_by_progress(of: Candidate | Resident, tasks: int) -> int:
 
 
 def in_size(estimate: Estimate, least: int, size: int, gains: int = 0) -> Estimate:
-    """What is foreseen of the `least` tasks of an elastic unit (0: it is not elastic), for as many as it has: with what
-    it says that it `gains` by them in thousandths, else (0) in proportion, as what it did is counted too.
+    """Convert an estimate for the `least` tasks of an elastic unit (0: not elastic) to its current size: by the
+    reported speedup `gains`, in thousandths, or else (0) in proportion, as its completed work is counted too.
     """
     if not least or size == least:
         return estimate
@@ -346,8 +341,8 @@ def in_size(estimate: Estimate, least: int, size: int, gains: int = 0) -> Estima
 
 
 def _table_varies(measured: Iterable[Profile]) -> float:
-    """How uncertain a declared time is that a table carries over: as runs of the class have missed what was declared of
-    them, with as much weight as one that missed it by what the table is off.
+    """Return the uncertainty of a declared time that a table converts: the mean error of the class's declared times,
+    including one prior run with the table's own uncertainty.
     """
     missed, weight = TABLE_VARIES, 1.0
     for profile in measured:
@@ -358,13 +353,13 @@ def _table_varies(measured: Iterable[Profile]) -> float:
 
 
 def _by_table(index: int, tabled: Mapping[int, float], declared: int, varies: float) -> Estimate:
-    """From what was declared for the table's fastest."""
+    """Return the estimate from the time declared for the table's fastest device."""
     mean = declared * max(tabled.values()) / tabled[index]
     return Estimate(max(1, int(mean)), int(mean * varies), "throughput table")
 
 
 def _carried(index: int, of: int, tabled: Mapping[int, float], there: Estimate) -> Estimate:
-    """What is foreseen on a model where the class was measured, on another model by the table."""
+    """Convert an estimate from the model `of`, where the class was measured, to another model by the table."""
     if index == of:
         return there
     mean = max(1, int(there.mean * tabled[of] / tabled[index]))
@@ -373,9 +368,9 @@ def _carried(index: int, of: int, tabled: Mapping[int, float], there: Estimate) 
 
 
 def _pooled(index: int, tabled: Mapping[int, float], measured: Mapping[int, Profile]) -> Estimate:
-    """From all that was measured of the class, carried over by the table: runs on one model may have been longer ones
-    than those on another, and the table knows how much faster each is. A device on which it was measured itself needs
-    no table.
+    """Return the estimate from all measurements of the class, converted by the table: runs on one model may have been
+    longer ones than those on another, and the table gives the relative speeds. A device with measurements of its own
+    needs no table.
     """
     runs = [(profile.count, profile, tabled[of]) for of, profile in measured.items() if of in tabled]
     count = sum(number for number, _, _ in runs)
@@ -389,8 +384,8 @@ def _pooled(index: int, tabled: Mapping[int, float], measured: Mapping[int, Prof
 def _by_roofline(model: DeviceModel, precision: str, work: Work) -> Estimate | None:
     """The roofline bound (Williams et al., 2009): operations over peak rate or bytes over bandwidth, the larger.
 
-    A bound is reached to a half at best by most training (30-55 % of peak in public MLPerf submissions), so it counts
-    twice, and as uncertain as it is long.
+    Most training reaches at best half of the bound (30-55 % of peak in public MLPerf submissions), so the bound is
+    doubled, and the deviation equals the mean.
     """
     seconds = bound(model, precision, work)
     if not seconds:
@@ -400,7 +395,7 @@ def _by_roofline(model: DeviceModel, precision: str, work: Work) -> Estimate | N
 
 
 def bound(model: DeviceModel, precision: str, work: Work) -> float:
-    """Seconds that a device needs at least for this work; 0 where nothing is known."""
+    """Return the least seconds that a device needs for this work; 0 if nothing is known."""
     rate = _rate(model, precision)
     compute = work.flops / rate if work.flops and rate else 0.0
     transfer = work.bytes / model.bandwidth if work.bytes and model.bandwidth else 0.0
@@ -408,8 +403,8 @@ def bound(model: DeviceModel, precision: str, work: Work) -> float:
 
 
 def _carried_over(model: DeviceModel, precision: str, measured: Mapping[DeviceModel, Profile]) -> Estimate | None:
-    """A run measured on another device, scaled by the geometric mean of the ratios of peak rate and of bandwidth: what
-    lies between work that is bound by the one and by the other. As uncertain as it is long.
+    """Scale a run measured on another device by the geometric mean of the ratios of peak rate and of bandwidth: between
+    compute-bound and bandwidth-bound work. The deviation equals the mean.
     """
     for other, profile in measured.items():
         ratio = _ratio(_rate(other, precision), _rate(model, precision)) * _ratio(other.bandwidth, model.bandwidth)

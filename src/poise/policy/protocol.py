@@ -1,4 +1,4 @@
-"""The one protocol that every policy follows."""
+"""The protocol that every policy implements."""
 
 from typing import Protocol, TypeVar
 
@@ -7,7 +7,7 @@ Verdict = TypeVar("Verdict", covariant=True)
 
 
 class Policy(Protocol[View, Verdict]):
-    """Same view, same verdict, on any machine, on any day: no clock, no randomness, no memory of its own."""
+    """A pure function: same view, same verdict, on any machine, on any day. No clock, no randomness, no own memory."""
 
     @property
     def name(self) -> str: ...

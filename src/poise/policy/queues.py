@@ -1,9 +1,9 @@
-"""Least attained service in two queues (Tiresias, Gu et al., NSDI 2019, section 4): nothing need be known of run times.
+"""Least attained service in two queues (Tiresias, Gu et al., NSDI 2019, section 4), without knowledge of run times.
 
-What has had less service than a threshold (devices times time) is in the first queue, all else in the second. Within a
-queue who came first goes first, so that what is alike does not take turns, as it does by attained service alone. The
-devices are given out in this order, and whoever then has none yields, also to one of the same queue that came earlier.
-What is large lets those behind it pass as long as it does not fit.
+Units with less service than a threshold (devices times time) are in the first queue, all others in the second. Within a
+queue the first to come goes first, so that similar units do not preempt each other in turn, as by attained service
+alone. Devices are assigned in this order, and units without any are preempted, even for an earlier unit of the same
+queue. Units behind a large one may start while it does not fit.
 """
 
 from collections import Counter
@@ -17,13 +17,13 @@ from poise.policy.feasible import ability
 from poise.units import HOUR, format_duration
 
 THRESHOLD = 16 * HOUR
-"""Of one device: as in the simulator of Pollux's artifact, `tiresias.py`."""
+"""Device time after which a unit falls to the second queue; as in the simulator of Pollux's artifact, `tiresias.py`."""
 
 
 class Tiresias:
-    """First the queue of those with less service than the threshold, then the other; first come first served in each.
+    """Serves units with less service than the threshold first, then the others; first come, first served in each queue.
 
-    Units of several sizes get the least, and more of what is left when they are placed.
+    Elastic units get their least size, and more of the remaining devices when they are placed.
     """
 
     name = "tiresias"
@@ -37,8 +37,8 @@ class Tiresias:
 
 
 def _share_out(view: Snapshot, ordered: Sequence[Claim]) -> dict[str, Rows]:
-    """Where those run that have devices. Nobody yields to what would still find no room, which is in pieces or lacks
-    something else: that is left out, and all is shared out anew.
+    """Return where the units with devices run. Nothing is preempted for a unit that would still find no room, because
+    it is fragmented or lacks something else: that unit is left out, and all devices are assigned again.
     """
     allowance = Allowance(view.quotas)
     unfit = {claim.unit for claim in ordered if claim.candidate is not None and allowance.against(claim.candidate)}
@@ -72,8 +72,8 @@ def _place_in_line(claim: Claim) -> tuple[bool, int, int]:
 
 
 def _admitted(view: Snapshot, ordered: Sequence[Claim]) -> list[Claim]:
-    """Those that there are devices for, counted by model: where those are free is not looked at. What runs needs the
-    devices that it holds, and no others.
+    """Return the claims that there are devices for, counted by model, wherever they are free. A running unit needs
+    exactly the devices that it holds.
     """
     left = devices_by_model(view)
     held = _held(view)
@@ -91,7 +91,7 @@ def _admitted(view: Snapshot, ordered: Sequence[Claim]) -> list[Claim]:
 
 
 def _taken(view: Snapshot, claim: Claim, left: Mapping[int, int]) -> dict[int, int]:
-    """Devices by model for what waits, of those first of which most is left; nothing if there are not enough."""
+    """Return devices by model for a waiting unit, first of the model with most left; empty if there are not enough."""
     able = ability(view.fleet, claim.shape).models
     needed = claim.shape.gpus * claim.least
     taken: dict[int, int] = {}
@@ -104,7 +104,7 @@ def _taken(view: Snapshot, claim: Claim, left: Mapping[int, int]) -> dict[int, i
 
 
 def _held(view: Snapshot) -> dict[str, dict[int, int]]:
-    """How many devices of each model each unit holds on open nodes; those of others are for nobody else."""
+    """Return how many devices of each model each unit holds on open nodes."""
     fleet, found = view.fleet, dict[str, Counter[int]]()
     for row, residents in enumerate(fleet.residents):
         places = {device.index: place for place, device in enumerate(fleet.nodes[row].devices)}
@@ -116,7 +116,7 @@ def _held(view: Snapshot) -> dict[str, dict[int, int]]:
 
 
 def _falls_at(view: Snapshot, claims: Sequence[Claim]) -> int | None:
-    """The next instant at which one that runs falls into the second queue."""
+    """Return the next instant at which a running unit falls into the second queue."""
     return min(
         (
             view.now + -(-(THRESHOLD - claim.attained) // (claim.shape.gpus * len(claim.rows)))

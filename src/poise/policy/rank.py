@@ -1,6 +1,6 @@
-"""Who comes first: orders of candidates, and the terms of which users make their own.
+"""Orders of candidates, and the terms for custom orders.
 
-An order sorts the candidates of a view and says in words why one stands where it does.
+An order sorts the candidates of a view and explains each position in words.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,36 +34,36 @@ Words = Callable[[Candidate, int], str]
 Lane = Callable[[Candidate, int], int]
 
 PATIENCE = (0, 1 * SECOND, 10 * SECOND, 30 * SECOND)
-"""By priority class: a unit that has been ready and without room this long has room kept for it."""
+"""By priority class: the wait after which room is kept for a unit that is ready and finds none."""
 
 LENDING = AGEING
-"""For so long after that, or as long as `ageing` takes, others may use this room meanwhile if they say that they will
-be gone in time; then nobody may any more, since what is said of run times may be wrong again and again."""
+"""For this long after that, or for `ageing` if longer, other units may use the room if their estimated end is in time.
+Then no unit may, since such estimates may be wrong again and again."""
 
 RESERVATIONS = 4
-"""Units for which room is kept in one round; the next ones get theirs when these have started."""
+"""Maximum number of units with kept room in one round; the next units get room when these have started."""
 
 LEVELS = (30 * SECOND, 5 * MINUTE, 1 * HOUR)
 """Attained service at which a unit falls to the next level of `mlfq`: one quantum, then about twelve times as much each
-time, since run times of jobs spread over orders of magnitude (Tiresias, Gu et al., 2019, section 4.2)."""
+time, since run times of jobs span orders of magnitude (Tiresias, Gu et al., 2019, section 4.2)."""
 
 
 MOST_FAIR = 16.0
-"""The power to which waiting counts with the highest fairness."""
+"""Exponent of the waiting time at the highest fairness."""
 
 
 def power_of(fairness: float) -> float:
-    """The power to which the wait of a unit counts, relative to its length: 0 without fairness, 1 at a half, and then
-    ever more until the longest relative wait decides alone.
+    """Return the exponent of the wait relative to the run time: 0 without fairness, 1 at a half, then growing until the
+    longest relative wait decides alone.
     """
     return min(MOST_FAIR, fairness / max(1e-9, 1 - fairness))
 
 
 class Order(NamedTuple):
-    """`sort` gives the candidates in order; `words` tells what put one where it is.
+    """`sort` returns the candidates in order; `words` explains a candidate's position.
 
-    `lane` is a number of a candidate at an instant. A view shows the heads of long queues only; while more of an
-    earlier lane is there than it shows, a round serves no later lane.
+    `lane` numbers a candidate at an instant. A view shows only the heads of long queues; while an earlier lane has more
+    units than the view shows, a round serves no later lane.
     """
 
     sort: Callable[[Snapshot, Timely], list[Candidate]]
@@ -71,26 +71,26 @@ class Order(NamedTuple):
     lane: Lane
 
     def lanes(self, waiting: Waiting, ones: list[Candidate]) -> Ints:
-        """The lane of each of these, which wait."""
+        """Return the lane of each of these waiting candidates."""
         if self.lane is _class_lane:
             return waiting.classes[waiting.places_of(ones)]
         return np.array([self.lane(one, waiting.now) for one in ones], np.int64)
 
 
 def by_arrival(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
-    """First come, first served; classes and deadlines are not looked at."""
+    """First come, first served; ignores classes and deadlines."""
     return list(view.candidates)  # a snapshot shows candidates in order of submission
 
 
 def by_urgency(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
-    """What has to start now to be on time, by deadline; then priority class (raised by waiting), then the few that have
-    waited longest, then the job that has the least left to do, and of its units the one with the longest path ahead.
+    """Units that must start now to be on time, by deadline; then by priority class (raised by waiting), then the few
+    that have waited longest, then by the least remaining work of the job, and within a job by the longest remaining
+    path.
 
-    Of a class, those go first whose patience is over, as
-    many as room is kept for, so that what is large comes through. Of the others the shortest remaining job does: what
-    fills the gaps best is short (EASY with shortest-job backfilling, Tsafrir et al., 2007). Within a job the longest
-    path to the end of its graph does (the rule of Hu, 1961, and of HEFT's upward rank, Topcuoglu et al., 2002). Ties go
-    to the first submitted.
+    In a class, the units whose patience is over go first, as many as room is kept for, so that large units start. Of
+    the others the shortest remaining job goes first: short jobs fill gaps best (EASY with shortest-job backfilling,
+    Tsafrir et al., 2007). Within a job the longest path to the end of its graph goes first (the rule of Hu, 1961, and
+    of HEFT's upward rank, Topcuoglu et al., 2002). Ties go to the first submitted.
     """
     if _is_in_order(view):
         return list(view.candidates)
@@ -102,9 +102,9 @@ def _by_urgency(view: Snapshot, timely: Timely, waiting: Waiting) -> list[Candid
 
 
 def by_value(view: Snapshot, timely: Timely = NO_DEADLINES, *, waits: float = 1.0) -> list[Candidate]:
-    """As `by_urgency`, but for work with devices: of a class that goes first which is worth most for the device time it
-    takes (`density`), and waiting counts against its own length, to the power `waits`. So a long wait of what is long
-    does not keep devices from what is short, and what is wide waits longer than what is narrow for the same work.
+    """As `by_urgency`, but work with devices goes by worth per device time (`density`) within its class. Its wait
+    counts relative to its own run time, to the power `waits`. So a long wait of a long unit does not keep devices from
+    short ones, and wide units wait longer than narrow ones for the same work.
     """
     if _is_in_order(view):
         return list(view.candidates)
@@ -117,8 +117,8 @@ def by_value(view: Snapshot, timely: Timely = NO_DEADLINES, *, waits: float = 1.
 
 
 def _is_in_order(view: Snapshot) -> bool:
-    """Whether there is nothing to sort: single tasks of one kind that are expected to run equally long are alike, and
-    in order of submission already.
+    """Return whether there is nothing to sort: single tasks of one kind with equal expected run times are
+    interchangeable, and in order of submission already.
     """
     ones = view.candidates
     if len(ones) < 2:
@@ -128,8 +128,8 @@ def _is_in_order(view: Snapshot) -> bool:
 
 
 def _to_go(view: Snapshot, lengths: Ints) -> Floats:
-    """For each candidate the foreseen length of the longest path that its job still has before it, as far as its units
-    are shown; `lengths` are those of the units' own.
+    """Return, for each candidate, the estimated length of its job's longest remaining path, as far as its units are
+    shown; `lengths` are those of the units.
     """
     jobs = [one.job for one in view.candidates]
     if len(set(jobs)) == len(jobs):
@@ -149,10 +149,10 @@ def _in_lanes(
     by_density: Bools | None = None,
     waits: float = 1.0,
 ) -> list[Candidate]:
-    """By class, raised by waiting; then the few that have waited longest with their patience over, then by the
-    nanoseconds `left` of their jobs; those marked `by_density` by what they are worth for each second of each device
-    instead (Smith's rule, 1956, for jobs of unequal width), more the longer they wait. What has to start now to be on
-    time goes before all of that. Worked out for all at once: there are tens of thousands in bulk.
+    """Sort by class, raised by waiting; then the few units past their patience that have waited longest, then by the
+    nanoseconds `left` of their jobs. Units marked `by_density` go by worth per second of each device instead (Smith's
+    rule, 1956, for jobs of unequal width), more the longer they wait. Units that must start now to be on time go before
+    all others. Computed for all at once: a bulk submission has tens of thousands.
     """
     ones, now, columns, waited = view.candidates, view.now, waiting.columns, waiting.waited
     ready, ordinals = columns[READY], columns[ORDINAL]
@@ -184,12 +184,12 @@ def by_run(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
 
 
 def by_deadline(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
-    """Earliest deadline first (Jackson, 1955); what has none comes last."""
+    """Earliest deadline first (Jackson, 1955); units without a deadline come last."""
     return sorted(view.candidates, key=lambda candidate: (candidate.due or NEVER, candidate.ordinal))
 
 
 def by_remaining(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
-    """Shortest expected remaining run first. Work that starts over has all of it before it again."""
+    """Shortest expected remaining run first. Work that starts over counts in full."""
     return by_run(view, timely)
 
 
@@ -199,29 +199,29 @@ def by_attained(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate
 
 
 def by_level(view: Snapshot, timely: Timely = NO_DEADLINES) -> list[Candidate]:
-    """Multi-level feedback queue: by level of attained service, then by arrival; long waiting raises to the first."""
+    """Multi-level feedback queue: by level of attained service, then by arrival; a long wait resets the level."""
     now = view.now
     return sorted(view.candidates, key=lambda candidate: (candidate_level(candidate, now), candidate.ordinal))
 
 
 def level_of(attained: int) -> int:
-    """0 is first; the level falls as service is attained."""
+    """Return the feedback level of an attained service; 0 is served first."""
     return sum(attained >= threshold for threshold in LEVELS)
 
 
 def candidate_level(candidate: Candidate, now: int) -> int:
-    """The level of a waiting unit: the first once it has waited as long as ageing allows."""
+    """Return the level of a waiting unit: the first once it has waited for `ageing`."""
     return 0 if now - candidate.ready >= ageing(candidate) else level_of(candidate.attained)
 
 
 def effective_class(candidate: Candidate, now: int) -> int:
-    """The priority class with ageing; never above urgent."""
+    """Return the priority class with ageing; at most urgent."""
     waited = now - candidate.ready
     return candidate.priority if waited < AGEING else max(0, candidate.priority - waited // ageing(candidate))
 
 
 def in_words(candidate: Candidate, now: int) -> str:
-    """What put this candidate where it is, for people."""
+    """Explain a candidate's position in the order."""
     words = [_CLASS_WORDS[candidate.priority]]
     if now - candidate.ready >= ageing(candidate):
         words.append(f"raised by waiting {format_duration(now - candidate.ready)}")
@@ -237,7 +237,7 @@ def in_words(candidate: Candidate, now: int) -> str:
 _CLASS_WORDS = [priority.name.lower() for priority in Priority]
 
 
-# --- terms of which a user's own order is made ---------------------------------------------------------------------
+# --- terms for custom orders ---------------------------------------------------------------------------------------
 
 RankTerm = Callable[[Candidate, Snapshot], float]
 
@@ -248,17 +248,17 @@ def urgency(candidate: Candidate, view: Snapshot) -> float:
 
 
 def depth(candidate: Candidate, view: Snapshot) -> float:
-    """Units before it on its longest path through the graph."""
+    """Number of units before it on its longest path through the graph."""
     return float(candidate.depth)
 
 
 def model_size(candidate: Candidate, view: Snapshot) -> float:
-    """Size of its model in GB."""
+    """Size of its model, in GB."""
     return candidate.work.model / 1e9
 
 
 def resource_share(candidate: Candidate, view: Snapshot) -> float:
-    """What it asks for over what the fleet has, of the resource where that is most (dominant share)."""
+    """Request over the fleet's total, of the resource with the largest ratio (dominant share)."""
     shape, tasks, totals = candidate.shape, candidate.tasks, view.fleet.total
     shares = [0.0]
     devices = shape.gpus * shape.share / WHOLE
@@ -280,7 +280,7 @@ def leftover(candidate: Candidate, view: Snapshot) -> float:
 
 
 def dependencies(candidate: Candidate, view: Snapshot) -> float:
-    """How many units need it."""
+    """Number of units that depend on it."""
     return float(candidate.followers)
 
 
@@ -290,13 +290,13 @@ def independence(candidate: Candidate, view: Snapshot) -> float:
 
 
 def failure_risk(candidate: Candidate, view: Snapshot) -> float:
-    """The probability that an attempt of its class fails, times its impact: the share of ten units that need it."""
+    """The probability that an attempt of its class fails, times its impact: dependent units over ten, at most 1."""
     profile = view.profiles.get(candidate.kind)
     return profile.failures / 1000 * min(1.0, candidate.followers / 10) if profile else 0.0
 
 
 def waiting(candidate: Candidate, view: Snapshot) -> float:
-    """How long it has been ready, in hours."""
+    """Hours since it became ready."""
     return (view.now - candidate.ready) / HOUR
 
 
@@ -306,9 +306,9 @@ def weight(candidate: Candidate, view: Snapshot) -> float:
 
 
 def heaviness(candidate: Candidate, view: Snapshot) -> float:
-    """How much there is to do, in doublings: the mean of `log2(1 + GB of input)`, `log2(1 + TFLOP)` and
-    `log2(1 + minutes)` as its class's history, or else its user, has the run time. Doublings, because each spreads over
-    orders of magnitude, and none is to drown the others.
+    """Amount of work, in doublings: the mean of `log2(1 + GB of input)`, `log2(1 + TFLOP)` and `log2(1 + minutes)`,
+    with the run time from its class's history or else its user. Doublings, because each value spans orders of
+    magnitude, and none should dominate.
     """
     parts = (candidate.work.input / 1e9, candidate.work.flops / 1e12, candidate.expected / MINUTE)
     return sum(log2(1 + part) for part in parts) / len(parts)
@@ -337,7 +337,7 @@ PRESETS: dict[str, Mapping[str, float]] = {
 
 
 def by_terms(weights: Mapping[str, float], terms: Mapping[str, RankTerm] = RANK_TERMS) -> Order:
-    """Priority class with ageing first, then the weighted sum of terms, the highest first; ties by arrival."""
+    """Order by priority class with ageing, then by the weighted sum of terms, the highest first; ties by arrival."""
 
     def value(candidate: Candidate, view: Snapshot) -> float:
         total = 0.0
@@ -361,7 +361,7 @@ def by_terms(weights: Mapping[str, float], terms: Mapping[str, RankTerm] = RANK_
 
 
 def _class_lane(candidate: Candidate, now: int) -> int:
-    """Who has waited so long as urgent goes before all others."""
+    """Return the class raised by waiting; -1, before all others, after a long enough wait as urgent."""
     waited = now - candidate.ready
     if waited < AGEING:
         return candidate.priority

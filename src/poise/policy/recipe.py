@@ -1,4 +1,4 @@
-"""A policy as data: the recipes that are shipped, and those that people write.
+"""Policies as data: the shipped recipes, and those in users' files.
 
     kind: policy
     name: ours
@@ -7,8 +7,8 @@
     score: {fit: 0.5, balance: 0.5}
     preempt: {by: class, min_run: 2m, budget: 1}
 
-`compile_recipe` takes the parsed document and raises `SpecError` with everything that is wrong: the path of each field,
-what was expected and a hint. A file names terms and never code: there is no way to a function from here.
+`compile_recipe` takes the parsed document and raises `SpecError` with all errors: the path of each field, the expected
+value and a hint. A file names terms and never code, so it cannot refer to a function.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -31,10 +31,10 @@ MAX_WEIGHT = 1e6
 Weight = Annotated[float, msgspec.Meta(ge=-MAX_WEIGHT, le=MAX_WEIGHT)]
 
 MAX_TERMS = 64
-"""Terms of one order or score: each is computed for every candidate, or every node."""
+"""Maximum number of terms of one order or score: each is computed for every candidate, or every node."""
 
 FAIRNESS = 0.5
-"""Waiting for ten times its own length doubles what a unit is worth: nothing starves, for little in the mean."""
+"""A wait of ten times its own run time doubles the worth of a unit: no unit starves, at a small cost in the mean."""
 
 Turns = Literal["no", "equal", "weighted"]
 TURNS = ("no", "equal", "weighted")
@@ -44,12 +44,12 @@ YIELDS_BY = ("class", "value", "remaining", "attained", "level", "deadline")
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A policy as data.
 
-    `order` is the name of an order or a preset, or weights of terms. `score` weighs node terms; with `spread` a node is
-    scored again after every task it takes. `turns` takes nodes in turn instead. `overtake`: what is behind a blocked
-    unit may start before it. `reserve` keeps room for what has waited; `preempt` says who may make whom yield.
-    `elastic` grows units into idle room, `reallocate` moves work off hot nodes. `fairness`, from 0 to 1, is how much a
-    long wait counts against a short run where the order is `value`. `triggers` is not the policy's own
-    business but that of who asks it: what forces a round.
+    `order`: the name of an order or a preset, or weights of terms. `score`: weights of node terms; with `spread`, nodes
+    are scored again after every task. `turns` takes nodes in turn instead. `overtake`: units behind a blocked unit may
+    start before it. `reserve`: keep room for units that have waited. `preempt`: the rules of preemption. `elastic`:
+    grow units into idle room. `reallocate`: move work off hot nodes. `fairness`, from 0 to 1: how much a long wait
+    counts against a short run, for the order `value`. `triggers`: what forces a round; the caller of the policy uses
+    it, not the policy itself.
     """
 
     name: str
@@ -153,7 +153,7 @@ def _example(field: str) -> str:
 
 
 def digest_of(recipe: Recipe, sources: Iterable[str] = ()) -> str:
-    """Eight hexadecimal digits that tell recipes apart, and versions of the packages that their terms come from."""
+    """Return eight hexadecimal digits that identify a recipe and the versions of its terms' packages."""
     told = msgspec.json.encode([recipe, *sources])
     return sha256(told).hexdigest()[:8]
 
@@ -235,7 +235,7 @@ def _weights(weights: Mapping[str, float], known: Collection[str], field: str, f
 def _weight(name: str, weight: float, known: Collection[str], at: str) -> float:
     if name not in known:
         raise _unknown(f"there is no term `{name}`", name, known, at)
-    if not abs(weight) <= MAX_WEIGHT:  # nor if it is no number at all (nan)
+    if not abs(weight) <= MAX_WEIGHT:  # also true for nan
         raise SpecError(
             "the weight is out of range", code="E103", field=at, need=f"from {-MAX_WEIGHT:.0f} to {MAX_WEIGHT:.0f}",
             have=shown(weight), hint=f"{name}: 0.5",

@@ -1,14 +1,14 @@
-"""Making room: when will it come by itself, who could yield for it and at what cost, and who had better move.
+"""Making room for blocked units: reservations, preemption and its price.
 
-A blocked unit gets a *reservation*: the nodes where it could start first, by what is foreseen of the attempts there.
-Until then others use that room only if they will be gone in time (EASY backfill, Lifka, 1995), so that large gangs
-come through, and no two gangs wait for each other: reservations are made in the order in which units are served.
+A blocked unit gets a *reservation*: the nodes where it could start first, by the estimated ends of the attempts there.
+Until then other units may use that room only if they end in time (EASY backfill, Lifka, 1995). So large gangs are not
+starved. No two gangs wait for each other, because reservations are made in the order in which units are served.
 
 *Preemption* is weighed. Gain: the time by which the unit starts sooner, times its size and the weight of its class.
-Cost: for every unit that yields, the work since its last checkpoint, what restoring takes, and the time for which it
-stands still while the other runs, times its size and the weight of its class. Only a gain that is larger counts.
-Whoever yields has run for a minimum, and not too often. What serves has no end: of it no gain and cost can be told by
-the clock. What is of a lower class makes room for it, the cheapest first, and nothing makes it yield for being shorter.
+Cost: for each victim, the work since its last checkpoint, the restore time, and the time it waits while the other unit
+runs, times its size and the weight of its class. A unit is preempted only if the gain is larger than the cost. A victim
+has run for a minimum time and has not been preempted too often. A service has no end, so gain and cost cannot be
+computed from run times: it preempts lower classes, the cheapest first, and is never preempted for a shorter unit.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -36,45 +36,46 @@ from poise.policy.waiting import NEVER, STARVES
 from poise.units import MINUTE, SECOND
 
 HYSTERESIS = 1.2
-"""What runs yields only to what is worth so much more: estimates err, and every change costs something."""
+"""Minimum ratio of gain to loss for a preemption: estimates are uncertain, and every preemption costs something."""
 
 LEAST = 1e-9
-"""A weight below all others."""
+"""Lower limit of a weight, to avoid division by zero."""
 
 ROUNDING = 1e-9
-"""A sum of prices is no more than this part off, in whatever order they are added."""
+"""Relative rounding error of a sum of prices, in any order of addition."""
 
 UNSURE = 3.0
-"""What is lost for certain counts so many times the deviation of what is won by it, as a part of its mean."""
+"""Weight, in the cost of lost work, of the relative deviation of the estimate: the loss is certain, the gain is not."""
 
 QUANTUM = 4
-"""What does not tell its progress is let run, each time, for one part in so many of what it has run in all: its like
-would else take turns without end."""
+"""A unit that does not report progress runs for at least 1/4 of its total run time before each preemption; otherwise
+similar units would preempt each other without end."""
 
 LOOKED_AT = 32
-"""Nodes that are looked at closely for room to come, the nearest to having it first; for a gang one more per task."""
+"""Maximum number of nodes examined closely for room to come, those nearest to having it first; a gang adds one for each
+further task."""
 
 MIN_RUN = 30 * SECOND
-"""What has run for less is not stopped: starting and saving would be most of what it did."""
+"""Minimum run time before preemption: most of a shorter run is startup and saving."""
 
 DOUBLINGS = 10
-"""Each time that a unit has been stopped, it is left alone for twice as long (so often at most: 8.5 hours after a first
-30 s), so that units do not stop each other for ever, and what does not help is not done again and again."""
+"""Maximum number of times the minimum run time doubles. It doubles with each preemption (up to 8.5 hours after a first
+30 s), so that units do not preempt each other forever and useless preemptions are not repeated."""
 
 
 RENEWED = 30 * MINUTE
-"""What has yielded as often as its budget allows may be asked again once it has run for so long at a stretch."""
+"""Run time at a stretch after which a unit with a used-up preemption budget may be preempted again."""
 
 
 class Preemption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who may make whom yield: `class` a lower priority class, if the gain is larger than the cost; `value` the same,
-    and what has devices whatever else has them and is worth less for its time, of any class; `remaining` who has longer
-    to run; `attained` who has had more service by a quantum; `level` who is on a later level of feedback; `deadline`
-    who is due later.
+    """Rules for preemption. `by` selects the victims: `class` preempts lower priority classes if the gain exceeds the
+    cost. `value` does the same, and for devices it preempts any class whose units are worth less for their time.
+    `remaining` preempts units with longer to run, `attained` units with a quantum more service, `level` units on a
+    later feedback level, and `deadline` units with a later deadline.
 
-    `min_run` nanoseconds must have been run. A unit yields `budget` times, and then only after it has run for long;
-    and `at_once` units in one round, or as many as the one they yield to has devices or tasks. The budget is not for
-    what loses no more than `min_run` when it yields, where value counts.
+    A victim must have run for `min_run` nanoseconds. A unit is preempted at most `budget` times, and after that only
+    after a long run. A round preempts at most `at_once` units, or as many as the blocked unit has devices or tasks.
+    With `value` the budget does not apply to units that lose at most `min_run` when preempted.
     """
 
     by: Literal["class", "value", "remaining", "attained", "level", "deadline"] = "class"
@@ -83,23 +84,23 @@ class Preemption(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     at_once: int = 16
 
     def at_most(self, shape: Shape, tasks: int) -> int:
-        """How many may be asked at once for a unit."""
+        """Return the maximum number of victims in one round for a unit."""
         return max(self.at_once, tasks * max(1, shape.gpus))
 
     def loses_little(self, resident: Resident) -> bool:
-        """Whether it loses no more than `min_run` when it yields, by the interval of its checkpoints."""
+        """Return whether preemption loses at most `min_run` of work, by the checkpoint interval."""
         return 0 < resident.checkpoint <= self.min_run
 
 
 class Reservation(NamedTuple):
-    """Where a unit could start first: tasks by row, and the instant."""
+    """The earliest start found for a unit: tasks by row, and the instant."""
 
     rows: dict[int, int]
     at: int
 
 
 class Yielding(NamedTuple):
-    """Units that would yield, the rows where the unit would then start, what that costs, and the prices in all."""
+    """Victims, the rows where the unit would then start, the cost, and the sum of the victims' prices."""
 
     victims: tuple[Resident, ...]
     rows: dict[int, int]
@@ -108,11 +109,11 @@ class Yielding(NamedTuple):
 
 
 Offer = tuple[float, list[Resident], Room]
-"""What room for one more task on a node costs, who yields for it, and the room there is then."""
+"""Price of room for one more task on a node, the victims, and the room that results."""
 
 
 def ends(resident: Resident, now: int, speeds: Speeds) -> int:
-    """The instant at which an attempt is expected to end; what has overrun is estimated anew."""
+    """Return the expected end of an attempt; after an overrun, estimate the remaining time again."""
     if resident.stopping:
         return now + GRACE
     estimate = speeds.of_attempt(resident)
@@ -121,37 +122,38 @@ def ends(resident: Resident, now: int, speeds: Speeds) -> int:
 
 
 def next_checkpoint(resident: Resident, now: int) -> int:
-    """The instant of the next one of what makes some."""
+    """Return the instant of the next checkpoint of a unit that makes checkpoints."""
     return now + resident.checkpoint - (now - (resident.kept or resident.since)) % resident.checkpoint
 
 
 def settled(resident: Resident, first: int) -> int:
-    """The instant from which on a unit may be stopped: after so long for the first time, and then twice as long each
-    time; always after so long if it has a checkpoint by then, and so loses little.
+    """Return the instant from which a unit may be preempted: `first` after its start, doubled with each earlier
+    preemption or move. A unit with a checkpoint interval of at most `first` loses little, so for it the time never
+    doubles.
     """
     often = 0 if 0 < resident.checkpoint <= first else min(resident.preempted + resident.moved, DOUBLINGS)
     return resident.since + (first << often)
 
 
 def service(resident: Resident, now: int) -> int:
-    """Attained service of a running unit: that of its earlier attempts and this one's, times devices and tasks."""
+    """Return the attained service of a running unit, of earlier attempts and this one: time times devices and tasks."""
     elapsed = max(0, now - resident.since) if resident.running else 0
     return resident.attained + elapsed * max(1, resident.shape.gpus) * resident.size
 
 
 def cost_of(resident: Resident, now: int) -> float:
-    """What it costs if the whole unit yields: lost work times size times the weight of its class."""
+    """Return the cost of preempting the whole unit: lost work times size times class weight."""
     return float(lost_work(resident, now) * resident.size * CLASS_WEIGHT[resident.priority])
 
 
 def stands_still(victims: Iterable[Resident], run: int) -> float:
-    """What it costs the victims to wait while another runs in their room: time times size times weight of the class."""
+    """Return the cost of the victims' wait while another unit runs in their room: time times size times weight."""
     return float(sum(run * victim.size * CLASS_WEIGHT[victim.priority] for victim in victims))
 
 
 def price_of(resident: Resident, draft: Draft, by: str) -> float:
-    """In which order units are asked to yield, the lowest first: by class what it costs; else the longest remaining,
-    the most attained, the last level.
+    """Return the key that orders victims, lowest first. For `class` this is the preemption cost; for other rules the
+    unit with the longest remaining time, the most attained service, the last level or the latest deadline comes first.
     """
     now = draft.view.now
     if by == "class":
@@ -165,7 +167,7 @@ def price_of(resident: Resident, draft: Draft, by: str) -> float:
 
 
 class Prices:
-    """What each unit may yield for, by unit, and the `least` of all."""
+    """The preemption price of each unit, and the `least` of all prices."""
 
     def __init__(self, of: Mapping[str, float], draft: Draft) -> None:
         self.of = of
@@ -176,7 +178,9 @@ class Prices:
         self.least = float(self._prices.min(initial=inf))
 
     def rows(self, devices: int) -> list[int]:
-        """Where so many devices could be free on one node, those first where the cheapest that free them cost least."""
+        """Return the rows where `devices` devices could be free on one node, in ascending order of the total price of
+        the cheapest holdings that free them.
+        """
         if devices not in self._rows:
             offers = self._offers
             places, enough = offers.reaching(devices - self._fleet.free[DEVICES, offers.rows])
@@ -186,9 +190,9 @@ class Prices:
         return self._rows[devices]
 
     def at_least(self, devices: int) -> Floats:
-        """(N,): less than what it costs at least that so many devices are free on one node: the price of the last of
-        the cheapest of which so many come free, since without it, or one that is dearer, there are too few. Infinite
-        where so many never come free.
+        """Return (N,): a lower bound of the price to free `devices` devices on one node: the price of the last of the
+        cheapest holdings that together free enough. Without that one or a dearer one, too few come free. The bound is
+        infinite where that many devices never come free.
         """
         if devices not in self._least:
             offers = self._offers
@@ -198,8 +202,8 @@ class Prices:
         return self._least[devices]
 
     def covering(self, row: int, devices: int) -> float:
-        """Less than what any units of a node cost together of which so many devices come free: as if the last of them,
-        in the order of what each device costs, could yield in part (Dantzig, 1957).
+        """Return a lower bound of the price to free `devices` devices on a node, as if the last victim, in order of
+        price per device, could yield in part (Dantzig, 1957).
         """
         lacks, total = devices - int(self._fleet.free[DEVICES, row]), 0.0
         for cost, frees in self._offers.each(row):
@@ -254,15 +258,15 @@ class _Offers(NamedTuple):
 
 
 def standings(draft: Draft, rules: Preemption, *, plain: bool = False) -> dict[str, float]:
-    """What it is worth to let each unit go on that runs and may be made to yield; infinite where it may not be asked
-    now, or would lose more than is left of it.
+    """Return the worth of not preempting each running preemptible unit. The worth is infinite while the unit may not be
+    preempted, and where it would lose more work than it has left.
 
-    That is its weight by the time that its end is put off less when it goes on than when it yields. With `R` left to
-    run and `L` lost by yielding, one that runs for `T` in its place gains `R` and costs it `T + L`: that is a gain if
-    `R - L > T` (two jobs on one machine, as in Smith, 1956). What is lost has to be done again on its `n` devices, and
-    that delays all that waits: `L` counts `1 + n c / w` times, where `c` is the weight that waits for each device.
-    And it is lost for certain, where what is won is a guess: it counts more, the less sure that is (`UNSURE`). In
-    `plain` prices `L` counts once.
+    The worth is the unit's weight divided by the delay of its end that it is spared. With `R` left to run and `L` lost
+    by preemption, a unit that runs for `T` in its place gains `R` and costs it `T + L`: that is a gain if `R - L > T`
+    (two jobs on one machine, as in Smith, 1956). The lost work is repeated on the unit's `n` devices and delays all
+    waiting units, so `L` counts `1 + n c / w` times, where `c` is the waiting weight per device. The loss is certain
+    and the gain is an estimate, so the loss counts more the less certain the estimate is (`UNSURE`). In `plain` prices
+    `L` counts once.
     """
     running = draft.running
 
@@ -286,14 +290,14 @@ def standings(draft: Draft, rules: Preemption, *, plain: bool = False) -> dict[s
     of = HYSTERESIS * worths / (np.maximum(1, spared) / SECOND)
     standing = np.where((spared > 0) & (draft.view.now >= asked_from), of, inf)
     if may.all():
-        prices = standing[::-1].tolist()  # of a gang the first counts
+        prices = standing[::-1].tolist()  # the first member of a gang sets its price
         return dict(zip([one.unit for one in reversed(running.residents)], prices, strict=True))
     rows = np.flatnonzero(may)[::-1]
     return dict(zip([running.residents[row].unit for row in rows.tolist()], standing[rows].tolist(), strict=True))
 
 
 def crowding(draft: Draft) -> float:
-    """The weights of all that waits for whole devices, for each device there is: what is done again delays them all."""
+    """Return the waiting weight per device, of units that wait for devices: repeated work delays all of them."""
     fleet = draft.fleet
     devices = int(fleet.total[DEVICES, fleet.closed == 0].sum())
     waiting = sum(worth(one.priority, one.weight) for one in draft.view.candidates if one.shape.gpus)
@@ -301,14 +305,14 @@ def crowding(draft: Draft) -> float:
 
 
 def value(candidate: Candidate, run: int, now: int, *, waits: float = 1.0) -> float:
-    """The worth of starting a unit that is foreseen to run for `run` nanoseconds: its weight over that time. A wait as
-    long as `STARVES` runs doubles it, where waiting counts once (to the power `waits`).
+    """Return the worth of starting a unit: its weight divided by its estimated run time `run`, in nanoseconds. A wait
+    of `STARVES` run times doubles the worth (before the power `waits`).
     """
     return values(candidate, (run,), now, waits=waits)[0]
 
 
 def values(candidate: Candidate, runs: Collection[int], now: int, *, waits: float = 1.0) -> list[float]:
-    """The same for each of several lengths."""
+    """Return the worth of starting a unit for each of several run times in nanoseconds."""
     weight = worth(effective_class(candidate, now), candidate.weight)
     waited = now - candidate.ready
     longs_for: list[float] = [1 + waited / (STARVES * (run if run > SECOND else SECOND)) for run in runs]
@@ -318,14 +322,14 @@ def values(candidate: Candidate, runs: Collection[int], now: int, *, waits: floa
 
 
 def worth(priority: int, weight: int) -> float:
-    """By class and business weight, in thousandths."""
+    """Return the class weight times the business weight, which is given in thousandths."""
     return CLASS_WEIGHT[priority] * weight / 1000
 
 
 def reserve(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> Reservation | None:
-    """Where and when the unit could start first if nothing else were placed; None where it could never."""
+    """Return the earliest start of the unit if nothing else were placed; None if it could never start."""
     now = draft.view.now
-    slots: list[tuple[int, int]] = []  # the first, of the rows that were looked at
+    slots: list[tuple[int, int]] = []  # the earliest openings found so far
     for earliest, row in _earliest(draft, shape, _nearest(draft, shape, tasks)):
         before = slots[-1][0] if len(slots) == tasks else None
         if before is not None and earliest > before:
@@ -341,9 +345,9 @@ def reserve(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> Res
 
 
 def drain(shape: Shape, draft: Draft, tasks: int) -> dict[int, int] | None:
-    """Tasks by row where the unit gets its room for certain if nobody else is let in: where least is lacking of it now,
-    whatever is foreseen of what runs there. What lacks least lacks ever less while room is kept, so this comes to an
-    end. None where it could never start.
+    """Return tasks by row where the unit is certain to get room if no other unit is admitted: the rows that lack least
+    now, whatever the estimated ends. While room is kept the lack only shrinks, so the drain ends. None if the unit
+    could never start.
     """
     able, kind = draft.able(shape), draft.fleet.kind
     rows: dict[int, int] = {}
@@ -365,8 +369,8 @@ def find_yielding(
     asked: Collection[str] = (),
     spared: Collection[str] = (),
 ) -> Yielding | None:
-    """The cheapest set of units found whose end would let this one start; None if there is none that may yield. Units
-    that were `asked` in this round already, for another one, are not asked twice, and those `spared` not at all.
+    """Return the cheapest set of victims found whose end lets this unit start; None if there is none. Skip units that
+    are preempted already in this round (`asked`) and those in `spared`.
     """
     may = _may_yield(candidate, draft, rules, [*asked, *spared] if spared else asked)
     near = dict.fromkeys(_nearest(draft, shape, tasks, yielding_to=candidate if rules.by == "class" else None), 0.0)
@@ -377,8 +381,8 @@ def find_yielding(
 def take_from(
     shape: Shape, draft: Draft, tasks: int, rules: Preemption, order: Sequence[str], asked: Collection[str]
 ) -> Yielding | None:
-    """The cheapest set found, of the units in `order`, that would leave room for so many tasks; None if there is none.
-    Where room is kept, it is what is left of what those leave who were `asked` already.
+    """Return the cheapest set of victims found, among the units in `order`, that leaves room for `tasks` tasks; None if
+    there is none. On nodes with kept room, count the room of units in `asked` as free and subtract the kept room.
     """
     could, now = frozenset(order), draft.view.now
     holding = [row for row, here in enumerate(draft.fleet.residents) if any(one.unit in could for one in here)]
@@ -395,7 +399,7 @@ def take_from(
 
 
 def _beside_kept(draft: Draft, row: int, asked: Collection[str]) -> Room:
-    """What a node has room for when those have gone who were asked to, and those have come for whom it is kept."""
+    """Return a node's room once stopping and `asked` units have ended and units with kept room have started."""
     room = draft.room(row).copy()
     for resident in draft.fleet.residents[row]:
         if resident.stopping or resident.unit in asked:
@@ -420,8 +424,8 @@ def make_way(
     run: int = 0,
     risk: float = RISK,
 ) -> Yielding | None:
-    """The cheapest set of units found, each of a price below `worth`, that would leave room for so many tasks; None if
-    there is none. No deadline that is kept is put at more than this `risk` by standing still for so long a `run`.
+    """Return the cheapest set of victims found, each with a price below `worth`, that leaves room for `tasks` tasks;
+    None if there is none. Skip a victim whose deadline would be at more than this `risk` after it waits for `run`.
     """
     if prices.least >= worth:
         return None
@@ -457,9 +461,9 @@ def _cheapest(
     below: float = inf,
     rooms: Mapping[int, Room] = {},
 ) -> Yielding | None:
-    """Of the units that `may` yield on the nodes `near`, the cheapest found, at `most` so many, and for less than
-    `below` in all. Room on a node costs no less than is said there; it is looked at closely only where that could be
-    the cheapest. `rooms` are there instead of those of the draft.
+    """Return the cheapest victims found on the nodes `near` for which `may` is true: at most `most`, and for less than
+    `below` in total. `near` holds a lower bound of the price on each node; a node is examined closely only where it
+    could be the cheapest. `rooms` overrides rooms of the draft.
     """
     chosen: dict[str, Resident] = {}
     rooms = dict(rooms)
@@ -506,15 +510,15 @@ def _next_offer(
     below: float,
     look: Callable[[int], Offer | None],
 ) -> int | None:
-    """The row whose offer is cheapest, if that is less than `below`; in the heap is what each row costs at least or,
-    with an offer, costs; then its place among those that cost the same, and the row.
+    """Return the row with the cheapest offer, if it costs less than `below`. The heap holds the lower bound of the
+    price of each row, or the price if it has an offer; then its position among equal prices, and the row.
     """
     while heap and heap[0][0] < below:
         bound, place, row = heappop(heap)
         if row in offers:
             if bound == offers[row][0]:
                 return row
-            continue  # it was looked at again since
+            continue  # stale entry: the row was examined again
         offer = look(row)
         if offer is not None:
             offers[row] = offer
@@ -523,7 +527,7 @@ def _next_offer(
 
 
 def may_yield_at(candidate: Candidate, shape: Shape, draft: Draft, rules: Preemption) -> int | None:
-    """The next instant at which one of a lower class will have run for long enough to be asked; None if none will."""
+    """Return the next instant at which a unit of a lower class may be preempted; None if there is none."""
     instants = (
         may_be_asked(resident, rules)
         for row in _nearest(draft, shape, candidate.least or candidate.tasks, yielding_to=candidate)
@@ -534,7 +538,7 @@ def may_yield_at(candidate: Candidate, shape: Shape, draft: Draft, rules: Preemp
 
 
 def is_coming(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> dict[int, int] | None:
-    """The rows where the unit fits as soon as those have ended who were asked to already; None if it does not."""
+    """Return tasks by row where the unit fits once the stopping units have ended; None if it does not fit."""
     rows: dict[int, int] = {}
     left = tasks
     for row in _nearest(draft, shape, tasks):
@@ -554,9 +558,10 @@ def is_coming(candidate: Candidate, shape: Shape, draft: Draft, tasks: int) -> d
 
 
 def gain_of(candidate: Candidate, starts: int, now: int, tasks: int) -> float:
-    """What starting after the grace instead of at `starts` is worth: time times size times the weight of its class.
+    """Return the gain of a start after the grace period instead of at `starts`: time times size times class weight.
 
-    A unit without deadline gains what it waits less; one that would miss its deadline gains no less than its run.
+    A unit without a deadline gains the time it waits less; one that would miss its deadline gains at least its run
+    time.
     """
     sooner = max(0, starts - now - GRACE)
     if candidate.due and starts + candidate.expected > candidate.due:
@@ -568,7 +573,7 @@ def gain_of(candidate: Candidate, starts: int, now: int, tasks: int) -> float:
 
 
 def may_be_asked(resident: Resident, rules: Preemption) -> int:
-    """The instant from which on it may; classes cannot stop each other for ever, and the budget bounds them."""
+    """Return the instant from which a unit may be preempted; the budget limits preemption between classes."""
     if resident.preempted >= rules.budget and not (rules.by == "value" and rules.loses_little(resident)):
         return resident.since + max(RENEWED, rules.min_run)
     if rules.by == "value":
@@ -603,8 +608,9 @@ def _may_yield(
 
 
 def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | None = None) -> list[int]:
-    """Rows that could hold one task when empty and where no room is kept, at least one for every task; those first that
-    lack least of what they could hold; with what may yield to a unit counted as free, only those that lack nothing.
+    """Return rows that could hold one task when empty and have no kept room, at least one for every task, those that
+    lack least first. With `yielding_to`, count what that unit may preempt as free, and return only rows that lack
+    nothing.
     """
     fleet, able = draft.fleet, draft.able(shape)
     if len(draft.kept) == len(fleet):
@@ -617,7 +623,7 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
             free += fleet.yielding[lower][resources]
     mask: Bools = able.where & (fleet.closed == 0)
     if draft.kept:
-        mask[list(draft.kept)] = False  # as if those had started for whom it is kept, and did not end
+        mask[list(draft.kept)] = False  # as if the units with kept room had started and never ended
     needs = np.array([[need] for need in asks.values() if need])
     if _most_on(shape, tasks) > 1 and yielding_to is None:
         needs = needs * np.clip(able.room[fleet.kind], 1, tasks)
@@ -636,8 +642,8 @@ def _nearest(draft: Draft, shape: Shape, tasks: int, yielding_to: Candidate | No
 
 
 def _of_groups(draft: Draft, shape: Shape, rows: Ints, tasks: int) -> Ints:
-    """Of rows in order those on which a gang may be placed in any way, where it is spread with one task on each: the
-    first row of each value. Where it is together: the rows of the first value whose nodes hold enough.
+    """Filter rows, in order, by the gang's grouping. Spread with one task on each value: keep the first row of each
+    value. Together: keep the rows of the first value whose nodes hold enough tasks.
     """
     where, fleet = shape.where, draft.fleet
     if where.spread:
@@ -653,12 +659,12 @@ def _of_groups(draft: Draft, shape: Shape, rows: Ints, tasks: int) -> Ints:
 
 
 def _most_on(shape: Shape, tasks: int) -> int:
-    """How many tasks of a gang may be on one node."""
+    """Return the maximum number of tasks of a gang on one node."""
     return 1 if shape.where.spread else tasks
 
 
 def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices) -> list[int]:
-    """Rows that could hold a task of the shape: for a gang those with room for one, then where room costs least."""
+    """Return rows that could hold a task: for a gang first those with room, then those with the cheapest victims."""
     fleet, able = draft.fleet, draft.able(shape)
     could = able.where & (fleet.closed == 0)
     could[list(draft.kept)] = False
@@ -681,7 +687,7 @@ def _cheapest_rows(draft: Draft, shape: Shape, tasks: int, prices: Prices) -> li
 
 
 def _earliest(draft: Draft, shape: Shape, rows: list[int]) -> list[tuple[int, int]]:
-    """Of these rows those that will have devices for one task, the soonest first, and when that is."""
+    """Return (instant, row) of the rows that will have devices for one task, the soonest first."""
     if not rows:
         return []
     free = np.maximum(draft.share[rows], 0).sum(axis=1)
@@ -691,8 +697,8 @@ def _earliest(draft: Draft, shape: Shape, rows: list[int]) -> list[tuple[int, in
 def openings_on(
     draft: Draft, row: int, shape: Shape, most: int, now: int, before: int | None = None, since: int = 0
 ) -> list[int]:
-    """The instants at which this node has room for one more task, up to `most` of them; later than `before` none, and
-    it is known that there are none earlier than `since`.
+    """Return up to `most` instants at which this node has room for one more task, none later than `before`. The caller
+    knows that there are none earlier than `since`.
     """
     room, able = draft.room(row).copy(), draft.able(shape).models
     instants: list[int] = []
@@ -719,7 +725,7 @@ def _fill(room: Room, shape: Shape, able: list[bool], at: int, most: int, instan
 
 
 def _held_by_brief(fleet: Fleet, row: int, residents: Iterable[Resident]) -> tuple[int, int, int] | None:
-    """CPU, memory and network held by work that is known to be brief, and so not among the residents."""
+    """Return the CPU, memory and network held by brief work, which is not among the residents; None if none is."""
     held = fleet.total[:, row] - fleet.free[:, row]
     cpu, memory, network = int(held[CPU]), int(held[MEMORY]), int(held[NETWORK])
     for resident in residents:
@@ -738,16 +744,14 @@ def _cheapest_on(
     chosen: dict[str, Resident],
     price: Callable[[Resident], float],
 ) -> Offer | None:
-    """The cheapest victims on one node found greedily: the cheapest first until there is room, then who is not needed
-    after all stays.
-    """
+    """Return the cheapest victims on a node, found greedily: add until there is room, then drop unneeded ones."""
     able = draft.able(shape).models
     units: dict[str, list[Resident]] = {}
     for resident in draft.fleet.residents[row]:
         units.setdefault(resident.unit, []).append(resident)
     fresh = room is None
     room = draft.room(row).copy() if room is None else room.copy()
-    if fresh:  # members of gangs that yield already, for their members on other nodes
+    if fresh:  # free the members here of gangs chosen for their members on other nodes
         for unit in units:
             if unit in chosen:
                 _give_all(room, units[unit])

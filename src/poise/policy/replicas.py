@@ -1,10 +1,9 @@
-"""How many replicas a service shall have: every signal wishes a number, the largest wins, and bounds hold it.
+"""Autoscaling of a service: each signal proposes a number of replicas, and the largest within the limits is chosen.
 
-In five steps: learn from the windows that ended since; let each signal wish; take the largest wish and what is
-announced; let recent wishes hold back a rise or a fall; end with the last replica when nothing comes, and begin with
-the first when something waits. CPU, devices, latency and queue wish as Kubernetes' horizontal autoscaler does: as many
-as serve, times value over target, rounded up, and no change within the tolerance. How many the rate asks for is what
-the shipped scalers differ in.
+In five steps: learn from the windows that ended since; let each signal propose a number; take the largest proposal or
+announcement; let recent proposals delay a rise or a fall; scale to zero when idle, and from zero when requests wait.
+CPU, devices, latency and queue propose as Kubernetes' horizontal autoscaler does: replicas times value over target,
+rounded up, with no change within the tolerance. The shipped scalers differ in what they propose for the rate.
 """
 
 from bisect import bisect_left
@@ -24,19 +23,20 @@ ReplicaPolicy = Policy[ScaleView, Scale]
 Wish = Callable[[ScaleView, ScaleMemory], Because | None]
 
 RECENT = 6
-"""Windows of which the largest rate is taken by `max-of-six`."""
+"""Number of windows whose largest rate `max-of-six` takes."""
 
 WEIGHT = 0.5
-"""Of the newest rate in the moving mean of `ewma`: the cheapest at equal violations among 0.1, 0.3, 0.5 and 0.7."""
+"""Weight of the newest rate in the moving mean of `ewma`: the cheapest at equal violations among 0.1, 0.3, 0.5 and
+0.7."""
 
 FURTHEST = 64
-"""At most so many windows are looked ahead while a replica starts."""
+"""Maximum number of windows to forecast ahead while a replica starts."""
 
-_EXACT = 1e-9  # what floating point adds to a whole number does not make it one more
+_EXACT = 1e-9  # tolerance for floating-point error in rounding up
 
 
 class Scaler:
-    """`rate` wishes for the signal of that name; a `fixed` one looks at no other signal."""
+    """A scaler; `rate` proposes for the signal of that name. A `fixed` scaler ignores all other signals."""
 
     def __init__(self, name: str, rate: Wish, *, fixed: bool = False) -> None:
         self.name = name
@@ -70,7 +70,7 @@ class Scaler:
 
 
 def scaler_named(name: str) -> ReplicaPolicy:
-    """The scaler of this name. Raises KeyError with the known names."""
+    """Return the scaler of this name. Raises KeyError with the known names."""
     try:
         return SCALERS[name]
     except KeyError:
@@ -81,7 +81,7 @@ def scaler_named(name: str) -> ReplicaPolicy:
 
 
 def _remember(view: ScaleView) -> ScaleMemory:
-    """With all that ended since the last view."""
+    """Return the memory updated with all windows that ended since the last view."""
     memory = view.memory
     for window in view.windows:
         if memory.seen is None or window.at > memory.seen:
@@ -105,7 +105,7 @@ def _seen(view: ScaleView, memory: ScaleMemory, window: Window) -> ScaleMemory:
 
 
 def _noted(view: ScaleView, memory: ScaleMemory, replicas: int) -> ScaleMemory:
-    """What was foreseen, and how much the replicas decided on can take, is judged when that window has ended."""
+    """Record the forecast and the capacity of the chosen replicas, to be judged when that window has ended."""
     if memory.learned is None or memory.seen is None:
         return memory
     outlook = _outlook(view, memory.learned, memory.seen)
@@ -115,19 +115,19 @@ def _noted(view: ScaleView, memory: ScaleMemory, replicas: int) -> ScaleMemory:
 
 
 def _wishes(view: ScaleView, memory: ScaleMemory, wish: int) -> tuple[tuple[int, int], ...]:
-    """Those that still hold something back, and the newest. An earlier one that asks for no less and no more than a
-    later one is left out.
+    """Return the recent wishes that can still delay a change, and the newest. An earlier wish for the same number is
+    left out.
     """
     since = view.now - max(view.rules.rise, view.rules.fall)
     kept = tuple(one for one in memory.wishes if one[0] > since and one[1] != wish)
     return (*kept, (view.now, wish))
 
 
-# --- what holds the number -------------------------------------------------------------------------------------------
+# --- limits and delays -----------------------------------------------------------------------------------------------
 
 
 def _bounded(view: ScaleView, wish: int) -> tuple[int, tuple[Because, ...]]:
-    """Of a service that may have none, the last replica goes for another reason than a wish."""
+    """Limit a wish to the least and most replicas; only idleness ends the last one of a service that may have none."""
     least, most = max(1, view.rules.least), view.rules.most
     if wish > most:
         return most, (Because(code="MOST", wish=most, have=str(wish)),)
@@ -138,9 +138,9 @@ def _bounded(view: ScaleView, wish: int) -> tuple[int, tuple[Because, ...]]:
 
 
 def _shared(view: ScaleView, wish: int) -> Because | None:
-    """Where devices are shared with training: the part of its range that is its weight's, or as many as can take what
-    comes if that is more; of those that are there as many as take it with room, or they would be back at once. An
-    objective that is missed comes first.
+    """Return the limit where devices are shared with training: the weighted part of the service's range, or as many
+    replicas as the load needs if that is more. Replicas that give the load its target headroom stay, or they would
+    return at once. A missed objective comes first.
     """
     last, rules = _last(view), view.rules
     if not rules.shared or last is None:
@@ -157,8 +157,8 @@ def _shared(view: ScaleView, wish: int) -> Because | None:
 
 
 def _held(view: ScaleView, memory: ScaleMemory, wish: int) -> tuple[int, tuple[Because, ...], int | None]:
-    """No more than the least wish of the last `rise`, no fewer than the largest of the last `fall`; and the instant at
-    which that changes. As Kubernetes stabilises, on instants and not on counts of calls.
+    """Limit a rise to the least wish of the last `rise`, and a fall to the largest of the last `fall`; return also the
+    instant at which that changes. As Kubernetes' stabilization windows, by time and not by number of calls.
     """
     now, rules, there = view.now, view.rules, len(view.replicas)
     if wish > there:
@@ -174,7 +174,9 @@ def _held(view: ScaleView, memory: ScaleMemory, wish: int) -> tuple[int, tuple[B
 
 
 def _emptied(view: ScaleView, memory: ScaleMemory, replicas: int) -> tuple[int, tuple[Because, ...], int | None]:
-    """None when nothing has come for long, one as soon as something waits; and when the last will have been idle."""
+    """Scale to zero when idle, and from zero as soon as requests wait; return also the instant at which it becomes
+    idle.
+    """
     if view.rules.least > 0 or memory.busy is None:
         return replicas, (), None
     idle = format_duration(view.rules.idle)
@@ -189,7 +191,9 @@ def _emptied(view: ScaleView, memory: ScaleMemory, replicas: int) -> tuple[int, 
 
 
 def _announcements(view: ScaleView) -> list[Because]:
-    """Those that begin before a replica started at the next window's end would be ready, and those that last."""
+    """Return the announcements that begin before a replica started at the next window's end would be ready, or are
+    active.
+    """
     found = []
     for at, one in zip(_announced_at(view), view.announced, strict=True):
         wish = _enough(view, one.rate / view.rules.target)
@@ -200,7 +204,7 @@ def _announcements(view: ScaleView) -> list[Because]:
 
 
 def _announced_at(view: ScaleView) -> list[int]:
-    """When each is prepared for."""
+    """Return when preparation for each announcement begins."""
     return [one.at - view.start_up - view.window for one in view.announced]
 
 
@@ -220,8 +224,8 @@ def _by_devices(view: ScaleView, _: ScaleMemory) -> Because | None:
 
 
 def _by_latency(view: ScaleView, _: ScaleMemory) -> Because | None:
-    """By the objective that is used up most: it is a promise, and to miss it by a little is not near enough. Says
-    nothing without an objective, and where nothing was answered.
+    """Propose by the objective with the largest ratio of value to limit. A missed objective has no tolerance, since it
+    is a promise. Propose nothing without an objective, or if nothing was answered.
     """
     last, used = _last(view), _used_up(view)
     if last is None or used is None:
@@ -231,14 +235,14 @@ def _by_latency(view: ScaleView, _: ScaleMemory) -> Because | None:
     have += f" with {last.refused:.0%} of the requests refused" if last.refused else ""
     if seen > objective and last.replicas:
         wish, need = _up(last.replicas * seen / objective), format_duration(objective)
-        if 0 < last.peak < wish:  # a replica more than there are requests at one time has nothing to do
+        if 0 < last.peak < wish:  # more replicas than concurrent requests would idle
             wish, need = last.peak, f"{need}, and no more than {last.peak} requests were there at one time"
         return Because(code="LATENCY", wish=wish, have=have, need=need)
     return _in_proportion(view, last, "LATENCY", seen / objective, have, format_duration(objective))
 
 
 def _used_up(view: ScaleView) -> tuple[str, int, int] | None:
-    """The objective that is used up most: what it is of, what was seen, and what was promised."""
+    """Return the objective with the largest ratio of value to limit: its name, the measured value, and the limit."""
     last, rules = _last(view), view.rules
     if last is None:
         return None
@@ -248,7 +252,7 @@ def _used_up(view: ScaleView) -> tuple[str, int, int] | None:
 
 
 def _by_queue(view: ScaleView, _: ScaleMemory) -> Because | None:
-    """Says nothing while requests wait for a start: as many would wait, however many replicas start."""
+    """Propose nothing while replicas start: as many requests would wait, however many more start."""
     if view.starting:
         return None
     last, bearable = _last(view), view.rules.waiting
@@ -260,7 +264,7 @@ def _by_queue(view: ScaleView, _: ScaleMemory) -> Because | None:
 
 
 def _in_proportion(view: ScaleView, last: Window, code: str, ratio: float, have: str, need: str) -> Because | None:
-    """As many as served, times value over target; as many as there are if that is near enough."""
+    """Return the serving replicas times value over target; the present number if the ratio is within the tolerance."""
     if last.replicas == 0:
         return None
     if abs(ratio - 1) <= view.rules.tolerance:
@@ -284,7 +288,7 @@ SIGNALS: Mapping[Signal, Wish] = {
 }
 
 
-# --- what the rate asks for ------------------------------------------------------------------------------------------
+# --- proposals by rate -----------------------------------------------------------------------------------------------
 
 
 def _always(view: ScaleView, _: ScaleMemory) -> Because:
@@ -304,7 +308,7 @@ def _as_largest(view: ScaleView, memory: ScaleMemory) -> Because | None:
 
 
 def _as_use(view: ScaleView, memory: ScaleMemory) -> Because | None:
-    """The rate over what those there can take is a use like that of CPU."""
+    """Propose by the rate over the present capacity, as by CPU use."""
     if not memory.recent:
         return None
     rate, can = memory.recent[-1], _can_take(view, len(view.replicas))
@@ -339,13 +343,13 @@ def _wishing(view: ScaleView, wish: int, rate: float) -> Because:
 
 
 def _outlook(view: ScaleView, learned: Learned, seen: int) -> Outlook:
-    """Of the window in which a replica that is started now serves."""
+    """Return the forecast for the window in which a replica started now begins to serve."""
     ready = max(0, view.now - seen) + view.start_up
     return foresee(learned, seen, min(FURTHEST, ready // view.window + 1), view.rules, view.window)
 
 
 def _enough(view: ScaleView, rate: float) -> int | None:
-    """How many take this rate: the fastest first, then as many new ones as it needs. None if that is not known."""
+    """Return how many replicas handle this rate, the fastest first, then new ones. None if capacity is unknown."""
     can = [0.0, *accumulate(_fastest(view))]
     if can[-1] >= rate - _EXACT:
         return bisect_left(can, rate - _EXACT)

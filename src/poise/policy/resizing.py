@@ -1,9 +1,9 @@
-"""Gangs that change their size while they run: who of them leaves for what waits, and where more of their tasks go.
+"""Gangs that resize while they run: members that leave for waiting units, and places for further members.
 
-What such a gang has beyond its least was room that nobody else had asked for. It goes to whatever waits and is no less
-urgent; when nothing waits any more, the gang grows back. Neither costs a restart, so that neither is weighed as
-yielding is; only the time between two changes is bounded, and it doubles each time that members are lost, so that one
-that always fails is not started for ever.
+Tasks of such a gang beyond its least are in room that no other unit had requested. Waiting units of equal or higher
+urgency get that room; when nothing waits, the gang grows back. Neither needs a restart, so it is not weighed as
+preemption is; only the time between two changes is limited. That time doubles with each loss of members, so that a
+failing member is not started forever.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,21 +19,21 @@ from poise.policy.room import Room, give_back
 from poise.units import SECOND
 
 SETTLES = 2 * SECOND
-"""A gang that has been placed or resized is left alone for so long: its members have to meet anew each time."""
+"""Time before a gang that was placed or resized changes again: its members have to rendezvous each time."""
 
 DOUBLINGS = 10
-"""The time to its next growth is doubled each time that it loses members, so often at most."""
+"""Maximum number of times that the time to the next growth doubles, once for each loss of members."""
 
 
 class Smaller(NamedTuple):
-    """Numbers of the tasks that would leave, by unit, and the rows where a unit would then start, tasks by row."""
+    """Tasks that would leave, by unit, and the rows where the waiting unit would then start, as tasks by row."""
 
     leaves: Mapping[str, Sequence[int]]
     rows: dict[int, int]
 
 
 class Members:
-    """Those of all gangs that resize, by unit with their rows, and by row; looked at once in a round."""
+    """The members of all gangs that resize, by unit with their rows, and by row; computed once per round."""
 
     def __init__(self, draft: Draft) -> None:
         self.of: dict[str, list[tuple[int, Resident]]] = {}
@@ -47,13 +47,13 @@ class Members:
 
 
 def grows_at(resident: Resident) -> int:
-    """The instant from which on its gang may get more tasks."""
+    """Return the instant from which the gang may get more tasks."""
     return resident.since + (SETTLES << min(resident.losses, DOUBLINGS))
 
 
 def more_of(resident: Resident, draft: Draft, members: Members, most: int, runs_well: Bools) -> list[Spot]:
-    """Spots for up to `most` more tasks of a gang, taken in the draft: on the nodes that have some of it, then on those
-    where it `runs_well`, with most room first.
+    """Return spots for up to `most` more tasks of a gang, taken in the draft: on its own nodes, then on those where it
+    `runs_well`, with most room first.
     """
     shape, spots = resident.shape, list[Spot]()
     rows = list(dict.fromkeys(row for row, _ in members.of[resident.unit]))
@@ -74,9 +74,9 @@ def find_smaller(
     asked: Collection[str],
     sizes: Mapping[str, int],
 ) -> Smaller | None:
-    """Members of gangs that can be spared for a unit, task by task on the node where fewest have to leave; None where
-    that does not make room for all of its tasks. A gang keeps at least its number in `sizes`. Units that were `asked`
-    in this round already are not asked again. Nothing shrinks for a gang that is spread or together by a label.
+    """Find members of gangs to remove for a unit, task by task on the node where fewest have to leave; None if that
+    does not make room for all of its tasks. A gang keeps at least its number in `sizes`. Skip units in `asked`, which
+    changes already affect in this round. Nothing shrinks for a gang that is spread or together by a label.
     """
     if shape.where.groups and tasks > 1:
         return None
@@ -127,9 +127,7 @@ def find_smaller(
 def _fewest(
     room: Room, could: Sequence[Resident], spare: Mapping[str, int], shape: Shape, able: list[bool]
 ) -> list[Resident]:
-    """Of those on a node that could leave the first so many after which there is room for a task; none if there is not,
-    whoever leaves.
-    """
+    """Return the first members on a node whose leaving makes room for a task; none if no number of them does."""
     room, left, going = room.copy(), dict(spare), list[Resident]()
     for one in could:
         if left[one.unit]:

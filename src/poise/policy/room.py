@@ -1,4 +1,4 @@
-"""The room on one node in plain numbers: what is there now, and what there would be if some attempts ended."""
+"""The room on one node in plain numbers: as it is now, or after some attempts have ended."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,13 @@ from poise.model.fleet import CPU, MEMORY, NETWORK, Fleet, Ints, Resident
 from poise.model.resources import WHOLE, Link, Shape
 
 INDEX, MODEL, FREE_MEMORY, FREE_SHARE, SPARE = range(5)
-"""What a device's entry holds: its index on the node, its model in the fleet, free bytes, free thousandths, and how
-many of these are not for shares.
+"""Fields of a device's entry: its index on the node, its model in the fleet, free bytes, free thousandths, and how many
+of these are not available to shares.
 """
 
 
 class Room:
-    """Free amounts of one node; `devices` has an entry for each of its devices with what is free of it."""
+    """Free amounts of one node; `devices` has an entry for each of its devices."""
 
     __slots__ = ("cpu", "devices", "links", "memory", "network")
 
@@ -29,15 +29,15 @@ class Room:
         return Room(self.cpu, self.memory, self.network, [list(device) for device in self.devices], self.links)
 
     def pick(self, shape: Shape, able: list[bool]) -> tuple[int, ...] | None:
-        """The devices that one task would take; None where it does not fit, for whatever reason."""
+        """Return the devices that one task would take; None if it does not fit, for any reason."""
         if self.cpu < shape.cpu or self.memory < shape.memory or self.network < shape.network:
             return None
         return self.pick_devices(shape, able) if shape.gpus else ()
 
     def pick_devices(self, shape: Shape, able: list[bool], worth: Sequence[float] = ()) -> tuple[int, ...] | None:
-        """Whole devices: the smallest that fit, linked ones together. A share: the fullest device that has room; of
-        several devices at once those with most room, so that as many tasks fit as there could (`feasible.capacity`).
-        `worth` says of each device how good it is to take a share of it, if that is not all the same.
+        """Return the devices for one task. Whole devices: the smallest that fit, linked ones together. A share: the
+        fullest device that has room; of several devices those with most room, so that as many tasks fit as possible
+        (`feasible.capacity`). `worth` is the worth of taking a share of each device, if they differ.
         """
         memory, share = shape.gpu_memory, shape.share
         if share == WHOLE:
@@ -67,7 +67,7 @@ class Room:
         return tuple(sorted([device[INDEX] for device in found[: shape.gpus]]))
 
     def has(self, shape: Shape, devices: tuple[int, ...]) -> bool:
-        """Whether one task fits on these devices."""
+        """Return whether one task fits on these devices."""
         free = [
             one
             for one in self.devices
@@ -100,7 +100,7 @@ class Room:
 
 
 def room_on(fleet: Fleet, row: int, free: Ints, memory: Ints, share: Ints) -> Room:
-    """What is free on a node: `free` is its column (4,), `memory` and `share` are (N, D) as of `Fleet`."""
+    """Return the room of a node: `free` is its column (4,), `memory` and `share` are (N, D) as in `Fleet`."""
     node = fleet.nodes[row]
     columns = (fleet.device_model[row], memory[row], share[row], fleet.device_spare[row])
     state = zip(*(column.tolist() for column in columns), strict=True)
@@ -110,7 +110,7 @@ def room_on(fleet: Fleet, row: int, free: Ints, memory: Ints, share: Ints) -> Ro
 
 
 def give_back(room: Room, resident: Resident) -> None:
-    """The room as it is once the attempt has ended."""
+    """Free the room of an attempt that has ended."""
     room.give(resident.shape, resident.devices)
 
 
@@ -123,14 +123,14 @@ def _by_share(device: list[int]) -> tuple[int, int]:
 
 
 def _parts(device: list[int], shape: Shape) -> int:
-    """How many shares of the shape's size are free on a device."""
+    """Return how many shares of the shape's size are free on a device."""
     parts = (device[FREE_SHARE] - device[SPARE]) // shape.share
     return min(parts, device[FREE_MEMORY] // shape.gpu_memory) if shape.gpu_memory else parts
 
 
 def _linked(free: list[int], count: int, links: tuple[Link, ...]) -> tuple[int, ...]:
-    """`count` devices with much bandwidth among them: from each start, the best linked one is added next; the set whose
-    slowest pair is fastest wins, then the one of least latency, then the first.
+    """Return `count` devices with high bandwidth between them. From each start add the best linked one next; choose the
+    set whose slowest pair is fastest, then the one of least latency, then the first.
     """
     speed: dict[tuple[int, int], tuple[int, int]] = {}
     for link in links:

@@ -1,16 +1,15 @@
-"""Policies that share time out: a program says which part of its time each unit should have on each model of device
-(shares.py), and turns of some minutes come as near to that as whole units on whole devices can.
+"""Time-sharing policies: a program decides which part of its time each unit should have on each device model
+(shares.py), and turns of some minutes approximate that with whole units on whole devices.
 
-The mechanism is Gavel's (Narayanan et al., OSDI 2020, section 5): in each turn those run that have had least of what
-they should have had, all devices of a unit are of one model, what no share claims is used all the same, and who runs on
-in the next turn stays where it is. What a unit should have had and has not is its *credit*, in seconds by model, as in
-deficit round robin (Shreedhar and Varghese, 1995); it is kept when shares are worked out anew, so that who is served
-seldom is served in the end however often others come and go. Shares are worked out anew when a unit comes or ends, or
-the fleet changes.
+The mechanism is Gavel's (Narayanan et al., OSDI 2020, section 5). Each turn runs the units that have had least of their
+share. All devices of a unit are of one model, unclaimed devices are used as well, and a unit that runs in the next turn
+stays where it is. A unit's *credit* is the time that it is owed, in seconds by model, as in deficit round robin
+(Shreedhar and Varghese, 1995). Credit survives new shares, so a unit that is served rarely gets its turn however often
+others come and go. Shares are computed again when a unit comes or ends, or the fleet changes.
 
-Units without devices take no part, nor gangs that no one model has devices for: they are placed in order of arrival
-where there is room. What may not be asked to yield, or runs on a closed node, keeps what it has. All that is remembered
-is in `Plan.memory`, as `Remembered` has it.
+Units without devices take no turns, nor do gangs that no single model has enough devices for: they are placed in order
+of arrival where there is room. Units that may not be preempted, or run on a closed node, keep their devices. All state
+is in `Plan.memory`, as `Remembered`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -45,32 +44,30 @@ from poise.policy.shares import (
 from poise.units import MINUTE, SECOND
 
 TURN = 6 * MINUTE
-"""Gavel's 360 s: long beside what saving and coming back cost, short beside what training takes."""
+"""Default turn, Gavel's 360 s: long compared with saving and restoring, short compared with training."""
 
 CREDIT = 10.0
-"""Turns that a unit can be owed, or be ahead, at most: what could not be served for long is not all made up for."""
+"""Maximum credit or debit of a unit, in turns: a long time without service is not made up for in full."""
 
 LEAST_LEFT = 1e-6
-"""Of its work, what runs has this part left at least."""
+"""Lower limit of the remaining part of a running unit's work."""
 
 LEAST_SHARE = 1e-4
-"""A smaller one is the solver's, and not meant: a minute in a week."""
+"""Shares below this are solver noise: a minute in a week."""
 
 ROUNDING = 1e-9
-"""Devices that sums of parts of devices may be off by."""
+"""Rounding error, in devices, of sums of parts of devices."""
 
 ATTEMPTS = 4
-"""Times that room is shared out anew because what was chosen does not fit together, in one round."""
+"""Maximum number of times in one round that units are chosen again because those chosen do not fit together."""
 
 
 Order = Callable[[], Sequence[tuple[int, int]]]
-"""Numbers of claims with the number of a model for each, the first to be served first."""
+"""Numbers of claims, each with the number of a model, in the order of service."""
 
 
 class Claim(NamedTuple):
-    """A unit that takes part: as the view shows it (one of `candidate` and `residents` is there), what it takes, and
-    whether it may be somewhere else in the next turn.
-    """
+    """A unit that takes turns: its entry in the view (either `candidate` or `residents`) and what it takes."""
 
     unit: str
     ordinal: int
@@ -86,10 +83,10 @@ class Claim(NamedTuple):
 
 
 class Entry(msgspec.Struct, array_like=True):
-    """What is remembered of a unit: when it was submitted, its weight, by model its share, its speed over that on the
-    fastest one (0 where it cannot run) and its credit in seconds; the model of its turn (-1: it is not its turn). Of
-    its work the part that was `left` when shares were last worked out, the seconds that what was done would have taken
-    with an equal part of the fleet (`alone`), and the part done in a second there (`pace`).
+    """The state of a unit: when it was submitted and its weight; by model its share, its speed relative to the fastest
+    one (0 where it cannot run) and its credit in seconds; the model of its turn (-1: not its turn). Of its work, the
+    part `left` when shares were last computed, the seconds that the completed part would have taken with an equal part
+    of the fleet (`alone`), and the part done in a second there (`pace`).
     """
 
     submitted: int
@@ -104,8 +101,8 @@ class Entry(msgspec.Struct, array_like=True):
 
 
 class Remembered(msgspec.Struct):
-    """What goes out with a plan and comes back: names and devices of the models, until when time is accounted for, when
-    the next turn begins, and an entry for every unit.
+    """The state in a plan's memory: names and device counts of the models, the instant up to which time is accounted
+    for, the start of the next turn, and an entry for every unit.
     """
 
     models: list[str] = []
@@ -116,8 +113,8 @@ class Remembered(msgspec.Struct):
 
 
 class Rounds:
-    """Time shared out by `allocate`, in turns of so many nanoseconds; where not `aware`, a device is a
-    device, as fast as the fastest. What no share claims is used all the same, unless it is to be left `idle`.
+    """Time shared out by `allocate`, in turns of `turn` nanoseconds. If not `aware`, all devices count as equally fast,
+    as fast as the fastest. Unclaimed devices are used as well, unless they are to stay `idle`.
     """
 
     def __init__(
@@ -130,13 +127,13 @@ class Rounds:
         self.turn = turn
 
     def check(self) -> None:
-        """Raise `InputError` where the solver that it needs is not installed."""
+        """Raise `InputError` if the required solver is not installed."""
         if self.allocate is not first_come:
             solver()
 
     def decide(self, view: Snapshot, /) -> Plan:
-        """Account for the time since the last plan, work out shares if anything has changed, begin a turn if it is
-        time, and give room that is free to who is owed most.
+        """Account for the time since the last plan, compute shares if anything changed, begin a turn if it is due, and
+        give free room to the units that are owed most.
         """
         stage = Stage(view)
         kept = convert(dict(view.memory), Remembered) if view.memory else Remembered()
@@ -171,7 +168,7 @@ class Rounds:
         )
 
     def share_out(self, stage: "Stage", units: Mapping[str, Entry]) -> None:
-        """New shares for all."""
+        """Compute new shares for all units."""
         rates = np.array([stage.rates(claim) for claim in stage.claims]).reshape(len(stage.claims), len(stage.models))
         if not self.aware:
             rates = np.where(rates > 0, rates.max(axis=1, keepdims=True, initial=0.0), 0.0)
@@ -203,8 +200,8 @@ class Rounds:
             units[claim.unit].shares, units[claim.unit].pace = share, pace
 
     def _owed(self, claims: Sequence[Claim], units: Mapping[str, Entry]) -> list[tuple[int, int]]:
-        """Numbers of claims, with a model for each, the first to be served first: who is owed most by the end of the
-        turn; then what no share claims, in order of arrival, each where it is fastest.
+        """Return numbers of claims, each with a model, in order of service: first by what is owed by the end of the
+        turn; then unclaimed devices, in order of arrival, each unit where it is fastest.
         """
         entries = [units[claim.unit] for claim in claims]
         shares = np.array([entry.shares for entry in entries])
@@ -220,7 +217,7 @@ class Rounds:
 
 
 def first_entry(claim: Claim) -> Entry:
-    """What there is to remember of a unit that was not known; of one that runs already, as far as the view tells."""
+    """Return the state of a new unit; for one that already runs, as far as the view knows it."""
     if claim.candidate is not None:
         return Entry(claim.candidate.submitted, claim.candidate.weight / WEIGHT)
     return Entry(claim.residents[0][1].since, 1.0)
@@ -229,8 +226,8 @@ def first_entry(claim: Claim) -> Entry:
 def account(
     claims: Iterable[Claim], units: Mapping[str, Entry], models: Sequence[str], passed: int, now: int, most: float
 ) -> None:
-    """Credit for the time that has passed: what each should have had, less what it has had. What it had without a share
-    of it took nothing from anybody.
+    """Add to the credit, for the time passed, what each unit should have had less what it had. Time without a share
+    took nothing from other units and does not count.
     """
     seconds = passed / SECOND
     for claim in claims:
@@ -243,18 +240,16 @@ def account(
 
 
 def _is_steady(entry: Entry) -> bool:
-    """Whether it runs where it always should."""
+    """Return whether a unit runs on the only model where it has a share."""
     return entry.model >= 0 and sum(share > 0 for share in entry.shares) <= (entry.shares[entry.model] > 0)
 
 
 _Alike = tuple[str, tuple[Shape, ...], int, Work, int]
-"""What the rates of a claim depend on."""
+"""The key of a claim's rates."""
 
 
 class Stage:
-    """One view, as far as turns are concerned: who takes part, the devices there are for them by model, and how a
-    choice is carried out.
-    """
+    """One view as turns see it: the units that take turns, their devices by model, and how a choice is applied."""
 
     def __init__(self, view: Snapshot) -> None:
         self.view = view
@@ -272,7 +267,7 @@ class Stage:
         self.others = [candidate for candidate in view.candidates if candidate.unit not in waiting]
 
     def _running(self) -> dict[str, Claim]:
-        """What runs on devices of one model of open nodes and may be asked to yield."""
+        """Return the preemptible units that run on devices of one model of open nodes."""
         running: dict[str, list[tuple[int, Resident]]] = {}
         for row, residents in enumerate(self.view.fleet.residents):
             for resident in residents:
@@ -287,14 +282,14 @@ class Stage:
         return claims
 
     def _is_on(self, row: int, resident: Resident, model: str) -> bool:
-        """Whether all devices of an attempt are of this model."""
+        """Return whether all devices of an attempt are of this model."""
         if len(resident.devices) == 1:
             return resident.model == model
         held = [device for device in self.view.fleet.nodes[row].devices if device.index in resident.devices]
         return all(model_of(device).called == model for device in held)
 
     def _waiting(self) -> dict[str, Claim]:
-        """What waits for devices, and fits on those of one model."""
+        """Return the units that wait for devices and fit on those of one model."""
         claims = {}
         for candidate in self.view.candidates:
             if candidate.shape.gpus:
@@ -307,8 +302,8 @@ class Stage:
         return claims
 
     def _capacity(self, running: Mapping[str, Claim]) -> tuple[list[str], list[float]]:
-        """Names of the models of device, and how many there are for those who take part: on open nodes, without what
-        others hold.
+        """Return the names of the device models, and how many devices the claims may use: on open nodes, without those
+        of units that take no turns.
         """
         fleet = self.view.fleet
         capacity: dict[str, float] = {}
@@ -324,10 +319,10 @@ class Stage:
         names = sorted(capacity)
         return names, [capacity[name] for name in names]
 
-    # --- what is known -----------------------------------------------------------------------------------------------
+    # --- rates and remaining work ------------------------------------------------------------------------------------
 
     def rates(self, claim: Claim) -> list[float]:
-        """By model, the part of its work that the unit does there in a second; 0 where it cannot run."""
+        """Return, by model, the part of its work that the unit does there in a second; 0 where it cannot run."""
         key = self._alike(claim)
         found = self._rates.get(key)
         if found is not None:
@@ -346,7 +341,7 @@ class Stage:
         return found
 
     def _fits(self, shape: Shape, tasks: int) -> list[bool]:
-        """By model, whether so many tasks fit on its devices, with all others gone."""
+        """Return, by model, whether `tasks` tasks fit on its devices if all others were gone."""
         found = self._fitting.get((shape, tasks))
         if found is None:
             found = self._fitting[shape, tasks] = [
@@ -357,8 +352,8 @@ class Stage:
         return found
 
     def left(self, claim: Claim, rates: Floats) -> float:
-        """The part of its work that is to do, as far as that is known: as it said itself when it was stopped, else by
-        what is foreseen of its run time. What has taken longer takes as long again (`profiles.remaining`).
+        """Return the remaining part of a unit's work, as far as known: by its reported progress when it was stopped,
+        else by its estimated run time. A unit that overran is expected to take as long again (`profiles.remaining`).
         """
         candidate = claim.candidate
         fastest = float(rates.max(initial=0.0))
@@ -379,14 +374,14 @@ class Stage:
         return of.kind, (claim.shape, *others), of.declared, of.work, claim.tasks
 
     def _artifact_on(self, claim: Claim, model: int) -> tuple[int, Shape]:
-        """The artifact that is fastest on a model, and its shape there."""
+        """Return the fastest artifact on a model, and its shape there."""
         key = self._alike(claim)
         self.rates(claim)
         variant = self._variants[key, model]
         return variant, self._on(key[1][variant], self.models[model])
 
     def _on(self, shape: Shape, model: str) -> Shape:
-        """The shape, on devices of this model only."""
+        """Return the shape restricted to devices of this model."""
         found = self._shapes.get((shape, model))
         if found is None:
             names = tuple(dict.fromkeys(one.name for one in self.view.fleet.models if one.called == model))
@@ -395,14 +390,14 @@ class Stage:
             found = self._shapes[shape, model] = msgspec.structs.replace(shape, wants=wants)
         return found
 
-    # --- what is done ------------------------------------------------------------------------------------------------
+    # --- decisions ---------------------------------------------------------------------------------------------------
 
     def carry_out(
         self, units: Mapping[str, Entry], order: Order, policy: str, *, begins: bool, first: str = ""
     ) -> tuple[list[Decision], bool]:
-        """Choose for the turn who runs on which model, in this `order`, as far as there are devices; ask those to yield
-        whose turn it is not, and place the others where room is free already. Nobody without a share overtakes `first`.
-        Tells also whether any unit waits.
+        """Choose the units that run in this turn, and their models, in this `order` as far as there are devices.
+        Preempt the units whose turn it is not, and place the others where room is free already. No unit without a share
+        overtakes `first`. Return also whether any unit waits.
         """
         entries = [units[claim.unit] for claim in self.claims]
         allowance = Allowance(self.view.quotas)
@@ -447,7 +442,7 @@ class Stage:
             elif not candidate.recovering:
                 waits.setdefault(candidate.queue, over.get(number) or self._reasons(candidate, entry, first))
         decisions += self._place_others(policy, allowance, freed, waits)
-        if not freed:  # nobody leaves: what is free in the draft is free now
+        if not freed:  # no unit leaves: room free in the draft is free now
             decisions += hand_over(self._draft, policy)
         decisions += [Hold(queue=queue, reasons=reasons) for queue, reasons in waits.items()]
         return decisions, any(entry.model < 0 for entry in entries)
@@ -461,8 +456,8 @@ class Stage:
         *,
         begins: bool,
     ) -> None:
-        """Give out what is left of the devices of each model. Once a turn has begun nobody is asked to yield who
-        runs: only what waits is looked at.
+        """Hand out the remaining devices of each model. Only waiting units are considered, except when a turn
+        begins.
         """
         left = list(self.capacity)
         open_to = []
@@ -485,15 +480,16 @@ class Stage:
                 may.discard(number)
 
     def _leaves(self, claim: Claim, entry: Entry) -> bool:
-        """Whether it runs where it is not to run on."""
+        """Return whether a unit runs where it should not run on."""
         resident = claim.resident
         if resident is None:
             return False
         return resident.stopping or entry.model < 0 or self.models[entry.model] != resident.model
 
     def _seat(self, entries: Sequence[Entry]) -> tuple[dict[int, list[Spot]], list[int]]:
-        """Room for those who were chosen and are not there yet, as if those who leave had gone: by number of the claim;
-        and the numbers of those who find none, though there are devices enough. What needs most in one place is first.
+        """Return spots, by number of the claim, for chosen units that are not there yet, as if leaving units were gone;
+        and the numbers of those that find none although there are enough devices. Units that need most in one place go
+        first.
         """
         draft = self._draft = self._emptied(entries)
         coming = [
@@ -514,7 +510,7 @@ class Stage:
         return seats, unseated
 
     def _sit(self, draft: Draft, claim: Claim, shape: Shape) -> list[Spot]:
-        """Spots for all tasks, close together; none if there is not room for all."""
+        """Return spots for all tasks, close together; none if there is not room for all."""
         room = draft.room_each(shape)
         candidate = claim.candidate
         if candidate is not None and candidate.avoid in draft.fleet.rows:
@@ -527,7 +523,7 @@ class Stage:
         return [draft.take(row, claim.candidate, shape) for row in close_together(draft.fleet, room, claim.tasks)]
 
     def _emptied(self, entries: Sequence[Entry]) -> Draft:
-        """The fleet without those who leave."""
+        """Return a draft of the fleet without leaving units."""
         fleet = self.view.fleet
         leaving = [claim for claim, entry in zip(self.claims, entries, strict=True) if self._leaves(claim, entry)]
         if leaving:
@@ -542,7 +538,7 @@ class Stage:
         return room_on(fleet, row, fleet.free[:, row], fleet.device_memory, fleet.device_share)
 
     def _are_free(self, spots: Sequence[Spot], shape: Shape, freed: dict[int, Room]) -> bool:
-        """Whether nobody who leaves is still there; takes the room if so."""
+        """Return whether no leaving unit still holds these spots; take the room if so."""
         rows = [self.view.fleet.rows[spot.node] for spot in spots]
         taken = {row: freed[row].copy() for row in rows if row in freed}
         for row, spot in zip(rows, spots, strict=True):
@@ -556,8 +552,8 @@ class Stage:
     def _place_others(
         self, policy: str, allowance: Allowance, freed: dict[int, Room], waits: dict[str, tuple[Reason, ...]]
     ) -> list[Decision]:
-        """Work without devices, and gangs that no one model has devices for, in order of arrival where there is room;
-        nobody yields to it.
+        """Place work without devices, and gangs that no single model has enough devices for, in order of arrival where
+        there is room. Nothing is preempted for it.
         """
         decisions: list[Decision] = []
         for candidate in self.others:
@@ -579,9 +575,7 @@ class Stage:
         return decisions
 
     def _reasons(self, candidate: Candidate, entry: Entry | None = None, first: str = "") -> tuple[Reason, ...]:
-        """Why a unit waits: until those have left who are there, behind the `first`, or since it is the turn of others;
-        and every reason of the nodes.
-        """
+        """Return why a unit waits: for leaving units, behind the `first`, or for its turn; and each node's reasons."""
         shapes = (candidate.shape, *candidate.others)
         if not len(self.view.fleet):
             return (Reason(code="NO_NODES"),)
@@ -613,7 +607,7 @@ def _devices(shape: Shape, tasks: int) -> float:
 
 
 def _give_back(fleet: Fleet, row: int, resident: Resident) -> None:
-    """In the columns of a copy, the room that an attempt holds."""
+    """Free the room that an attempt holds, in the columns of a copy."""
     shape = resident.shape
     fleet.free[CPU, row] += shape.cpu
     fleet.free[MEMORY, row] += shape.memory
@@ -638,4 +632,4 @@ SHARING = (
     Rounds("min-makespan-agnostic", min_makespan, aware=False),
     Rounds("fifo-fastest", first_come, idle=True),
 )
-"""The policies of this kind that are shipped."""
+"""The shipped time-sharing policies."""

@@ -1,8 +1,7 @@
-"""What runs, in columns: when each attempt is foreseen to end, and how long it likely goes on.
+"""Running attempts in columns: their estimated ends and likely remaining run times.
 
-Most of what runs is the same from one view to the next, and so is what is foreseen of it: what was worked out for an
-attempt is remembered with the fleet (`Fleet.runs`), and holds as long as the same runs there and the profiles that it
-came from are the same.
+Most attempts, and their estimates, are the same from one view to the next. So estimates are cached with the fleet
+(`Fleet.runs`), and are valid as long as the same attempts run there with the same profiles.
 """
 
 from bisect import bisect_left
@@ -21,15 +20,14 @@ from poise.model.resources import WHOLE
 from poise.policy.predict import Speeds
 
 SINCE, RUNS, STOPPING, MEAN, DEVIATION, LIKELY, LIKELY_DEVIATION, HOLDS, STAYS = range(9)
-"""Rows of the columns; `HOLDS` are thousandths of devices, and what `STAYS` has some and loses all when it yields."""
+"""Rows of the columns. `HOLDS` are thousandths of devices; `STAYS` marks attempts with devices that lose all work when
+preempted, or may not be preempted."""
 
 _NOTHING: Ints = np.zeros((STAYS + 1, 0), np.int64)
 
 
 class _On(NamedTuple):
-    """What is foreseen of each of a node's attempts, and from which profiles that came: of each its `sources`, and all
-    `names` of them.
-    """
+    """Estimates of a node's attempts: the `sources` of each, and the `names` of all profiles used."""
 
     residents: tuple[Resident, ...]
     names: frozenset[str]
@@ -38,7 +36,7 @@ class _On(NamedTuple):
 
 
 def lost_work(resident: Resident, now: int) -> int:
-    """Nanoseconds of one task's work that are lost if it yields now, and of restoring it."""
+    """Return the nanoseconds of one task's work that preemption loses now, including the restore."""
     elapsed = max(0, now - resident.since) if resident.running else 0
     if resident.kept:
         return max(0, now - resident.kept) + resident.restore
@@ -47,8 +45,8 @@ def lost_work(resident: Resident, now: int) -> int:
 
 
 class _Seen(NamedTuple):
-    """The same of a fleet, by row, of these profiles; and all of it in `columns` (9, A), of which only what has changed
-    is replaced.
+    """The estimates of a fleet from these profiles, by row and in `columns` (9, A), of which only changes are
+    replaced.
     """
 
     profiles: Mapping[str, Profile]
@@ -58,9 +56,9 @@ class _Seen(NamedTuple):
 
 
 class _Endings(NamedTuple):
-    """All attempts in the order of rows, and on each in the order in which they will end: `at` an instant, as `number`
-    on its row; `freed` are the thousandths of devices that have come free with it, on the rows before it as well. Those
-    of a row begin at `first[row]`; so many have come free `before` them. Plain numbers: a round looks at few rows.
+    """All attempts by row, and on each row by estimated end: the instant `at`, and the `number` on the row. `freed`
+    counts the thousandths of devices free by then, including those of the rows before. The attempts of a row begin at
+    `first[row]`, with `before` freed until there. Plain numbers, since a round examines few rows.
     """
 
     first: list[int]
@@ -71,8 +69,8 @@ class _Endings(NamedTuple):
 
 
 class Holders(NamedTuple):
-    """Who holds devices, row by row: `rows`, `units`, and how many `devices` each has there; `widths` are by unit how
-    many it has in all, of those that have whole ones.
+    """The holders of devices, row by row: `rows`, `units`, and the `devices` that each has there; `widths` are each
+    unit's devices in total, for units with whole devices.
     """
 
     rows: Ints
@@ -82,7 +80,7 @@ class Holders(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """The same of one row, and the attempts that it was said of."""
+    """The holders of one row, and the attempts that they come from."""
 
     residents: tuple[Resident, ...]
     units: list[str]
@@ -91,11 +89,11 @@ class _Held(NamedTuple):
 
 
 _Each = tuple[list[tuple[tuple[Resident, ...], Ints] | None], Ints | None]
-"""What something says of each attempt: by row, with those it was said of, and all of it."""
+"""Cached values of each attempt: by row with its attempts, and all together."""
 
 
 class Running:
-    """All attempts of a fleet at an instant, row by row: `residents` and all columns are in that order."""
+    """All attempts of a fleet at an instant, row by row; `residents` and all columns are in that order."""
 
     def __init__(self, fleet: Fleet, speeds: Speeds, now: int) -> None:
         self._fleet, self._speeds, self._now = fleet, speeds, now
@@ -103,8 +101,8 @@ class Running:
         self._endings_on: dict[int, list[tuple[int, int]]] = {}
 
     def each(self, name: object, make: Callable[[Resident], list[int]]) -> Ints:
-        """What `make` says of each attempt, in columns; of what still runs where it ran it is remembered under this
-        `name`.
+        """Return the values of `make` for each attempt, in columns; cached under this `name` while the attempts of a
+        row are the same.
         """
         remembered: _Each | None = self._fleet.runs.get(name)
         if remembered is None or len(remembered[0]) != len(self._fleet):
@@ -124,7 +122,7 @@ class Running:
 
     @cached_property
     def holders(self) -> Holders:
-        """Row by row the units that run there; to be read only."""
+        """The units that run on each row; read-only."""
         known: tuple[list[_Held], Holders] = self._fleet.runs.get("holders", ([], None))
         before, found = known
         residents = self._fleet.residents
@@ -150,31 +148,31 @@ class Running:
 
     @cached_property
     def any_stays(self) -> bool:
-        """Whether anything that has devices does not save itself, or may not be asked to yield."""
+        """Whether any attempt with devices makes no checkpoints, or may not be preempted."""
         return bool(self._columns[STAYS].any())
 
     @cached_property
     def elapsed(self) -> Ints:
-        """(A,): nanoseconds since it began; of what has not begun, since it was placed."""
+        """(A,): nanoseconds since each attempt began, or was placed if it has not begun."""
         elapsed: Ints = np.maximum(0, self._now - self._columns[SINCE])
         return elapsed
 
     @cached_property
     def left(self) -> Ints:
-        """(A,): nanoseconds for which each likely goes on where it is."""
+        """(A,): the likely remaining nanoseconds of each attempt where it is."""
         columns = self._columns
         left: Ints = remaining_each(self.elapsed, columns[LIKELY], columns[LIKELY_DEVIATION])
         return left
 
     @property
     def varies(self) -> Floats:
-        """(A,): the mean deviation of each one's run time, as a part of it."""
+        """(A,): the mean deviation of each run time, as a part of it."""
         columns = self._columns
         varies: Floats = columns[DEVIATION] / np.maximum(1, columns[MEAN])
         return varies
 
     def endings(self, row: int) -> list[tuple[int, int]]:
-        """What runs on a row in the order in which it will end: the instant, and its number there."""
+        """Return the attempts of a row by estimated end: the instant, and the number on the row."""
         known = self._endings_on.get(row)
         if known is None:
             found = self._endings
@@ -183,8 +181,8 @@ class Running:
         return known
 
     def soonest(self, rows: Sequence[int], lacks: Sequence[int]) -> list[tuple[int, int]]:
-        """The instant at which so many thousandths of devices more will be free on each of these rows, and the row: the
-        soonest first, without those where that will never be. What lacks nothing has it now.
+        """Return, for each of these rows that ever will have as many more thousandths of devices free as it lacks, the
+        instant and the row, the soonest first. A row that lacks nothing has them now.
         """
         found, now, soonest = self._endings, self._now, []
         for row, lack in zip(rows, lacks, strict=True):
@@ -200,7 +198,7 @@ class Running:
 
     @cached_property
     def _endings(self) -> _Endings:
-        """What has overrun is estimated anew."""
+        """The attempts by estimated end; attempts that overran are estimated again."""
         columns = self._columns
         counts = np.fromiter(map(len, self._fleet.residents), np.int64, len(self._fleet))
         first = np.concatenate(([0], np.cumsum(counts)))
@@ -216,15 +214,15 @@ class Running:
 
     @cached_property
     def _columns(self) -> Ints:
-        """What was seen for an earlier view, as far as it still holds."""
+        """The columns, reusing the valid ones of an earlier view."""
         fleet, speeds = self._fleet, self._speeds
         seen: _Seen | None = fleet.runs.get("running")
         if seen is None or seen.throughputs is not speeds.throughputs or len(seen.rows) != len(fleet):
             seen = _Seen({}, speeds.throughputs, [None] * len(fleet), _NOTHING)
         changed = changed_profiles(seen.profiles, speeds.profiles)
         rows, parts = seen.rows.copy(), list[Ints]()
-        learned: dict[int, list[int]] = {}  # by column
-        place = old = since = 0  # how many columns there are before this row, and in what was seen; not yet in parts
+        learned: dict[int, list[int]] = {}  # by column index
+        place = old = since = 0  # columns before this row, here and in the earlier view; start of those not in parts
         for row, residents in enumerate(fleet.residents):
             known = rows[row]
             if known is None or known.residents is not residents:
@@ -251,7 +249,7 @@ class Running:
         return columns
 
     def _look(self, residents: tuple[Resident, ...], known: _On | None, changed: set[str]) -> _On:
-        """What is foreseen on a row where something else runs than did."""
+        """Return the estimates of a row whose attempts have changed."""
         before: dict[int, list[int]] = {}
         if known is not None:
             before = {
@@ -264,7 +262,7 @@ class Running:
         return _On(residents, frozenset(chain.from_iterable(sources)), sources, foreseen)
 
     def _look_again(self, known: _On, changed: set[str]) -> list[list[int]]:
-        """What is foreseen on a row where the same runs, now that something was learned."""
+        """Return the estimates of a row with the same attempts after profiles have changed."""
         return [
             of if changed.isdisjoint(sources) else self._foreseen(one)
             for one, of, sources in zip(known.residents, known.foreseen, known.sources, strict=True)
@@ -294,7 +292,7 @@ def _held(residents: tuple[Resident, ...]) -> _Held:
 
 
 def changed_profiles(before: Mapping[str, Profile], now: Mapping[str, Profile]) -> set[str]:
-    """Names of the profiles that are not what they were."""
+    """Return the names of the profiles that have changed."""
     if before is now:
         return set()
     changed = {name for name, profile in now.items() if before.get(name) is not profile}

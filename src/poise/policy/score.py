@@ -1,8 +1,8 @@
-"""Node scores: named terms in [0, 1], higher is better, over columns; a policy weighs them. Some say as well which
-device of a node a share is best taken of.
+"""Node scores: named terms in [0, 1], higher is better, computed over columns and weighted by a policy. Some terms also
+score the devices of a node for a share of one.
 
-A term is a function of a `Scoring`: the nodes at hand (rows), what is free on them, the shape and the candidate. The
-score of a node is the weighted mean of its terms, so that it lies in [0, 1] whatever the weights.
+A term is a function of a `Scoring`: the nodes to score (rows), their free resources, the shape and the estimates. The
+score of a node is the weighted mean of its terms, so it is in [0, 1] whatever the weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +22,9 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class Scoring:
-    """What a term may look at. `free` is (4, N) with what was placed in this round taken off, `rows` the nodes to
-    score, `estimates` the run time by device model; `seed` is the view's, moved on with every task placed. `share` and
-    `memory` are (N, D), what is free of each device, and `typical` is the work that is typical (None: not known).
+    """The inputs of a term. `free` is (4, N), less the placements of this round; `rows` the nodes to score; `estimates`
+    the run time by device model; `seed` the view's, advanced with every placed task. `share` and `memory` are (N, D),
+    the free parts of each device; `typical` is the typical work (None: unknown).
     """
 
     __slots__ = ("_taken", "estimates", "fleet", "free", "memory", "rows", "seed", "shape", "share", "typical")
@@ -49,14 +49,14 @@ class Scoring:
         self._taken: Floats | None = None
 
     def of(self, rows: Ints) -> "Scoring":
-        """The same with other nodes at hand."""
+        """Return the same inputs for other nodes."""
         return Scoring(
             self.fleet, rows, self.free, self.shape, self.estimates, self.seed, share=self.share, memory=self.memory,
             typical=self.typical,
         )  # fmt: skip
 
     def taken(self, resource: int) -> Floats:
-        """The share of a resource that would be taken with the task on it; 1 where there is none of it."""
+        """Return the used part of a resource with the task placed; 1 where the node has none of it."""
         if self._taken is None:
             shape = self.shape
             need = np.array([[shape.cpu], [shape.memory], [shape.network], [shape.gpus]])
@@ -66,19 +66,19 @@ class Scoring:
         return np.asarray(self._taken[resource])
 
     def used(self, resource: int) -> Floats:
-        """The share of a resource that is taken now; 0 where there is none of it."""
+        """Return the part of a resource that is used now; 0 where the node has none of it."""
         total = self.fleet.total[resource, self.rows]
         return np.where((total > 0) & (total < PLENTY), 1 - self.free[resource, self.rows] / np.maximum(total, 1), 0.0)
 
 
 Term = Callable[[Scoring], Floats]
 DeviceTerm = Callable[[Scoring], Floats]
-"""(rows, D): how good it is to take the share of each device."""
+"""(rows, D): the score of taking the share of each device."""
 
 
 def fit(scoring: Scoring) -> Floats:
-    """How little is left over, so that large work still finds room (best fit): half for CPU, three tenths for memory,
-    two tenths for leaving accelerators to those that ask for them.
+    """Score nodes by how little is left over, so that large work still finds room (best fit): 0.5 CPU + 0.3 memory +
+    0.2 devices, to leave accelerators to work that requests them.
     """
     return 0.5 * scoring.taken(CPU) + 0.3 * scoring.taken(MEMORY) + 0.2 * scoring.taken(DEVICES)
 
@@ -98,8 +98,8 @@ def load(scoring: Scoring) -> Floats:
 
 
 def balance(scoring: Scoring) -> Floats:
-    """How even what is left would be over CPU, memory and devices: what is left of one without the others is stranded
-    (the fragmentation that Weng et al., 2023, measure on Alibaba's fleet).
+    """Score nodes by how evenly CPU, memory and devices would be left over: a rest of one without the others is
+    stranded (the fragmentation that Weng et al., 2023, measure on Alibaba's fleet).
     """
     cpu, memory = scoring.taken(CPU), scoring.taken(MEMORY)
     has = scoring.fleet.total[DEVICES, scoring.rows] > 0
@@ -110,9 +110,9 @@ def balance(scoring: Scoring) -> Floats:
 
 
 def tightness(scoring: Scoring) -> Floats:
-    """How little is left over as such, and not as a part of the node: one less half of the CPU left over that of the
-    largest node, and half of the compute of devices left over that of the most devices on one (best fit, as Weng et
-    al., 2023, have it in their experiments).
+    """Score nodes by how little is left over in absolute terms: 1 minus half of the CPU left over that of the largest
+    node, and half of the device compute left over that of the node with most devices (best fit, as in the experiments
+    of Weng et al., 2023).
     """
     fleet, rows, shape = scoring.fleet, scoring.rows, scoring.shape
     most_cpu, most = (max(1, int(fleet.total[of].max(initial=0))) for of in (CPU, DEVICES))
@@ -122,10 +122,10 @@ def tightness(scoring: Scoring) -> Floats:
 
 
 def fragmentation(scoring: Scoring) -> Floats:
-    """How little the fragments of the node grow (`fragments`), at the best of its devices: `1 / (1 + exp(growth))` with
-    the growth in devices, a half where nothing changes (fragmentation gradient descent, Weng et al., 2023). It is cut
-    to whole hundredths, as in the paper's scheduler: what differs by less is as good, so that a tie goes to the next
-    node in order, and the fleet fills up from one end.
+    """Score nodes by how little their fragments grow (`fragments`), at the best device: `1 / (1 + exp(growth))` with
+    the growth in devices, 0.5 without growth (fragmentation gradient descent, Weng et al., 2023). Scores are cut to
+    whole hundredths, as in the paper's scheduler: smaller differences count as ties, which go to the next node in
+    order, so that the fleet fills up from one end.
     """
     if scoring.shape.is_part and scoring.typical is not None:
         return np.asarray(fragmentation_by_device(scoring).max(axis=1, initial=0.0))
@@ -133,7 +133,7 @@ def fragmentation(scoring: Scoring) -> Floats:
 
 
 def fragmentation_by_device(scoring: Scoring) -> Floats:
-    """The same by device, for a share of one; 0 where it has no room."""
+    """Score the devices by `fragmentation`, for a share of one; 0 where it has no room."""
     fleet, rows, shape = scoring.fleet, scoring.rows, scoring.shape
     usable = usable_devices(fleet, shape, ability(fleet, shape), scoring.memory[rows], scoring.share[rows], rows)
     worth = np.zeros(usable.shape)
@@ -150,9 +150,9 @@ def fragmentation_by_device(scoring: Scoring) -> Floats:
 
 
 def prospects(scoring: Scoring) -> Floats:
-    """As `fragmentation`, but a task that is typical counts on what it is likely to use of a node (`as_foreseen`), and
-    not on all that is free there: what ends up in fragments is less. A share is taken of the fullest device that has
-    room. Nodes that are alike in all that counts are looked at once.
+    """Like `fragmentation`, but a typical task counts on its likely use of a node (`as_foreseen`), and not on all that
+    is free there, so fragments are smaller. A share takes the fullest device that has room. Nodes equal in all inputs
+    are computed once.
     """
     fleet, rows = scoring.fleet, scoring.rows
     if not len(rows):
@@ -171,7 +171,7 @@ def _least_growth(scoring: Scoring, account: Account) -> Floats:
 
 
 def _distinct(columns: Ints) -> tuple[list[int], list[int]]:
-    """The numbers of the lines of a table that are not as any before, and for each line which of those it is as."""
+    """Return the indices of the distinct rows of a table, and for each row the index of its distinct row."""
     lines: list[bytes] = np.ascontiguousarray(columns).view(f"V{columns.itemsize * columns.shape[1]}").ravel().tolist()
     numbers: dict[bytes, int] = {}
     first: list[int] = []
@@ -182,14 +182,14 @@ def _distinct(columns: Ints) -> tuple[list[int], list[int]]:
 
 
 def _first_like(*columns: NDArray[Any]) -> Ints:
-    """(rows, D): the first device of the node that is the same in all these columns."""
+    """Return (rows, D): the first device of the node that is equal in all these columns."""
     same = np.all([column[:, :, None] == column[:, None, :] for column in columns], axis=0)
     return np.asarray(same.argmax(axis=2))
 
 
 def _worth(scoring: Scoring, at: Ints, devices: tuple[Ints, Ints], account: Account) -> Floats:
-    """What a term gives to nodes of the scoring (`at`, numbers into its rows) on which the task leaves `devices`:
-    what is free of them then, in compute and memory.
+    """Return a term's value for nodes of the scoring (`at`, indices into its rows) where the task leaves `devices`: the
+    free compute and memory of each device afterwards.
     """
     fleet, free, shape, known = scoring.fleet, scoring.free, scoring.shape, scoring.typical
     if known is None:
@@ -202,7 +202,7 @@ def _worth(scoring: Scoring, at: Ints, devices: tuple[Ints, Ints], account: Acco
 
 
 def _without(scoring: Scoring) -> tuple[Ints, Ints]:
-    """(rows, D) twice: compute and memory left of the devices once a task has taken the fullest that will do."""
+    """Return (rows, D) twice: the compute and memory of devices left after a task takes the fullest suitable ones."""
     fleet, rows, shape = scoring.fleet, scoring.rows, scoring.shape
     share, memory = scoring.share[rows], scoring.memory[rows]
     if not shape.gpus:
@@ -215,7 +215,7 @@ def _without(scoring: Scoring) -> tuple[Ints, Ints]:
 
 
 def speed(scoring: Scoring) -> Floats:
-    """The fastest foreseen run over the one foreseen here; 1 everywhere where nothing tells devices apart."""
+    """Score nodes by speed: the shortest estimated run time over the one here; 1 everywhere if all are equal."""
     runs = np.array([*(estimate.mean for estimate in scoring.estimates), _NEVER], np.float64)
     if len(scoring.estimates) < 2 or runs[:-1].min() == runs[:-1].max():
         return np.ones(len(scoring.rows))
@@ -228,23 +228,23 @@ def speed(scoring: Scoring) -> Floats:
 
 
 def steadiness(scoring: Scoring) -> Floats:
-    """One less the share of attempts that failed there of late: unstable nodes are avoided."""
+    """Score nodes by 1 minus the recent failure rate of attempts: unstable nodes are avoided."""
     return np.asarray(1 - scoring.fleet.failures[scoring.rows])
 
 
 def calm(scoring: Scoring) -> Floats:
-    """1 on a node of low measured load, a half on one of medium, 0 on one of high, for however long."""
+    """Score nodes by measured load: 1 for low, 0.5 for medium, 0 for high, however long it lasts."""
     return np.asarray(1 - np.minimum(scoring.fleet.levels[scoring.rows], HIGH) / HIGH)
 
 
 def nearness(scoring: Scoring) -> Floats:
-    """By the latency to the rest of the fleet: 1 at none, a half at 10 ms."""
+    """Score nodes by the latency to the rest of the fleet: 1 at none, 0.5 at 10 ms."""
     latency = np.array([scoring.fleet.nodes[row].latency for row in scoring.rows.tolist()], np.float64)
     return np.asarray(1 / (1 + latency / (10 * MILLISECOND)))
 
 
 def thrift(scoring: Scoring) -> Floats:
-    """The cheapest node's price per hour, devices and all, over this one's; 1 where nothing has a price."""
+    """Score nodes by price: the lowest hourly price of a node's devices over this one's; 1 without a price."""
     price = np.array(
         [sum(device.price for device in scoring.fleet.nodes[row].devices) for row in scoring.rows.tolist()], np.float64
     )
@@ -252,8 +252,8 @@ def thrift(scoring: Scoring) -> Floats:
 
 
 def energy(scoring: Scoring) -> Floats:
-    """The least energy that the run is foreseen to take anywhere over the least here: power cap times run time, of the
-    devices that can do it; 1 where no power is known. Devices of one model count as drawing the same.
+    """Score nodes by energy: the least estimated energy of the run anywhere over the least here (power cap times run
+    time, of suitable devices); 1 where no power is known. All devices of one model count as drawing the same power.
     """
     fleet, shape = scoring.fleet, scoring.shape
     if not shape.gpus or not len(scoring.rows):
@@ -271,18 +271,18 @@ def energy(scoring: Scoring) -> Floats:
 
 
 def random(scoring: Scoring) -> Floats:
-    """By chance, from the view's seed: the same seed gives the same scores."""
+    """Score nodes at random, from the view's seed: the same seed gives the same scores."""
     drawn = np.random.default_rng(scoring.seed).random(len(scoring.fleet))
     return np.asarray(drawn[scoring.rows])
 
 
 def random_by_device(scoring: Scoring) -> Floats:
-    """Any device, by chance."""
+    """Score devices at random."""
     return np.random.default_rng([scoring.seed, 1]).random(scoring.share[scoring.rows].shape)
 
 
 def first(scoring: Scoring) -> Floats:
-    """Nodes in order of their names."""
+    """Score nodes in order of their names."""
     return 1 - scoring.rows / max(1, len(scoring.fleet))
 
 
@@ -308,19 +308,19 @@ DEVICE_TERMS: dict[str, DeviceTerm] = {
     "fragmentation": fragmentation_by_device,
     "random": random_by_device,
 }
-"""Terms that tell devices apart; where a policy weighs none of these, a share goes to the fullest that has room."""
+"""Terms that score devices; a policy without any of them puts a share on the fullest device that has room."""
 
 WORK_TERMS = frozenset({"fragmentation", "prospects"})
-"""Terms that look at the work that is typical."""
+"""Terms that depend on the typical work."""
 
 ROOM_TERMS = frozenset({"fit", "balance"})
-"""Terms that say how well whole devices are used; where devices are shared, a policy that weighs any of `WORK_TERMS` as
-well goes by those instead, which see into devices."""
+"""Terms for the use of whole devices. Where devices are shared, a policy that also weighs any of `WORK_TERMS` uses only
+those instead, which consider shares of devices."""
 
 
 def weights_where(weights: Mapping[str, float], *, shared: bool) -> Mapping[str, float]:
-    """The weights that count where devices are shared, or are not: of the terms that say how well room is used those
-    for it, if a policy weighs both kinds and what is left adds up to a score.
+    """Return the weights that apply where devices are shared, or where they are not. If a policy weighs both
+    `ROOM_TERMS` and `WORK_TERMS`, drop those of the other case, unless the rest does not add up to more than 0.
 
     >>> weights_where({"fit": 0.5, "speed": 0.3, "prospects": 1.0}, shared=True)
     {'speed': 0.3, 'prospects': 1.0}
@@ -333,7 +333,7 @@ def weights_where(weights: Mapping[str, float], *, shared: bool) -> Mapping[str,
 
 
 def score(scoring: Scoring, weights: Mapping[str, float], terms: Mapping[str, Term] = TERMS) -> Floats:
-    """The weighted mean of the terms. Raises ValueError when a term gives anything but one finite number a node."""
+    """Return the weighted mean of the terms. Raises ValueError unless a term returns one finite number per node."""
     total = np.zeros(len(scoring.rows))
     for name, weight in weights.items():
         value = terms[name](scoring)
@@ -344,15 +344,15 @@ def score(scoring: Scoring, weights: Mapping[str, float], terms: Mapping[str, Te
 
 
 def score_devices(scoring: Scoring, weights: Mapping[str, float]) -> Floats | None:
-    """(rows, D): the sum of the weighted terms that tell devices apart; None where there is none of them."""
+    """Return (rows, D): the sum of the weighted terms that score devices; None if there are none."""
     said = [weight * DEVICE_TERMS[name](scoring) for name, weight in weights.items() if name in DEVICE_TERMS]
     return np.asarray(sum(said)) if said else None
 
 
 def turn_weight(cpu: float, latency: int) -> float:
-    """A node's weight in weighted round robin: `100 + 50 (1 - cpu)`, and 30 more below 50 ms or 15 more below 100 ms.
+    """Return a node's weight in weighted round robin: `100 + 50 (1 - cpu)`, plus 30 below 50 ms or 15 below 100 ms.
 
-    `cpu` is the share of its CPU that is taken, `latency` in nanoseconds.
+    `cpu` is the used part of its CPU, `latency` in nanoseconds.
     """
     near = 30 if latency < 50 * MILLISECOND else 15 if latency < 100 * MILLISECOND else 0
     return 100 + 50 * (1 - cpu) + near

@@ -1,4 +1,4 @@
-"""Fair shares in one round: how the nodes of the tree stand, with what is placed and what is asked to yield."""
+"""Fair shares in one round: the standing of the tree with its placements and preemptions."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -13,7 +13,7 @@ from poise.policy.reclaim import Preemption, cost_of
 
 
 class Shared:
-    """Units that were promised room count as if they had it, and those that make it as if they were gone."""
+    """The shares of one round. Units that were promised room count as present, and those that make it as gone."""
 
     def __init__(self, draft: Draft) -> None:
         view = draft.view
@@ -28,7 +28,7 @@ class Shared:
         self._promised: dict[str, Claim] = {}
         self._spared: dict[tuple[object, ...], frozenset[str]] = {}
         self.young = 0
-        """The next instant at which one of the borrowers that were looked for last will have run for long enough."""
+        """The next instant at which a borrower from the last search will have run for its minimum time."""
         gains = frozenset(view.yielded.values())
         for candidate in view.candidates if gains else ():
             if candidate.unit in gains:
@@ -40,7 +40,7 @@ class Shared:
             self._count(claim)
 
     def confined(self, candidate: Candidate) -> Candidate | tuple[Reason, ...]:
-        """As `entitled.confined` has it. A unit that was promised room does not count against itself."""
+        """Restrict a unit as `entitled.confined` does. A unit that was promised room does not count against itself."""
         if (claim := self._promised.pop(candidate.unit, None)) is not None:
             self._count(claim, -1)
         if candidate.recovering:
@@ -48,23 +48,23 @@ class Shared:
         return confined(self.standing, self._fleet, self._draft.share, candidate)
 
     def promise(self, candidate: Candidate) -> None:
-        """It gets the room that others are about to leave."""
+        """Count a unit as holding the room that others are about to leave."""
         self._count(self.standing.claim(candidate, self._fleet))
 
     def place(self, candidate: Candidate, shape: Shape, spots: Sequence[Spot]) -> None:
-        """It holds room from now on."""
+        """Count a placed unit."""
         for spot in spots:
             node = self._fleet.nodes[self._fleet.rows[spot.node]]
             self.standing.count(candidate.leaf, amounts_there(shape, node, spot.devices))
         self._spared.clear()
 
     def room_to_grow(self, resident: Resident, most: int) -> int:
-        """How many more tasks limits allow."""
+        """Return how many more tasks the limits allow."""
         model = resident.model if resident.shape.gpus else CPU
         return self.standing.room_in_limits(resident.leaf, resident.shape, model, most)
 
     def own_models(self, candidate: Candidate, shape: Shape) -> list[str] | None:
-        """The models of device that are its share's own; None where all that can run it are."""
+        """Return the device models within its share's guarantees; None if that is all suitable ones."""
         models = models_for(shape, self._fleet)
         needed, path = candidate.least or candidate.tasks, self.standing.path(candidate.leaf)
         own = [
@@ -75,13 +75,13 @@ class Shared:
         return None if len(own) == len(models) else own
 
     def is_entitled(self, candidate: Candidate) -> bool:
-        """Whether any node above the unit could hold it within its guarantee."""
+        """Return whether any node above the unit could hold it within its guarantee."""
         claim = self.standing.claim(candidate, self._fleet)
         return any(self.standing.is_within(place, claim.amounts) for place in self.standing.path(candidate.leaf))
 
     def borrowers(self, candidate: Candidate, shape: Shape, rules: Preemption, asked: Collection[str]) -> list[str]:
-        """Units that may be stopped because their share borrows what this one's is guaranteed, those that lose least
-        first: no more of a share than it borrows.
+        """Return the units that may be preempted because their share borrows what this unit's share is guaranteed, the
+        cheapest first; of a share no more than it borrows.
         """
         trial, now = self.standing.copy(), self._draft.view.now
         self.young = 0
@@ -102,7 +102,7 @@ class Shared:
             loses = self._held(one.unit)
             if one.leaf == candidate.leaf or trial.may_take(claim, one.leaf) is not True:
                 continue
-            if now < (at := one.since + rules.min_run):  # however often it was stopped: it borrows
+            if now < (at := one.since + rules.min_run):  # the budget does not protect a borrower
                 self.young = min(self.young or at, at)
             else:
                 trial.count(*loses, -1)
@@ -110,7 +110,7 @@ class Shared:
         return found
 
     def spared(self, one: Candidate | Resident) -> frozenset[str]:
-        """Units that may not be stopped for this one."""
+        """Return the units that may not be preempted for this one."""
         waits = isinstance(one, Candidate)
         gains = self.standing.claim(one, self._fleet) if isinstance(one, Candidate) else self._held(one.unit)
         key = (waits, gains.leaf, *sorted(gains.amounts.items()))
@@ -128,8 +128,8 @@ class Shared:
         return known
 
     def agree(self, candidate: Candidate, shape: Shape, leaves: Mapping[str, Sequence[int] | None]) -> bool:
-        """Whether so many tasks of these units (None: all) may all be stopped for it; then they are counted as gone,
-        and this one as there.
+        """Return whether these tasks of these units (None: all) may be stopped for it; if so, count them as gone and
+        this unit as present.
         """
         stops = [(0, self._held(unit, tasks)) for unit, tasks in leaves.items()]
         model = next((model for _, loses in stops for model in loses.amounts if model != CPU), CPU)
@@ -142,7 +142,7 @@ class Shared:
         return True
 
     def _held(self, unit: str, tasks: Collection[int] | None = None) -> Claim:
-        """What a running unit holds, or these of its tasks."""
+        """Return the amounts that a running unit, or these of its tasks, hold."""
         of = self._units[unit]
         total: Amounts = {}
         for one in of:

@@ -1,18 +1,18 @@
-"""Which part of its time each unit should have on each model of device: allocations as linear programs.
+"""Allocations as linear programs: the part of its time that each unit should have on each device model.
 
 The formulation is Gavel's (Narayanan et al., OSDI 2020, sections 3 to 4). With `x[m, j]` the part of its time that unit
 m runs on model j, `rates[m, j]` the part of its work done there in a second and `devices[m]` how many it takes at once,
-an allocation is possible if
+an allocation is feasible if
 
     x[m, j] >= 0,   sum_j x[m, j] <= 1,   sum_m devices[m] * x[m, j] <= capacity[j],
 
-and unit m gets on at `sum_j rates[m, j] * x[m, j]`. Every objective here is one or several programs of one form,
-*maximise the smallest of sum_j gains[m, j] * x[m, j]*. Units that are alike in all of it get the same shares (the mean
-of their shares is as good, since the program is convex), so that they are one row: a program has as many rows as there
-are different units.
+and the progress of unit m is `sum_j rates[m, j] * x[m, j]`. Every objective here is one or several programs of one
+form, *maximise the smallest of sum_j gains[m, j] * x[m, j]*. Units with equal coefficients get equal shares (the mean
+of their shares is as good, since the program is convex), so they are one row: a program has as many rows as there are
+different units.
 
-HiGHS solves them (Huangfu and Hall, 2018), with a bound on its iterations and none on time, so that the same view gives
-the same shares. It is imported when a policy first needs it: `pip install 'poise-scheduler[lp]'`.
+The solver is HiGHS (Huangfu and Hall, 2018), with a limit on its iterations and none on time, so that the same view
+gives the same shares. It is imported when a policy first needs it: `pip install 'poise-scheduler[lp]'`.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from poise.errors import InputError, extra
 from poise.model.fleet import Floats
 
 ITERATIONS = 1000
-"""Of the solver, at most; some twenty are usual."""
+"""Maximum number of solver iterations; about twenty are usual."""
 
 OPTIONS = {
     "output_flag": False,
@@ -34,30 +34,30 @@ OPTIONS = {
     "presolve": "off",
     "ipm_iteration_limit": ITERATIONS,
 }
-"""By interior points, and no corner afterwards: of the allocations that are best the one in the middle, which spreads
-what is left over on all alike, and not on whoever is named first. So the solver that Gavel uses chooses too.
+"""Interior points without crossover: of all optimal allocations this gives the central one, which spreads the rest
+evenly, and not to the first unit. The solver that Gavel uses does the same.
 """
 
 TINY = 1e-9
-"""In place of nothing, where it is divided by."""
+"""Lower limit of a divisor."""
 
 HELD = 1e-6
-"""The smallest is kept to this part of it while what is spare is given away."""
+"""Relative decrease allowed to the smallest progress while the rest is given away."""
 
 REFINEMENTS = 30
-"""Programs for one finish-time fair allocation at most; four or five are usual."""
+"""Maximum number of programs for one finish-time fair allocation; four or five are usual."""
 
 PRECISE = 1e-3
-"""A finish-time fair allocation is as good as the best one to this part."""
+"""Relative precision of a finish-time fair allocation."""
 
 
 class Claims(NamedTuple):
-    """What shares are worked out from: n units that claim time on k models of device, in order of submission.
+    """The input of an allocation: n units that claim time on k device models, in order of submission.
 
-    `rates` (n, k) is the part of its work that a unit does in a second on each model, 0 where it cannot run;
-    `devices`, `weights` (n,) how many it takes at once and how much it counts; `left` the part of its work that is to
-    do, `waited` the seconds since it was submitted and `alone` the seconds that what is done would have taken with an
-    equal part of the fleet. `capacity` (k,) counts the devices of each model.
+    `rates` (n, k) is the part of its work that a unit does in a second on each model, 0 where it cannot run; `devices`
+    and `weights` (n,) are the devices that it takes at once and its weight; `left` is the remaining part of its work,
+    `waited` the seconds since it was submitted, and `alone` the seconds that its completed work would have taken with
+    an equal part of the fleet. `capacity` (k,) counts the devices of each model.
     """
 
     rates: Floats
@@ -74,28 +74,26 @@ Allocate = Callable[[Claims], Floats]
 
 
 def max_min(claims: Claims, *, spare: bool = True) -> Floats:
-    """The smallest normalised progress is as large as can be: what a unit does in a second, over what it would do on
-    the mean device, times its devices, over its weight (Gavel, section 4.1, with the normaliser of its public code).
-    Without `spare`, here and below, what nobody needs for the smallest is left where the solver leaves it.
+    """Maximize the smallest normalized progress: a unit's work per second, relative to the mean device, times its
+    devices, over its weight (Gavel, section 4.1, with the normalizer of its public code). Without `spare`, here and
+    below, devices that are not needed for the smallest progress stay as the solver assigns them.
     """
     mean = claims.rates @ (claims.capacity / claims.capacity.sum())
     return _largest_least(claims.rates * (claims.devices / (mean * claims.weights))[:, None], claims, spare=spare)
 
 
 def min_makespan(claims: Claims, *, spare: bool = True) -> Floats:
-    """All that is here now ends as soon as can be: the smallest progress over what is left is as large as can be
-    (Gavel, section 4.2).
-    """
+    """Minimize the makespan: maximize the smallest progress over remaining work (Gavel, section 4.2)."""
     return _largest_least(claims.rates / claims.left[:, None], claims, spare=spare)
 
 
 def finish_time_fair(claims: Claims, *, spare: bool = True) -> Floats:
-    """The largest finish-time ratio is as small as can be: the time a unit will have taken over that which it would
-    take with an equal part of the fleet for itself (`rho` of Themis, Mahajan et al., NSDI 2020; Gavel, section 4.2).
+    """Minimize the largest finish-time ratio: a unit's total time over that with an equal part of the fleet for itself
+    (`rho` of Themis, Mahajan et al., NSDI 2020; Gavel, section 4.2).
 
-    To reach a ratio, every unit needs a rate. The allocation that has most of what is needed for the present ratio has
-    a smaller one, which is the next to be tried, until that gains nothing (the method of Dinkelbach, 1967): each step
-    is exact where halving an interval would only come nearer.
+    A ratio requires a rate of each unit. The allocation that maximizes the smallest part of the required rates has a
+    smaller ratio, which is tried next, until there is no gain (the method of Dinkelbach, 1967): each step is exact,
+    where bisection would only approximate.
     """
     rates, left, waited = claims.rates, claims.left, claims.waited
     fair = claims.alone + left / alone_rate(claims)
@@ -110,8 +108,8 @@ def finish_time_fair(claims: Claims, *, spare: bool = True) -> Floats:
 
 
 def first_come(claims: Claims) -> Floats:
-    """In order of arrival, each all of its time on the model where it is fastest among those that have room; nobody
-    overtakes the first that finds none.
+    """Give each unit, in order of arrival, all of its time on its fastest model that has room; no unit overtakes the
+    first one without room.
     """
     shares, left = np.zeros(claims.rates.shape), claims.capacity.copy()
     for number, (rates, devices) in enumerate(zip(claims.rates, claims.devices.tolist(), strict=True)):
@@ -125,18 +123,18 @@ def first_come(claims: Claims) -> Floats:
 
 
 def equal_parts(claims: Claims) -> Floats:
-    """(n, k): each unit's part of its time on each model, if each had the same part of the fleet for itself."""
+    """Return (n, k): each unit's part of its time on each model with an equal part of the fleet for itself."""
     parts = (claims.rates > 0) * claims.capacity / (len(claims.devices) * claims.devices[:, None])
     return np.asarray(parts / np.maximum(parts.sum(axis=1), 1.0)[:, None])
 
 
 def alone_rate(claims: Claims) -> Floats:
-    """(n,): the part of its work that a unit would do in a second with an equal part of the fleet for itself."""
+    """Return (n,): the part of its work that a unit would do in a second with an equal part of the fleet for itself."""
     return np.asarray((claims.rates * equal_parts(claims)).sum(axis=1))
 
 
 def solver() -> Any:
-    """The module of the solver. Raises `InputError` where it is not installed."""
+    """Return the solver's module. Raises `InputError` if it is not installed."""
     try:
         import highspy
     except ImportError as error:
@@ -145,13 +143,13 @@ def solver() -> Any:
 
 
 def _over_needed(claims: Claims, fair: Floats, ratio: float) -> Floats:
-    """(n, k): what a unit does on each model in a second over what it must do for its finish-time ratio."""
+    """Return (n, k): a unit's work per second on each model, over what it needs for its finish-time ratio."""
     return claims.rates * (np.maximum(ratio * fair - claims.waited, TINY) / claims.left)[:, None]
 
 
 def _largest_least(gains: Floats, claims: Claims, *, spare: bool) -> Floats:
-    """(n, k): the possible allocation whose smallest `sum_j gains[m, j] * x[m, j]` is largest. Of these, with `spare`,
-    one in which devices do most: what nobody needs for the smallest goes where it is used best.
+    """Return (n, k): the allocation with the largest smallest `sum_j gains[m, j] * x[m, j]`. Of these, with `spare`,
+    return one in which devices do most: devices not needed for the smallest go where they are used best.
     """
     rows = np.column_stack((np.round(gains / gains.max(), 12), claims.devices))
     alike, group, counts = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
@@ -159,11 +157,11 @@ def _largest_least(gains: Floats, claims: Claims, *, spare: bool) -> Floats:
 
 
 def _solve(gains: Floats, devices: Floats, capacity: Floats, *, spare: bool) -> Floats:
-    """One program, column by column: `x` row by row of units, and at last the smallest, which is to be largest.
+    """Solve one program. Its columns are `x`, row by row of units, and the smallest progress, which is maximized.
 
     Its rows are `sum_j gains[m, j] * x[m, j] - smallest >= 0` and `sum_j x[m, j] <= 1` for every unit, and the capacity
-    of every model. For what is spare the smallest is held, and the sum over units of devices times progress, over that
-    on the fastest model, is to be largest.
+    of every model. For `spare` the smallest is held, and the sum over units of devices times progress, relative to the
+    fastest model, is maximized.
     """
     highspy = solver()
     (n, k), infinite = gains.shape, highspy.kHighsInf

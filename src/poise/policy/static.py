@@ -26,7 +26,7 @@ Partitions = list[tuple[int, int]]
 
 
 class Static:
-    """Every unit in its own partition, in order of arrival."""
+    """Places every unit in its own partition, in order of arrival."""
 
     name = "static"
     fixed = True
@@ -69,7 +69,7 @@ class Static:
                 if not candidate.recovering:
                     holds.setdefault(candidate.queue, reasons)
             if len(view.backlog) == 1 and len(full) == len(partitions) * len(able) and len(holds) == 1:
-                break  # all are alike, and every partition is full for them
+                break  # all waiting units are alike, and no partition has room
         decisions.extend(Hold(queue=queue, reasons=reasons) for queue, reasons in holds.items())
 
         def elsewhere(resident: Resident, tasks: int) -> list[int]:
@@ -128,7 +128,7 @@ class Static:
 
 
 def _first_partition(ordinal: int, partitions: Partitions, able: Ints, nodes: int) -> int:
-    """The unit's own partition, or the next whose node could ever hold one of its tasks."""
+    """Return the unit's own partition, or the next whose node could ever hold one of its tasks."""
     count = len(partitions)
     own = ordinal % max(1, count)
     if nodes == 1:
@@ -138,7 +138,9 @@ def _first_partition(ordinal: int, partitions: Partitions, able: Ints, nodes: in
 
 
 def _next_partition(start: int, partitions: Partitions, able: Ints, rows: list[int]) -> int:
-    """The first partition from `start` on whose node could ever hold one more of a gang that has members on `rows`."""
+    """Return the first partition from `start` on whose node could ever hold another task of a gang with members on
+    `rows`.
+    """
     count = len(partitions)
     could = ((start + step) % count for step in range(count))
     return next(

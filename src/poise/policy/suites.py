@@ -1,8 +1,8 @@
-"""The named policies: small compositions of an order, weighted node scores, and rules for what a blocked unit does.
+"""The named policies: compositions of an order, weighted node scores, and rules for blocked units.
 
-A `Recipe` is data (recipe.py): the shipped policies are recipes, and a user's YAML file is one too. `Suite` carries it
-out, in five steps: order the candidates; for each, find where it fits (feasible), take the best (score, place); what is
-blocked gets room kept or makes others yield (reclaim); what still waits is held with every reason."""
+A `Recipe` is data (recipe.py): the shipped policies are recipes, and so is a user's YAML file. `Suite` runs a recipe in
+five steps: order the candidates; find where each fits (feasible); choose the best node (score, place); reserve room for
+blocked units or preempt others for them (reclaim); hold the units that still wait, with every reason."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -86,36 +86,36 @@ ClusterPolicy = Policy[Snapshot, Plan]
 Reasons = tuple[Reason, ...]
 
 ASKS_AGAIN = 8
-"""What is blocked looks for somebody to yield again when it has waited longer by one part in so many."""
+"""Retry the victim search of a blocked unit each time its wait has grown by 1/8."""
 
 YIELD_SEARCHES = 4
-"""Blocked units in one round for which victims are looked for."""
+"""Maximum number of victim searches in one round."""
 
 TAKE_BACKS = 16
-"""Blocked units in one round for which what their share is guaranteed is taken back."""
+"""Maximum number of blocked units in one round for which borrowed resources of their share are reclaimed."""
 
 WEIGHED = 2048
-"""Attempts, and units that wait, of which a round weighs what each is worth; where more runs, work with devices yields
-and is placed as other work is. A weighing takes some 10 us for each, and a round at most 50 ms."""
+"""Maximum number of running attempts, and of waiting units, whose worth is weighed in one round. With more running,
+work with devices is preempted and placed like other work. Weighing takes about 10 us each; a round may take 50 ms."""
 
 WEIGHED_WAITING = 256
-"""Units that wait, the first in order, of which a round looks which are worth most together."""
+"""Number of waiting units, first in order, from which a round selects the most valuable combination."""
 
 TURN = 16 * HOUR
-"""Of one device: what saves itself and has had so much makes way for work of which nothing is known. That is the
+"""Device time after which a unit that makes checkpoints may be preempted for work of unknown run time. It is the
 threshold of Tiresias' queues (Gu et al., 2019) in the simulator of Pollux's artifact."""
 
 TOGETHER = 64
-"""Candidates from which on it pays to see first whether all of them have room."""
+"""Minimum number of candidates for which the check whether all of them have room pays off."""
 
 IDLES = 0.1
-"""Room is kept for what waits only where less than this part of its own device time stands idle for that."""
+"""Room is kept for a waiting unit only if the device time idle until its start is less than this part of its own."""
 
 MOST_ASKS = 8
-"""Sizes of waiting work for which it is looked whether there is room before a round is run."""
+"""Maximum number of distinct requests of waiting work that a plan reports as the room it waits for."""
 
 MADE, FOUND, NOTHING = range(3)
-"""What a unit that waits was promised: room that others make, room that was there already, or none."""
+"""Kinds of promise to a waiting unit: room that other units vacate for it, room found free, or none."""
 
 _ANY = float("inf")
 NOBODY: tuple[Resident, ...] = ()
@@ -126,8 +126,8 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class Suite:
-    """A recipe, carried out. `terms` and `rank_terms` may hold more than the shipped ones. Raises KeyError for a name
-    that is not known, ValueError for weights that do not add up to a score.
+    """A policy that runs a recipe. `terms` and `rank_terms` may include other terms than the shipped ones. Raises
+    KeyError for an unknown name, ValueError for weights of a score that do not add up to more than 0.
     """
 
     def __init__(
@@ -146,17 +146,17 @@ class Suite:
         self.why_behind = Why(policy=recipe.name, rank="short work, queued behind its like")
 
     def decide(self, view: Snapshot, /) -> Plan:
-        """Order, place what fits, make room for what does not, hold the rest with every reason.
+        """Order the units, place those that fit, make room for those that do not, hold the rest with every reason.
 
-        Where there is room for all that is shown, the order does not matter, and what is alike is placed together;
-        should that not work out after all (room is in pieces), the units are served one by one.
+        Where there is room for all shown units, the order does not matter, and similar units are placed together. If
+        that fails because the room is fragmented, the units are served one by one.
         """
         draft = Draft(view, self.recipe.score, self.terms, spread=self.recipe.spread, waits=self.waits)
         ordered = self.order.sort(view, draft.timely)
         if view.shares is not None:
             ordered = by_share(view, ordered, draft.timely.pressed)
         emptied = being_emptied(view.fleet)
-        if view.yielded or emptied:  # room was made for them, or is there, whatever the order says now
+        if view.yielded or emptied:  # room was promised to them, whatever the order is now
             ordered.sort(key=lambda candidate: _promised(candidate, view, emptied))
         in_turn = self.recipe.spread or self.recipe.turns != "no"
         if not (in_turn or emptied or view.shares) and len(ordered) >= TOGETHER and _may_have_room(view, ordered):
@@ -168,7 +168,7 @@ class Suite:
 
 
 class _Round:
-    """One decision in the making."""
+    """One round of decisions."""
 
     def __init__(self, suite: Suite, draft: Draft) -> None:
         view = draft.view
@@ -180,10 +180,10 @@ class _Round:
         self._why_behind = suite.why_behind
         self._only_room = suite.only_room
         self._full: set[Shape] = set()
-        self._told: dict[Shape, tuple[Reasons, bool]] = {}  # and whether room is kept for some unit
+        self._told: dict[Shape, tuple[Reasons, bool]] = {}  # and whether room is kept for any unit
         self._left: dict[Shape, int] = {}
         self._empty_room: dict[Shape, int] = {}
-        self._gang_room: dict[Shape, int] = {}  # at most: room only shrinks in a round
+        self._gang_room: dict[Shape, int] = {}  # upper bounds: room only shrinks in a round
         self._reservations = 0
         self._soonest_of: dict[str, tuple[Reservation, Shape] | None] = {}
         self._occupied = any(view.fleet.residents)
@@ -191,7 +191,7 @@ class _Round:
         self._searches = 0
         self._until: int | None = None
         self._closed = False
-        self._postponed = False  # what was not looked at comes at once, with more of what goes before it
+        self._postponed = False  # candidates were skipped: ask again at once
         self._waiting: list[Candidate] = []
         self._begun: list[Begun] = []
         self.allowance = Allowance(view.quotas)
@@ -206,9 +206,7 @@ class _Round:
         self._shared_out: dict[str, Part] = {}
 
     def place_all(self, ordered: list[Candidate]) -> Plan | None:
-        """A place for every candidate, but for those of later lanes than some that are not shown; None if there is none
-        for some.
-        """
+        """Place every candidate, except those of later lanes than unseen ones; None if one of them has no place."""
         if self._unseen:
             ordered = self._before_unseen(ordered)
         if self.view.quotas:
@@ -217,7 +215,7 @@ class _Round:
         fleet = self.view.fleet
         free = fleet.free.astype(float) @ (fleet.closed == 0)
         shapes = [candidate.shape for candidate in ordered]
-        if sum([shape.cpu for shape in shapes]) > free[CPU]:  # the usual end of it, seen at a glance
+        if sum([shape.cpu for shape in shapes]) > free[CPU]:  # cheap check that usually decides
             return None
         if sum([shape.gpus * shape.share for shape in shapes]) > free[DEVICES] * WHOLE:
             return None
@@ -246,7 +244,7 @@ class _Round:
         return self._finish()
 
     def _place_alike(self, group: list[Candidate]) -> bool:
-        """Place single-task units of one queue, node by node, as many as fit."""
+        """Place single-task units of one queue, node by node; return whether all of them found room."""
         draft, first = self.draft, group[0]
         shape = first.shape
         brief = is_brief(self.view.profiles.get(first.kind), shape, 1)
@@ -283,9 +281,9 @@ class _Round:
             self._target |= {unit: one.model for unit, one in self._shared_out.items()}
         elif self._weighs_worth and not self._sizes and self.shares is None:
             ordered = self._most_worth_first(ordered)
-        first = ""  # the unit that nobody may overtake, where overtaking is not allowed
-        only_behind = False  # it waits on a node already, and others may follow it there
-        last_lane: int | None = None  # more of it is there than was shown, all of which was placed
+        first = ""  # the blocked unit that no other may overtake, where overtaking is not allowed
+        only_behind = False  # it is queued on a node, and others may follow it there
+        last_lane: int | None = None  # the first lane with more units than shown, all placed
         keep_for_leaving(self.draft)
         for candidate in ordered:
             if not self._handed_over and _promised(candidate, self.view, self._emptied) == NOTHING:
@@ -304,7 +302,7 @@ class _Round:
                     self.holds[candidate.queue] = found
                     continue
                 candidate = found
-            if first and not only_behind and not self.view.quotas:  # nobody else has a chance
+            if first and not only_behind and not self.view.quotas:  # no other unit can start
                 behind_first = (Reason(code="BEHIND", subject=first),)
                 self.holds = dict.fromkeys(self.view.backlog, behind_first) | self.holds
                 break
@@ -332,7 +330,7 @@ class _Round:
         return self._finish()
 
     def _count_share(self, candidate: Candidate) -> None:
-        """What was placed last is held from now on."""
+        """Count the last placement against its share."""
         begun = self._begun[-1] if self._begun and self._begun[-1].candidate is candidate else None
         last = begun or self.decisions[-1]
         if self.shares is not None and (begun or (isinstance(last, Place) and last.unit == candidate.unit)):
@@ -340,7 +338,7 @@ class _Round:
             self.shares.place(candidate, shape, last.spots)  # type: ignore[union-attr]
 
     def _most_worth_first(self, ordered: list[Candidate]) -> list[Candidate]:
-        """Of each class those first that are worth most together with what runs, where gangs wait for devices."""
+        """Put first, in each class, the units worth most together with running work, if gangs wait for devices."""
         waiting = self.draft.waiting
         places = waiting.places_of(ordered)
         here = places[waiting.columns[WHOLES][places] > 0][:WEIGHED_WAITING]
@@ -351,7 +349,7 @@ class _Round:
         return self._last(ordered, behind[places])
 
     def _last(self, ordered: list[Candidate], last: Bools) -> list[Candidate]:
-        """The same, but behind its like what comes `last`: after a promise, a deadline, its class are looked at."""
+        """Return the candidates with those marked `last` after others of equal promise, deadline pressure and class."""
         lanes = self.order.lanes(self.draft.waiting, ordered)
         keys = [last, lanes]
         if pressed := self.draft.timely.pressed:
@@ -362,8 +360,8 @@ class _Round:
         return [ordered[number] for number in np.lexsort(keys).tolist()]
 
     def _shares_elastic(self, ordered: Sequence[Candidate]) -> bool:
-        """Whether elastic units on whole devices wait or run, and all of them are weighed together. Of several models,
-        each gets one, so one of them must be known to be faster on some.
+        """Return whether the sizes of elastic units on whole devices are chosen together. With several device models
+        each unit gets one of them, so at least one unit must be known to be faster on some model.
         """
         if not (self.recipe.elastic and self._weighs_worth):
             return False
@@ -375,7 +373,7 @@ class _Round:
 
     @cached_property
     def _models(self) -> list[int]:
-        """The models of devices, where there are several and who runs where may be changed."""
+        """The device models, where there are several and units may be moved between them."""
         return (
             [index for index, model in enumerate(self.view.fleet.models) if model.kind != "cpu"]
             if self._is_uneven
@@ -383,8 +381,8 @@ class _Round:
         )
 
     def _share_out(self, ordered: Sequence[Candidate]) -> None:
-        """Sizes for all elastic units on whole devices and all gangs of them that wait; where devices are unequal also
-        a model for each elastic one that is to start, or to be larger than its least.
+        """Choose sizes for all elastic units on whole devices and all gangs that wait for them. With several device
+        models, also choose a model for each elastic unit that is to start or to grow beyond its minimum.
         """
         models, waiting = self._models, list(islice(filter(_takes_whole, ordered), WEIGHED_WAITING))
         units, there = units_of(self.draft, waiting, models)
@@ -397,17 +395,17 @@ class _Round:
                     continue
                 one = elastic[unit]
                 stays = one.size == one.least and one.here == size.model
-                if not (stays and self._sizes[unit] == one.least):  # else it may be asked to yield as others may
+                if not (stays and self._sizes[unit] == one.least):  # else it may be preempted as others are
                     gets, has = one.width * self._sizes[unit], one.width * one.size
                     self._shared_out[unit] = Part(models[size.model], gets, has, models[one.here])
 
     def _left_out(self, waiting: Ints) -> Ints:
-        """Of what waits for whole devices (by place), what is not among that which is worth most together with what
-        runs.
+        """Return the places of units waiting for whole devices that are not in the most valuable combination with
+        running work.
         """
         draft, free = self.draft, self.draft.whole_devices_free()
         widths: list[int] = draft.waiting.columns[WIDTH][waiting].tolist()
-        if sum(widths) <= free:  # all has room, whatever it is worth
+        if sum(widths) <= free:  # all have room, whatever their worth
             return waiting[:0]
         prices = self._prices.of
         running = [
@@ -420,16 +418,16 @@ class _Round:
         chosen = choose(worths, [width for _, width in running] + widths, devices)
         first = len(running)
         fits = [first + number not in chosen and width <= devices for number, width in enumerate(widths)]
-        return waiting[fits]  # the others keep room for later
+        return waiting[fits]  # units that are too wide now keep their order and reserve room
 
     @cached_property
     def _is_uneven(self) -> bool:
-        """Whether there are devices of several models, and who runs where may be changed."""
+        """Return whether there are devices of several models, and units may be moved between them."""
         names = [model.name for model in self.view.fleet.models if model.kind != "cpu"]
         return len(names) > 1 and len(set(names)) == len(names) and self._weighs_worth
 
     def _before_unseen(self, ordered: list[Candidate]) -> list[Candidate]:
-        """Without those of later lanes than what is not shown; these come at once after that."""
+        """Return the candidates without those of later lanes than the units not shown; those follow at once."""
         if len(self.view.backlog) == 1:
             return ordered
 
@@ -438,7 +436,7 @@ class _Round:
 
         last = {candidate.queue: candidate for candidate in ordered}
         limit = min(lane(last[queue]) for queue in self._unseen)
-        if self.view.yielded or self.draft.timely.pressed:  # those stand before all others
+        if self.view.yielded or self.draft.timely.pressed:  # those are first in the order
             before = [candidate for candidate in ordered if lane(candidate) <= limit]
         else:
             before = ordered[: bisect_right(ordered, limit, key=lane)]
@@ -448,11 +446,11 @@ class _Round:
 
     @cached_property
     def _unseen(self) -> dict[str, int]:
-        """How many are shown of each queue that is longer than that, and were not placed yet."""
+        """The number of shown units not placed yet, by queue, of each queue that is longer than shown."""
         return _unseen(self.view)
 
     def _was_last_shown(self, candidate: Candidate) -> bool:
-        """Whether a queue goes on, and nothing more of it is shown."""
+        """Return whether this was the last shown unit of a queue that continues."""
         left = self._unseen.get(candidate.queue)
         if left is None or candidate.recovering:
             return False
@@ -460,7 +458,7 @@ class _Round:
         return left == 1
 
     def _finish(self) -> Plan:
-        """What is left goes to elastic units, hot nodes hand over work, what waits is held with every reason."""
+        """Give the remaining room to elastic units, move work off hot nodes, hold waiting units with every reason."""
         if not self._handed_over:
             self._hand_over()
         self._place_elastic()
@@ -481,7 +479,7 @@ class _Round:
             if queue not in self.holds:
                 self.holds[queue] = back
                 self._waiting.append(candidate)
-        for candidate in self._waiting:  # with what is free now that all is placed
+        for candidate in self._waiting:  # by the room left after all placements
             self.holds[candidate.queue] += self._reasons(candidate)
         self.decisions.extend(Hold(queue=queue, reasons=reasons) for queue, reasons in self.holds.items())
         asks = self._asks()
@@ -496,8 +494,8 @@ class _Round:
         )
 
     def _asks(self) -> tuple[Ask, ...] | None:
-        """Room without which nothing more would be decided, whatever the time and whatever else is done; None where
-        that cannot be said.
+        """Return the room without which the plan would not change, whatever the time and other events; None where that
+        is unknown.
         """
         view, recipe = self.view, self.recipe
         if self._postponed or self._emptied or view.quotas or view.yielded:
@@ -515,12 +513,12 @@ class _Round:
             needed = candidate.least or candidate.tasks
             for shape in (candidate.shape, *candidate.others):
                 if needed == 1 and not shape.gpus:
-                    return None  # it may turn out to be brief, and wait behind its like
+                    return None  # it may be brief and queue behind similar work
                 asks[Ask(shape, needed)] = None
         return tuple(asks) if len(asks) <= MOST_ASKS else None
 
     def _has_placed_all(self) -> bool:
-        """Whether nothing is left to wait, and all that was decided is the start of units that never change size."""
+        """Return whether no unit waits, and the only decisions are starts of units with a fixed size."""
         ones, decisions = self.view.candidates, self.decisions
         return (
             len(ones) == len(decisions) == sum(self.view.backlog.values())
@@ -529,7 +527,7 @@ class _Round:
         )
 
     def _rests(self) -> bool:
-        """Whether nothing that runs could be grown or moved, even if there were more room."""
+        """Return whether no running unit could be grown or moved, even with more room."""
         view, recipe = self.view, self.recipe
         if self._until is not None or (recipe.elastic and view.elastic) or self._is_uneven:
             return False
@@ -538,8 +536,8 @@ class _Round:
     # --- placing -----------------------------------------------------------------------------------------------------
 
     def _place(self, candidate: Candidate) -> bool:
-        """Place the unit if it fits, in the artifact that is foreseen to be done first; after it ran out of memory, in
-        one that asks for less if there is one.
+        """Place the unit if it fits, in the artifact with the shortest estimated run time; after an out-of-memory
+        failure, in one that asks for less memory, if there is one.
         """
         target = self._target.get(candidate.unit)
         told_apart = target is not None and self._by_speed(candidate, candidate.shape)[0][1] is not None
@@ -565,7 +563,7 @@ class _Round:
                 row = self._meanwhile(candidate, shape)
             if row is not None and len(shapes) == 1:
                 best = (False, False, 0, variant, row, shape)
-            elif row is not None:  # what is only guessed of comes after what is known
+            elif row is not None:  # known run times come before guesses
                 run = self.draft.run_on(candidate, shape, row)
                 found_here = (_ran_out(candidate, shape), run.source == "default", run.mean, variant, row, shape)
                 best = found_here if best is None else min(best, found_here)
@@ -580,7 +578,7 @@ class _Round:
         return True
 
     def _meanwhile(self, candidate: Candidate, shape: Shape) -> int | None:
-        """Room that is kept for another, if this one is known to be gone before it is needed."""
+        """Return a row with room kept for another unit, if this unit is known to end before that room is needed."""
         now, kept = self.view.now, self.draft.kept
         for row in self.draft.room_meanwhile(shape) if kept else ():
             run = self.draft.run_on(candidate, shape, row)
@@ -589,7 +587,7 @@ class _Round:
         return None
 
     def _place_gang(self, candidate: Candidate, shapes: tuple[Shape, ...]) -> bool:
-        """All tasks or none; of an elastic unit the least now, and more at the end of the round if room is left."""
+        """Place all tasks or none; of an elastic unit its minimum now, and more at the end of the round."""
         needed = candidate.least or candidate.tasks
         best: tuple[bool, bool, int, int, list[int]] | None = None
         wanted = self._sizes.get(candidate.unit, 0)
@@ -604,7 +602,7 @@ class _Round:
             rows = self._gang_rows(candidate, shape, needed) if within else []
             if rows and len(shapes) == 1:
                 best = (False, False, 0, variant, rows)
-            elif rows:  # as fast as its slowest member; what is only guessed of comes after what is known
+            elif rows:  # as fast as its slowest member; known run times come before guesses
                 run = max(self.draft.run_on(candidate, shape, row) for row in dict.fromkeys(rows))
                 found = (_ran_out(candidate, shape), run.source == "default", run.mean, variant, rows)
                 best = found if best is None else min(best, found)
@@ -622,9 +620,9 @@ class _Round:
         return True
 
     def _gang_rows(self, candidate: Candidate, shape: Shape, needed: int) -> list[int]:
-        """A row for every task, close together: on one node, else in one rack, else in one zone, else anywhere; on
-        devices of one model wherever one could hold it, the fastest first: of a gang on several all are as slow as one.
-        On the node to avoid only if it cannot be without.
+        """Return a row for every task, close together: on one node, else in one rack, else in one zone, else anywhere.
+        Use devices of one model if one could hold the gang, the fastest first: a gang on several is as slow as its
+        slowest. Use the node to avoid only if it is necessary.
         """
         if self._gang_room.get(shape, needed) < needed:
             return []
@@ -650,7 +648,7 @@ class _Round:
             return self.draft.within(shape, room if mask is None else np.where(mask, room, 0))
 
         if all(mask is not None and int(on(mask, most).sum()) < needed for mask in masks):
-            masks.append(None)  # no model alone could ever hold it
+            masks.append(None)  # no single model could ever hold it
         for mask in masks:
             here = on(mask, room)
             if int(here.sum()) >= needed:
@@ -660,7 +658,7 @@ class _Round:
         return []
 
     def _by_speed(self, candidate: Candidate, shape: Shape) -> list[tuple[int | None, Any]]:
-        """Where models differ: each that could run it, the fastest first, and a mask of the nodes that have it."""
+        """Return, where models differ, each that could run the unit, fastest first, and a mask of its nodes."""
         if not shape.gpus:
             return [(None, None)]
         estimates, able = self.draft.estimates(candidate, shape), self.draft.able(shape)
@@ -685,36 +683,36 @@ class _Round:
         spot = self.draft.place_behind(candidate, max(1, expected_run(profile, 0)))
         return None if spot is None else Place(unit=candidate.unit, spots=(spot,), queued=True, why=self._why_behind)
 
-    # --- what is blocked ---------------------------------------------------------------------------------------------
+    # --- blocked units -----------------------------------------------------------------------------------------------
 
     def _blocked(self, candidate: Candidate) -> None:
-        """Make others yield, or keep room; hold the unit's queue with every reason."""
+        """Preempt others or keep room for the unit; hold the unit's queue with every reason."""
         more: Reasons = ()
         could = self._could_run(candidate)
         if could and self.recipe.preempt is not None:
             if self.shares is not None and (back := self._take_back(candidate, self.shares, self.recipe.preempt)):
-                self._taking_back.setdefault(candidate.queue, (candidate, back))  # more of its queue may do the same
+                self._taking_back.setdefault(candidate.queue, (candidate, back))  # others of its queue may do it too
                 return
             more = self._make_yield(candidate, self.recipe.preempt)
         if not more and self._target.pop(candidate.unit, None) is not None and self._place(candidate):
             self._count_share(candidate)
-            return  # not on the model that would be best: no room is to come there
-        if not self._closed:  # else nobody takes its room, and waiting raises it over nobody
+            return  # the best model gets no room: place it on another
+        if not self._closed:  # else no unit takes its room, and waiting changes no order
             if not more and could and self.recipe.reserve:
                 self._keep_in_turn(candidate)
             every = ageing(candidate)
             self._ask_again(candidate.ready + every * (1 + (self.view.now - candidate.ready) // every))
-        if not candidate.recovering:  # that one is held by its node, which may come back, and not by a queue
+        if not candidate.recovering:  # a recovering unit is held by its node, which may return
             self.holds[candidate.queue] = more
             self._waiting.append(candidate)
 
     def _keep_in_turn(self, candidate: Candidate) -> None:
-        """Keep room for what is large and has waited for long; nothing else takes a single device away from a unit."""
+        """Keep room for large units that have waited long, except for one device, which smaller units cannot block."""
         if (candidate.tasks == 1 and candidate.shape.gpus == 1) or self._reservations >= RESERVATIONS:
             return
         patience = PATIENCE[effective_class(candidate, self.view.now)]
         if self._weighs_worth and candidate.shape.gpus and self._all_save and self._is_guess(candidate):
-            patience = TURN  # until then all preemptible units make way for it
+            patience = TURN  # until then all preemptible units may be preempted for it
         waits_until = candidate.ready + patience
         if self.view.now >= waits_until:
             self._keep(candidate, waits_until + max(LENDING, ageing(candidate)))
@@ -722,8 +720,8 @@ class _Round:
             self._ask_again(waits_until)
 
     def _make_yield(self, candidate: Candidate, rules: Preemption) -> Reasons:
-        """Ask the cheapest units to yield if that is worth it, and keep what they leave."""
-        if not self._occupied and self.decisions:  # what is placed in this round may be asked later
+        """Preempt the cheapest units if that is worth it, and keep the room that they leave."""
+        if not self._occupied and self.decisions:  # units placed in this round may be preempted later
             self._ask_again(self.view.now + rules.min_run)
         if not self._occupied or self._searches >= YIELD_SEARCHES:
             return ()
@@ -752,7 +750,7 @@ class _Round:
         ]
         if not could:
             if rules.by != "class":
-                self._ask_again(now + rules.min_run)  # service grows by itself
+                self._ask_again(now + rules.min_run)  # service grows with time
             for shape in shapes if rules.by == "class" else ():
                 if (at := may_yield_at(candidate, shape, self.draft, rules)) is not None:
                     self._ask_again(at)
@@ -773,7 +771,7 @@ class _Round:
         return self._ask_to_yield(candidate, shape, found, scores)
 
     def _keep_coming(self, candidate: Candidate, shapes: Sequence[Shape], needed: int) -> Reasons:
-        """Keep what those leave that were asked to yield already, if that is enough."""
+        """Keep the room of units that are stopping already, if that is enough."""
         for shape in shapes if self._stopping else ():
             coming = is_coming(candidate, shape, self.draft, needed)
             if coming is not None:
@@ -784,7 +782,7 @@ class _Round:
         return ()
 
     def _make_smaller(self, candidate: Candidate, shapes: Sequence[Shape], needed: int) -> Reasons:
-        """Ask members of gangs that resize to leave, and keep what they had."""
+        """Shrink gangs that resize in place, and keep the room of the members that leave."""
         if not self._members.of:
             return ()
         for resident in (of[0][1] for of in self._members.of.values()):
@@ -807,7 +805,7 @@ class _Round:
         return ()
 
     def _take_back(self, candidate: Candidate, shares: Shared, rules: Preemption) -> Reasons:
-        """What a share is guaranteed and others have borrowed: from those that lose least by it."""
+        """Reclaim resources that a share is guaranteed and others have borrowed, from the units that lose least."""
         if not self._occupied or self._taken_back >= TAKE_BACKS or not shares.is_entitled(candidate):
             return ()
         self._taken_back += 1
@@ -834,18 +832,18 @@ class _Round:
         return ()
 
     def _spared(self, one: Candidate | Resident) -> frozenset[str]:
-        """Units that may not be stopped for it."""
+        """Return the units that may not be preempted for this one."""
         return frozenset() if self.shares is None else self.shares.spared(one)
 
     def _lawful(self, one: Candidate | Resident, prices: Prices) -> Prices:
-        """Of what may yield, what may for this one."""
+        """Return the prices of the units that may be preempted for this one."""
         if self.shares is None:
             return prices
         spared = self.shares.spared(one)
         return Prices({unit: price for unit, price in prices.of.items() if unit not in spared}, self.draft)
 
     def _agree(self, candidate: Candidate, shape: Shape, leaves: Mapping[str, Sequence[int] | None]) -> bool:
-        """Whether so many tasks of these units (None: all) may all be stopped for it; then they are counted as gone."""
+        """Return whether these tasks of these units (None: all) may be stopped for it; if so, count them as gone."""
         return self.shares is None or self.shares.agree(candidate, shape, leaves)
 
     @cached_property
@@ -853,7 +851,7 @@ class _Round:
         return Members(self.draft)
 
     def _make_way(self, candidate: Candidate, rules: Preemption) -> Reasons:
-        """Ask what is worth least to yield, on the model of device where that wins most."""
+        """Preempt the units that are worth least, on the device model with the largest gain."""
         draft, now, needed = self.draft, self.view.now, candidate.least or candidate.tasks
         pressed = candidate.unit in draft.timely.pressed
         risk = EXCHANGE if pressed else RISK
@@ -878,7 +876,7 @@ class _Round:
                 best = (gain - found.price, gain, found, shape)
         if best is not None and guess and any(one.unit not in self._had_turns.of for one in best[2].victims):
             best = None
-        if best is None:  # what waiting is worth grows by itself
+        if best is None:  # the worth of a waiting unit grows with time
             self._ask_again(now + max(rules.min_run, (now - candidate.ready) // ASKS_AGAIN))
             return ()
         _, gain, found, shape = best
@@ -888,8 +886,8 @@ class _Round:
 
     @cached_property
     def _prices(self) -> Prices:
-        """What all that runs is worth where it is; looked at once in a round. An elastic unit that has more than its
-        least is not asked to yield: it shrinks. Only a deadline does not wait for that.
+        """The worth of each running unit where it is; computed once per round. An elastic unit above its minimum size
+        is not preempted but shrunk, except for a deadline, which does not wait for that.
         """
         rules = self.recipe.preempt or Preemption()
         of = standings(self.draft, rules)
@@ -902,12 +900,14 @@ class _Round:
 
     @cached_property
     def _prices_for_deadlines(self) -> Prices:
-        """The same for what has to start now to be on time: what is lost counts once, however much waits."""
+        """The prices for units that must start now to be on time: lost work counts once, however many units wait."""
         return Prices(standings(self.draft, self.recipe.preempt or Preemption(), plain=True), self.draft)
 
     @cached_property
     def _had_turns(self) -> Prices:
-        """Of these, what may be asked for one of which nothing is known: what loses little, and what has had much."""
+        """The prices of units that may be preempted for work of unknown run time: those that lose little or have had
+        much service.
+        """
         rules, now = self.recipe.preempt or Preemption(), self.view.now
         had = {
             one.unit
@@ -919,7 +919,7 @@ class _Round:
 
     @cached_property
     def _weighs_worth(self) -> bool:
-        """Whether all that runs is weighed against all that waits: it takes time for each attempt."""
+        """Return whether running and waiting units are compared by worth, which takes time for each attempt."""
         rules = self.recipe.preempt
         return rules is not None and rules.by == "value" and self._attempts < WEIGHED
 
@@ -929,7 +929,7 @@ class _Round:
 
     @cached_property
     def _all_save(self) -> bool:
-        """Whether all that runs with devices saves itself, and may be asked to yield when it has had its turn."""
+        """Return whether all running units with devices make checkpoints, and may be preempted after their turn."""
         return not self.draft.running.any_stays
 
     @cached_property
@@ -937,7 +937,7 @@ class _Round:
         return self.draft.running.any_stopping
 
     def _is_guess(self, candidate: Candidate) -> bool:
-        """Whether nothing is known of how long it takes, on any device."""
+        """Return whether the unit's run time is unknown on all devices."""
         return all(estimate.source == "default" for estimate in self.draft.estimates(candidate, candidate.shape))
 
     def _ask_to_yield(
@@ -948,7 +948,7 @@ class _Round:
         scores: Mapping[str, dict[str, float]],
         rank: str = "",
     ) -> Reasons:
-        """They end, and what they leave is kept."""
+        """Preempt the victims and keep the room that they leave."""
         if not self._agree(candidate, shape, dict.fromkeys((victim.unit for victim in found.victims), None)):
             return ()
         for victim in found.victims:
@@ -967,7 +967,7 @@ class _Round:
         return (Reason(code="PREEMPTING", have=names, need=candidate.unit),)
 
     def _soonest(self, candidate: Candidate) -> tuple[Reservation, Shape] | None:
-        """Where, when and in which artifact a blocked unit could start first; asked twice while it is dealt with."""
+        """Return where, when and in which artifact a blocked unit could start first; cached, since needed twice."""
         if candidate.unit not in self._soonest_of:
             needed = candidate.least or candidate.tasks
             could = [
@@ -979,8 +979,8 @@ class _Round:
         return self._soonest_of[candidate.unit]
 
     def _keep(self, candidate: Candidate, lent_until: int) -> None:
-        """Keep the room where it could start first, lent to what says that it will be gone by then; after `lent_until`
-        (an instant) to nobody.
+        """Keep the room where the unit could start first. Until the instant `lent_until`, lend it to units that end in
+        time; after that, to none.
         """
         now, soonest = self.view.now, self._soonest(candidate)
         if soonest is None or not self._pays(candidate, soonest[1], soonest[0]):
@@ -998,8 +998,8 @@ class _Round:
                 return
 
     def _pays(self, candidate: Candidate, shape: Shape, soonest: Reservation) -> bool:
-        """Whether the device time that stands idle for it until it starts is a small part of its own; a larger part,
-        the longer it has waited.
+        """Return whether the device time idle until the unit starts is a small enough part of its own; the allowed part
+        grows with its wait.
         """
         if not shape.gpus:
             return True
@@ -1015,7 +1015,7 @@ class _Round:
             self.draft.keep(row, candidate.unit, shape, until, tasks)
 
     def _reasons(self, candidate: Candidate) -> Reasons:
-        """Every reason against every artifact of the unit."""
+        """Return every reason against every artifact of the unit."""
         if not len(self.view.fleet):
             return (Reason(code="NO_NODES"),)
         reasons: list[Reason] = []
@@ -1041,13 +1041,13 @@ class _Round:
         return tuple(reasons) or (Reason(code="NEXT_ROUND"),)
 
     def _room_at_end(self, shape: Shape) -> int:
-        """Room for so many tasks is left when all is placed."""
+        """Return for how many tasks there is room after all placements."""
         if shape not in self._left:
             self._left[shape] = int(self.draft.capacity(shape).sum())
         return self._left[shape]
 
     def _could_run(self, candidate: Candidate) -> bool:
-        """Whether the open nodes could hold the unit if they were empty."""
+        """Return whether the open nodes could hold the unit if they were empty."""
         for shape in (candidate.shape, *candidate.others):
             room = self._empty_room.get(shape)
             if room is None:
@@ -1063,10 +1063,10 @@ class _Round:
             return int(grouped(fleet, shape.where, np.where(self._open, room, 0)).sum())
         return room_when_empty(able.room, np.bincount(fleet.kind[self._open & able.where], minlength=len(fleet.likes)))
 
-    # --- what runs ---------------------------------------------------------------------------------------------------
+    # --- running units -----------------------------------------------------------------------------------------------
 
     def _grow(self) -> None:
-        """Nothing waits: let the elastic unit that gains most restart larger, if that pays for what it loses."""
+        """Restart larger the elastic unit that gains most, if that exceeds its lost work; called when none waits."""
         now = self.view.now
         best: tuple[float, Resident] | None = None
         for resident in self.view.elastic:
@@ -1090,16 +1090,16 @@ class _Round:
             won = (left * sooner - lost_work(resident, now)) * resident.size
             if won > 0 and (best is None or won > best[0]):
                 best = (won, resident)
-            elif won <= 0 and resident.checkpoint:  # least is lost just after a checkpoint
+            elif won <= 0 and resident.checkpoint:  # the least work is lost just after a checkpoint
                 self._ask_again(next_checkpoint(resident, now))
         if best is not None:
             why = Why(policy=self.recipe.name, base=self.view.revision, rank=f"room for more than {best[1].size} tasks")
             self.decisions.append(Preempt(unit=best[1].unit, cause="grow", why=why))
 
     def _resize(self) -> None:
-        """Elastic units get the sizes that are worth most for all together; at most once in `COOL_DOWN`, but those that
-        need no restart grow into free room at once. Nothing is restarted to grow while work for devices waits: what is
-        done again then delays all of that. Nor does anything shrink for it.
+        """Resize elastic units to the sizes with the largest total worth, at most once in `COOL_DOWN`. Units that
+        resize without a restart grow into free room at once. No unit restarts to grow while work waits for devices,
+        since repeated work would delay all of it. Nor does any unit shrink for such growth.
         """
         now = self.view.now
         again = int(self.view.memory.get("shared_anew", 0))
@@ -1143,13 +1143,13 @@ class _Round:
                 self.decisions.append(Preempt(unit=one.unit, cause=cause, why=why))
 
     def _changes_model(self, one: Resident) -> bool:
-        """Whether a running elastic unit should be on another model."""
+        """Return whether a running elastic unit should move to another device model."""
         part = self._shared_out.get(one.unit)
         return part is not None and part.model != part.here
 
     def _attainable(self, changing: Sequence[Resident], moving: Sequence[Resident]) -> list[Resident]:
-        """Those that shrink, and of those that would restart to grow, or on another model, as many as find room: in
-        what is free, and in what the others give back. That room is what they get.
+        """Return the units that shrink, and those that would restart to grow or on another model as far as there is
+        room: free room, and room that the others give back. Limit their sizes to that room.
         """
         now = self.view.now
         models = {part.model for part in self._shared_out.values()} | {part.here for part in self._shared_out.values()}
@@ -1175,14 +1175,14 @@ class _Round:
         return shrink + grow
 
     def _begun_anew(self, waiting: Sequence[Candidate]) -> dict[str, int]:
-        """The tasks of those that were just stopped to come back with so many."""
+        """Return the sizes of the units that were just stopped to restart with another size."""
         if self.view.now >= int(self.view.memory.get("shared_anew", 0)):
             return {}
         anew: dict[str, int] = self.view.memory.get("anew", {})
         return {one.unit: anew[one.unit] for one in waiting if one.unit in anew}
 
     def _grow_in_place(self, resident: Resident) -> None:
-        """It goes on with as many more tasks as there is room for where they run no slower than those that it has."""
+        """Add as many tasks to a running unit as there is room for where they run no slower than its others."""
         if self.view.now < (at := grows_at(resident)):
             self._ask_again(at)
             return
@@ -1201,8 +1201,9 @@ class _Round:
             self.decisions.append(Resize(unit=resident.unit, cause="grow", why=why, joins=tuple(spots)))
 
     def _anew(self, resident: Resident) -> tuple[int, float]:
-        """With how many tasks an elastic unit would be placed now, were it not there, and how long a run would take for
-        one where it is: on the fastest devices that hold its least, and beside them where it runs no slower.
+        """Return the size with which an elastic unit would be placed now if it did not run, and its task run time
+        relative to the current one: on the fastest devices that hold its minimum, and on its own where those are no
+        slower.
         """
         shape, (there, here) = resident.shape, self._runs_by_row(resident)
         room = self.draft.capacity(shape)
@@ -1214,7 +1215,7 @@ class _Round:
         return 0, 1.0
 
     def _runs_by_row(self, resident: Resident) -> tuple[Ints, int]:
-        """How long a run of it takes on the fastest device of each node that can do it, and where it is."""
+        """Return the unit's run time on the fastest suitable device of each node, and where it runs now."""
         draft, fleet, shape = self.draft, self.draft.fleet, resident.shape
         devices = shape.gpus > 0
         estimates = draft.speeds.of(
@@ -1238,14 +1239,14 @@ class _Round:
         return there, here
 
     def _hand_over(self) -> None:
-        """What runs on nodes that are being emptied goes before what waits and was not promised room."""
+        """Move units off nodes that are being drained, before placing waiting units that were not promised room."""
         self._handed_over = True
         decided = hand_over(self.draft, self.recipe.name)
         self.decisions += decided
         self._yielding.update(decision.unit for decision in decided)
 
     def _reallocate(self) -> None:
-        """A node that has been hot for long hands its cheapest work to one with room; then it has time to cool."""
+        """Move the cheapest unit off a node that has been hot for long to one with room, then let the node cool."""
         fleet, now = self.view.fleet, self.view.now
         hot = np.flatnonzero((fleet.levels == HOT) & (fleet.closed == 0))
         moved = dict(self.view.memory.get("moved", {}))
@@ -1256,7 +1257,7 @@ class _Round:
                 continue
             residents = fleet.residents[row]
             if len(residents) < 2:
-                continue  # the heat would move with it
+                continue  # moving it would only move the heat
             movable = [
                 resident
                 for resident in residents
@@ -1280,7 +1281,7 @@ class _Round:
             self.memory["moved"] = {name: at for name, at in moved.items() if now - at < COOL_DOWN}
 
     def _move_up(self) -> None:
-        """What runs on one model and should run on another moves there, if there is room or others are to leave it."""
+        """Move units to the device model where they should run, into free room or room of preempted units."""
         rules, fleet = self.recipe.preempt, self.view.fleet
         if rules is None or not self._target:
             return
@@ -1315,8 +1316,8 @@ class _Round:
 
     @cached_property
     def _leaving(self) -> Prices:
-        """Running units that should not run now, and those that should run on another model and lose little by leaving
-        before there is room.
+        """The prices of units that should not run now, and of those that should run on another model and lose little by
+        leaving before there is room.
         """
         models, now = self.view.fleet.models, self.view.now
         stays = {
@@ -1328,9 +1329,9 @@ class _Round:
         return Prices({unit: price for unit, price in self._prices.of.items() if unit not in stays}, self.draft)
 
     def _move_stragglers(self) -> None:
-        """What takes longer than its like begins anew on another node like its own, if that wins: what is left of it
-        (as long again as it has run, as of all that has overrun) is more than coming back and a whole run cost there.
-        A gang that waits for one of its members wins what it waits of what is left, and loses what is in no checkpoint.
+        """Restart a straggler on another node of the same kind, if its remaining run time exceeds the cost of restart
+        and a whole run there. A run that has overrun is expected to take as long again. For a gang that waits for one
+        member, compare the waiting part of the remaining time with the work since the last checkpoint.
         """
         fleet, now = self.view.fleet, self.view.now
         for straggler in self.view.stragglers:
@@ -1360,8 +1361,8 @@ class _Round:
                 self.draft.keep(target, resident.unit, resident.shape, now)
 
     def _follow_phases(self) -> None:
-        """Training that has come into a phase in which it asks for less gives the rest back, if it loses little and
-        something waits that has room with it; one that asks for more is given it, if nothing waits and there is room.
+        """Shrink training that asks for less in its new phase, if it loses little and a waiting unit fits in the
+        returned room. Grow training that asks for more, if nothing waits and there is room.
         """
         now, fleet = self.view.now, self.view.fleet
         for one in self.view.phased:
@@ -1389,7 +1390,7 @@ class _Round:
                 self._yielding.add(resident.unit)
 
     def _fits_with(self, one: Phased, rows: Mapping[int, int]) -> Candidate | None:
-        """The first that waits, of one task, for which there is room where this gives some back."""
+        """Return the first waiting unit of one task that fits where this unit returns resources."""
         fleet, free = self.view.fleet, self.draft.free
         cpu = one.resident.shape.cpu - one.shape.cpu
         memory = one.resident.shape.gpu_memory - one.shape.gpu_memory
@@ -1412,14 +1413,14 @@ class _Round:
         return None
 
     def _has_more(self, one: Phased, rows: Mapping[int, int]) -> bool:
-        """Whether there is room, where it is, for what it asks for beyond what it has."""
+        """Return whether its nodes have room for the additional resources that it asks for."""
         more = one.shape.cpu - one.resident.shape.cpu
         return all(self.draft.free[CPU, row] >= more * tasks for row, tasks in rows.items())
 
-    # --- words -------------------------------------------------------------------------------------------------------
+    # --- explanations ------------------------------------------------------------------------------------------------
 
     def _why(self, candidate: Candidate, shape: Shape, row: int, gang: Sequence[int] = ()) -> Why:
-        """Beside the best other nodes where it fits; the rows of a `gang` beside those that hold all of it, if any."""
+        """Explain the choice beside the best other nodes; for a `gang`, beside those that hold all of it."""
         fleet = self.draft.fleet
         rank = self.order.words(candidate, self.view.now)
         if len(fleet) == 1 or self.recipe.turns != "no":
@@ -1454,7 +1455,7 @@ class _Round:
         return why
 
     def _speed(self, candidate: Candidate, shape: Shape, row: int) -> str:
-        """Where devices differ: what is foreseen here, and how that is known."""
+        """Return the run time estimated here and its source, where devices differ."""
         if not self.draft.speeds.tells_models_apart(devices=shape.gpus > 0):
             return ""
         estimates = self.draft.estimates(candidate, shape)
@@ -1464,7 +1465,7 @@ class _Round:
         return f"{format_duration(estimate.mean)} ± {format_duration(estimate.deviation)} by {estimate.source}"
 
     def _ask_again(self, at: int) -> None:
-        """The answer may change by itself at this instant."""
+        """Request another round at this instant, when the answer may change without an event."""
         if at > self.view.now and (self._until is None or at < self._until):
             self._until = at
 
@@ -1474,7 +1475,7 @@ class _Round:
 
 
 class _Turns:
-    """Nodes in turn, equal or by weight; whose turn it is comes with the view and goes with the plan."""
+    """Nodes in turn, equally or by weight; the state comes with the view and goes out with the plan."""
 
     def __init__(self, kind: str, view: Snapshot) -> None:
         self._kind = kind
@@ -1482,7 +1483,7 @@ class _Turns:
         self._credit: dict[str, float] = dict(view.memory.get("credit", {}))
 
     def next(self, draft: Draft, shape: Shape) -> int | None:
-        """The row whose turn it is, among those where the shape fits."""
+        """Return the row whose turn it is, among those where the shape fits."""
         fleet = draft.fleet
         rows = np.flatnonzero(draft.capacity(shape) > 0).tolist()
         if not rows:
@@ -1510,24 +1511,24 @@ class _Turns:
 
 
 def _width(candidate: Candidate) -> int:
-    """The devices that it must have."""
+    """Return the minimum number of devices of a unit."""
     return candidate.shape.gpus * (candidate.least or candidate.tasks)
 
 
 def _takes_whole(candidate: Candidate) -> bool:
-    """Whether it waits for whole devices, in one artifact."""
+    """Return whether a unit waits for whole devices and has only one artifact."""
     return bool(candidate.shape.gpus) and candidate.shape.share == WHOLE and not candidate.others
 
 
 def _only_room(recipe: Recipe) -> bool:
-    """Whether all that keeps a unit waiting is that there is no room, or that another came before it."""
+    """Return whether units wait only for room or behind an earlier unit."""
     moves = recipe.preempt is not None or recipe.reserve or recipe.elastic or recipe.reallocate
     return not moves and recipe.score.keys() <= TERMS.keys() - {"random"}
 
 
 def _serving_first(ordered: list[Candidate]) -> list[Candidate]:
-    """The same order, but what serves goes before all of a lower class, however long that has waited: else room that is
-    kept for them would be kept from it.
+    """Move services before all units of a lower class, however long those have waited: otherwise room kept for those
+    units would be kept from the services.
     """
     serving = [one for one in ordered if one.serves]
     if not serving:
@@ -1540,7 +1541,9 @@ def _serving_first(ordered: list[Candidate]) -> list[Candidate]:
 
 
 def _promised(candidate: Candidate, view: Snapshot, emptied: frozenset[str]) -> int:
-    """Whether room was made for it, or found for it when it was asked to leave a node that is being emptied."""
+    """Return which kind of room was promised to a unit: `MADE` by others, `FOUND` when it had to leave a node, or
+    `NOTHING`.
+    """
     if candidate.unit in view.yielded.values():
         return MADE
     return FOUND if candidate.avoid in emptied else NOTHING
@@ -1555,7 +1558,7 @@ def _cost(found: tuple[Yielding, Shape]) -> float:
 
 
 def _ran_out(candidate: Candidate, shape: Shape) -> bool:
-    """Whether it ran out of memory, and this shape asks for no less."""
+    """Return whether the unit ran out of memory and this shape asks for no less memory."""
     return candidate.ran_out > 0 and not 0 < shape.memory < candidate.ran_out
 
 
@@ -1564,8 +1567,8 @@ def _instant(found: tuple[Reservation, Shape]) -> int:
 
 
 def _may_have_room(view: Snapshot, ordered: list[Candidate]) -> bool:
-    """Whether as much is free in all as those need who come first for certain, as so many of each queue are shown; or
-    a quota holds them back, and others come before them.
+    """Return whether the total free resources suffice for the first units in order, as many as are shown of each queue
+    at least. With quotas return True, since a quota may hold those units back while others start.
     """
     if view.quotas:
         return True
@@ -1578,7 +1581,7 @@ def _may_have_room(view: Snapshot, ordered: list[Candidate]) -> bool:
 
 
 def _unseen(view: Snapshot) -> dict[str, int]:
-    """How many are shown of each queue that is longer than that."""
+    """Return the number of shown units of each queue that is longer than shown."""
     recovering = sum(map(_is_recovering, view.candidates))
     if not recovering and sum(view.backlog.values()) <= len(view.candidates):
         return {}
@@ -1592,17 +1595,17 @@ def _unseen(view: Snapshot) -> dict[str, int]:
 
 
 def _on_model(shape: Shape, name: str) -> Shape:
-    """The same, on devices of this model only."""
+    """Return the shape restricted to devices of this model."""
     return _on_models(shape, (name,))
 
 
 def _on_models(shape: Shape, names: Sequence[str]) -> Shape:
-    """The same, on devices of these models only."""
+    """Return the shape restricted to devices of these models."""
     return msgspec.structs.replace(shape, wants=msgspec.structs.replace(shape.wants, models=tuple(names)))
 
 
 def _told(worth: float) -> float:
-    """What something is worth an hour, for people: three digits of it."""
+    """Return a worth per hour, rounded to three digits, for display."""
     return float(f"{3600 * worth:.3g}")
 
 
@@ -1622,24 +1625,24 @@ POLICIES: dict[str, ClusterPolicy] = {recipe.name: Suite(recipe) for recipe in R
 
 
 def is_fixed(name: str) -> bool:
-    """Whether the shipped policy of this name gives each unit one place only, by its number; no policy of others does.
-    Such a policy has to be shown all that waits and all that runs, however brief.
+    """Return whether the shipped policy of this name assigns each unit one fixed place, by its number; custom policies
+    never do. Such a policy must be shown all waiting and running units, however brief.
     """
     return getattr(POLICIES.get(name), "fixed", False)
 
 
 SAFE_POLICY = "fifo"
-"""Decides where the policy in charge cannot."""
+"""The policy that decides where the configured policy fails."""
 
 
 def decide_safely(view: Snapshot) -> Plan:
-    """What the safe policy does in the place of another, of whose memory it is told nothing."""
+    """Decide with the safe policy in place of another, without that policy's memory."""
     plan = POLICIES[SAFE_POLICY].decide(msgspec.structs.replace(view, memory={}))
     return msgspec.structs.replace(plan, memory=None)
 
 
 def policy_named(name: str) -> ClusterPolicy:
-    """The policy of this name. Raises KeyError with the known names."""
+    """Return the policy of this name. Raises KeyError with the known names."""
     try:
         return POLICIES[name]
     except KeyError:

@@ -1,7 +1,8 @@
-"""Which deadlines of a view are kept, what has to start now for that, and for how long what runs could stand still.
+"""Deadlines of a view: which are kept, which units must start now for that, and how long running units could be
+preempted.
 
-`look` asks `deadlines` of all work with a deadline, once for what has devices and once for what has none. What can no
-longer be on time, or was given up so that more is, is ordinary work to every rule.
+`look` applies `deadlines` to all work with a deadline, once with devices and once without. Work that can no longer be
+on time, or was given up so that more is, counts as ordinary work in every rule.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,29 +21,29 @@ from poise.policy.predict import Speeds, speeds_of
 from poise.policy.running import Running, lost_work
 
 LOOKED_AT = 128
-"""Units with a deadline that are looked at in a round, those with the earliest latest start first."""
+"""Maximum number of units with a deadline examined in a round, those with the earliest latest start first."""
 
 RISK = 0.1
-"""By so much the chance of a running unit to be on time may fall when other work preempts it."""
+"""Maximum decrease of a running unit's chance to be on time when other work preempts it."""
 
 EXCHANGE = 0.4
-"""The same where the other work has a deadline itself, which it would miss."""
+"""The same limit if the other work would miss a deadline itself."""
 
 WIDE = 5.0
-"""Standard deviations beyond which a normal distribution is not cut off by a bound."""
+"""Standard deviations beyond which truncating a normal distribution has no effect."""
 
 SAFETY = 2.0
-"""Mean deviations of its estimate by which work starts before it has to. Nine in ten runs are shorter than twice what
-is declared of them (lognormal errors with a P90 of 2, as the twin draws them)."""
+"""Safety margin of a start, in mean deviations of the estimate. Nine in ten runs are shorter than twice their declared
+time (lognormal errors with a P90 of 2, as the twin draws them)."""
 
 
 OF_CLASS = ("history", "default")
-"""Sources of estimates, by how they begin, that say nothing of this very run but what its class takes."""
+"""Prefixes of the sources of estimates that reflect only the class, not this run."""
 
 
 class Promise(NamedTuple):
-    """A running unit whose deadline is kept, in nanoseconds: the `time` in which it has to end, what is `left` of it,
-    how much that errs in the mean (`deviation`), and what it loses when it is preempted.
+    """A running unit whose deadline is kept, in nanoseconds: the `time` within which it has to end, its remaining run
+    time `left` with its mean error (`deviation`), and the work lost by a preemption.
     """
 
     time: int
@@ -51,15 +52,16 @@ class Promise(NamedTuple):
     lost: int
 
     def risk(self, run: int) -> float:
-        """By how much the chance to be on time falls if it stands still for such a run."""
+        """Return how much the chance to be on time falls if the unit waits for such a run."""
         chance = chance_of(self.time, self.left, self.deviation)
         return chance - chance_of(self.time - run - self.lost, self.left, self.deviation)
 
 
 class Timely(NamedTuple):
-    """The units that are `pressed`: they wait, and have to start now. By unit, what is promised to a running one, and
-    how fast an elastic one has to be, over one task on the fastest device (`paces`). `next` is the instant at which the
-    next unit is pressed (0: none). Units whose deadline is not kept are in none of these.
+    """Units with a kept deadline. `pressed` units wait and must start now. By unit: the `promised` deadline of a
+    running one, and the speed that an elastic one needs, relative to one task on the fastest device (`paces`). `next`
+    is the instant at which the next unit becomes pressed (0: none). Units whose deadline is not kept are in none of
+    these.
     """
 
     pressed: frozenset[str] = frozenset()
@@ -68,7 +70,7 @@ class Timely(NamedTuple):
     next: int = 0
 
     def makes_late(self, resident: Resident, run: int, risk: float) -> bool:
-        """Whether a kept deadline is put at more than this risk if the unit stands still for such a run."""
+        """Return whether waiting for such a run puts a kept deadline at more than this risk."""
         promise = self.promised.get(resident.unit)
         return promise is not None and promise.risk(run) > risk
 
@@ -77,13 +79,13 @@ NO_DEADLINES = Timely()
 
 
 def timely_in(view: Snapshot) -> Timely:
-    """The same for who has nothing but the view."""
+    """Return the deadlines of a view, for callers that have only the view."""
     speeds = speeds_of(view)
     return look(view, speeds, Running(view.fleet, speeds, view.now))
 
 
 def look(view: Snapshot, speeds: Speeds, running: Running) -> Timely:
-    """Of all that waits, as far as it is shown, and all that runs."""
+    """Return the deadlines of all shown waiting units and all running ones."""
     residents = [one for one in running.residents if one.due]
     candidates = [one for one in view.candidates if one.due]
     if not residents and not candidates:
@@ -92,7 +94,7 @@ def look(view: Snapshot, speeds: Speeds, running: Running) -> Timely:
 
 
 class _OwedBy(NamedTuple):
-    """What is owed by a candidate, and the estimates it comes from. It holds while both are the same objects."""
+    """A candidate's `Owed` and the estimates it comes from. It is valid while both inputs are the same objects."""
 
     candidate: Candidate
     of: Sequence[Estimate]
@@ -100,7 +102,7 @@ class _OwedBy(NamedTuple):
 
 
 class _Look:
-    """One look, at one view."""
+    """One examination of one view."""
 
     def __init__(self, view: Snapshot, speeds: Speeds, running: Running) -> None:
         self.view, self.speeds, self.running = view, speeds, running
@@ -150,7 +152,7 @@ class _Look:
         return Timely(frozenset(pressed), promised, self.paces, min(soonest, default=0))
 
     def _residents(self) -> dict[str, tuple[Resident, int, float]]:
-        """By unit: how long it goes on, and how uncertain that is as a part of it."""
+        """Return, by unit, the remaining run time and its relative uncertainty."""
         running = self.running
         if not running.residents:
             return {}
@@ -158,8 +160,8 @@ class _Look:
         return {one.unit: (one, *self._of_resident(one, left, part)) for one, left, part in rows if not one.stopping}
 
     def _of_resident(self, one: Resident, left: int, varies: float) -> tuple[int, float]:
-        """What is left of a running unit with a deadline, and its uncertainty: by what is known of it, or else of its
-        class, and of the deadline.
+        """Return the remaining run time of a running unit, and its uncertainty: by the unit's own estimate, or else by
+        its class and deadline.
         """
         time = one.due - self.view.now
         if not one.due or time <= 0 or not self._is_of_class(self.speeds.of_attempt(one), one):
@@ -169,7 +171,7 @@ class _Look:
         return left, deviation / left
 
     def _is_of_class(self, estimate: Estimate, one: Resident | Candidate) -> bool:
-        """Whether nothing is known of this very run but its deadline."""
+        """Return whether only the class and the deadline of this run are known."""
         if one.progress or (estimate.source == "throughput table" and one.declared):
             return False
         return estimate.source.startswith(OF_CLASS) or estimate.source == "throughput table"
@@ -180,7 +182,7 @@ class _Look:
             speeds, rate = speeds_with(self.view.speedups.get(one.unit), one.most), self._rate(one)
             work, time = left * speeds[one.size], one.due - self.view.now
             self.paces[one.unit] = rate * speeds[tasks]
-            if left * (1 + SAFETY / 2 * varies) > time:  # else it stays as it is: a change costs something
+            if left * (1 + SAFETY / 2 * varies) > time:  # else keep its size: a change has a cost
                 lost = lost_work(one, self.view.now) * speeds[one.size]
                 on = [(rate, work if one.resizes else work + lost), (1.0, rate * (work + lost))]
                 for to, again in on if rate < 1 else on[:1]:
@@ -194,7 +196,7 @@ class _Look:
         return _by_chance(owed, one.due - self.view.now, varies * left)
 
     def _rate(self, one: Resident) -> float:
-        """How fast it is where it runs, over the fastest device that it can run on."""
+        """Return a unit's speed where it runs, relative to the fastest device that it can run on."""
         shape, models = one.shape, self.view.fleet.models
         if not shape.gpus:
             return 1.0
@@ -208,7 +210,7 @@ class _Look:
         return _by_chance(owed, owed.due - self.view.now, (owed.margin - GRACE) / SAFETY)
 
     def _owed_by(self, one: Candidate) -> Owed:
-        """What is owed by a candidate, whatever its chance is."""
+        """Return a candidate's `Owed`, without its chance to be on time."""
         known = self._owed_before.get(one.unit)
         if known is not None and known.candidate is not one:
             known = None
@@ -217,7 +219,7 @@ class _Look:
             return known.owed
         shape, tasks = one.shape, one.least or one.tasks
         of = self.speeds.of(one.kind, shape.wants.precision, one.declared, one.work, devices=shape.gpus > 0)
-        unknown = Estimate(one.expected, 0, "default")  # where no node has joined yet
+        unknown = Estimate(one.expected, 0, "default")  # before any node has joined
         left, varies = one.expected, max(of, key=_mean, default=unknown)
         if shape.gpus:
             models = ability(self.view.fleet, shape).models
@@ -241,28 +243,28 @@ class _Look:
         margin = time if varies.source == "default" else int(part * left) + GRACE
         weight = CLASS_WEIGHT[one.priority] * one.weight
         owed = Owed(one.unit, one.due, left, _width(shape, tasks), weight, margin)
-        if not one.least and varies.source != "default":  # of the others it depends on the time
+        if not one.least and varies.source != "default":  # for others it depends on the time
             self._owed[one.unit] = _OwedBy(one, of, owed)
         return owed
 
 
 def _by_chance(owed: Owed, time: int, deviation: float) -> Owed:
-    """The same, worth as much as its weight times the chance that it ends in time once it runs."""
+    """Return the unit with its worth multiplied by the chance that it ends in time once it runs."""
     return owed._replace(worth=owed.worth * chance_of(time, owed.left, deviation))
 
 
 def _by_deadline(left: int, varies: float, most: int) -> tuple[int, float]:
-    """What is left of a run of which only its class is known, and the mean deviation of that. Who sets a deadline
-    expects that the run is shorter than the time for it, `most`: so it is one of the runs of its class that are, unless
-    hardly any is.
+    """Return the remaining run time and its mean deviation for a run of which only the class is known. Whoever sets a
+    deadline expects that the run is shorter than the time for it, `most`; so assume one of the shorter runs of its
+    class, unless hardly any is that short.
     """
     deviation = varies * left
     return shorter_than(left, deviation, most) if most > 0 and left - CERTAIN * deviation <= most else (left, deviation)
 
 
 def shorter_than(left: int, deviation: float, most: int) -> tuple[int, float]:
-    """The mean and the mean deviation of a run, foreseen by these, that is known to take at most so long: a normal
-    distribution from nothing to there.
+    """Return the mean and mean deviation of a run that is known to take at most `most`: the given normal distribution,
+    truncated to 0..`most`.
     """
     sigma = max(1.0, deviation) * sqrt(pi / 2)
     low, high = -left / sigma, (most - left) / sigma
@@ -289,7 +291,7 @@ def _fewest(time: int, work: float, least: int, speeds: Sequence[float]) -> int:
 
 
 def _width(shape: Shape, tasks: int) -> int:
-    """What it takes of a pool: thousandths of devices, or milli-CPU."""
+    """Return what a unit takes of a pool: thousandths of devices, or milli-CPU."""
     return max(1, shape.gpus * shape.share if shape.gpus else shape.cpu) * tasks
 
 

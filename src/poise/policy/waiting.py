@@ -1,7 +1,7 @@
-"""What waits, in columns: what orders and weighings look at, for all candidates of a view at once.
+"""Waiting candidates in columns, as orders and weighings need them for a whole view at once.
 
-Most of what waits is the same from one view to the next. So what was worked out for a candidate is remembered with the
-fleet (`Fleet.runs`), and holds as long as the candidate is the same object and the profiles of its class are the same.
+Most candidates are the same from one view to the next. So results for a candidate are cached with the fleet
+(`Fleet.runs`), and are valid while the candidate is the same object and its class has the same profiles.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,29 +22,26 @@ from poise.units import MINUTE, SECOND
 
 AGEING = 5 * MINUTE
 AGES_BY = 100
-"""Waiting this long raises a unit by one priority class; one that has waited so long as urgent goes before all others,
-in order of readiness. So nothing starves, however much keeps coming. What has devices waits so many times its own run
-time for that, if it is more: what is long does not stand in the way of what is short for having waited a little."""
+"""`AGEING`: a wait that raises a unit by one priority class. A unit that waits this long in the urgent class goes
+before all others, in order of readiness, so no unit starves. A unit with devices waits at least `AGES_BY` times its own
+run time for each class: a long unit does not pass short ones after a small wait."""
 
 STARVES = 10
-"""Waiting for so many times its own run time doubles what a unit is worth, and so on."""
+"""Wait, in own run times, that doubles a unit's worth; the worth grows linearly with the wait."""
 
 NEVER = 2**62
 """An instant after all others."""
 
 FEW = 4096
-"""Up to this many new candidates are looked up one by one; of more it is cheaper to ask once for all that are alike."""
+"""Up to this many new candidates are looked up one by one; for more, one lookup per group of equal ones is cheaper."""
 
 READY, ORDINAL, PRIORITY, TAIL, OWN, AGES, WEIGHT, TAKES, GPUS, WIDTH, WHOLES = range(11)
-"""Rows of the columns. `OWN` is the expected run time, `AGES` is what `ageing` says, `TAKES` are thousandths of
-devices in all, `WIDTH` the number of devices that it must have; `WHOLES` says whether it waits for whole ones, in one
-artifact."""
+"""Rows of the columns. `OWN` is the expected run time, `AGES` is that of `ageing`, `TAKES` the thousandths of devices
+in total, `WIDTH` the minimum number of devices; `WHOLES` marks units that wait for whole devices, in one artifact."""
 
 
 class _Seen(NamedTuple):
-    """The candidates of a view by place, and what is known of them: `columns` (11, N) and `runs` (N,), which came from
-    these profiles.
-    """
+    """The candidates of a view by place, with their `columns` (11, N) and `runs` (N,), from these profiles."""
 
     candidates: Sequence[Candidate]
     places: dict[str, int]
@@ -58,7 +55,7 @@ _NONE = _Seen((), {}, np.zeros((WHOLES + 1, 0), np.int64), np.zeros(0, np.int64)
 
 
 class Waiting:
-    """The candidates of a view in columns, in the order of the view. `places` says by unit which is its column."""
+    """The candidates of a view in columns, in the order of the view. `places` gives the column of each unit."""
 
     def __init__(self, view: Snapshot) -> None:
         speeds = speeds_of(view)
@@ -71,11 +68,11 @@ class Waiting:
         self.places = seen.places
         self.columns = seen.columns
         self.runs = seen.runs
-        """(N,): nanoseconds that each still has to run on the device where that is least (`Speeds.shortest`)."""
+        """(N,): the remaining nanoseconds of each on its fastest device (`Speeds.shortest`)."""
 
     @cached_property
     def waited(self) -> Ints:
-        """(N,): nanoseconds since each was ready."""
+        """(N,): nanoseconds since each became ready."""
         waited: Ints = self.now - self.columns[READY]
         return waited
 
@@ -87,19 +84,17 @@ class Waiting:
 
     @cached_property
     def classes(self) -> Ints:
-        """(N,): the priority class of each with ageing; -1 of what has waited so long as urgent that it goes before all
-        others.
-        """
+        """(N,): the priority class of each with ageing; -1, before all others, after a long enough wait as urgent."""
         raised: Ints = self.columns[PRIORITY] - self.raised
         return np.maximum(-1, raised)
 
     def places_of(self, ones: Sequence[Candidate]) -> Ints:
-        """Which are the columns of these."""
+        """Return the columns of these candidates."""
         places = self.places
         return np.array([places[one.unit] for one in ones], np.int64)
 
     def values(self, places: Ints, waits: float) -> list[float]:
-        """The worth of starting each of these now, as `reclaim.value` has it."""
+        """Return the worth of starting each of these now, as in `reclaim.value`."""
         columns, runs = self.columns[:, places], self.runs[places]
         classes = np.maximum(0, self.classes[places])
         weights = np.array(CLASS_WEIGHT)[classes] * columns[WEIGHT] / 1000
@@ -111,7 +106,7 @@ class Waiting:
 
 
 def ageing(candidate: Candidate) -> int:
-    """How long it waits for each class by which it is raised."""
+    """Return the wait for each class by which a candidate is raised."""
     if not candidate.shape.gpus:
         return AGEING
     every = AGES_BY * candidate.expected
@@ -119,7 +114,7 @@ def ageing(candidate: Candidate) -> int:
 
 
 def _look(view: Snapshot, speeds: Speeds, seen: _Seen) -> _Seen:
-    """What is known of the candidates of this view, from what was seen of those of an earlier one."""
+    """Return the columns of this view's candidates, reusing those of an earlier view."""
     ones, before = view.candidates, seen.candidates
     known = [seen.places.get(one.unit, -1) for one in ones]
     new = [place for place, of in enumerate(known) if of < 0 or before[of] is not ones[place]]
@@ -141,7 +136,7 @@ def _look(view: Snapshot, speeds: Speeds, seen: _Seen) -> _Seen:
 
 
 def _runs(view: Snapshot, speeds: Speeds, ones: Sequence[Candidate]) -> list[int]:
-    """Of each what it still has to run."""
+    """Return the remaining run time of each candidate."""
     if len(ones) <= FEW:
         return [_run(view, speeds, one) for one in ones]
     of: dict[object, int] = {}
