@@ -1,1 +1,3 @@
-"""What happens: pure state machines. Told the time and handed messages, they answer with events and effects."""
+"""Pure state machines of the control plane and the agents. They take times and messages, and return events and
+effects.
+"""

@@ -1,4 +1,4 @@
-"""Who used what, and what it costs: held room by day, tenant, project, user and model of device, from the log."""
+"""Usage and cost by day, tenant, project, user and model of device, from the resources held in the log."""
 
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
@@ -11,13 +11,13 @@ from poise.model.share_tree import CPU, ShareTree
 from poise.units import HOUR, SECOND
 
 BY = ("day", "tenant", "project", "user", "model")
-"""What usage can be told by."""
+"""Fields by which usage can be grouped."""
 
 _DAY = 86400
 
 
 class Accounts(Following):
-    """Follows a log from the state in `ledger` on, which it changes."""
+    """Follows a log from the state in `ledger`, which it changes."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ended: list[Seen] = []
@@ -27,7 +27,9 @@ class Accounts(Following):
         self._ended.append(attempt)
 
     def usage(self, since: int, now: int, by: Collection[str] = BY, tenant: str = "") -> list[UsageRow]:
-        """What was held between two instants, by these fields; of one tenant, where one is named. In their order."""
+        """Return the usage between two instants, grouped by these fields and sorted; with `tenant`, only of that
+        tenant.
+        """
         tree = self.ledger.shares.tree or ShareTree()
         sums: dict[tuple[str, ...], list[float]] = {}
         for attempt in (*self._ended, *self.open.values()):
@@ -57,7 +59,7 @@ class Accounts(Following):
         ]
 
     def _days(self, begin: int, end: int) -> Iterator[tuple[str, int]]:
-        """The days in UTC between two instants, and the nanoseconds of each."""
+        """Yield the days in UTC between two instants, and the nanoseconds of each."""
         while begin < end:
             wall = self.ledger.leader.wall(begin)
             left = round((_DAY - wall % _DAY) * SECOND) or 1

@@ -1,4 +1,4 @@
-"""What somebody asked for, and who that was: for people, from the records of the log."""
+"""The audit: requests and their requesters, in words, from the records of the log."""
 
 from poise.kernel.ledger import Ledger
 from poise.model.document import some
@@ -31,12 +31,12 @@ from poise.model.tenants import DEFAULT
 from poise.units import format_bytes, format_cpu
 
 FEW = 8
-"""Jobs or units that are named."""
+"""Maximum number of jobs or units to name."""
 
 
 def audit_report(ledger: Ledger, revision: int, event: AUDITED) -> AuditReport:
-    """One record. Names are those that the ledger still knows; the log has them all."""
-    by = "" if event.by == "user" else event.by  # as cancellations of 0.1.0 have it
+    """Report one record. It has only the names that the ledger still knows; the log has all of them."""
+    by = "" if event.by == "user" else event.by  # version 0.1.0 recorded cancellations like this
     token = ledger.tokens.get(by)
     return AuditReport(
         revision=revision,

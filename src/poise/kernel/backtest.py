@@ -1,7 +1,7 @@
-"""Rules on the past: which would have fired on a log, and what they would have done.
+"""Test rules on a past log: which would have fired, and with which actions.
 
-The log decides what the signals were; what the rules would have changed has no effect on them. Every rule is evaluated,
-whatever its mode, as if it stood from the first record on.
+The signals come from the log; the actions of the rules have no effect on them. Every rule is evaluated, whatever its
+mode, as if it had been in force from the first record on.
 """
 
 from collections import Counter
@@ -16,13 +16,13 @@ from poise.model.rules import Rules
 from poise.units import HOUR
 
 MAX_CHANGES = 1_000
-"""Changes that a report names."""
+"""Maximum number of changes in a report."""
 
 FLAPS_WITHIN = 1 * HOUR
 
 
 def backtest(events: Iterable[Event], rules: Rules, ledger: Ledger) -> RulesTest:
-    """Evaluate rules on the events of a log, from the state of the ledger on."""
+    """Evaluate rules on the events of a log, starting with the state of the ledger."""
     tried = Rules(tuple(rule._replace(mode="shadow") for rule in rules.rules), rules.every, rules.budget)
     first, began = ledger.revision + 1, 0
     engine = Engine(tried, ledger.now)

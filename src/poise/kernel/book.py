@@ -1,7 +1,7 @@
-"""The calls of one job, as the ledger keeps them: part of its state, changed by events only.
+"""The calls of one job: part of the ledger's state, changed by events only.
 
-A call is *open* from when it was accepted until it returns. Of what has returned the latest results are kept, for a
-caller that was away and for calls that take them.
+A call is *open* from its acceptance until it returns. The latest results are stored, for a caller that was away and for
+calls that take them.
 """
 
 from copy import copy
@@ -11,16 +11,16 @@ import msgspec
 from poise.model.calls import KEPT, Call, Function, Result
 
 LEFT = "its caller has left"
-"""Why a job that serves calls was closed by its caller, or for want of one."""
+"""Reason that closed a job that serves calls: its caller closed it, or did not come back."""
 
 KEPT_WHEN_OVER = 1000
 
 
 class CallBook(msgspec.Struct):
-    """`done` and `failed` count all calls that returned ever; `run` is the time in functions that are done, in
-    nanoseconds; `tries` how often an open call began for nothing. `called_up` workers run, or wait to be placed.
+    """The calls of a job. `done` and `failed` count all returned calls; `run` is the total time in completed functions,
+    in nanoseconds. `tries` counts failed attempts of open calls. `called_up` workers are pending or active.
 
-    Calls are kept under their numbers as texts: the canonical encoding knows no other keys.
+    The keys of calls are their numbers as texts, because the canonical encoding allows only strings as keys.
     """
 
     functions: list[Function] = []
@@ -36,20 +36,20 @@ class CallBook(msgspec.Struct):
 
     @property
     def over(self) -> bool:
-        """Nothing is open, and nothing more will come."""
+        """Whether no call is open and none will come."""
         return bool(self.closed) and not self.open
 
     @property
     def mean(self) -> int:
-        """Mean time in a function that is done, in nanoseconds; 0 while none is."""
+        """Mean time in completed functions, in nanoseconds; 0 if there is none."""
         return self.run // self.done if self.done else 0
 
     def restore_order(self) -> None:
-        """Back into the order of acceptance, which the encoding does not keep."""
+        """Restore the order of acceptance, which the encoding does not preserve."""
         self.open = dict(sorted(self.open.items(), key=_by_number))
 
     def fork(self) -> "CallBook":
-        """A copy that changes by itself."""
+        """Return an independent copy."""
         made = copy(self)
         made.functions, made.results = self.functions.copy(), self.results.copy()
         made.open, made.tries = self.open.copy(), self.tries.copy()
@@ -60,12 +60,12 @@ class CallBook(msgspec.Struct):
         self.last = call.number
 
     def forget(self) -> None:
-        """The job is over. A few results stay for a caller that was away when it was ended for it."""
+        """Drop results when the job is over. Some stay for a caller that was away when its job ended."""
         self.results = self.results[-KEPT_WHEN_OVER:] if self.closed != LEFT else []
 
     def close(self, result: Result) -> None:
-        """A call has returned. The oldest results that no open call takes make room; in batches, since that costs a
-        copy.
+        """Record the result of a call. The oldest results that no open call takes are dropped, in batches because of
+        the copy.
         """
         key = str(result.number)
         del self.open[key]

@@ -1,5 +1,5 @@
-"""What people do to a job after it was submitted: hold it, change it, try it again, remove it. Each is checked here,
-and changes nothing by itself.
+"""Requests of users for submitted jobs: hold, change, retry, remove. Each function checks a request, and changes
+nothing.
 """
 
 from collections.abc import Collection, Iterable
@@ -20,7 +20,7 @@ from poise.model.tenants import Bearer
 
 
 def to_hold(ledger: Ledger, name: str, bearer: Bearer) -> JobState:
-    """The job that is to be held or released. Raises `NotFound` and `Conflict`."""
+    """Return the job to hold or release. Raises `NotFound` and `Conflict`."""
     found = find(ledger, name, bearer=bearer)
     job = found.job
     if not found.whole:
@@ -35,8 +35,9 @@ def to_hold(ledger: Ledger, name: str, bearer: Bearer) -> JobState:
 def change(
     ledger: Ledger, name: str, compiled: Compiled, fields: Collection[str], now: int, bearer: Bearer
 ) -> tuple[JobChanged, Changed]:
-    """The event by which a job, or some of its tasks, get the values that these fields have in a compiled job, and what
-    to answer. Its deadline counts from now. Raises `NotFound`, `Conflict`, and `SpecError` for what no node could run.
+    """Return the event that gives these fields of a job, or of some of its tasks, their values in a compiled job, and
+    the reply. A deadline counts from now. Raises `NotFound`, `Conflict`, and `SpecError` for a unit that no node could
+    run.
     """
     found = find(ledger, name, bearer=bearer)
     _check_unfinished(found)
@@ -47,7 +48,7 @@ def change(
         what, hint = "each artifact of it asks for something else", f"`poise cancel {job.id}`, and submit it anew"
         raise Conflict(what, field="resources", hint=hint)
     like = compiled.units[0]
-    if like.deadline:  # in the ledger it counts from submission
+    if like.deadline:  # the ledger counts it from submission
         like = msgspec.structs.replace(like, deadline=like.deadline + now - job.submitted)
     before = [unit.next_spec or unit.spec for unit in units]
     anew = [changed(spec, like, paths, at_rest=True) for spec in before]
@@ -65,7 +66,7 @@ def change(
 
 
 def to_retry(ledger: Ledger, name: str, bearer: Bearer) -> tuple[Compiled, str]:
-    """What of a job that is over was not done, as a job of its own, and whose it was. Raises `NotFound` and
+    """Return the unfinished part of an ended job as a new job, and the user of the job. Raises `NotFound` and
     `Conflict`.
     """
     found = find(ledger, name, bearer=bearer)
@@ -111,7 +112,7 @@ def to_retry(ledger: Ledger, name: str, bearer: Bearer) -> tuple[Compiled, str]:
 
 
 def to_remove(ledger: Ledger, names: Iterable[str], bearer: Bearer) -> list[JobState]:
-    """The ended jobs of these names, each once. Raises `NotFound` and `Conflict`."""
+    """Return the ended jobs with these names, each once. Raises `NotFound` and `Conflict`."""
     jobs: dict[str, JobState] = {}
     for name in names:
         found = find(ledger, name, bearer=bearer)
@@ -127,7 +128,7 @@ def to_remove(ledger: Ledger, names: Iterable[str], bearer: Bearer) -> list[JobS
 
 
 class Removal(NamedTuple):
-    """What is to be committed to remove `jobs`, and which of them each node may have output of."""
+    """The events that remove `jobs`, and by node the jobs whose output it may have."""
 
     jobs: tuple[str, ...]
     events: tuple[JobsRemoved, ...]
@@ -135,8 +136,8 @@ class Removal(NamedTuple):
 
 
 def remove(ledger: Ledger, names: Iterable[str], now: int, bearer: Bearer) -> Removal:
-    """The removal of the ended jobs of these names. It has an event for each tenant: nobody else learns of it. Raises
-    `NotFound` and `Conflict`.
+    """Return the removal of the ended jobs with these names. Each tenant has its own event, which hides other tenants.
+    Raises `NotFound` and `Conflict`.
     """
     jobs = to_remove(ledger, names, bearer)
     by_node: dict[str, dict[str, None]] = {}

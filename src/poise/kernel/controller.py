@@ -1,13 +1,13 @@
-"""The control plane as a machine: messages and the time in, effects out. It never sleeps, reads a clock or opens a
-socket.
+"""The control plane as a pure state machine. It takes messages and the time, and returns effects. It never sleeps,
+reads a clock or opens a socket.
 
-Log first: `snapshot → decide → verify → append → apply → effects`. State is applied at once; every effect that tells
-the outside something waits in the outbox for the revision it depends on and leaves when that revision is durable. If
-the log cannot be written, the shell reloads the ledger from what is durable, what waited in the outbox is refused, and
-nothing new is accepted until there is room again.
+Log first: `snapshot → decide → verify → append → apply → effects`. State is applied at once. Each effect that tells the
+outside something waits in the outbox until the revision that it depends on is durable. If the log cannot be written,
+the shell reloads the ledger from the durable log. Requests in the outbox are refused, and nothing new is accepted until
+there is space again.
 
-Level-triggered: a node that connects says what it holds; the answer is what it should hold. Whatever was lost between
-the two is sent again, and is harmless to receive twice: an attempt is a task and its epoch.
+Level-triggered: a node that connects reports what it holds, and the reply says what it should hold. Lost messages are
+sent again. Receiving a message twice is harmless, because an attempt is a task and its epoch.
 """
 
 from collections import Counter, deque
@@ -179,10 +179,10 @@ from poise.policy.suites import is_fixed
 from poise.units import MILLISECOND, SECOND
 
 ROUND = 200 * MILLISECOND
-"""While anything waits, a round is decided at least this often, events or not."""
+"""While work waits, a round is decided at least at this interval, even without events."""
 
 OF_THE_HOME = "home"
-"""What stands for the home's own token where another has its id."""
+"""Name of the home's own token, for fields that hold the id of a token."""
 
 MAX_UNFINISHED = 200_000
 RECOVER_EVERY = 1 * SECOND
@@ -191,40 +191,42 @@ TIMES = Times()
 HEARTBEAT = TIMES.heartbeat
 
 SAME_END = 5 * SECOND
-"""A node that ends sooner or later than it said by no more than this has said the same: messages take time."""
+"""A node's end that moves by no more than this counts as unchanged, because messages take time."""
 
 PER_NODE = 100_000
-"""Nanoseconds for each node of the fleet. Within that time what costs a look at all nodes is done at most once: to see
-whether one has been silent for too long, and to decide a round for nodes that have joined. Each of a herd would cause
-it.
+"""Nanoseconds per node of the fleet. Work over all nodes runs at most once in that total time: the check for silent
+nodes, and the round for nodes that have joined. Otherwise each of many joining nodes would cause it.
 """
 
 LOOK_EVERY = 1 * SECOND
-"""How often it is looked whether nodes that are held can be given up, since more have been heard."""
+"""Interval at which to check whether held nodes can be given up, because more nodes have been heard."""
 
 MAX_TOKENS = 10_000
 
 COMPARE_EVERY = 5 * SECOND
-"""How often attempts are compared with their like."""
+"""Interval at which attempts are compared with similar ones."""
 TELL_AGAIN = 10 * SECOND
-"""A policy that goes on failing in the same way is recorded no more often."""
+"""Minimum interval between records of the same failure of a policy."""
 
 RECALL_AFTER = 2 * SECOND
-"""What still waits on a node behind its like after this long was queued on a wrong forecast, and is asked back."""
+"""An attempt still queued on a node after this time is recalled: the forecast was wrong."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in nanoseconds. A node is suspect after a silence of `suspect_after` and lost after one of `dead_after`;
-    it is given as much more as it promised to be silent beyond a `HEARTBEAT`. With a `dead_after` of 0 no silence
-    counts: whatever runs the nodes says when one is gone (`GiveUp`). While more than `outage_share` thousandths of the
-    fleet are missing no node is lost, nor for `outage_settle` after that (0: for `dead_after`), but for no longer than
-    `outage_hold` in all (see `Outage`). One that is lost, holds nothing and is in no
-    declared fleet is forgotten after `forget_after` (0: never), unless it is drained, which it is to be when it
-    comes back. Exclusive work has a `lease`. While anything waits, a round is decided at least each `poll` (0: only
-    when something happens, or at the instant that the last plan named); with an `every`, rounds are decided at its
-    multiples only. `fleet` is the name of the declared fleet and `declared` its nodes, where there is one. `policy`
-    decides from the beginning on, until another one is configured; `recipe`, `code` and `asked` are as in `Began`.
-    With `traced`, the environment of each attempt carries the context of its span.
+    """Settings of a control plane; times in nanoseconds.
+
+    A node is suspect after a silence of `suspect_after` and lost after `dead_after`. Both are extended by the time that
+    it announced to be silent beyond a `HEARTBEAT`. With a `dead_after` of 0 silence does not count: the system that
+    runs the nodes reports lost ones (`GiveUp`). While more than `outage_share` thousandths of the fleet are missing, no
+    node is lost, nor for `outage_settle` after that (0: for `dead_after`), but for at most `outage_hold` in total (see
+    `Outage`).
+
+    A lost, undeclared node without work is forgotten after `forget_after` (0: never). A drained one is retained, so
+    that it is drained when it comes back. Exclusive work has a `lease`. While work waits, a round is decided at least
+    each `poll` (0: only after events, or at the instant that the last plan named). With an `every`, rounds are decided
+    at its multiples only. `fleet` is the name of the declared fleet and `declared` its nodes, if there is one. `policy`
+    decides from the beginning, until another one is configured; `recipe`, `code` and `asked` are as in `Began`. With
+    `traced`, the environment of each attempt carries the context of its span.
     """
 
     policy: str = "poise"
@@ -252,7 +254,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_latest_policy(settings: Settings, began: Began | None) -> Settings:
-    """These settings with the policy that a log was left with, where somebody asked for that one later."""
+    """Return the settings with the policy in the log, if that was configured later than the one in the settings."""
     if began is None or began.asked <= settings.asked:
         return settings
     return msgspec.structs.replace(
@@ -291,15 +293,15 @@ QUIET = (
     RuleOver,
     RuleAnswered,
 )
-"""Events that change nothing for the policy, unless more waits to be placed after them; a round for nodes that have
-joined is asked for by itself.
+"""Events that change nothing for the policy, unless they add pending work. Nodes that join request a round
+separately.
 """
 
 
 class Contact(NamedTuple):
-    """A node's silence is counted from `heard`: its last word, or as much later as it promised to be silent beyond a
-    `HEARTBEAT`. `asked`: a request was sent to it, and intervals that it announced before the request do not count.
-    `last` is the time of its last message, 0 if there was none since this control plane started.
+    """When a node was last heard. Silence is counted from `heard`: its last message, or later by the time that it
+    announced to be silent beyond a `HEARTBEAT`. `asked`: a request was sent to it, and earlier announcements do not
+    count. `last` is the time of its last message, 0 if there was none since this control plane started.
     """
 
     heard: int
@@ -322,8 +324,8 @@ FOREVER = 2**62
 
 
 class Vitals(NamedTuple):
-    """How a controller does: agents that are connected, messages that wait for the log, and nanoseconds since the
-    connected agent silent for longest spoke, and since the policy was asked for a plan that it has not answered.
+    """Health of a controller: connected agents, effects in the outbox, and two durations in nanoseconds. `silence` is
+    the longest silence of a connected agent, `deciding` the time since the policy was asked for a plan still missing.
     """
 
     connected: int
@@ -333,7 +335,7 @@ class Vitals(NamedTuple):
 
 
 class Controller:
-    """Owner of the ledger. Call `handle` with each message, then `tick` once; both answer with effects, in order."""
+    """Owner of the ledger. Call `handle` with each message, then `tick` once. Both return effects, in order."""
 
     def __init__(self, ledger: Ledger, settings: Settings, calendar: Calendar | None = None) -> None:
         """Without a `calendar`, as in forecasts, schedules submit nothing."""
@@ -344,27 +346,27 @@ class Controller:
         self._events: list[Event] = []
         self._outbox: deque[tuple[int, Effect]] = deque()
         self._contacts: dict[str, Contact] = {}
-        self._look_at = 0  # no silence can be too long before
+        self._look_at = 0  # no silence can be too long earlier
         self._look_no_sooner_than = 0
         settle = settings.outage_settle or settings.dead_after
         self._outage = Outage(settings.outage_share, settings.outage_hold, settle)
         self.held = 0  # nodes that have been silent for too long, and are not given up yet
-        self._said: set[str] = set()  # nodes that what runs them says are gone, while that is not believed yet
-        self._left: set[str] = set()  # nodes that have taken their leave, with work that goes on elsewhere
+        self._said: set[str] = set()  # nodes reported as gone, and not given up yet
+        self._left: set[str] = set()  # nodes that have left, with work still to move
         self._connected: set[str] = set()
         self._addresses: dict[str, str] = {}  # of nodes, for members of gangs on other machines
-        self._addressed: set[str] = set()  # to whom something in the outbox may be
+        self._addressed: set[str] = set()  # nodes to which the outbox may have messages
         self._dirty = True
         self._head = 0
         self._deciding = False
         self._asked: Snapshot | None = None
-        self._passed_over = 0  # plans on views of up to then do not count
+        self._passed_over = 0  # ignore plans on views up to this instant
         self._failing, self._told_failing = "", 0
         self._until: int | None = None
         self._closed = False
         self._asks: tuple[Ask, ...] | None = None
         self._joined = False  # nodes have joined since the last round
-        self._freed = False  # attempts are done, which is of no matter unless there is room for what is asked
+        self._freed = False  # attempts are done; relevant only if there is room for the asks
         self._watch = Watch(_triggers_of(settings.recipe))
         self._fired: list[str] = []
         self._last_round = 0
@@ -372,7 +374,7 @@ class Controller:
         self._last_comparison = 0
         self._paces = Paces()
         self._lateness = Lateness()
-        self._training: dict[str, tuple[int, LastWord]] = {}  # by unit, with its epoch; newer than what is in the log
+        self._training: dict[str, tuple[int, LastWord]] = {}  # by unit, with its epoch; newer than in the log
         self._full = False
         self._last_recovery = 0
         self._now = ledger.now
@@ -400,8 +402,8 @@ class Controller:
         return self._durable
 
     def begin(self, now: int, *, boot: str, boottime: int, wall: float, term: int = 0) -> Sequence[Effect]:
-        """Take the log: a new term, the next one unless it was won in an election. Nodes that were up have the usual
-        time to connect before they are lost; those of another fleet than the one declared now are forgotten.
+        """Take over the log with a new term: the next one, unless an election determined it. Nodes that were up have
+        the usual time to connect before they are lost. Nodes of another than the declared fleet are forgotten.
         """
         began = Began(
             at=now,
@@ -436,7 +438,7 @@ class Controller:
         return self._flush()
 
     def handle(self, message: Message, now: int) -> Sequence[Effect]:
-        """Take in one message."""
+        """Handle one message."""
         self._now = now
         match message:
             case FromNode():
@@ -563,7 +565,7 @@ class Controller:
             self._head = self.ledger.queues.head()
             self._asked = self.snapshot(now)
             effects.append(Decide(self._asked))
-            self._fired.clear()  # what fires while this is decided on is told to the next round
+            self._fired.clear()  # later triggers go to the next round
         return effects
 
     def _cancel_late(self, now: int) -> None:
@@ -630,8 +632,8 @@ class Controller:
         return min(self.settings.suspect_after + 1, self._watch.patience)
 
     def _give_up_unless_held(self, due: Sequence[str], heard_until: int, now: int) -> None:
-        """Give up these nodes, unless they are missing for another reason than that they have failed. Only those count
-        as present that have spoken since the first of these fell silent: an idle node may not have been due.
+        """Give up these nodes, unless they are missing because of an outage. Nodes count as present only if they have
+        spoken since the first of these became silent: an idle node may not have been due.
         """
         missing = present = 0
         said_nothing = [self._contact(name).heard for name in due if name not in self._said]
@@ -650,7 +652,7 @@ class Controller:
                 self._node_lost(name, now, said=name in self._said)
 
     def _may_decide(self, now: int) -> bool:
-        """Whether a round may be asked for: one at a time, and at multiples of `every` only."""
+        """Return whether a round may be requested: one at a time, and only at multiples of `every`."""
         every = self.settings.every
         return not self._deciding and (not every or now % every == 0)
 
@@ -670,7 +672,7 @@ class Controller:
         return backed_off is not None and backed_off <= now
 
     def _has_room(self) -> bool:
-        """Whether there is room for any of what the last plan asks for."""
+        """Return whether there is room for any of the last plan's asks."""
         if not self._asks:
             return False
         fleet = self.ledger.columns.room()
@@ -687,7 +689,7 @@ class Controller:
         return self.ledger.snapshot(now, self.settings.seed, self.settings.throughputs, tuple(self._fired))
 
     def prepare(self, document: Any, wall: float, now: int, tenant: str = DEFAULT) -> Compiled:
-        """A tenant's request compiled for the fleet as it is `now`; raises SpecError. `wall` in seconds since 1970."""
+        """Compile a tenant's request for the fleet as of `now`; raises SpecError. `wall` in seconds since 1970."""
         return prepare(lambda: self.snapshot(now), lambda: self.ledger.columns.use() / 1000, document, wall, tenant)
 
     def preparing(self, document: Any, wall: float, now: int, tenant: str) -> Callable[[], Compiled]:
@@ -718,17 +720,19 @@ class Controller:
         )
 
     def hears_another(self, node: Node, now: int) -> bool:
-        """Whether another machine goes by this node's name, and is no later with its words than it may be."""
+        """Return whether another connected machine uses this node's name, and is not overdue."""
         known = self.ledger.nodes.get(node.name)
         if known is None or known.node.incarnation == node.incarnation or node.name not in self._connected:
             return False
         return known.condition != "suspect" and now - self._contact(node.name).heard <= self.settings.suspect_after
 
     def check_namesake(self, name: str, by: str, now: int) -> None:
-        """Raises `Conflict` where a node of this name came by the token of somebody else: else whoever may offer a
-        machine would be given the work of any that is away. The name is free once that token is no longer good; a token
-        that was given under the same name may take it too, and the home's own may take any. The home's own is always
-        good, so a name that came by it is free once the node is lost and holds nothing.
+        """Raises `Conflict` if a node with this name joined with another owner's token. Otherwise anybody who may offer
+        a machine could get the work of an absent node.
+
+        The name is free once that token is no longer valid. A token with the same name may take it too, and the home's
+        own token may take any. The home's own token is always valid, so its names are free once the node is lost and
+        holds nothing.
         """
         known = self.ledger.nodes.get(name)
         if known is None or not by or by in (OF_THE_HOME, known.by) or not known.by:
@@ -759,11 +763,11 @@ class Controller:
             self._fired.append(fired.trigger)
 
     def wakeup(self) -> int | None:
-        """When to tick next, if nothing happens before."""
+        """Return when to tick next if nothing happens before."""
         if self._full:
             return self._last_recovery + RECOVER_EVERY
         soonest = max(self._look_at, self._look_no_sooner_than) if self.settings.dead_after else FOREVER
-        next_round = None if self._deciding else self._next_round()  # the plan comes as a message, and none before it
+        next_round = None if self._deciding else self._next_round()  # the plan comes as a message
         lateness, turn = self._lateness.wakeup(self.ledger), self.turns.wakeup(self._now)
         for at in (self._watch.due(), self._dispatch.wakeup(), lateness, turn, next_round, self.ruling.due()):
             if at is not None and at < soonest:
@@ -771,7 +775,7 @@ class Controller:
         return None if soonest >= FOREVER else soonest
 
     def _next_round(self) -> int | None:
-        """When a round is due, if nothing happens before."""
+        """Return when a round is due if nothing happens before."""
         due = [self.ledger.queues.wakeup(self._last_round), self._until]
         if self._joined:
             due.append(self._next_for_joined())
@@ -784,7 +788,7 @@ class Controller:
         return soonest if soonest is None or not every else -(-max(soonest, self._now) // every) * every
 
     def _next_for_joined(self) -> int:
-        """When a round may be decided because nodes have joined: at once, where no time passes while it is."""
+        """Return when a round may be decided for joined nodes: at once if rounds take no time (no `poll`)."""
         return self._last_round + (PER_NODE * len(self.ledger.nodes) if self.settings.poll else 0)
 
     # --- requests ----------------------------------------------------------------------------------------------------
@@ -831,7 +835,7 @@ class Controller:
             self._lateness.submitted(job.id)
 
     def check(self, compiled: Compiled, key: str, user: str) -> None:
-        """Raises what a submission would be refused with now, unless it has been accepted under its key already."""
+        """Raises the error with which a submission would be refused now, unless its key was accepted already."""
         if compiled.recurs is None and not (key and self.ledger.jobs.submitted_under(key, compiled.tenant)):
             self.would_submit(compiled, user)
 
@@ -861,8 +865,8 @@ class Controller:
         return compiled.job(self.ledger.jobs.next_id(), ids, user)
 
     def _check_room(self, tenant: str, more: int) -> None:
-        """Raises `Busy` where too much is unfinished. Who is alone may have as much waiting as there may be; else half
-        of what the others leave, so that there is always room for one who comes later.
+        """Raises `Busy` if there are too many unfinished units. A sole tenant may use the whole limit. Otherwise a
+        tenant may use half of what the others leave, so that there is always room for a new one.
         """
         own = self.ledger.jobs.unfinished_units(tenant)
         room = MAX_UNFINISHED - (self.ledger.jobs.unfinished_units() - own)
@@ -935,7 +939,7 @@ class Controller:
         return told
 
     def _limit(self, names: Iterable[str]) -> None:
-        """Tell nodes the time limit that attempts of these units have from now on."""
+        """Send nodes the new time limit of attempts of these units."""
         limited: dict[str, list[Limited]] = {}
         for unit in [self.ledger.jobs.units[name] for name in names]:
             for index, task in enumerate(unit.tasks if unit.status == "active" else ()):
@@ -959,7 +963,7 @@ class Controller:
         return removal.jobs
 
     def _notice_done(self, message: NoticeDone, now: int) -> None:
-        """A job may have been removed meanwhile."""
+        """Record a delivered notice. The job may have been removed meanwhile."""
         job = self.ledger.jobs.get(message.job)
         if job is not None and message.notice in job.notices:
             self._commit(Notified(at=now, job=job.id, notice=message.notice, failed=message.failed))
@@ -990,7 +994,7 @@ class Controller:
         return self.ledger.revision
 
     def _configure(self, message: Configure, now: int) -> int:
-        """The policy that is asked for decides from now on; a plan that the one before is making does not count."""
+        """Put another policy in charge. A plan that the previous one is making does not count."""
         configured = Configured(
             at=now,
             policy=message.policy,
@@ -1007,7 +1011,7 @@ class Controller:
         return self.ledger.revision
 
     def _forget_round(self, now: int) -> None:
-        """Whatever plan is being made does not count, and another round is due."""
+        """Ignore the plan that is being made, and request another round."""
         self._deciding, self._asked, self._passed_over = False, None, now
         self._asks, self._until, self._closed, self._dirty = None, None, False, True
 
@@ -1046,7 +1050,7 @@ class Controller:
         return token.id
 
     def _drain(self, message: Drain, now: int) -> Drained:
-        """Close a node to new work, or a device of it: `n1:0`; or open it again."""
+        """Close a node or a device (`n1:0`) to new work, or open it again."""
         node, colon, place = message.node.rpartition(":")
         if colon and message.node not in self.ledger.nodes:
             return Drained(self._drain_device(find_node(self.ledger.nodes, node), place, message, now))
@@ -1089,8 +1093,8 @@ class Controller:
         return f"{node}:{device.index}"
 
     def _give_up(self, names: Sequence[str], now: int) -> list[str]:
-        """By their whole names: one that has never joined may be the beginning of another's. Answers with those that
-        are known.
+        """Give up nodes, by full name: the name of a node that never joined may be a prefix of another. Return the
+        known names.
         """
         known = [name for name in dict.fromkeys(names) if name in self.ledger.nodes]
         if not known:
@@ -1112,7 +1116,7 @@ class Controller:
         return known
 
     def _leave(self, name: str, bearer: Bearer, now: int) -> str:
-        """It is forgotten at once, or as soon as its work has been placed elsewhere."""
+        """Remove a node that leaves: at once, or as soon as its work has been placed elsewhere."""
         known = self.ledger.nodes.get(name)
         if known is None:
             raise NotFound(f"there is no node `{name}`", field="node", have=name, hint="`poise nodes`")
@@ -1131,7 +1135,9 @@ class Controller:
         return name
 
     def _lend(self, message: Lend, now: int) -> str:
-        """A gang that resizes in place shrinks as the policy says of a node that is drained; all else is preempted."""
+        """Drain one of these nodes for other users. A resizable gang shrinks as the policy decides for a drained node;
+        all other work is preempted.
+        """
         fleet = self.ledger.columns.fleet()
         free = [name for name in message.nodes if (state := self.ledger.nodes.get(name)) and state.condition == "up"]
         residents = {name: fleet.residents[fleet.rows[name]] for name in free}
@@ -1148,7 +1154,9 @@ class Controller:
         return lent
 
     def _awaited(self, name: str, bearer: Bearer, field: str) -> JobState:
-        """A job that another comes after. A whole name: what is written down lasts longer than what is typed."""
+        """Return a job that another one waits for, by its full name, because a spec outlives the meaning of a
+        prefix.
+        """
         job = self.ledger.jobs.find(name, bearer)
         if job is None:
             raise NotFound(
@@ -1170,7 +1178,7 @@ class Controller:
         if known is not None and known.suspect and not self._full:
             self._commit(NodeTrusted(at=now, name=name))
             self._look_no_later_than(now + self._quiet())
-        if self._full:  # nothing can be recorded, so nothing is acknowledged: the agent keeps it and says it again
+        if self._full:  # nothing can be recorded, so nothing is acknowledged: the agent sends it again
             self._hang(name)
         elif isinstance(message, Hello):
             self._hello(message, by, now)
@@ -1182,23 +1190,23 @@ class Controller:
             if message.upkeep is not None:
                 self._watch.upkeep(name, message.upkeep)
             self._addressed.add(name)
-            self._outbox.appendleft((0, Send(name, Heard(beat=message.number))))  # it promises nothing
+            self._outbox.appendleft((0, Send(name, Heard(beat=message.number))))  # it needs no durable record
         elif isinstance(message, Report):
-            self._take_fitness(name, message.unfit, now)  # before what it hands back is placed again
-            self._take_told(name, message.told, now)  # first: the last word of what has ended
+            self._take_fitness(name, message.unfit, now)  # before the attempts it hands back are placed again
+            self._take_told(name, message.told, now)  # first: the last report of ended attempts
             self._take_report(name, message.running, message.ended, now)
             self._take_faults(name, message.faults, now)
             self._send(name, Acked(serial=message.serial))
 
     def _expect(self, name: str) -> None:
-        """A node is asked something: silence counts from now on as of one that is busy."""
+        """Count the silence of a node that has a request as that of a busy node."""
         was = self._contact(name)
         self._contacts[name] = expected = was.expecting(self._now)
         if expected.heard < was.heard:
             self._look_no_later_than(expected.heard + self._quiet())
 
     def _look_no_later_than(self, instant: int) -> None:
-        """A node may have been silent for too long sooner than was known."""
+        """Move the next check for silence forward."""
         self._look_at = min(self._look_at, instant)
 
     def _contact(self, name: str) -> "Contact":
@@ -1208,7 +1216,9 @@ class Controller:
         self._outbox.appendleft((0, Hang(name)))
 
     def _disconnect(self, name: str) -> None:
-        """What waits to be sent is dropped: the next Hello is answered by all that should be there, and that alone."""
+        """Disconnect a node and drop its pending messages: the reply to the next Hello has everything that it should
+        hold.
+        """
         self._connected.discard(name)
         self._expect(name)
         if name in self._addressed:
@@ -1219,7 +1229,7 @@ class Controller:
 
     def _hello(self, hello: Hello, by: str, now: int) -> None:
         name = hello.node.name
-        self._disconnect(name)  # whatever was said on an earlier connection
+        self._disconnect(name)  # discard the earlier connection
         self._outage.heard(name, now)
         self._said.discard(name)
         self._left.discard(name)
@@ -1243,7 +1253,9 @@ class Controller:
         self._send(name, Acked(serial=0))
 
     def _desired(self, name: str, hello: Hello, now: int) -> Desired:
-        """What should be on the node, given what is: launches that never arrived, stops, and what to keep."""
+        """Return what the node should hold, given what it holds: launches that never arrived, stops, and attempts to
+        keep.
+        """
         holds = {*hello.queued, *(running.attempt for running in hello.running)}
         for unit, index in list(self.ledger.active.on(name)):  # first: a gang that lost one is stopped, not launched
             attempt, task = attempt_of(unit, index), unit.tasks[index]
@@ -1300,21 +1312,21 @@ class Controller:
                 self._finish(done.attempt, done.ending, now)
 
     def _take_fitness(self, name: str, why: str | None, now: int) -> None:
-        """A node can start nothing, or can again."""
+        """Record that a node cannot start anything, or can again."""
         if why is not None and why != self.ledger.nodes[name].unfit:
             self._commit(NodeUnfit(at=now, name=name, why=why))
             self._dirty = True
 
     def _take_faults(self, name: str, faults: Iterable[DeviceFault], now: int) -> None:
-        """A device that has failed gives no room any more. What ran there is lost, and is told to end; the node cannot
-        be asked to wait for that, since a process may never return from a device that has gone.
+        """Close failed devices. Their work is lost, and ordered to end. The controller does not wait for that, because
+        a process may never return from a failed device.
         """
         for fault in faults:
             device = self._device(name, fault.index)
             if device is None or self.ledger.cordons.of_device(name, device) is not None:
                 continue
             if fault.id and fault.id != identity_of(name, device):
-                continue  # another is in its place by now
+                continue  # another device has replaced it
             hit = [
                 (unit, index) for unit, index in self.ledger.active.on(name) if fault.index in unit.tasks[index].devices
             ]
@@ -1354,20 +1366,20 @@ class Controller:
                     self._keep_training(unit, one.training, now)
 
     def _keep_training(self, unit: UnitState, training: Training, now: int) -> None:
-        """What training says goes to the log; another phase is something to decide on."""
+        """Record a training report in the log. A new phase requires a decision."""
         if unit.training is None or unit.training.phase != training.phase or training.resizes > unit.resizes:
             self._dirty = True
         self._commit(TrainingTold(at=now, unit=unit.id, training=training))
 
     def _keep_last_word(self, unit: UnitState, now: int) -> None:
-        """Nothing more is heard of this attempt, or may be."""
+        """Record the latest training report: there may be no further one of this attempt."""
         last = self.heard(unit)
         if last is not None and last.said != unit.training:
             self._keep_training(unit, last.said, now)
         self._training.pop(unit.id, None)
 
     def heard(self, unit: UnitState) -> LastWord | None:
-        """What it said last of its training; the ledger knows what of that was worth a record."""
+        """Return the latest training report; the ledger has only those that were worth a record."""
         epoch, last = self._training.get(unit.id, (0, None))
         return last if epoch == unit.placed_in else logged(unit)
 
@@ -1375,7 +1387,7 @@ class Controller:
         return next((device for device in self.ledger.nodes[node].node.devices if device.index == index), None)
 
     def _valid(self, attempt: Attempt, node: str) -> bool:
-        """Only the current epoch, from the node it was placed on, is heard; everything else is history."""
+        """Return whether the attempt is the current one of its task, on its node. Messages of others are ignored."""
         found = self.ledger.jobs.task(attempt.task)
         if found is None:
             return False
@@ -1403,11 +1415,11 @@ class Controller:
             self._fire(self._watch.response(now - found[0].ready), now)
         if found and found[0].stopping and not was_stopping:
             self._stop(found[0], now)
-        elif found and found[0].generation != generation:  # it goes on without one of its members
+        elif found and found[0].generation != generation:  # it continues without one of its members
             self._order(found[0])
 
     def _order(self, unit: UnitState) -> None:
-        """Tell all of a gang who belongs to it from now on; who is to leave is asked to end as well."""
+        """Send all members of a gang its new membership. Members that must leave are also ordered to end."""
         orders: dict[str, list[Ordered]] = {}
         stops: dict[str, list[Attempt]] = {}
         for index, order in orders_of(unit):
@@ -1419,7 +1431,7 @@ class Controller:
             self._send(node, Desired(orders=tuple(told), stops=tuple(stops.get(node, ()))))
 
     def _stop(self, unit: UnitState, now: int) -> None:
-        """Stop the unit's attempts. Those on a lost node end here: should it come back, they are fenced off."""
+        """Stop the unit's attempts. Those on a lost node end here: if it comes back, they are fenced."""
         for index, task in enumerate(unit.tasks):
             if not task.active:
                 continue
@@ -1444,8 +1456,8 @@ class Controller:
                 self._lose(unit, index, f"node {name} was lost", now)
 
     def _lose(self, unit: UnitState, index: int, note: str, now: int, *, gone: bool = False) -> None:
-        """End an attempt as lost, unless that of another member of its gang has ended it already. Unless it is known to
-        be `gone`, an exclusive one may run on until its lease is over.
+        """End an attempt as lost, unless the loss of another gang member has ended it already. Unless it is known to be
+        `gone`, an exclusive attempt may run until the end of its lease.
         """
         if unit.tasks[index].active:
             until = 0 if gone else self._lease_end([unit], now)
@@ -1456,11 +1468,11 @@ class Controller:
             self._lose(unit, index, note, now, gone=gone)
 
     def _lease_end(self, units: Iterable[UnitState], now: int) -> int:
-        """When what is given up now has ended at the latest, if any of it is exclusive; else 0."""
+        """Return when attempts that are given up now have ended at the latest, if any is exclusive; else 0."""
         return now + self.settings.lease if any(unit.spec.lease == "exclusive" for unit in units) else 0
 
     def _lose_devices(self, known: NodeState, node: Node, now: int) -> None:
-        """Devices have gone: only the work on them is touched."""
+        """Lose the attempts on devices that have gone; other work is not affected."""
         left = {(device.index, device.uuid) for device in node.devices}
         gone = {device.index for device in known.node.devices if (device.index, device.uuid) not in left}
         for unit, index in list(self.ledger.active.on(node.name)):
@@ -1468,8 +1480,8 @@ class Controller:
                 self._lose(unit, index, "its device has gone", now)
 
     def _without_room(self, name: str) -> list[Attempt]:
-        """Attempts that have not begun, and for which a node that has shrunk has no room; the latest placed first.
-        Running ones go on, whatever the node offers.
+        """Return unstarted attempts for which a shrunk node has no room, the latest placed first. Running attempts
+        continue, whatever the node offers.
         """
         state = self.ledger.nodes[name]
         cpu, memory, network = state.excess
@@ -1486,7 +1498,9 @@ class Controller:
         return found
 
     def _recall_queued(self, now: int) -> None:
-        """Ask back what waits on a node behind work that takes longer than foreseen; elsewhere there may be room."""
+        """Recall attempts that wait on a node behind work that takes longer than expected; elsewhere there may be
+        room.
+        """
         recalls: dict[str, list[Attempt]] = {}
         for unit, task in self.ledger.active.queued_since(now - RECALL_AFTER):
             recalls.setdefault(task.node, []).append(attempt_of(unit, 0))
@@ -1494,7 +1508,7 @@ class Controller:
             self._send(node, Desired(recalls=tuple(attempts)))
 
     def _locked(self, message: Locked, now: int) -> None:
-        """Hold the job until somebody has seen to its keys and releases it: no try is lost, and none is repeated. What
+        """Hold the job until a user has fixed its keys and releases it, so that no try is lost or repeated. A job that
         serves calls cannot be held: its worker fails with the reason.
         """
         found = self.ledger.jobs.task(message.attempt.task)
@@ -1512,7 +1526,7 @@ class Controller:
 
     def _decided(self, plan: Plan, view: Snapshot | None, now: int) -> None:
         if view is not None and view is not self._asked and view.now <= self._passed_over:
-            return  # it saw what never was, as the log has lost that; or the policy has changed since
+            return  # its view was lost with the log, or the policy has changed since
         self._deciding, self._asked = False, None
         if self._full:
             return
@@ -1540,7 +1554,7 @@ class Controller:
             else:
                 self._hold(decision, now)
         if sum(len(batch) for batch in launches.values()) >= self._head and self.ledger.queues.pending:
-            self._dirty = True  # all that was shown may have found room: show the rest
+            self._dirty = True  # all shown units may have been placed: show the rest
         if plan.memory is not None:
             self._commit(Remembered(at=now, memory=plan.memory))
         if view is not None and self.ledger.revision > before:
@@ -1548,7 +1562,7 @@ class Controller:
             self._commit(Round(at=now, base=view.revision, asked=view.now, fired=view.triggers, policy=by))
         for node, batch in launches.items():
             self._send(node, Desired(launches=tuple(batch)))
-        for unit in resized.values():  # who joins is there to be told
+        for unit in resized.values():  # new members are launched before they get orders
             self._order(unit)
         self._fire(self._watch.use(self.ledger.columns.use(), now), now)
 
@@ -1594,8 +1608,8 @@ class Controller:
                 launches.setdefault(spot.node, []).append(self._launch(unit, index))
 
     def _reject(self, decision: str, rejection: Rejection, *, stale: bool) -> None:
-        self._asks = None  # what it says of what comes is wrong
-        self._dirty |= stale  # the world has moved: decide again, but do not spin on a policy that is wrong
+        self._asks = None  # its asks are unreliable
+        self._dirty |= stale  # the state has changed: decide again, but do not loop on a wrong policy
         self.rejections[decision, rejection.reasons[0].code] += 1
 
     def _hold(self, hold: Hold, now: int) -> None:
@@ -1654,7 +1668,7 @@ class Controller:
             self._dirty = True
 
     def _later(self, effect: Effect) -> None:
-        """Leaves when all that is applied by now is durable."""
+        """Send an effect once all events applied by now are durable."""
         self._outbox.append((self.ledger.revision, effect))
 
     def _make_dispatch(self, now: int) -> Dispatch:
@@ -1697,7 +1711,7 @@ class Controller:
         return tuple(self._release())
 
     def _append_failed(self, message: AppendFailed, now: int) -> Sequence[Effect]:
-        """Go back to what is durable; refuse what waited; make every node say anew what it holds."""
+        """Continue from the durable state: refuse pending requests, and make every node report its state again."""
         self.ledger, self._durable = message.ledger, message.ledger.revision
         self._checkpointed = min(self._checkpointed, self.ledger.revision)
         self._full = True

@@ -1,7 +1,7 @@
-"""How training went, as the log tells of it: what each unit said of its training, and how its gang was resized.
+"""The course of training, from the log: the reports of each unit, and the resizes of its gang.
 
-The latest `UNITS` units that said something are kept, each with a bounded number of points: where there are more, every
-second one is dropped, so that a course is whole at half the detail.
+The latest `UNITS` units with reports are stored, each with a limited number of points. Above the limit every second
+point is dropped, so that a course is complete at half the detail.
 """
 
 from collections import OrderedDict
@@ -12,18 +12,18 @@ from poise.model.events import Event, Resized, TrainingTold
 from poise.model.training import Training
 
 UNITS, POINTS, RESIZES = 128, 512, 128
-"""Units that are kept; points of a course; changes of the size of its gang."""
+"""Maximum number of units; of points per course; of resizes per course."""
 
 
 class Point(msgspec.Struct, frozen=True):
-    """What was said at an instant."""
+    """A report at an instant."""
 
     at: int
     said: Training
 
 
 class Resize(msgspec.Struct, frozen=True):
-    """Workers joined a gang or left it while it ran."""
+    """Workers joined or left a running gang."""
 
     at: int
     joined: int
@@ -40,13 +40,13 @@ class Course(msgspec.Struct):
 
 
 class Courses:
-    """Takes in the events of a log, in order."""
+    """Reads the events of a log, in order."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Course] = OrderedDict()
 
     def note(self, event: Event) -> None:
-        """Take in the next event of the log."""
+        """Read the next event of the log."""
         if isinstance(event, TrainingTold):
             self._told(event)
         elif isinstance(event, Resized) and (course := self._known.get(event.unit)) is not None:
@@ -55,7 +55,7 @@ class Courses:
             del course.resizes[:-RESIZES]
 
     def latest(self) -> list[Course]:
-        """The one that said something last comes first."""
+        """Return the courses, the one with the latest report first."""
         return list(reversed(self._known.values()))
 
     def _told(self, event: TrainingTold) -> None:

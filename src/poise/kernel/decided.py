@@ -1,12 +1,12 @@
-"""Rounds that decided something, as the log has them: what, why, and which alternatives were weighed.
+"""Rounds with decisions, from the log: the decisions, their reasons, and the alternatives considered.
 
     decided = Rounds(Ledger())
     for event in events:
         decided.add(event)
     for round in decided.latest(): ...
 
-The latest rounds are kept, each with its first decisions. Logs from before rounds were recorded have one for each
-instant at which something was decided.
+The latest rounds are stored, each with its first decisions. Logs from before rounds were recorded have one round for
+each instant with decisions.
 """
 
 from collections import deque
@@ -22,17 +22,17 @@ from poise.model.events import Event, Held, Placed, Preempted, Resized, Round
 from poise.model.rounds import Decided, Made
 
 KEPT = 20_000
-"""Rounds that are kept."""
+"""Maximum number of rounds stored."""
 
 EACH = 100
-"""Decisions that are told of one round."""
+"""Maximum number of decisions stored per round."""
 
 FEW = 32
-"""Units of a queue that are named."""
+"""Maximum number of units named per queue."""
 
 
 class _Waits(NamedTuple):
-    """The first units of a queue that is held, how many follow, and why."""
+    """The first units of a held queue, the number of further units, and the reasons."""
 
     units: tuple[str, ...]
     more: int
@@ -43,7 +43,7 @@ _Decision = Placed | Preempted | Resized | _Waits
 
 
 class _Kept(NamedTuple):
-    """A round as it is kept; it is put into words when somebody asks."""
+    """A stored round; it is formatted on request."""
 
     revision: int
     base: int
@@ -55,7 +55,7 @@ class _Kept(NamedTuple):
 
 
 class Rounds:
-    """Follows a log from the state in `ledger` on, which it changes."""
+    """Follows a log from the state in `ledger`, which it changes."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -65,12 +65,12 @@ class Rounds:
         self._last: tuple[int, int, int] = (0, 0, 0)
 
     def add(self, event: Event) -> None:
-        """Take in the next event of the log."""
+        """Read the next event of the log."""
         self.ledger.apply(event)
         self.note(event)
 
     def note(self, event: Event) -> None:
-        """Take in an event that the ledger has."""
+        """Read an event that the ledger has already applied."""
         if isinstance(event, Placed | Preempted | Resized | Held):
             if event.at != self._last[1]:
                 self._close()
@@ -89,9 +89,11 @@ class Rounds:
         node: str = "",
         sight: Sight | None = None,
     ) -> list[Decided]:
-        """The latest rounds (0: all that are kept) up to before a revision and from a time on, the newest first: of
-        these `jobs` only, where any are named, and of a `node` that was chosen or weighed, where one is named; and
-        what may be seen with this `sight`.
+        """Return the latest rounds, the newest first: before a revision and since a time, at most `count` (0: all
+        stored).
+
+        With `jobs`, return only decisions about these; with `node`, only those that chose or considered it. With
+        `sight`, return only the visible parts.
         """
         self._close()
         found = (
@@ -113,7 +115,7 @@ class Rounds:
             self._open.append(_Waits(tuple(islice(waiting, FEW)), max(0, len(waiting) - FEW), event.reasons))
 
     def _close(self, policy: str = "", fired: tuple[str, ...] = ()) -> None:
-        """The round is complete; one in which nothing was decided for anybody is not told of."""
+        """Store the complete round, unless it has no decisions."""
         if self._open:
             revision, at, base = self._last
             leader = self.ledger.leader
@@ -132,7 +134,7 @@ class Rounds:
 
 
 def _seen(kept: _Kept, jobs: Collection[str], node: str, sight: Sight | None) -> Iterator[Decided]:
-    """The round with what is asked for, and may be seen, unless that is nothing."""
+    """Yield the requested and visible part of the round, unless that is empty."""
     chosen = [one for one in kept.decisions if not jobs or not set(jobs).isdisjoint(_jobs_of(one))]
     if node:
         chosen = [one for one in chosen if node in _nodes_of(one)]
@@ -157,7 +159,7 @@ def _jobs_of(one: _Decision) -> set[str]:
 
 
 def _nodes_of(one: _Decision) -> Iterator[str]:
-    """Those that were chosen, and the best that were not."""
+    """Yield the chosen nodes, and the best rejected ones."""
     if isinstance(one, Placed):
         yield from (spot.node for spot in one.spots)
     elif isinstance(one, Resized):
@@ -193,5 +195,5 @@ def _made(one: _Decision) -> Made:
 
 
 def _place(spot: Spot) -> str:
-    """`n1[0, 1]`."""
+    """Return a spot as text: `n1[0, 1]`."""
     return f"{spot.node}{list(spot.devices)}" if spot.devices else spot.node

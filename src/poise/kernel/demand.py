@@ -1,6 +1,6 @@
-"""The work that waits for room, by what it asks for: what a system that allocates machines has to know of it.
+"""Waiting work by its request, for a system that allocates machines.
 
-Pure, and bounded: of very many kinds of work the first ones are told, in the order in which they are served.
+Pure and bounded: with very many kinds of work, the report has the first ones in the order in which they are served.
 """
 
 from itertools import islice
@@ -13,27 +13,29 @@ from poise.model.reports import Demand, DemandReport
 from poise.model.resources import ANYWHERE
 
 KINDS = 64
-"""Kinds of work that are told."""
+"""Maximum number of kinds of work in a report."""
 
 COUNTED = 4096
-"""Units that are looked at one by one; the others of a queue count as the last one of it that was. As many running
-units are looked at.
+"""Maximum number of waiting units to examine one by one; further ones of a queue count like its last examined one. The
+same limit applies to running units.
 """
 
 
 def demand(ledger: Ledger, now: int, counted: int = COUNTED) -> DemandReport:
-    """What waits, and for how long the nodes are busy."""
+    """Report the waiting work, and for how long the nodes are busy."""
     return DemandReport(waits=tuple(_waits(ledger, now, counted)), busy=_busy(ledger, now, counted))
 
 
 def _waits(ledger: Ledger, now: int, counted: int) -> list[Demand]:
-    """Work of one shape, of one number of tasks that start together, and of one class is one entry."""
+    """Return the waiting work. Work of one shape, one number of tasks that start together, and one class is one
+    entry.
+    """
     found: dict[tuple[str, int, str], Demand] = {}
     left = counted
-    for unit in islice(ledger.active.recovering.values(), counted):  # what a lost node held
+    for unit in islice(ledger.active.recovering.values(), counted):  # work of lost nodes
         if unit.free_at <= now:
             _count(found, ledger, unit, 1)
-    for unit in islice(ledger.active.values(), counted):  # what a node that is drained shall hand over
+    for unit in islice(ledger.active.values(), counted):  # work to move off drained nodes
         if unit.spec.preemptible and any(_hands_over(ledger, task.node) for task in unit.tasks if task.active):
             _count(found, ledger, unit, 1)
     for queue in ledger.queues.values():
@@ -56,7 +58,9 @@ def _hands_over(ledger: Ledger, node: str) -> bool:
 
 
 def _busy(ledger: Ledger, now: int, counted: int) -> dict[str, int]:
-    """Of very many attempts the first ones say it."""
+    """Return for each node the least remaining time of its attempts; with very many attempts, of the first ones
+    only.
+    """
     found: dict[str, int] = {}
     for unit in islice(ledger.active.values(), counted):
         estimate = estimate_run(ledger.profiles.get(unit.spec.kind), unit.spec.declared)

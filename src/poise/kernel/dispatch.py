@@ -1,13 +1,12 @@
-"""Which worker makes which call: the part of the controller that hands calls out and takes results in.
+"""Assign calls to workers: the part of the controller that hands out calls and takes results in.
 
-It holds only what connections say and what follows from the ledger, so it can be made anew at any time. A call is
-handed to one worker; it is handed on when the ledger says that this worker's attempt is over. After a restart nobody
-knows yet who holds what: nothing is handed out until every running worker of a job has said so, or `HEAR_OUT` has
-passed.
+It holds only state from connections and from the ledger, so it can be rebuilt at any time. A call is assigned to one
+worker. It is reassigned when the ledger says that this worker's attempt is over. After a restart the assignments are
+unknown: no call is handed out until every running worker of a job has reported its calls, or `HEAR_OUT` has passed.
 
-Rules: calls go out in the order in which they became ready. A worker is given more than one at a time only as far as
-they are foreseen to take `AHEAD` together; what waits behind one that takes longer is asked back when another worker
-has nothing to do. A call whose worker has ended before is made alone, so that it cannot take others down with it.
+Rules: calls go out in the order in which they became ready. A worker gets several calls at a time only if they are
+expected to take `AHEAD` together. Calls behind one that takes longer are asked back when another worker is idle. A call
+whose worker ended is retried alone, so that it cannot fail others.
 """
 
 from collections import deque
@@ -53,31 +52,32 @@ from poise.model.messages import Attempt
 from poise.units import MILLISECOND, SECOND
 
 AHEAD = 20 * MILLISECOND
-"""Calls handed to a worker ahead, in time foreseen; twice what a round trip under load takes."""
+"""Expected duration of the calls handed to a worker in advance: twice a round trip under load."""
 
 MOST_AHEAD = 512
 KNOWN_AFTER = 3
-"""Calls that must be done before their mean is believed."""
+"""Completed calls required before their mean is used."""
 
 STUCK = 50 * MILLISECOND
-"""A worker that holds several calls and says nothing for so long is held up by one that takes longer than foreseen."""
+"""A worker that holds several calls and is silent this long is delayed by a call that takes longer than expected."""
 
 WARM = 30 * SECOND
-"""A worker with nothing to do is kept for so long."""
+"""Idle time before a worker is retired."""
 
 YIELDING = SECOND // 4
-"""… and for so long where other work waits to be placed."""
+"""Idle time before a worker is retired while other work waits to be placed."""
 
 UNBEGUN = "cancelled before it began"
 
 HEAR_OUT = 10 * SECOND
 ORPHANED = 30 * SECOND
-"""A job whose caller has been away for so long is closed: what it accepted is still done."""
+"""Close a job whose caller has been away this long. Its accepted calls are still made."""
 
 
 class Worker(msgspec.Struct):
-    """A connected worker; `held` in the order in which they were handed over. It knows `told` functions. `stuck`:
-    what it held behind a long call was asked back, and it is given nothing until that returns.
+    """A connected worker. `held` are its calls in the order of assignment. It knows the first `told` functions.
+
+    `stuck`: its calls behind a long one were asked back, and it gets no more until that one returns.
     """
 
     attempt: Attempt
@@ -89,10 +89,11 @@ class Worker(msgspec.Struct):
 
 
 class Line(msgspec.Struct):
-    """The calls of one job that wait to be handed out, and its connected workers by task. `missing` counts, by call,
-    the needs that are open; `followers` are those calls by need. `results` are kept ones by number; `unwanted` are
-    calls that were cancelled while a worker held them. `unsure_until`: until then workers may be about to say what they
-    hold.
+    """The waiting calls of one job, and its connected workers by task.
+
+    `missing` counts the open needs of each call; `followers` lists those calls by need. `results` has the retained
+    results by number. `unwanted` are calls that were cancelled while a worker held them. Until `unsure_until`, workers
+    may still report their calls.
     """
 
     ready: deque[int]
@@ -107,7 +108,7 @@ class Line(msgspec.Struct):
 
 
 def served(ledger: Ledger, job_id: str, tenant: str) -> tuple[JobState, CallBook]:
-    """The job of this id and its calls, if it serves calls of this tenant. Raises `NotFound`."""
+    """Return the job with this id and its calls, if it serves calls of this tenant. Raises `NotFound`."""
     job = ledger.jobs.get(job_id)
     if job is None or job.calls is None or job.tenant != tenant:
         raise not_served(job_id)
@@ -115,12 +116,14 @@ def served(ledger: Ledger, job_id: str, tenant: str) -> tuple[JobState, CallBook
 
 
 def not_served(job_id: str) -> NotFound:
-    """What a caller of no such job is told, and one of another tenant's job alike: it learns nothing of others."""
+    """Return the same error for a missing job and for another tenant's job, so that it reveals nothing of other
+    tenants.
+    """
     return NotFound(f"there is no job `{job_id[:80]}` that serves calls", field="job", hint="`poise ls`")
 
 
 class Dispatch:
-    """Owner of the lines. The controller passes what is said, and what the ledger's events mean for calls."""
+    """Owner of the lines. The controller passes messages in, and the effects of the ledger's events on calls."""
 
     def __init__(
         self,
@@ -131,7 +134,7 @@ class Dispatch:
         say_caller: Callable[[str, ToCaller], None],
         say_worker: Callable[[Attempt, ToWorker], None],
     ) -> None:
-        """`commit` applies an event; `say_…` send once all that is applied by then is durable."""
+        """`commit` applies an event; `say_…` send once all events applied so far are durable."""
         self._ledger = ledger
         self._commit = commit
         self._say_caller = say_caller
@@ -144,8 +147,8 @@ class Dispatch:
     # --- callers -----------------------------------------------------------------------------------------------------
 
     def from_caller(self, job_id: str, tenant: str, message: FromCaller, now: int) -> None:
-        """Somebody of a tenant has said something. Raises PoiseError for what no honest caller says; its connection is
-        then ended.
+        """Handle a message of a tenant's caller. Raises PoiseError for an invalid message; its connection is then
+        closed.
         """
         job, book = served(self._ledger, job_id, tenant)
         if isinstance(message, Resume):
@@ -186,7 +189,7 @@ class Dispatch:
         line = self._lines[job.id]
         for call in message.calls:
             if call.number <= book.last:
-                continue  # said again after a connection was lost
+                continue  # repeated after a lost connection
             _check(call, book)
             self._commit(Called(at=now, job=job.id, call=call))
             if call.needs:
@@ -197,7 +200,7 @@ class Dispatch:
         self._hand_out(job, book, line, now)
 
     def _await(self, job: JobState, book: CallBook, line: Line, call: Call, now: int) -> None:
-        """A call that takes results: it is ready once they are there, and skipped when one will never be."""
+        """Queue a call that takes results: it is ready once they exist, and skipped if one never will."""
         for need in call.needs:
             if str(need) in book.open:
                 line.missing[call.number] = line.missing.get(call.number, 0) + 1
@@ -212,7 +215,9 @@ class Dispatch:
             line.ready.append(call.number)
 
     def _cancel(self, job: JobState, book: CallBook, numbers: Iterable[int], now: int) -> None:
-        """What no worker holds has not begun. What one holds may have: it is asked back, and is heard of either way."""
+        """Cancel calls. Those that no worker holds have not begun. A held call is asked back, and its worker answers
+        either way.
+        """
         line = self._lines[job.id]
         holder = {number: worker for worker in line.workers.values() for number in worker.held}
         back: dict[str, list[int]] = {}
@@ -274,8 +279,8 @@ class Dispatch:
             self._retire(job, book, line, now)
 
     def ended(self, attempt: Attempt, now: int, *, blame: bool) -> None:
-        """An attempt is over. What its worker held is handed on, or has been tried too often; with `blame` the call
-        that it was making counts as tried.
+        """Reassign the calls of a worker whose attempt is over, or fail those without retries left. With `blame`, the
+        call that it was making counts as tried.
         """
         job = self._ledger.jobs.get(attempt.task.partition(".")[0])
         line = self._lines.get(job.id) if job is not None else None
@@ -301,7 +306,7 @@ class Dispatch:
     def _take(
         self, job: JobState, book: CallBook, line: Line, worker: Worker, results: Iterable[Result], now: int
     ) -> None:
-        """Results of calls that are open and not with another worker; others are late, and known already."""
+        """Record results of open calls that no other worker holds. Other results are late duplicates."""
         numbers = []
         fresh = []
         for result in results:
@@ -332,7 +337,7 @@ class Dispatch:
             self._settle(job, book, now)
 
     def _return(self, job: JobState, book: CallBook, line: Line, result: Result, worker: str, now: int) -> None:
-        """A call returns that no worker has returned; and what can then never be made."""
+        """Record a result that no worker returned, and skip the calls that depend on it."""
         self._record(job, line, result, worker, now)
         fresh = (result, *self._lead_on(job, book, line, result, now))
         self._say_caller(job.id, Results(fresh))
@@ -347,7 +352,9 @@ class Dispatch:
             line.results = {kept.number: kept for kept in job.calls.results}
 
     def _lead_on(self, job: JobState, book: CallBook, line: Line, result: Result, now: int) -> list[Result]:
-        """Calls that take this result are a step nearer to being made; or are skipped, and what takes theirs."""
+        """Count this result for the calls that need it. If it is not `done`, skip them and their dependents; return
+        these.
+        """
         skipped = []
         over = deque((result,))
         while over:
@@ -390,7 +397,7 @@ class Dispatch:
                 if alone and (worker.held or todo):
                     break
                 line.ready.popleft()
-                if str(number) not in book.open:  # it was cancelled
+                if str(number) not in book.open:  # cancelled
                     continue
                 todo.append(number)
                 if alone:
@@ -410,7 +417,7 @@ class Dispatch:
         self._say_worker(worker.attempt, Work(functions, tuple(calls)))
 
     def _unsure(self, job: JobState, line: Line, now: int) -> bool:
-        """Whether workers that were running before a restart have yet to say what they hold."""
+        """Return whether workers that ran before a restart have yet to report their calls."""
         if now >= line.unsure_until:
             return False
         running = [unit.spec.tasks[0].name for unit in job.units if unit.status == "active" and unit.tasks[0].started]
@@ -421,7 +428,7 @@ class Dispatch:
     # --- time --------------------------------------------------------------------------------------------------------
 
     def tick(self, now: int) -> None:
-        """What time brings: callers that stay away, workers held up, workers with nothing to do."""
+        """Handle timeouts: absent callers, delayed workers, idle workers."""
         for job_id, line in list(self._lines.items()):
             job = self._ledger.jobs.get(job_id)
             if job is None or job.calls is None:
@@ -449,7 +456,7 @@ class Dispatch:
         return min(times, default=None)
 
     def _ask_back(self, line: Line, now: int) -> None:
-        """Somebody has nothing to do while others wait behind a call that takes longer than foreseen."""
+        """Ask calls back that wait behind one that takes longer than expected, if another worker is idle."""
         if line.ready or not any(not worker.held and not worker.retiring for worker in line.workers.values()):
             return
         for worker in line.workers.values():
@@ -465,7 +472,7 @@ class Dispatch:
                 self._say_worker(worker.attempt, Retire())
 
     def _keep(self, job_id: str) -> int:
-        """How long a worker of this job is kept that has nothing to do: less where anything else waits to be placed."""
+        """Return how long an idle worker of this job is retained: less if other work waits to be placed."""
         pending = self._ledger.queues.pending
         own = sum(unit.status == "pending" for unit in self._ledger.jobs[job_id].units) if pending else 0
         return YIELDING if pending > own else WARM
@@ -489,8 +496,8 @@ class Dispatch:
         return line
 
     def _settle(self, job: JobState, book: CallBook, now: int) -> None:
-        """After something of a job has ended: what is open in a job that is over is lost; workers of one that is served
-        may go; the rest is handed out.
+        """Update a job after a part of it has ended. Open calls of an ended job are lost; workers without further calls
+        retire; the remaining calls are handed out.
         """
         line = self._lines.get(job.id)
         if line is None:
@@ -515,7 +522,7 @@ class Dispatch:
             self._settle(job, job.calls, now)
 
     def _job_of(self, attempt: Attempt) -> JobState | None:
-        """The job of an attempt that is not over."""
+        """Return the job of an attempt that is not over."""
         found = self._ledger.jobs.task(attempt.task)
         if found is None or not found[1].active or attempt_of(found[0], 0) != attempt:
             return None
@@ -523,7 +530,7 @@ class Dispatch:
 
 
 def _check(call: Call, book: CallBook) -> None:
-    """Raise PoiseError for a call that no caller of ours would make."""
+    """Raise PoiseError for a call that Poise's own client would never make."""
     problem: PoiseError | None = None
     if len(book.open) >= MAX_UNRETURNED:
         problem = SpecError("too many calls are open", code="E102", need=f"at most {MAX_UNRETURNED}")

@@ -1,8 +1,7 @@
-"""Reports made from the ledger: what happened to a job, and every reason why it waits. Pure: the caller only draws
-them.
+"""Reports made from the ledger: the history of a job, and every reason why it waits. Pure: the caller only draws them.
 
-What has to be decided to be known (`poise explain`) is answered by `kernel/whatif.py`, from a view and a `Question`:
-all that it needs of the ledger, so that it may be answered while the ledger goes on.
+`kernel/whatif.py` answers questions that need a decision (`poise explain`), from a view and a `Question`. A `Question`
+holds all that it needs of the ledger, so the ledger may change meanwhile.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -64,26 +63,26 @@ from poise.model.views import Candidate, Snapshot
 from poise.units import format_bytes, format_duration
 
 SOME = 8
-"""Groups of units, running units and events that are told of a job when not all are asked for."""
+"""Maximum number of groups of units, running units and events in a report of a job, unless everything is asked for."""
 
 
 FEW = 12
-"""Functions that are named of a job that serves calls."""
+"""Maximum number of functions to name for a job that serves calls."""
 
 
 WORTHS = ("worth", "instead")
-"""What is told of a yield in worth an hour (`poise.policy.reclaim.value`); the rest is in seconds."""
+"""Scores of a preemption in worth per hour (`poise.policy.reclaim.value`); the others are in seconds."""
 
 
 class LastWord(NamedTuple):
-    """What a unit said of its training, and the instant at which that was heard."""
+    """The latest training report of a unit, and the instant at which it arrived."""
 
     at: int
     said: Training
 
 
 def logged(unit: UnitState) -> LastWord | None:
-    """What the ledger knows of it: the latest that was worth a record."""
+    """Return the latest training report in the ledger, which records only some of them."""
     return None if unit.training is None else LastWord(unit.told, unit.training)
 
 
@@ -95,7 +94,7 @@ def job_report(
     tasks: bool,
     heard: Callable[[UnitState], LastWord | None] = logged,
 ) -> JobReport:
-    """One job as of `now`; with its tasks when asked, and what was `heard` of their training."""
+    """Report one job as of `now`; with its tasks if asked, and their training as `heard` returns it."""
     counts: dict[str, int] = {}
     for unit in job.units:
         for task in unit.tasks:
@@ -140,20 +139,20 @@ def job_report(
 
 
 def known_run(ledger: Ledger, unit: UnitState) -> int:
-    """The expected run time of a unit in nanoseconds; 0 if neither history nor a declaration tells it."""
+    """Return the expected run time of a unit in nanoseconds; 0 if neither history nor a declaration gives one."""
     told = unit.status == "done" or unit.left
     known = told or estimate_run(ledger.profiles.get(unit.spec.kind), unit.spec.declared).source != UNKNOWN
     return unit.expected if known else 0
 
 
 def _sum_known(runs: Iterable[int]) -> int | None:
-    """The sum; None if one of them is unknown."""
+    """Return the sum; None if one of them is unknown."""
     runs = list(runs)
     return sum(runs) if all(runs) else None
 
 
 def job_text(job: JobState, tasks: int) -> str:
-    """What a job runs, in a few words."""
+    """Return a short text of the command or functions of a job."""
     if job.calls is not None:
         return f"calls of {', '.join(function.name for function in job.calls.functions[:FEW]) or 'functions'}"
     if len(job.units) == 1:
@@ -175,13 +174,13 @@ def _calls_report(book: CallBook) -> CallsReport:
 def task_report(
     ledger: Ledger, job: JobState, unit: UnitState, index: int, now: int, slack: int, late: Reason | None = None
 ) -> TaskReport:
-    """One task as of `now`; `late` tells that its deadline is lost."""
+    """Report one task as of `now`; `late` is the reason that its deadline is lost."""
     task, spec = unit.tasks[index], unit.spec.tasks[index]
     ending = task.ending or Ending(outcome="returned")
     has_ended = task.ending is not None
     started = task.started or (task.ended if has_ended else 0)
     spare = unit.status == "active" and task.status == "idle"
-    placed = unit.status not in ("waiting", "pending") and not spare  # else where it was is told by its attempts
+    placed = unit.status not in ("waiting", "pending") and not spare  # else its attempts name the node
     return TaskReport(
         task=f"{job.id}.{spec.name}",
         name=spec.name,
@@ -231,9 +230,9 @@ def task_report(
 
 
 def task_status(job: JobState, unit: UnitState, task: TaskState) -> str:
-    """One of `STATUSES`."""
+    """Return the status of a task: one of `STATUSES`."""
     if unit.status == "waiting" and job.calls is not None and not job.awaited:
-        return "resting"  # a worker for which there is nothing to do
+        return "resting"  # a worker without calls
     if unit.status == "failed" and _stopped_for_another(unit, task):
         return "stopped"
     if unit.status != "active":
@@ -248,14 +247,14 @@ def task_status(job: JobState, unit: UnitState, task: TaskState) -> str:
 
 
 def _stopped_for_another(unit: UnitState, task: TaskState) -> bool:
-    """Whether it was Poise that stopped it, since another of its gang had failed."""
+    """Return whether Poise stopped the task because another task of its gang had failed."""
     by_poise = ("stopped", "returned")
     return task.ending is not None and task.ending.outcome in by_poise and deciding_ending(unit).outcome not in by_poise
 
 
 def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Reason]:
-    """Every reason why a unit has not started, or never will; once it has, whether anything is wrong with it. That its
-    deadline is lost is told by `lost_deadlines`, for all units of a job at once.
+    """Return every reason why a unit has not started or never will; for a started unit, its problems. `lost_deadlines`
+    reports lost deadlines, for all units of a job at once.
     """
     found: list[Reason] = []
     if unit.missed is not None and (unit.status == "cancelled" or (unit.status == "active" and unit.stopping)):
@@ -311,17 +310,17 @@ def reasons(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> list[Re
 
 
 def known_as(job: JobState) -> str:
-    """Its id, with its name where it has one."""
+    """Return the id of a job, with its name if it has one."""
     return f"{job.id} ({job.name})" if job.name else job.id
 
 
 def _followed(job: JobState, other: JobState) -> bool:
-    """Whether one of the jobs that it comes after has ended as it has to, or may still."""
+    """Return whether a job that it comes after has ended as required, or still may."""
     return not other.ended or may_follow(job, other.id, job_status(other))
 
 
 def _too_late(ledger: Ledger, unit: UnitState) -> Reason:
-    """By which deadline it was cancelled."""
+    """Return the reason of a cancellation for a missed deadline: its own, or that of another unit."""
     if unit.missed is None or not unit.missed.of:
         left = unit.missed.left if unit.missed is not None else 0
         have = f"at least {format_duration(left)} of work were left" if left else "it had passed"
@@ -331,7 +330,7 @@ def _too_late(ledger: Ledger, unit: UnitState) -> Reason:
 
 
 def _held(ledger: Ledger, unit: UnitState) -> list[Reason]:
-    """As recorded for its queue; behind whom it waits is looked up, as that is not recorded."""
+    """Return the reasons recorded for its queue. The unit in front of it is not recorded, so look it up."""
     first = ledger.queues.first_in_line()
     return [
         Reason(code=reason.code, subject=first)
@@ -342,14 +341,14 @@ def _held(ledger: Ledger, unit: UnitState) -> list[Reason]:
 
 
 def _back(unit: UnitState, now: int) -> list[Reason]:
-    """Why it may not be placed before its `free_at`."""
+    """Return the reasons why it cannot be placed before its `free_at`."""
     delay = unit.not_before - now
     code = "BACKOFF" if unit.epoch or not unit.spec.begin else "BEGINS"
     return [*([Reason(code=code, need=format_duration(delay))] if delay > 0 else []), *leased(unit, now)]
 
 
 def turn_of(job: JobState, unit: UnitState) -> list[Reason]:
-    """That it is not its turn, if other parts of its task come before it and only so many run at once."""
+    """Return a reason if the concurrency limit of its task (`at_most`) makes it wait for earlier parts."""
     given = job.turns.get(unit.spec.name.partition("[")[0], 0)
     if not unit.spec.at_most or unit.spec.tasks[0].part < unit.spec.at_most + given:
         return []
@@ -357,9 +356,10 @@ def turn_of(job: JobState, unit: UnitState) -> list[Reason]:
 
 
 def paths(job: JobState) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Names of the units on the longest path, and by how much each may be late without delaying the whole: as is
-    expected, or as it came once all are done. Then what a unit waited and the attempts that came to nothing are part of
-    how long it took from when it could have begun.
+    """Return the names of the units on the critical path, and the slack of each unit.
+
+    The times are expected run times. Once the job is done, a unit's time is real: from when it could have begun to its
+    end, with its wait and its failed attempts.
     """
     needs = {unit.spec.name: unit.spec.needs for unit in job.units}
     took = {unit.spec.name: unit.expected for unit in job.units}
@@ -373,11 +373,11 @@ def paths(job: JobState) -> tuple[tuple[str, ...], dict[str, int]]:
 
 
 class Alike(NamedTuple):
-    """Units of a job that wait and ask for the same: the ids of all, and the first of them as a policy would see it.
+    """Waiting units of a job with the same request: the ids of all, and the first of them as a policy would see it.
 
-    Before `not_before` (an instant, 0: none) it is not tried again, for the reasons `back`; `unseen` units of the queue
-    come before it and are not shown in the view. `artifacts` names what it has to choose from, by number. `never` tells
-    that no node could run it, `late` that its deadline is lost.
+    `not_before`: not placed before this instant (0: none), for the reasons in `back`. `unseen` counts units ahead in
+    the queue that the view does not show. `artifacts` names its artifacts, by number. `never` says that no node could
+    run it, `late` that its deadline is lost.
     """
 
     units: tuple[str, ...]
@@ -391,14 +391,14 @@ class Alike(NamedTuple):
 
 
 class After(NamedTuple):
-    """Units that wait for others of their job, or for other jobs, and for what."""
+    """Units that wait for other units of their job or for other jobs, with the reasons."""
 
     units: tuple[str, ...]
     reasons: tuple[Reason, ...]
 
 
 class Active(NamedTuple):
-    """A unit that holds room, in the artifact number `variant` of its `artifacts`."""
+    """A unit that holds resources, with artifact number `variant` of its `artifacts`."""
 
     candidate: Candidate
     status: str
@@ -411,8 +411,8 @@ class Active(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What is asked of a job, and all that the ledger knows of it. `beyond` says why no end of other work lets its
-    first pending unit start: it is more than the whole quota of its tenant.
+    """A question about a job, with all that the ledger knows of it. `beyond` says that its first pending unit exceeds
+    its tenant's whole quota, so no end of other work lets it start.
     """
 
     job: str
@@ -434,7 +434,7 @@ def question(
     units: Sequence[UnitState] | None = None,
     everything: bool = False,
 ) -> Question:
-    """All that is to be known of a job, or of some of its units, to explain it on this view of the ledger."""
+    """Collect the facts that explain a job, or some of its units, on this view of the ledger."""
     units = job.units if units is None else units
     most = len(units) if everything else SOME
     alike: dict[object, list[UnitState]] = {}
@@ -463,8 +463,8 @@ def question(
 
 
 def _beyond(ledger: Ledger, tenant: str, candidate: Candidate) -> str:
-    """That a unit needs more than the whole quota of its tenant, in every artifact and in its least size; else empty.
-    A quota may be set below what waits already.
+    """Return a text if a unit exceeds its tenant's whole quota, with every artifact and in its least size; else empty.
+    A quota may be set below the request of a unit that waits already.
     """
     if tenant not in ledger.quotas:
         return ""
@@ -480,7 +480,7 @@ def _beyond(ledger: Ledger, tenant: str, candidate: Candidate) -> str:
 
 
 def story(ledger: Ledger, job: JobState, units: Sequence[UnitState], most: int) -> list[Told]:
-    """What has happened to a job so far, in order; of these units those that failed first, and so many in all."""
+    """Return the history of a job, in order, with at most `most` of these units, failed ones first."""
     serves = next((unit.spec.serves for unit in job.units if unit.spec.serves), "")
     first = f"submitted{f' by {job.user}' if job.user else ''}{': ' if serves else ''}{serves}"
     happened: list[tuple[int, str]] = [(job.submitted, first)]
@@ -507,8 +507,8 @@ def node_report(
     *,
     cordons: Mapping[str, Cordon] | None = None,
 ) -> NodeReport:
-    """One node with what is taken on it; `load` is what it last said of how busy it is and `upkeep` of what its agent
-    costs, `cordons` are the ledger's.
+    """Report one node and its used resources. `load` is its latest load report, `upkeep` the cost of its agent;
+    `cordons` are the ledger's.
     """
     held = {device.index: state.devices.get(device_key(device.index), "") for device in state.node.devices}
     for key, shares in state.shares.items():
@@ -539,7 +539,7 @@ def node_report(
 
 
 def policy_report(ledger: Ledger) -> PolicyReport:
-    """The policy in charge."""
+    """Report the policy in charge."""
     began = ledger.leader.began
     if began is None:
         return PolicyReport(policy=ledger.leader.policy)
@@ -547,13 +547,11 @@ def policy_report(ledger: Ledger) -> PolicyReport:
 
 
 HERE = ("", "home")
-"""How nodes have come that see the files of the control plane: by the token of its home, or as long ago as no log says
-by which.
-"""
+"""Tokens of nodes that share the files of the control plane: the home's token, or none (old log records)."""
 
 
 def _is_elsewhere(ledger: Ledger, by: str, substrate: str) -> bool:
-    """Whether a node that has come by this token sees the files of another machine."""
+    """Return whether a node that joined with this token sees the files of another machine."""
     token = ledger.tokens.get(by)
     return by not in HERE and (not substrate or token is None or token.name != substrate)
 
@@ -570,8 +568,8 @@ def status_report(
     phases: dict[str, PhaseTimes] | None = None,
     substrate: str = "",
 ) -> StatusReport:
-    """What there is at a glance. The machines of the `substrate`, whose token has its name, count as those of one
-    cluster with shared files.
+    """Return the status summary. Nodes of the `substrate`, whose token has its name, count as one cluster with shared
+    files.
     """
     return StatusReport(
         version=version,
@@ -597,7 +595,7 @@ def status_report(
 
 
 def quota_report(tenant: str, quota: Quota, held: Amounts) -> QuotaReport:
-    """A tenant's quota and what is held of it."""
+    """Report a tenant's quota and its use."""
 
     def bound(amount: int) -> int | None:
         return amount if amount < PLENTY else None
@@ -638,7 +636,7 @@ def schedule_report(ledger: Ledger, schedule: ScheduleState) -> ScheduleReport:
 
 
 def token_report(ledger: Ledger, token: Token, now: int) -> TokenReport:
-    """A token as of `now`."""
+    """Report a token as of `now`."""
     return TokenReport(
         id=token.id,
         tenant=token.tenant,
@@ -651,7 +649,7 @@ def token_report(ledger: Ledger, token: Token, now: int) -> TokenReport:
 
 
 def who_report(ledger: Ledger, bearer: Bearer) -> WhoReport:
-    """Who a bearer is."""
+    """Report the identity of a bearer."""
     token = ledger.tokens.get(bearer.token)
     return WhoReport(
         tenant=bearer.tenant,
@@ -663,12 +661,12 @@ def who_report(ledger: Ledger, bearer: Bearer) -> WhoReport:
 
 
 def exit_code(job: JobState) -> int | None:
-    """0 when all is done, the first failed task's code, 125 when Poise could not run it, 130 when cancelled."""
+    """Return 0 if all is done, the first failed task's code, 125 if Poise could not run it, 130 if cancelled."""
     return units_exit_code(job.units)
 
 
 def units_exit_code(units: Sequence[UnitState]) -> int | None:
-    """As of a job that has these units; None before they are over."""
+    """Return the exit code of a job with these units; None before all are over."""
     if not all(unit.over for unit in units):
         return None
     for unit in units:
@@ -705,7 +703,7 @@ def _late(unit: UnitState, lost: Mapping[str, Reason]) -> tuple[Reason, ...]:
 def _waiting(
     ledger: Ledger, job: JobState, units: Sequence[UnitState], now: int, lost: Mapping[str, Reason]
 ) -> list[After]:
-    """What waits for other units, as one: for those of them that could run or do; and for other jobs."""
+    """Return units that wait for other units or jobs, as one group, with the needs that are pending or active."""
     waiting = [unit for unit in units if unit.status == "waiting"]
     if not waiting:
         return []
@@ -733,12 +731,12 @@ def _active(ledger: Ledger, job: JobState, unit: UnitState, now: int, lost: Mapp
 
 
 def artifacts_of(unit: Unit) -> tuple[str, ...]:
-    """The names of its artifacts, by number; one without a name where there is nothing to choose from."""
+    """Return the names of its artifacts, by number; one empty name if there is no choice."""
     return tuple(unit.artifact_of(number) for number in range(len(unit.variants) + 1))
 
 
 def _life(ledger: Ledger, job: JobState, unit: UnitState) -> Iterable[tuple[int, str]]:
-    """A unit's attempts and its end; what members of a gang did alike is told once."""
+    """Yield the attempts and the end of a unit. Members of a gang with the same ending share one entry."""
     alike: dict[tuple[int, str], list[tuple[str, PastAttempt]]] = {}
     for task, spec in zip(unit.tasks, unit.spec.tasks, strict=True):
         for past in task.past:
@@ -792,7 +790,7 @@ def _compared(seen: Straggling) -> str:
 
 
 def what_for(order: Preempted | Resized) -> str:
-    """To what a unit is asked, and what was weighed: `yield to j2.main: gain 540, cost 120`."""
+    """Return the order to a unit, with its scores: `yield to j2.main: gain 540, cost 120`."""
     weighed = ", ".join(f"{name} {value:g}{'' if name in WORTHS else ' s'}" for name, value in order.why.score.items())
     words = {
         "yield": f"yield to {order.to}",
@@ -807,7 +805,7 @@ def what_for(order: Preempted | Resized) -> str:
 
 
 def _changes(order: Resized) -> str:
-    """How a gang changes while it runs: `2 tasks leave, 1 joins on n2`."""
+    """Return the change of a running gang in words: `2 tasks leave, 1 joins on n2`."""
     leaving, joining = len(order.leaves), len(order.joins)
     nodes = ", ".join(dict.fromkeys(spot.node for _, spot in order.joins))
     parts = [
@@ -818,14 +816,14 @@ def _changes(order: Resized) -> str:
 
 
 def _tried_again(unit: UnitState, past: PastAttempt) -> str:
-    """Of an attempt after which the unit ran out of memory which retry followed; else nothing."""
+    """Return the number of the retry after an attempt that ran out of memory; empty for other attempts."""
     if past.ending.outcome != "oom" or past.epoch not in unit.ooms:
         return ""
     return f"tried again {unit.ooms.index(past.epoch) + 1} of {unit.spec.retry.ooms}"
 
 
 def _evidence(ending: Ending, again: str = "") -> list[str]:
-    """What was seen of an attempt when it ended."""
+    """Return the details of an attempt's end."""
     peak = f"peak {format_bytes(ending.peak)} of {format_bytes(ending.limit)}" if ending.outcome == "oom" else ""
     return [part for part in (peak, again, ending.note) if part]
 
@@ -860,12 +858,12 @@ def _instant(happened: tuple[int, str]) -> int:
 
 
 def _place_in_queue(unit: UnitState) -> tuple[int, int]:
-    """Units of a queue are shown in this order: by arrival, or a graph's longest path first."""
+    """Return the sort key of units in a queue: by arrival, or the longest remaining path of a graph first."""
     return (0 if unit.queue.endswith("/") else -unit.tail, unit.ordinal)
 
 
 def _exit_code(ending: Ending) -> int:
-    """As a shell would say it: 128 + signal, 125 where Poise lost or stopped it, 124 as `timeout` has it."""
+    """Return a shell's exit code: 128 + signal, 125 if Poise lost or stopped it, 124 for a timeout like `timeout`."""
     if ending.outcome in ("lost", "stopped", "returned"):
         return 125
     if ending.outcome in ("hung", "timeout"):

@@ -1,8 +1,8 @@
-"""Jobs, tasks and nodes by the names that people give: `j7`, `train`, `train.prepare`, `j7.shard[2]`.
+"""Find jobs, tasks and nodes by the names that users type: `j7`, `train`, `train.prepare`, `j7.shard[2]`.
 
-A name may hold dots itself, so the longest beginning that is a job's is the job's. A name need not be typed to its end:
-the beginning of one name only stands for it, and a whole name always wins. An id is never short for another, since `j1`
-is one job and `j12` is another, also when the ledger has forgotten `j1`.
+A name may contain dots, so the longest prefix that names a job is the job. A unique prefix of a name is enough, and a
+full name always wins. An id cannot be shortened, because `j1` and `j12` are different jobs, even if the ledger no
+longer has `j1`.
 """
 
 from collections import deque
@@ -21,11 +21,11 @@ from poise.model.reports import JobReport
 from poise.model.tenants import HOME, Bearer
 
 FEW = 12
-"""Names that are told where the right one is not known."""
+"""Maximum number of known names in an error about an unknown one."""
 
 
 MANY = 100
-"""Names that are offered to be completed."""
+"""Maximum number of names for completion."""
 
 
 def listed(
@@ -55,8 +55,8 @@ def listed(
 
 
 class Found(NamedTuple):
-    """A job and what of it was asked for: some units, and the names of some of their tasks; `name` is the whole name of
-    that, `j7` or `j7.prepare`.
+    """A job and its requested parts: some units, and the names of some of their tasks. `name` is the full name of the
+    parts, `j7` or `j7.prepare`.
     """
 
     job: JobState
@@ -66,7 +66,7 @@ class Found(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether it is the job, and not some of its tasks."""
+        """Whether the whole job was requested, and not some of its tasks."""
         return self.name == self.job.id
 
 
@@ -108,7 +108,7 @@ def find(ledger: Ledger, name: str, task: str = "", bearer: Bearer = HOME) -> Fo
 
 
 def of_rank(found: Found, rank: int) -> frozenset[str]:
-    """The names of those of the tasks that have this rank in a gang; all of them for -1. Raises NotFound."""
+    """Return the names of the tasks with this rank in a gang; all of them for -1. Raises NotFound."""
     if rank < 0:
         return found.tasks
     members = [task for unit in found.units for task in unit.spec.tasks if task.world > 1 and task.name in found.tasks]
@@ -121,7 +121,7 @@ def of_rank(found: Found, rank: int) -> frozenset[str]:
 
 
 def find_node(known: Iterable[str], name: str) -> str:
-    """The node of this name, perhaps not typed to its end. Raises NotFound, also where it could be several."""
+    """Return the node with this name or unique prefix. Raises NotFound, also if the name is ambiguous."""
     names = list(known)
     found = name if name in names else only(name, dict.fromkeys(names, ""), "node")
     if not found:
@@ -148,8 +148,8 @@ def only(typed: str, known: Mapping[str, str], what: str) -> str:
 
 
 def names(ledger: Ledger, kind: str, typed: str, bearer: Bearer = HOME) -> list[str]:
-    """What could be meant by what was typed so far, at most `MANY`: names of `kind` job, node, tenant or schedule that
-    the bearer may see. Of jobs the latest come first; tasks are named once their job is.
+    """Return completions of a name, at most `MANY`: names of `kind` job, node, tenant or schedule that the bearer may
+    see. The latest jobs come first; tasks follow once their job is typed.
     """
     if kind == "node":
         known: Iterable[str] = ledger.nodes
@@ -164,8 +164,8 @@ def names(ledger: Ledger, kind: str, typed: str, bearer: Bearer = HOME) -> list[
 
 
 def quota_note(ledger: Ledger, tenant: str, *, lifted: bool) -> str:
-    """What is to be known before the quota of a tenant is set or `lifted`: that nobody knows the tenant, or that it has
-    no quota; else empty. It may be set all the same: its tokens may be given later.
+    """Return a warning before the quota of a tenant is set or `lifted`: the tenant is unknown, or has no quota; else
+    empty. Setting it is possible anyway: the tenant may get tokens later.
     """
     if lifted:
         known, said = set(ledger.quotas), f"tenant `{tenant}` has no quota"
@@ -186,8 +186,8 @@ def _tenants(ledger: Ledger) -> set[str]:
 def found_report(
     ledger: Ledger, found: Found, now: int, heard: Callable[[UnitState], LastWord | None] = logged
 ) -> JobReport:
-    """A job as of `now`, with the tasks that were asked for, and what was `heard` of their training. Of some tasks,
-    status and exit code are theirs.
+    """Report a job as of `now`, with the requested tasks and the training that was `heard`. For some tasks, status and
+    exit code are those of their units.
     """
     job = ledger.jobs.get(found.job.id, found.job)
     report = job_report(ledger, job, now, tasks=True, heard=heard)
@@ -210,7 +210,7 @@ def found_report(
 
 
 def _job_names(ledger: Ledger, typed: str, bearer: Bearer) -> Iterator[str]:
-    """Names and ids of jobs, and of the tasks of those that are named whole."""
+    """Yield names and ids of jobs, and tasks of jobs that are fully named."""
     for job in reversed(ledger.jobs.values()):
         if job.name and job.tenant == bearer.tenant and ledger.jobs.find(job.name, bearer) is job:
             yield job.name
@@ -228,7 +228,7 @@ def _is_id(name: str) -> bool:
 
 
 def _given(unit: UnitState) -> str:
-    """The name that a part of a task, or a gang, was given in the file."""
+    """Return the name of the task in the job file, for a part of a task or for a gang."""
     return unit.spec.name.partition("[")[0]
 
 

@@ -1,4 +1,4 @@
-"""Whether any node of the fleet could ever hold a unit; if none could, what comes closest, and what to ask for."""
+"""Check whether any node could ever hold a unit; if none could, name the closest node and a request that would fit."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,15 +16,15 @@ from poise.policy.feasible import can_do, capacity_when_empty, never, shortfall
 from poise.units import format_cpu, type_bytes, type_rate
 
 FEW = 12
-"""Models that are told where the right one is not known."""
+"""Maximum number of known names in an error about an unknown one."""
 
 LIKELY = 256
-"""Names of nodes among which a near miss is looked for."""
+"""Maximum number of node names to search for a close match."""
 
 
 def check_all(units: Sequence[Unit], fleet: Fleet, tenant: str, quota: Quota | None) -> None:
-    """Raise SpecError for all units that no node here could ever run, or that are more than the whole quota of their
-    tenant. Units that are alike are looked at once.
+    """Raise SpecError for all units that no node here could ever run, or that exceed the whole quota of their tenant.
+    Similar units are checked once.
     """
     found = Findings()
     alike: set[tuple[object, ...]] = set()
@@ -46,7 +46,7 @@ def check_all(units: Sequence[Unit], fleet: Fleet, tenant: str, quota: Quota | N
 
 
 def nowhere(fleet: Fleet, unit: Unit) -> list[Reason]:
-    """That no node here could ever run the unit, as it would be refused now; nothing if one could."""
+    """Return a reason if no node here could ever run the unit, as a submission would be refused now; else nothing."""
     try:
         _check_fits(fleet, unit)
     except SpecError as error:
@@ -55,7 +55,9 @@ def nowhere(fleet: Fleet, unit: Unit) -> list[Reason]:
 
 
 def strangers(fleet: Fleet, shapes: Iterable[Shape]) -> list[Reason]:
-    """The names in `node` and `exclude_node` that no node has: misspelt, or of nodes that have not joined yet."""
+    """Return reasons for names in `node` and `exclude_node` that no node has: misspelt, or of nodes that have not
+    joined yet.
+    """
     found: dict[tuple[str, str], None] = {}
     for where in dict.fromkeys(shape.where for shape in shapes):
         found |= {("ALLOWS_UNKNOWN", name): None for name in where.nodes if name not in fleet.rows}
@@ -68,7 +70,7 @@ def strangers(fleet: Fleet, shapes: Iterable[Shape]) -> list[Reason]:
 
 
 def _there(fleet: Fleet, names: Sequence[str]) -> str:
-    """The nodes that there are, and the one that was meant."""
+    """Return the known nodes as text, with the name that was probably meant."""
     if not len(fleet):
         return "no node has joined yet"
     close = [one for name in names[:FEW] for one in difflib.get_close_matches(name, fleet.names[:LIKELY], n=1)]
@@ -77,13 +79,14 @@ def _there(fleet: Fleet, names: Sequence[str]) -> str:
 
 
 def _task_of(unit: Unit) -> str:
-    """The task of the file that it was made of."""
+    """Return the task of the job file from which the unit was made."""
     return unit.name.partition("[")[0].removesuffix(".merge")
 
 
 def _check_fits(fleet: Fleet, unit: Unit) -> None:
-    """Raise SpecError for what no node here could ever run, saying which comes closest. A fleet without nodes may get
-    any, and one with nodes of a system that allocates machines when they are asked for may get others.
+    """Raise SpecError for a unit that no node here could ever run, with the closest node.
+
+    An empty fleet may get any node. A fleet with nodes from a system that allocates machines on demand may get others.
     """
     if not len(fleet):
         return
@@ -131,7 +134,7 @@ def _check_fits(fleet: Fleet, unit: Unit) -> None:
 
 
 def _check_quota(tenant: str, quota: Quota, unit: Unit) -> None:
-    """Raise SpecError for what is more than the whole quota of its tenant, whatever else of theirs runs."""
+    """Raise SpecError for a unit that exceeds the whole quota of its tenant, whatever else of the tenant runs."""
     wanted = unit.least or len(unit.tasks)
     needs = [asked(unit.shape_of(of), wanted) for of in range(len(unit.variants) + 1)]
     if not any(quota.amounts.holds(need) for need in needs):
@@ -147,7 +150,7 @@ def _check_quota(tenant: str, quota: Quota, unit: Unit) -> None:
 
 
 def _check_known(models: Iterable[DeviceModel], unit: Unit) -> None:
-    """Raise SpecError for a kind or a model of device that no node has, with what was meant, if that can be told."""
+    """Raise SpecError for a kind or a model of device that no node has, with a suggestion if possible."""
     wants = unit.shape.wants
     kinds: dict[str, dict[str, None]] = {}
     for model in models:
@@ -176,7 +179,7 @@ def _check_known(models: Iterable[DeviceModel], unit: Unit) -> None:
 
 
 def _nowhere(nodes: Sequence[Node], unit: Unit) -> SpecError:
-    """What to say of a unit that no node admits: an unknown name or label, else all that it asks for."""
+    """Return the error for a unit that no node admits: an unknown name or label, else the whole request."""
     where = unit.shape.where
     message, field, have, hint = f"`{unit.name}` may run on no node", "resources", "", "`poise nodes -o wide` shows all"
     names = {node.name: None for node in nodes}
@@ -215,7 +218,7 @@ def _unknown(unit: Unit, field: str, message: str, have: str, hint: str) -> Spec
 
 
 def _meant(field: str, given: Iterable[str], known: Mapping[str, object]) -> str:
-    """A near miss, else one that there is."""
+    """Return a suggestion: a close match, else an existing name."""
     spelled = {name.lower(): name for name in known}
     close = [spelled[one] for name in given for one in difflib.get_close_matches(name.lower(), spelled, n=1)]
     one = close[0] if close else next(iter(known))
@@ -224,12 +227,12 @@ def _meant(field: str, given: Iterable[str], known: Mapping[str, object]) -> str
 
 
 def _has_such(node: Node, shape: Shape) -> bool:
-    """Whether it has a device of the kind and model, be it too small."""
+    """Return whether the node has a device of the kind and model, even if it is too small."""
     return any(can_do(model_of(device), shape.wants) for device in node.devices)
 
 
 def _fitting_hint(node: Node, shape: Shape) -> str:
-    """The same request, cut down to what the node has."""
+    """Return the request reduced to the resources of the node."""
     asks = [f"--cpu {format_cpu(min(shape.cpu, node.cpu))}"]
     if shape.memory:
         asks.append(f"--memory {type_bytes(min(shape.memory, node.memory))}")

@@ -1,11 +1,11 @@
-"""Attempts of tasks as a log tells of them: where each was placed, when it started, and how it ended.
+"""Attempts of tasks in a log: the place, the start and the end of each.
 
     class Ends(Following):
         def on_end(self, attempt: Seen) -> None:
             print(attempt.task, attempt.outcome)
 
-The ledger itself reads the log, so that this cannot differ from what happened. Attempts that hold room in the first
-state are followed from there. Only open attempts are kept; a subclass notes what it needs of the others.
+The ledger itself reads the log, so the attempts cannot differ from it. Attempts that hold resources in the first state
+are followed from there. Only open attempts are stored; a subclass records what it needs of the others.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,10 +30,10 @@ from poise.model.resources import WHOLE, Shape
 
 
 class Seen(msgspec.Struct, gc=False):
-    """An attempt; instants of the log, 0 where it has not happened. `ready` is when its unit could be placed, `asked`
-    when it was asked to end. `first` is one of each placement of a unit, `queued` one behind its like. `counts` is how
-    much of its time was not in vain, once it is over; `cpu` and `device` are as in `Ending`. `power` in milliwatts and
-    `price` in micro-dollars per hour are those of its devices, as far as it shares them; `model` is that of the first.
+    """An attempt, with instants of the log (0: not yet). `ready` is when its unit could be placed, `asked` when it was
+    asked to end. `first` marks one attempt of each placement of a unit; `queued`: placed behind similar work. `counts`
+    is the useful part of its run, once it is over; `cpu` and `device` are as in `Ending`. `power` in milliwatts and
+    `price` in micro-dollars per hour are those of its part of its devices; `model` is that of the first device.
     """
 
     task: str
@@ -68,7 +68,7 @@ class Seen(msgspec.Struct, gc=False):
 
 
 class Following:
-    """Follows a log from the state in `ledger` on, which it changes."""
+    """Follows a log from the state in `ledger`, which it changes."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -80,14 +80,14 @@ class Following:
                     self._resume(unit, index, task)
 
     def add(self, event: Event) -> None:
-        """Take in the next event of the log."""
+        """Read the next event of the log."""
         ready = 0
         if isinstance(event, Finished):
             self._finish(event)
         elif isinstance(event, Placed):
             self._give_up(event)
             unit = self.ledger.jobs.unit(event.unit)
-            ready = max(unit.ready, unit.not_before) if unit is not None else event.at  # a back-off is no waiting
+            ready = max(unit.ready, unit.not_before) if unit is not None else event.at  # without the back-off
         self.ledger.apply(event)
         match event:
             case Placed():
@@ -108,21 +108,21 @@ class Following:
     # --- for subclasses ----------------------------------------------------------------------------------------------
 
     def on_begin(self, attempt: Seen) -> None:
-        """An attempt has got its place."""
+        """Called when an attempt was placed."""
 
     def on_start(self, attempt: Seen) -> None:
-        """It runs."""
+        """Called when an attempt has started."""
 
     def on_ask(self, attempt: Seen) -> None:
-        """It is asked to save itself and end."""
+        """Called when an attempt is asked to save its state and end."""
 
     def on_end(self, attempt: Seen) -> None:
-        """It is over, and no longer open."""
+        """Called when an attempt is over, and no longer open."""
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
     def _resume(self, unit: UnitState, index: int, task: TaskState) -> None:
-        """An attempt that holds room in the first state."""
+        """Follow an attempt that holds resources in the first state."""
         attempt = self._seen(unit, index, Spot(task.node, task.devices), unit.epoch_of(index), unit.why)
         attempt.ready, attempt.placed, attempt.started = unit.ready, unit.placed, task.started
         attempt.first = False
@@ -192,7 +192,7 @@ class Following:
         )
 
     def _give_up(self, event: Placed) -> None:
-        """A unit is placed again while a lost node may still have it: those attempts end here."""
+        """End the attempts on a lost node of a unit that is placed again."""
         unit = self.ledger.jobs.unit(event.unit)
         for task in unit.spec.tasks if unit is not None else ():
             attempt = self.open.pop(f"{event.unit.partition('.')[0]}.{task.name}", None)
@@ -216,13 +216,13 @@ class Following:
                     yield attempt
 
     def _stopping(self, *jobs: str) -> Iterator[Seen]:
-        """Open attempts of units that the ledger is stopping."""
+        """Yield open attempts of units that the ledger is stopping."""
         for name in jobs:
             job = self.ledger.jobs.get(name)
             yield from self._of_units(*(unit.id for unit in (job.units if job is not None else ()) if unit.stopping))
 
     def _finish(self, event: Finished) -> None:
-        """Before the ledger takes it in, which forgets at a unit's end why it was stopped."""
+        """End an attempt before the ledger applies the event, because the ledger drops the cause of a stop."""
         attempt, found, ending = self.open.pop(event.task, None), self.ledger.jobs.task(event.task), event.ending
         if attempt is None or found is None:
             return

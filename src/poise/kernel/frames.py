@@ -1,17 +1,17 @@
-"""One end of a channel between a node and its control plane: what is lost, doubled or overtaken is noticed.
+"""One end of a channel between a node and its control plane. It detects lost, duplicate and reordered frames.
 
-What is sent is numbered from 1. What comes under the next number is heard, what comes again is not, and a gap breaks
-the channel: whoever meets one hangs up, the node connects anew, and the two say to each other all that there is. So no
+Sent frames are numbered from 1. A frame with the next number is accepted, a repeated one is ignored, and a gap breaks
+the channel. The end that finds a gap disconnects, the node reconnects, and both ends exchange their full state. So no
 message needs to be sent again by itself.
 """
 
 
 class Broken(Exception):
-    """Something that was sent has not come."""
+    """A sent frame was lost."""
 
 
 class Frames:
-    """Numbers what is sent, and checks the numbers of what comes, on one connection.
+    """Numbers sent frames, and checks the numbers of received frames, on one connection.
 
     >>> here, there = Frames(), Frames()
     >>> there.hears(here.number()), there.hears(1)
@@ -23,12 +23,12 @@ class Frames:
         self._heard = 0
 
     def number(self) -> int:
-        """Of the next frame to be sent."""
+        """Return the number of the next frame to send."""
         self._sent += 1
         return self._sent
 
     def hears(self, serial: int) -> bool:
-        """Whether the frame of this number is new, and so to be heard; raises `Broken` if one before it is missing."""
+        """Return whether the frame with this number is new; raises `Broken` if an earlier one is missing."""
         if serial <= self._heard:
             return False
         if serial > self._heard + 1:

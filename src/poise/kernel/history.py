@@ -1,12 +1,12 @@
-"""The log told as a run: what every attempt held and for how long, what waited, and why it was decided so.
+"""The log as a report of a run: the resources and duration of each attempt, the queue, and the reasons for decisions.
 
     history = History(Ledger())
     for event in events:
         history.add(event)
     report = history.report(now)
 
-The ledger itself reads the log, so that this cannot differ from what happened; here is only noted what the ledger
-forgets. A job's state is let go of once it is over. Lists are bounded when they are told, and figures are of all.
+The ledger itself reads the log, so the report cannot differ from it. This module only records facts that the ledger
+drops. The state of a job is dropped soon after it ends. Lists in a report are limited; figures cover everything.
 """
 
 from collections import Counter
@@ -88,29 +88,29 @@ from poise.model.power import POWER
 from poise.units import format_duration
 
 MOST = {"jobs": 500, "attempts": 4000, "happenings": 4000, "failures": 500, "yields": 500, "classes": 200, "nodes": 500}
-"""What a report lists at most of each part, so that a page has a few MB. Of attempts it counts bars: one a device."""
+"""Maximum entries per list of a report, so that a page stays at a few MB. Attempts count as bars: one per device."""
 
 LANES = 24
-"""Rows of a node for attempts without a device; what runs beside those is left out of the timeline."""
+"""Rows per node for attempts without a device; further concurrent attempts are left out of the timeline."""
 
 POINTS = 600
-"""Points of the curve of what waits."""
+"""Number of points of the queue curve."""
 
 FEW = 8
-"""Units that one text names."""
+"""Maximum number of units that one text names."""
 
 LONGEST = 400
-"""Letters of one text."""
+"""Maximum length of a text, in characters."""
 
 SWEEP = 1024
-"""Events after which jobs that are over are let go of."""
+"""Drop ended jobs each time this many events were read."""
 
 OVER = ("done", "failed", "cancelled", "skipped")
-"""Statuses of jobs that have ended."""
+"""Statuses of ended jobs."""
 
 
 class _Noted(msgspec.Struct, frozen=True):
-    """A happening, and the jobs that it is about; it is about all where that is empty."""
+    """A happening and the jobs that it concerns; empty: all jobs."""
 
     jobs: tuple[str, ...]
     told: Happening
@@ -120,7 +120,7 @@ Part = TypeVar("Part")
 
 
 class History(Following):
-    """Follows a log from the state in `ledger` on, which it changes."""
+    """Follows a log from the state in `ledger`, which it changes."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._attempts: list[Seen] = []
@@ -132,7 +132,7 @@ class History(Following):
         self._levels: list[Level] = []
         self._noted: list[_Noted] = []
         self._replicas: dict[str, tuple[str, ...]] = {}
-        """Of services that missed their objective."""
+        """Jobs of each service that missed its objective."""
         self._yields: list[Yielding] = []
         self._stretches: dict[str, list[Stretch]] = {}
         for name, state in ledger.nodes.items():
@@ -140,7 +140,7 @@ class History(Following):
                 self._node_is_there(name, ledger.now)
 
     def add(self, event: Event) -> None:
-        """Takes in the next event of the log."""
+        """Read the next event of the log."""
         self._begins = self._begins or event.at
         super().add(event)
         match event:
@@ -200,7 +200,7 @@ class History(Following):
             self._note(event.at, "held", named, why, *dict.fromkeys(map(_job_of, waiting)))
 
     def _tell(self, event: Event) -> None:
-        """Events that are about nobody's job alone, and those of which there is nothing to keep."""
+        """Record events; those that concern a single job name it."""
         match event:
             case JobCancelled():
                 self._note(event.at, "cancelled", event.job, f"by {event.by or 'its user'}", event.job)
@@ -284,7 +284,7 @@ class History(Following):
             self._levels.append(level)
 
     def _node_is_there(self, name: str, at: int) -> None:
-        self._node_is_gone(name, at)  # it may offer other things from now on
+        self._node_is_gone(name, at)  # its offer may have changed
         self._stretches.setdefault(name, []).append(stretch_of(self.ledger.nodes[name].node, at))
 
     def _node_is_gone(self, name: str, at: int) -> None:
@@ -310,8 +310,10 @@ class History(Following):
         version: str = "",
         kg_per_kwh: float = POWER.kg_per_kwh,
     ) -> RunReport:
-        """The run between two instants (0: from the beginning, and until `now`): of the jobs that are named, by id or
-        name, or of all; of one tenant only, where it is named. `kg_per_kwh` is the CO2e of a kWh. Raises NotFound.
+        """Report the run between two instants (`since` 0: from the beginning; `until` 0: until `now`).
+
+        `names` selects jobs by id or name, `tenant` one tenant; empty: all. `kg_per_kwh` is the CO2e of a kWh. Raises
+        NotFound.
         """
         now = max(now, self.ledger.now)
         lines = self._over | {job.id: _line(job, now) for job in self._unfinished.values()}
@@ -415,17 +417,17 @@ class History(Following):
 
 
 def _end_of(line: JobLine, now: int) -> int:
-    """The instant at which it ended, or now."""
+    """Return the instant at which a job ended, or now."""
     return line.submitted + line.took if line.status in OVER else now
 
 
 def _is_in(line: JobLine, window: Window, now: int) -> bool:
-    """Whether it was there for a part of the window."""
+    """Return whether a job existed during a part of the window."""
     return line.submitted <= window.until and _end_of(line, now) >= window.since
 
 
 def _line(job: JobState, now: int) -> JobLine:
-    """A job with instants of the log, and without what its attempts tell."""
+    """Return the line of a job with instants of the log, without the figures from its attempts."""
     tasks = sum(len(unit.tasks) for unit in job.units)
     return JobLine(
         id=job.id,
@@ -442,7 +444,7 @@ def _line(job: JobState, now: int) -> JobLine:
 
 
 def _job_named(name: str, lines: dict[str, JobLine]) -> str:
-    """By id, or by name: the latest that had it."""
+    """Return the id of a job, by id or name; of several jobs with the name, the latest. Raises NotFound."""
     if name in lines:
         return name
     named = [line.id for line in lines.values() if line.name == name]
@@ -454,11 +456,11 @@ def _job_named(name: str, lines: dict[str, JobLine]) -> str:
 
 
 def _lanes(attempts: Iterable[Seen], since: int, until: int, left_out: dict[str, int]) -> Iterable[Lane]:
-    """Attempts that started, by node and device; those without a device side by side, as few rows as they need."""
+    """Yield started attempts by node and device; those without a device share as few rows as possible."""
     started = [attempt for attempt in attempts if attempt.started and attempt.started <= until]
     started.sort(key=lambda attempt: (attempt.outcome not in FAILED, attempt.started - (attempt.ended or until)))
     bars = accumulate(max(1, len(attempt.devices)) for attempt in started)
-    shown = sum(so_far <= MOST["attempts"] for so_far in bars)  # what failed, and the longest
+    shown = sum(so_far <= MOST["attempts"] for so_far in bars)  # failed ones first, then the longest
     if shown < len(started):
         left_out["attempts"] = len(started) - shown
     rows: dict[tuple[str, int, int], list[Span]] = {}
@@ -499,7 +501,7 @@ def _span(attempt: Seen, since: int, until: int) -> Span:
 
 
 def _thinned(levels: Sequence[Level], since: int, until: int) -> Iterable[Level]:
-    """At most so many points, each the most of its stretch, so that no peak is lost."""
+    """Return at most about `POINTS` points, each the maximum of its interval, so that no peak is lost."""
     stretch = max(1, (until - since) // POINTS)
     before = Level(since, 0, 0)
     most: dict[int, Level] = {}
@@ -533,7 +535,7 @@ def _classes(attempts: Iterable[Seen], left_out: dict[str, int]) -> list[ClassRu
 
 
 def _some(parts: Sequence[Part], name: str, left_out: dict[str, int]) -> Sequence[Part]:
-    """The latest of them, if there are more than a report lists."""
+    """Return the latest of them, if there are more than a report lists."""
     most = MOST[name]
     if len(parts) > most:
         left_out[name] = len(parts) - most
@@ -544,12 +546,12 @@ Moment = TypeVar("Moment", Happening, Yielding)
 
 
 def _shifted(parts: Iterable[Moment], since: int) -> Iterable[Moment]:
-    """Told from the beginning of the report, and not of the log."""
+    """Return them with instants relative to the beginning of the report."""
     return (msgspec.structs.replace(part, at=part.at - since) for part in parts)
 
 
 def _job_of(unit: str) -> str:
-    """Ids of jobs hold no dots."""
+    """Return the id of the unit's job. Job ids contain no dots."""
     return unit.partition(".")[0]
 
 

@@ -1,6 +1,6 @@
 """Hot spots: the spans of a log added up by class of work and step.
 
-A span is counted when it ends. The longest one of each class and step is remembered, with what is known of it.
+A span is counted when it ends. The longest one of each class and step is stored, with its details.
 """
 
 import msgspec
@@ -13,7 +13,7 @@ from poise.model.traces import Span
 from poise.units import SECOND
 
 MOST_KINDS = 10_000
-"""Classes and steps that are told apart; what comes after is left out."""
+"""Maximum number of classes and steps; further ones are left out."""
 
 _STEPS: dict[str, Step] = {"queued": "waiting", "launch": "starting", "run": "running"}
 
@@ -27,7 +27,7 @@ class _Sum(msgspec.Struct):
 
 
 class HotSpotFinder:
-    """Follows a log from the state in `ledger` on. Counts what has ended since then, in nanoseconds since 1970."""
+    """Follows a log from the state in `ledger`. Counts spans that ended since `since`, in nanoseconds since 1970."""
 
     def __init__(self, ledger: Ledger, since: int = 0) -> None:
         self.spans = Spans(ledger)
@@ -36,7 +36,7 @@ class HotSpotFinder:
         self._saved: dict[str, int] = {}
 
     def add(self, event: Event) -> None:
-        """Take in the next event of the log."""
+        """Read the next event of the log."""
         for span in self.spans.add(event):
             self._count(span)
         if isinstance(event, TrainingTold):
@@ -56,7 +56,7 @@ class HotSpotFinder:
         self._sum(str(told["poise.class"]), step, span.end - span.start, where, why)
 
     def _training(self, event: TrainingTold) -> None:
-        """A checkpoint is counted once, when the first report names it."""
+        """Count a checkpoint once, when the first report names it."""
         saved, unit = event.training.checkpoint, self.spans.ledger.jobs.unit(event.unit)
         if saved is None or unit is None or self._saved.get(unit.id) == saved.step:
             return
@@ -78,7 +78,7 @@ class HotSpotFinder:
             known.longest, known.where, known.why = took, where, why
 
     def report(self, order: Order, most: int) -> HotSpots:
-        """The `most` hottest spots, by total time, mean time or how often."""
+        """Return the `most` hottest spots, by total time, mean time or count."""
         whole = sum(one.total for one in self._sums.values())
         spots = [
             HotSpot(

@@ -1,20 +1,20 @@
-"""Incidents: symptoms folded by fingerprint, time and their lowest common cause.
+"""Incidents: symptoms grouped by fingerprint, time and their lowest common cause.
 
     incidents = Incidents()
     for revision, event in log:
         incidents.take(revision, event)
     incidents.tick(now)
 
-Symptoms wait until nothing new has come for `SETTLES`, and no longer than `MOST_WAIT` after the first. Then causes are
-chosen for all that are waiting or open: each time the element that explains most at the least cost, until the rest is
-better explained by chance. The score is a likelihood: of an element that fails, a share of what is below it shows
-symptoms, and each sibling that is well speaks against it. An element has a prior, which is lower the more it contains.
+Symptoms wait until no new one has come for `SETTLES`, and at most `MOST_WAIT` after the first. Then causes are chosen
+for all waiting and open symptoms: each time the element that explains most at the least cost, until chance explains the
+rest better. The score is a likelihood. If an element fails, a share of the elements below it shows symptoms, and each
+healthy sibling is evidence against it. The prior of an element is lower the more it contains.
 
 An incident absorbs later symptoms that its cause explains. Its cause may widen: two nodes of a rack become the rack. It
-closes when everything that was wrong is over, and nothing new has come for `QUIET`.
+closes when all its symptoms are over and no new one has come for `QUIET`.
 
-Pure and derived: the same log gives the same incidents, whoever reads it and whenever. Each decision is taken at an
-instant that follows from the log alone, however often `tick` is called.
+Pure and derived: the same log gives the same incidents to every reader at any time. The log alone determines the
+instant of each decision, however often `tick` is called.
 """
 
 import math
@@ -44,38 +44,38 @@ from poise.model.tenants import declared_class
 from poise.units import MINUTE, SECOND
 
 SETTLES, MOST_WAIT = 8 * SECOND, 20 * SECOND
-"""A cause is chosen so long after the latest symptom, and at most so long after the first: with the delivery it is told
-within 30 s.
+"""A cause is chosen this long after the latest symptom, and at most this long after the first. With the delivery, a
+notice arrives within 30 s.
 """
 
 AGAIN, ATTEMPTS_WAIT = 10 * SECOND, 15 * SECOND
-"""Instead of `MOST_WAIT` where symptoms of the fleet wait already of which no cause was found, as those of a node that
-flaps; and where only attempts have ended badly, which some always do by chance.
+"""They replace `MOST_WAIT`. `AGAIN`: fleet symptoms without a cause wait already, as with a flapping node.
+`ATTEMPTS_WAIT`: only attempts have ended badly, which some always do by chance.
 """
 
 TOGETHER = 2 * MINUTE
-"""A symptom that no cause explains waits this long for others. Symptoms of open incidents count as long."""
+"""A symptom without a cause waits this long for others. Symptoms of open incidents count for the same time."""
 
 QUIET = 30 * SECOND
-"""An incident is closed when all is over and nothing new came for this long."""
+"""An incident closes when all its symptoms are over and no new one has come for this long."""
 
 STALE = 30 * MINUTE
-"""Symptoms that nothing ends are taken to be over after this time."""
+"""Symptoms without an end event are considered over after this time."""
 
 MOST_ENTRIES, MOST_TOLD, MOST_NAMED = 100, 40, 20
-"""Entries of a timeline; lines on what was done; names of nodes and jobs in a report."""
+"""Maximum entries of a timeline; maximum lines on actions; maximum names of nodes and of jobs in a report."""
 
 MOST_INCIDENTS = 500
-"""Incidents that are kept; closed ones go first."""
+"""Maximum number of incidents retained; closed ones are removed first."""
 
 MOST_SHOWN = 300
-"""Symptoms of an incident that are over and remembered; all are counted."""
+"""Maximum number of ended symptoms retained per incident; all are counted."""
 
 MOST_WAITING = 4_000
-"""Attempts that ended badly and wait for a cause."""
+"""Maximum number of badly ended attempts that wait for a cause."""
 
 MOST_HEALTHY = 4_000
-"""Attempts that ended well and are remembered, for `TOGETHER` at most."""
+"""Maximum number of healthy attempts retained, for at most `TOGETHER`."""
 
 EVIDENCE: dict[SymptomKind, float] = {
     "node-lost": 30.0, "node-silent": 4.0, "node-unfit": 30.0, "device-failed": 30.0,
@@ -83,7 +83,7 @@ EVIDENCE: dict[SymptomKind, float] = {
     "objective-missed": 12.0, "rule-fired": 30.0, "new-template": 1.5,
     "slow-store": 30.0, "store-full": 30.0, "clock-step": 30.0, "control-restarted": 4.0, "policy-failed": 30.0,
 }  # fmt: skip
-"""How much a symptom speaks for a cause: the negative logarithm of its chance without any. Of attempts that end badly
+"""Evidence of a symptom for a cause: the negative logarithm of its probability without one. For attempts that end badly
 it is the negative logarithm of their share of all attempts.
 """
 
@@ -92,15 +92,15 @@ COST: dict[ElementKind, float] = {
     "control plane": 5.0, "store": 5.0, "clock": 5.0, "policy": 5.0,
     "service": 4.0, "program": 6.0, "job": 6.5, "user": 8.0,
 }  # fmt: skip
-"""The negative logarithm of the chance that one element of a kind fails. That of the number of such elements is added:
-among many, one looks bad by chance.
+"""The negative logarithm of the probability that one element of a kind fails. The logarithm of the number of such
+elements is added: among many, one looks bad by chance.
 """
 
 WHOLE = 0.999
-"""The share of the nodes of a rack, a zone or the network that is silent when it fails."""
+"""Share of the nodes of a rack, a zone or the network that is silent when it fails."""
 
 MOST_DEVICES = 0.8
-"""The share of the devices below a node, a rack or a zone that fails with it."""
+"""Share of the devices below a node, a rack or a zone that fails with it."""
 
 BELOW: dict[ElementKind, tuple[ElementKind, ...]] = {
     "rack": ("node",),
@@ -110,25 +110,25 @@ BELOW: dict[ElementKind, tuple[ElementKind, ...]] = {
     "program": ("job",),
     "user": ("program", "job"),
 }
-"""What lies below an element. If only one of those is affected, the cause is that one, or lies below it."""
+"""Kinds of elements below an element. If only one of those is affected, it is the cause, or the cause lies below it."""
 
 LEAST_SHARE = 0.75
-"""A cause explains no attempts if fewer of those that it affects end badly."""
+"""A cause explains no attempts if a smaller share of the attempts that it affects ends badly."""
 
 BEFORE = 10 * SECOND
-"""Attempts end badly at most so long before the failure of their node or device is seen."""
+"""Attempts end badly at most this long before the failure of their node or device is detected."""
 
 MEMORY = 2_000
-"""Attempts over which shares of endings are counted, with decay."""
+"""Number of attempts over which shares of endings are counted, with decay."""
 
 WELL_AGAIN, SETBACK = 10, 3
-"""Attempts of a cause that end well before it is well again; each that ends badly takes so many of them back."""
+"""Healthy attempts of a cause before it counts as recovered; each bad one takes `SETBACK` of them back."""
 
 DOUBT = 1.0
-"""What a cause must explain more if nothing but attempts shows it: it is asked again and again whether there is one."""
+"""Extra evidence for a cause that only attempts show, because the question is asked repeatedly."""
 
 FEW_TRIES, FEW_BAD = 40.0, 1.0
-"""Attempts, and those of each bad ending, that are assumed before any was seen."""
+"""Attempts, and attempts with each bad ending, assumed before any was seen."""
 
 TIE = math.log(2.0)
 """Suspects whose likelihoods differ by less than a factor of two are tied."""
@@ -145,18 +145,18 @@ OF_NODES: frozenset[SymptomKind] = frozenset(("node-lost", "node-silent", "node-
 """Symptoms of whole nodes: the siblings are nodes."""
 
 LARGE: frozenset[ElementKind] = frozenset(("rack", "zone", "network"))
-"""Causes for which missed objectives alone are no evidence: nothing shows how services fare elsewhere below them."""
+"""Causes for which missed objectives alone are no evidence: nothing shows how other services below them perform."""
 
 WEAK: frozenset[SymptomKind] = frozenset(("new-template",))
-"""Symptoms that join an incident, and open none."""
+"""Symptoms that join an incident but never open one."""
 
 OF_ATTEMPTS: frozenset[SymptomKind] = frozenset(OF_OUTCOME.values())
-"""Symptoms of attempts: the siblings are attempts that ended well meanwhile."""
+"""Symptoms of attempts: the siblings are attempts that ended well in the same time."""
 
 
 class _Incident(msgspec.Struct):
-    """`shows` has the latest symptom of each fingerprint that is remembered, `going` those that are not over, with
-    their instants. `well` counts attempts of the cause that ended well meanwhile.
+    """`shows` has the latest symptom of each retained fingerprint. `going` has those that are not over, with their
+    instants. `well` counts healthy attempts of the cause since then.
     """
 
     id: str
@@ -178,14 +178,14 @@ class _Incident(msgspec.Struct):
 
 
 class State(msgspec.Struct):
-    """All that is kept of a log up to `revision`: with it, reading can go on from there."""
+    """All state derived from a log up to `revision`; reading can resume from it."""
 
     revision: int = 0
     now: int = 0
     facts: Facts = msgspec.field(default_factory=Facts)
     waiting: list[Symptom] = []
     looked: int = 0
-    """Waiting symptoms up to this revision were looked at, and no cause was found."""
+    """Waiting symptoms up to this revision were examined without finding a cause."""
     over: dict[str, int] = {}
     """Waiting symptoms that are over, with the instant."""
     healthy: list[Healthy] = []
@@ -203,21 +203,19 @@ class Incidents:
         self._reader = Symptoms(self._state.facts)
         self._healthy: deque[Healthy] = deque(self._state.healthy, MOST_HEALTHY)
         self._fresh: dict[bool, tuple[int, int]] = {}
-        """The first and the last instant of what waits and was not looked at: of what shows by attempts, and of the
-        rest.
-        """
+        """First and last instant of waiting symptoms not yet examined: by whether attempts show them."""
         self._is_again = False
-        """Whether something of the rest waits that was looked at."""
+        """Whether a fleet or control plane symptom waits that was already examined."""
         self._attempts_waiting = 0
         self._weigh()
 
     @property
     def revision(self) -> int:
-        """The last event that was read."""
+        """Revision of the last event read."""
         return self._state.revision
 
     def state(self) -> State:
-        """What to save. It shares its parts with this object: encode it before the next event."""
+        """Return the state to save. It shares parts with this object: encode it before the next event."""
         self._state.healthy = list(self._healthy)
         return self._state
 
@@ -246,7 +244,7 @@ class Incidents:
                         told.told[told_key(reading.moment, reading.target)] = reading.failed
 
     def tick(self, now: int) -> None:
-        """Do what time alone brings, up to the instant `now`."""
+        """Take all decisions that are due up to the instant `now`."""
         while (due := self.due()) is not None and due <= now:
             self._state.now = max(self._state.now, due)
             self._look(due)
@@ -254,14 +252,16 @@ class Incidents:
         self._state.now = max(self._state.now, now)
 
     def due(self) -> int | None:
-        """The next instant at which something may change by itself."""
+        """Return the next instant at which something may change without an event."""
         times = [self._closes(of) for of in self._open()]
         if (looks := self._looks()) is not None:
             times.append(looks)
         return min(times, default=None)
 
     def _looks(self) -> int | None:
-        """When causes are chosen next: symptoms of the fleet or the control plane set the time, if there are any."""
+        """Return when causes are chosen next. Symptoms of the fleet or the control plane set the time, if there are
+        any.
+        """
         if (fresh := self._fresh.get(False)) is not None:
             return min(fresh[1] + SETTLES, fresh[0] + (AGAIN if self._is_again else MOST_WAIT))
         if (fresh := self._fresh.get(True)) is not None:
@@ -269,7 +269,7 @@ class Incidents:
         return None
 
     def _weigh(self) -> None:
-        """Know of what waits what is asked for after each event."""
+        """Rebuild the counters over waiting symptoms."""
         self._fresh.clear()
         self._attempts_waiting, self._is_again = 0, False
         for symptom in self._state.waiting:
@@ -285,7 +285,7 @@ class Incidents:
             self._is_again = True
 
     def _thin(self) -> None:
-        """Too many attempts wait. The first and the latest of those that were not looked at stay."""
+        """Drop attempts if too many wait. The first and the latest of those not yet examined stay."""
         state = self._state
         fresh = [of for of in state.waiting if of.kind in OF_ATTEMPTS and of.revision > state.looked]
         some = MOST_WAITING // 4
@@ -297,7 +297,7 @@ class Incidents:
         return [of for of in self._state.incidents.values() if not of.closed]
 
     def _tried(self, kind: str) -> None:
-        """An attempt has ended; `kind` is empty if it ended well."""
+        """Count an ended attempt; `kind` is empty if it ended well."""
         state, keeps = self._state, 1.0 - 1.0 / MEMORY
         state.tries = state.tries * keeps + 1.0
         state.bad = {name: count * keeps for name, count in state.bad.items()}
@@ -334,7 +334,7 @@ class Incidents:
     # --- causes ------------------------------------------------------------------------------------------------------
 
     def _look(self, now: int) -> None:
-        """Choose causes for what is waiting, together with what is open."""
+        """Choose causes for the waiting symptoms together with those of open incidents."""
         state = self._state
         looks = self._looks()
         if looks is None or now < looks:
@@ -356,7 +356,7 @@ class Incidents:
         self._weigh()
 
     def _evidence(self) -> dict[SymptomKind, float]:
-        """What an attempt that ends badly, in whatever way, and in one way, speaks for."""
+        """Return the evidence of each kind of symptom; for attempts it depends on their share so far."""
         state = self._state
         tries = state.tries + FEW_TRIES
         return EVIDENCE | {kind: math.log(tries / (state.bad.get(kind, 0.0) + FEW_BAD)) for kind in sorted(OF_ATTEMPTS)}
@@ -409,7 +409,7 @@ class Incidents:
             del incidents[closed]
 
     def _closes(self, incident: _Incident) -> int:
-        """When it is closed if nothing more happens."""
+        """Return the instant at which it closes if nothing more happens."""
         until = max(incident.going.values(), default=0) + STALE if incident.going else 0
         return max(until, incident.last + QUIET, incident.opened)
 
@@ -422,8 +422,8 @@ class Incidents:
     # --- telling -----------------------------------------------------------------------------------------------------
 
     def untold(self, targets: Iterable[str], since: int) -> Iterator[tuple[str, Moment, str]]:
-        """Incident, moment and target of what was not told yet, of incidents that opened after an instant. Of one that
-        became a part of another, only its opening is told.
+        """Yield incident, moment and target of each pending notice, for incidents that opened after an instant. For an
+        incident merged into another one, only the opening is reported.
         """
         for incident in self._state.incidents.values():
             closed = incident.closed and not incident.part_of
@@ -434,24 +434,24 @@ class Incidents:
                     yield incident.id, moment, target
 
     def ids(self) -> list[str]:
-        """Of all that are kept, oldest first."""
+        """Return the ids of all retained incidents, oldest first."""
         return list(self._state.incidents)
 
     def going(self, kind: SymptomKind) -> list[str]:
-        """Subjects of the symptoms of a kind that last, by what was read."""
+        """Return the subjects of current symptoms of a kind."""
         shown = [of.shows[key] for of in self._open() for key in of.going]
         waiting = [of for of in self._state.waiting if self._state.over.get(_key(of), -1) < of.at]
         return list(dict.fromkeys(of.subject for of in (*shown, *waiting) if of.kind == kind))
 
     def attempts(self, incident_id: str) -> list[str]:
-        """Tasks of which attempts ended badly in an incident. Raises NotFound."""
+        """Return the tasks with badly ended attempts in an incident. Raises NotFound."""
         incident = self._state.incidents.get(incident_id)
         if incident is None:
             raise no_such_incident(incident_id)
         return [of.subject for of in incident.shows.values() if of.kind in OF_ATTEMPTS]
 
     def report(self, incident_id: str, wall: Callable[[int], float]) -> IncidentReport:
-        """One incident; `wall` gives seconds since 1970 for an instant. Raises NotFound."""
+        """Report one incident; `wall` converts an instant to seconds since 1970. Raises NotFound."""
         incident = self._state.incidents.get(incident_id)
         if incident is None:
             raise no_such_incident(incident_id)
@@ -479,8 +479,8 @@ class Incidents:
 
 
 class _Explained(NamedTuple):
-    """What an element explains, by how much that is likelier than chance, and why, in sentences. `worth` is the part of
-    the evidence that is left after the costs.
+    """The symptoms that an element explains, the gain over chance as a log-likelihood, and the reasons in sentences.
+    `worth` is the share of the evidence left after the costs.
     """
 
     gain: float
@@ -517,7 +517,9 @@ class _Judge:
                 self._of.setdefault(element, []).append(symptom)
 
     def causes(self) -> Iterator[tuple[Suspect, tuple[Suspect, ...], list[Symptom], tuple[str, ...]]]:
-        """Each cause with those that are tied with it, what it explains, and why; the strongest first."""
+        """Yield each cause with the suspects tied with it, the symptoms it explains, and the reasons; the strongest
+        first.
+        """
         left = {_key(symptom) for symptom in self._symptoms}
         while left:
             found = {element: self._explain(element, left) for element in self._of}
@@ -539,7 +541,7 @@ class _Judge:
             left -= keys
 
     def _explain(self, element: Element, left: set[str]) -> _Explained:
-        """By how much the symptoms that are left are likelier with this cause than without any."""
+        """Return the log-likelihood gain of the remaining symptoms with this cause over none."""
         mine = [symptom for symptom in self._of[element] if _key(symptom) in left]
         if not mine:
             return _Explained(-math.inf, -math.inf, [])
@@ -576,8 +578,8 @@ class _Judge:
         return _Explained(gain, gain / weight, explained, tuple(why))
 
     def _attempts(self, element: Element, bad: list[Symptom]) -> _Explained:
-        """Since when attempts end badly, if an element makes them: the instant that explains it best. To choose among
-        many instants costs the logarithm of their number.
+        """Find the instant since which an element best explains bad attempts. The choice among many instants costs the
+        logarithm of their number.
         """
         well = self._healthy.get(element, [])
         best, weight = _Explained(0.0, 0.0, []), 0.0
@@ -599,7 +601,7 @@ class _Judge:
         return best
 
     def _weight(self, symptom: Symptom) -> float:
-        """Its evidence; each repetition adds half of that, up to three."""
+        """Return its evidence; each repetition adds half of it, up to three."""
         return self._evidence[symptom.kind] * self._repeats(symptom)
 
     def _repeats(self, symptom: Symptom) -> float:
@@ -607,7 +609,7 @@ class _Judge:
 
 
 def _has_lower(element: Element, explained: Iterable[Symptom]) -> bool:
-    """Whether one element below explains the same."""
+    """Return whether a single element below it explains the same."""
     suspects = {suspect for symptom in explained for suspect in symptom.suspects}
     for kind in BELOW.get(element.kind, ()):
         if found := sum(suspect.kind == kind for suspect in suspects):
@@ -616,17 +618,17 @@ def _has_lower(element: Element, explained: Iterable[Symptom]) -> bool:
 
 
 def no_such_incident(name: str) -> NotFound:
-    """The error for an id that no incident has, or none that may be seen."""
+    """Return the error for an incident that does not exist or that the caller may not see."""
     return NotFound("there is no such incident", field="incident", have=name, hint="`poise incidents`")
 
 
 def told_key(moment: Moment, target: str) -> str:
-    """What tells notices of one incident apart."""
+    """Return the key that distinguishes the notices of one incident."""
     return f"{moment} {target}"
 
 
 def affected(symptoms: Iterable[Symptom]) -> tuple[list[str], list[str]]:
-    """Nodes and jobs that symptoms are about, in order."""
+    """Return the nodes and jobs that symptoms concern, in order."""
     nodes: dict[str, None] = {}
     jobs: dict[str, None] = {}
     for symptom in symptoms:
@@ -650,13 +652,13 @@ def _ends(ended: Ended, symptom: Symptom) -> bool:
 
 
 def _concerns(subject: str, symptom: Symptom) -> bool:
-    """Whether something that was done about `subject` was done about what a symptom shows."""
+    """Return whether an action on `subject` concerns the subject of a symptom."""
     return symptom.subject == subject or (subject.startswith("j") and symptom.subject.startswith(f"{subject}"))
 
 
 def _absorbs(incident: _Incident, symptom: Symptom) -> bool:
-    """Whether an open incident explains a symptom of its cause: an attempt that ends badly only if such are a part of
-    the incident, and its cause is not well again.
+    """Return whether an open incident explains a symptom of its cause. Badly ended attempts count only if the incident
+    has such symptoms and its cause has not recovered.
     """
     if symptom.kind not in OF_ATTEMPTS or symptom.kind == "attempt-lost":
         return True
@@ -682,7 +684,7 @@ def _fold(incident: _Incident, symptom: Symptom) -> None:
 
 
 def _merge(incident: _Incident, other: _Incident, now: int) -> None:
-    """The other one turns out to be a part of this incident."""
+    """Merge another incident into this one."""
     incident.shows |= other.shows
     incident.going |= other.going
     incident.last = max(incident.last, other.last)
@@ -694,21 +696,21 @@ def _merge(incident: _Incident, other: _Incident, now: int) -> None:
 
 
 def _note(entries: list[Entry], entry: Entry, most: int) -> None:
-    """Keep the first half of what may be kept, and the latest of the rest."""
+    """Append an entry; above the limit, retain the first half and the latest of the rest."""
     entries.append(entry)
     if len(entries) > most:
         del entries[most // 2]
 
 
 def _title(cause: Suspect, count: Mapping[str, int], nodes: int, jobs: int) -> str:
-    """The cause, its heaviest symptom, and how far it reaches."""
+    """Return the title: the cause, its heaviest symptom, and the numbers of affected nodes and jobs."""
     worst = max(count, key=lambda kind: (EVIDENCE.get(cast(SymptomKind, kind), 2.0), kind), default="symptom")
     reach = [f"{many} {name}{'s' if many > 1 else ''}" for many, name in ((nodes, "node"), (jobs, "job")) if many]
     return f"{cause.element}: {worst.replace('-', ' ')}" + (f" ({', '.join(reach)})" if reach else "")
 
 
 def _hint(incident: _Incident) -> str:
-    """What to type."""
+    """Return the command to type next."""
     name = incident.cause.name
     match incident.cause.kind:
         case "network":

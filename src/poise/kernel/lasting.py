@@ -1,9 +1,9 @@
-"""Work goes only to nodes that last for as long as it is expected to run.
+"""Keep work off nodes that end before the work is expected to end.
 
-A node may end at a known time: its allocation does, or its maintenance begins. What would not end before that is kept
-away from it in what a policy is shown, as if its user had excluded the node; so every policy keeps to it. Work whose
-run time nobody knows is not kept away, and neither is a service, which has no end. Work that saves itself must only get
-on by some checkpoints there.
+A node may end at a known time, when its allocation ends or its maintenance begins. Work that would not end before is
+excluded from it in the view of a policy, as if its user had excluded the node. So this holds under every policy. Work
+of unknown run time is not excluded, nor is a service, which has no end. Work with checkpoints must only complete some
+of them there.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,13 +17,13 @@ from poise.model.views import Candidate
 from poise.units import MINUTE
 
 CHECKPOINTS = 2
-"""Checkpoints that work makes on a node at least, to be worth its start."""
+"""Minimum number of checkpoints on a node that make a start worthwhile."""
 
 
 def lasting(
     candidates: tuple[Candidate, ...], ends: Sequence[tuple[str, int]], profiles: Mapping[str, Profile], now: int
 ) -> tuple[Candidate, ...]:
-    """The candidates as they are shown, where these nodes end at these instants."""
+    """Return the candidates to show, if these nodes end at these instants."""
     if not ends:
         return candidates
     return tuple(one_lasting(candidate, ends, profiles, now) for candidate in candidates)
@@ -32,7 +32,7 @@ def lasting(
 def one_lasting(
     candidate: Candidate, ends: Iterable[tuple[str, int]], profiles: Mapping[str, Profile], now: int
 ) -> Candidate:
-    """The same of one candidate."""
+    """Return one candidate, changed likewise."""
     lasts = must_last(candidate, profiles)
     left = [(name, until - now) for name, until in ends if until - now < max(lasts, 1)]
     if not left:
@@ -47,8 +47,8 @@ def one_lasting(
 
 
 def must_last(candidate: Candidate, profiles: Mapping[str, Profile]) -> int:
-    """For how long a node must last to be of use for this work, in nanoseconds: what nearly all runs stay under; 0 if
-    nothing is known.
+    """Return how long a node must last to be useful for this work, in nanoseconds: a duration that nearly all runs stay
+    below; 0 if unknown.
     """
     if candidate.serves:
         return 0

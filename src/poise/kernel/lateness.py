@@ -1,12 +1,12 @@
-"""Which deadlines are lost: the least time that unfinished work still takes, compared with the time there is.
+"""Find lost deadlines: compare the least time that unfinished work still takes with the remaining time.
 
-The least time is a lower bound, never an estimate: on the devices that suit the work best, with all the tasks that it
-can use, measured (less its uncertainty) or declared, without waiting for anybody. A task of a graph takes the longest
-path of what it needs. Where nothing is known of run times the bound is 0, and a deadline is lost when it has passed.
+The least time is a lower bound, never an estimate. It assumes the most suitable devices, all the tasks that the work
+can use, and no waiting; run times are measured (minus their uncertainty) or declared. A task of a graph takes the
+longest path of its needs. If no run times are known the bound is 0, and a deadline is lost when it has passed.
 
-`Lateness` finds work that its user wants cancelled when its deadline is lost (`if-late: cancel`). It is
-level-triggered: what it finds follows from the ledger and the time alone, so that a control plane that starts again
-finds the same. `lost_deadlines` reports the same of all other work, which goes on as work without a deadline.
+`Lateness` finds work to cancel when its deadline is lost (`if-late: cancel`). It is level-triggered: the result depends
+on the ledger and the time alone, so a restarted control plane finds the same. `lost_deadlines` reports all other work
+with a lost deadline, which continues as work without one.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,14 +23,15 @@ from poise.policy.predict import Speeds
 from poise.units import MILLISECOND, SECOND, format_duration
 
 LOOK_EVERY, PER_UNIT = 1 * SECOND, MILLISECOND // 2
-"""While the ledger changes, work that its deadline may cancel is looked at this often, or less where there are many
-units. A look takes 10 µs for each unit of such a job: 2 % of the time at most."""
+"""While the ledger changes, work that its deadline may cancel is checked at this interval, or less often with many
+units. A check takes 10 µs per unit of such a job: at most 2 % of the time.
+"""
 
 NEVER = 2**62
 
 
 class Least:
-    """The least time in nanoseconds that units of a ledger still run, as it is now. To be used at once and not kept."""
+    """The least time in nanoseconds that units of a ledger still run. Use it at once: it does not follow changes."""
 
     def __init__(self, ledger: Ledger) -> None:
         began = ledger.leader.began
@@ -39,7 +40,7 @@ class Least:
         self._whole: dict[object, int] = {}
 
     def left(self, unit: UnitState, now: int) -> int:
-        """What is left of it with all the tasks that it can use; 0 where nothing is known of its run time."""
+        """Return the remaining time with all the tasks that it can use; 0 if its run time is unknown."""
         if unit.over or not (whole := self._shortest(unit.spec)):
             return 0
         most, said = len(unit.spec.tasks), unit.training
@@ -72,7 +73,7 @@ class Least:
 
 
 def _running_since(unit: UnitState) -> int:
-    """The instant since which it runs in the size that it has; 0 while it does not."""
+    """Return the instant since which it has run in its current size; 0 if it does not run."""
     if unit.status != "active":
         return 0
     began = [task.started for index in unit.members if (task := unit.tasks[index]).active and task.started]
@@ -80,8 +81,8 @@ def _running_since(unit: UnitState) -> int:
 
 
 class End(NamedTuple):
-    """The earliest instant at which a unit can end, and how much of the way there, in nanoseconds, does not get shorter
-    as time goes by. It `creeps`: something on the way runs with fewer tasks than it could use.
+    """The earliest possible end of a unit. `rest` is the part of the remaining time, in nanoseconds, that does not
+    shrink as time passes. It `creeps` if work on the way runs with fewer tasks than it could use.
     """
 
     at: int
@@ -90,7 +91,7 @@ class End(NamedTuple):
 
 
 def ends(job: JobState, least: Least, now: int, order: Iterable[str] = ()) -> dict[str, End]:
-    """By the name of each unit. `order` names every unit after all it needs, where that is known already."""
+    """Return the earliest end of each unit, by name. `order` names every unit after all it needs, if already known."""
     units = {unit.spec.name: unit for unit in job.units}
     found: dict[str, End] = {}
     for name in order or in_order(job):
@@ -109,7 +110,7 @@ def ends(job: JobState, least: Least, now: int, order: Iterable[str] = ()) -> di
 
 
 def in_order(job: JobState) -> list[str]:
-    """Names of its units, each after all it needs."""
+    """Return the names of its units, each after all it needs."""
     if not any(unit.spec.needs for unit in job.units):
         return [unit.spec.name for unit in job.units]
     return graph.topological_order({unit.spec.name: unit.spec.needs for unit in job.units})
@@ -119,7 +120,7 @@ def in_order(job: JobState) -> list[str]:
 
 
 class Lateness:
-    """What is to be cancelled because its deadline is lost, and when to look again."""
+    """Finds work to cancel because its deadline is lost, and when to check again."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -130,11 +131,11 @@ class Lateness:
         self._orders: dict[str, list[str]] = {}
 
     def submitted(self, job: str) -> None:
-        """A job was accepted that may be cancelled by a deadline."""
+        """Record an accepted job that a deadline may cancel."""
         self._fresh.append(job)
 
     def missed(self, ledger: Ledger, now: int) -> Iterator[DeadlinesMissed]:
-        """Lost deadlines that cancel work, by job. Apply each before you ask for the next."""
+        """Yield lost deadlines that cancel work, by job. Apply each before you ask for the next."""
         if not self._fresh and not ledger.jobs.cancelling:
             return
         everything = now >= self._next or (self._has_changed(ledger) and now - self._looked >= self._every)
@@ -155,7 +156,7 @@ class Lateness:
                 yield DeadlinesMissed(at=now, job=job.id, units=tuple(found))
 
     def wakeup(self, ledger: Ledger) -> int | None:
-        """When to look next, if nothing happens before."""
+        """Return when to check next if nothing happens before."""
         if not ledger.jobs.cancelling:
             return None
         return min(self._next, self._looked + self._every) if self._has_changed(ledger) else self._next
@@ -164,7 +165,7 @@ class Lateness:
         return ledger.revision != self._revision
 
     def _look_at(self, job: JobState, least: Least, now: int) -> tuple[list[Missed], int]:
-        """What of it is to be cancelled, and the first instant at which more may be."""
+        """Return the units of a job to cancel, and the first instant at which more may follow."""
         order = self._orders.get(job.id)
         if order is None:
             order = self._orders[job.id] = in_order(job)
@@ -184,12 +185,12 @@ class Lateness:
 
 
 def _with_what_only_they_need(job: JobState, order: Iterable[str], late: dict[str, Missed]) -> list[Missed]:
-    """Late units, and units that only late units and what needs those would use. A unit with a deadline that does not
-    cancel it has a use of its own.
+    """Return late units, and units that only late units and their dependents would use. A unit with a deadline that
+    does not cancel it is useful by itself.
     """
     units = {unit.spec.name: unit for unit in job.units}
     followers = graph.dependents_of({name: unit.spec.needs for name, unit in units.items()})
-    gone = {name: missed.unit for name, missed in late.items()}  # with whose deadline it was
+    gone = {name: missed.unit for name, missed in late.items()}  # the unit whose deadline it was
     ordered = list(order)
     for name in ordered:
         because = next((gone[need] for need in units[name].spec.needs if need in gone), "")
@@ -217,8 +218,8 @@ def _came_to_nothing(unit: UnitState) -> bool:
 
 
 def lost_deadlines(ledger: Ledger, job: JobState, now: int) -> dict[str, Reason]:
-    """By id, the unfinished units whose deadline is lost, or which only units need whose deadlines are: why they are
-    treated as work without one.
+    """Return a reason, by id, for each unfinished unit that is treated as work without a deadline: its own deadline is
+    lost, or only units with lost deadlines need it.
     """
     if not any(unit.due for unit in job.units):
         return {}
@@ -249,7 +250,9 @@ def lost_deadlines(ledger: Ledger, job: JobState, now: int) -> dict[str, Reason]
 
 
 def _lost(deadline: int, time: int, left: int) -> Reason:
-    """`time` is left to it, below 0 once it has passed, and at least `left` is left to do."""
+    """Return the reason. `time` is the time left, below 0 once the deadline has passed; `left` is the least work
+    left.
+    """
     have = f"at least {format_duration(left)} of work are left, and {format_duration(time)} of time"
     if time < 0:
         have = f"it passed {format_duration(-time)} ago"

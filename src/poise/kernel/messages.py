@@ -1,4 +1,4 @@
-"""What the controller is told and what it answers: messages in, effects out."""
+"""Messages to the controller, and the effects with which it answers."""
 
 from typing import Any
 
@@ -22,9 +22,8 @@ from poise.model.views import Snapshot
 
 
 class Submit(msgspec.Struct, frozen=True):
-    """Answered with the id of the job, or of the schedule, once it is durable. `key` makes a repeated submission
-    harmless; with `if_revision` it is refused unless the ledger is of that revision: as it was when somebody looked at
-    a plan.
+    """Submit a job or schedule. The reply is its id, once it is durable. `key` makes a repeated submission idempotent.
+    With `if_revision` it is refused unless the ledger has that revision, as when the user looked at a plan.
     """
 
     request: int
@@ -36,8 +35,8 @@ class Submit(msgspec.Struct, frozen=True):
 
 
 class TakeIn(msgspec.Struct, frozen=True):
-    """A job that another control plane has accepted, under the id that it has there. Answered with that id. For a
-    control plane that follows the log of the other: nothing is checked again.
+    """Take in a job that another control plane has accepted, with the id that it has there. The reply is that id. For a
+    control plane that follows the log of the other one: nothing is checked again.
     """
 
     request: int
@@ -51,8 +50,8 @@ class Cancel(msgspec.Struct, frozen=True):
 
 
 class CancelJobs(msgspec.Struct, frozen=True):
-    """Cancel whole jobs, by id. Answered with the ids of those, and the tenant of each: those that are over, already
-    being cancelled, forgotten or not visible to the bearer are passed over.
+    """Cancel whole jobs, by id. The reply has their ids, and the tenant of each. Jobs that are over, already being
+    cancelled, forgotten or not visible to the bearer are ignored.
     """
 
     request: int
@@ -70,7 +69,7 @@ class HoldJob(msgspec.Struct, frozen=True):
 
 
 class ChangeJob(msgspec.Struct, frozen=True):
-    """Change these `fields` of a job, or of some of its tasks, to what they are in `compiled`. Answered with
+    """Change these `fields` of a job, or of some of its tasks, to their values in `compiled`. The reply is
     `Changed`.
     """
 
@@ -82,7 +81,7 @@ class ChangeJob(msgspec.Struct, frozen=True):
 
 
 class RetryJob(msgspec.Struct, frozen=True):
-    """Submit the unfinished part of an ended job again. Answered with the new job's id."""
+    """Submit the unfinished part of an ended job again. The reply is the new job's id."""
 
     request: int
     job: str
@@ -90,7 +89,7 @@ class RetryJob(msgspec.Struct, frozen=True):
 
 
 class RemoveJobs(msgspec.Struct, frozen=True):
-    """Remove ended jobs, by name or id: all of them or none. Answered with their ids."""
+    """Remove ended jobs, by name or id: all of them or none. The reply has their ids."""
 
     request: int
     jobs: tuple[str, ...]
@@ -98,7 +97,7 @@ class RemoveJobs(msgspec.Struct, frozen=True):
 
 
 class HoldSchedule(msgspec.Struct, frozen=True):
-    """Put a schedule on hold, or release it. What was due meanwhile is passed over."""
+    """Put a schedule on hold, or release it. Runs that were due meanwhile are skipped."""
 
     request: int
     schedule: str
@@ -122,7 +121,7 @@ class NoticeDone(msgspec.Struct, frozen=True):
 
 
 class IncidentDone(msgspec.Struct, frozen=True):
-    """A target was told of an incident, or is given up because it `failed`."""
+    """A target was notified of an incident, or the notice is given up because it `failed`."""
 
     request: int
     incident: str
@@ -132,7 +131,9 @@ class IncidentDone(msgspec.Struct, frozen=True):
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """`node` is a node, or a device of one: `n1:0`. With `moves`, what runs on a node goes on elsewhere."""
+    """Drain or open `node`: a node, or a device such as `n1:0`. With `moves`, the node's running work moves
+    elsewhere.
+    """
 
     request: int
     node: str
@@ -142,7 +143,7 @@ class Drain(msgspec.Struct, frozen=True):
 
 
 class Configure(msgspec.Struct, frozen=True):
-    """Another policy is to decide; its fields are those of `Configured`. Answered with the revision."""
+    """Change the policy; the fields are those of `Configured`. The reply is the revision."""
 
     request: int
     policy: str
@@ -154,7 +155,7 @@ class Configure(msgspec.Struct, frozen=True):
 
 
 class SetRules(msgspec.Struct, frozen=True):
-    """Other rules are to be evaluated; the fields are those of `RulesSet`. Answered with the revision."""
+    """Replace the rules; the fields are those of `RulesSet`. The reply is the revision."""
 
     request: int
     document: dict[str, Any]
@@ -163,7 +164,7 @@ class SetRules(msgspec.Struct, frozen=True):
 
 
 class AnswerRule(msgspec.Struct, frozen=True):
-    """Allow or deny what a rule asks for. Answered with what was done."""
+    """Allow or deny the actions of a rule that asks. The reply says what was done."""
 
     request: int
     rule: str
@@ -173,8 +174,8 @@ class AnswerRule(msgspec.Struct, frozen=True):
 
 
 class GiveUp(msgspec.Struct, frozen=True):
-    """What runs the nodes says that these are gone: all that it misses together, so that an outage is known for one.
-    Should one of them speak all the same, it is taken in anew.
+    """Report nodes as gone, from the system that runs them. It sends all missing nodes together, so that an outage is
+    recognized as one. A node that speaks again can rejoin.
     """
 
     request: int
@@ -183,9 +184,7 @@ class GiveUp(msgspec.Struct, frozen=True):
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """A node takes its leave, with the token that it joined with: nobody is to wait for it to come back. Answered with
-    its name.
-    """
+    """A node leaves, with the token that it joined with, and will not come back. The reply is its name."""
 
     request: int
     node: str
@@ -193,8 +192,8 @@ class Leave(msgspec.Struct, frozen=True):
 
 
 class Lend(msgspec.Struct, frozen=True):
-    """Others wait for one of these machines: empty the node whose work loses least by it, though there is no room for
-    it elsewhere. Answered with the name of that node, or with none where each runs what may not be preempted.
+    """Release one of these machines for other users: drain the node whose work loses least, even without room
+    elsewhere. The reply is the name of that node, or empty if each runs work that cannot be preempted.
     """
 
     request: int
@@ -210,7 +209,7 @@ class SetQuota(msgspec.Struct, frozen=True):
 
 
 class SetShares(msgspec.Struct, frozen=True):
-    """Share the fleet by this tree; None: by none. Answered with the revision."""
+    """Share the fleet by this tree; None removes the shares. The reply is the revision."""
 
     request: int
     tree: ShareTree | None
@@ -218,8 +217,8 @@ class SetShares(msgspec.Struct, frozen=True):
 
 
 class AddToken(msgspec.Struct, frozen=True, kw_only=True):
-    """Answered with the `Token`, also when it is asked again. `hash` is the SHA-256 of its secret; it `lasts` so many
-    nanoseconds, 0: for ever.
+    """Create a token. The reply is the `Token`, also for a repeated request. `hash` is the SHA-256 of its secret; it
+    `lasts` this many nanoseconds (0: no expiry).
     """
 
     request: int
@@ -238,14 +237,14 @@ class RevokeToken(msgspec.Struct, frozen=True):
 
 
 class AskToStop(msgspec.Struct, frozen=True):
-    """Recorded; whoever sent it ends the control plane once it is answered."""
+    """Record a request to stop. The sender ends the control plane after the reply."""
 
     request: int
     bearer: Bearer = HOME
 
 
 class FromNode(msgspec.Struct, frozen=True):
-    """A node has said something, `by` the token with which it came (see `NodeJoined`)."""
+    """A message of a node; `by` is the token with which it joined (see `NodeJoined`)."""
 
     node: str
     message: FromAgent
@@ -253,7 +252,7 @@ class FromNode(msgspec.Struct, frozen=True):
 
 
 class Locked(msgspec.Struct, frozen=True):
-    """The secrets of an attempt could not be opened, and `why`: it was not sent to its node."""
+    """The secrets of an attempt could not be decrypted, for the reason `why`. It was not sent to its node."""
 
     attempt: Attempt
     why: str
@@ -266,7 +265,7 @@ class Saw(msgspec.Struct, frozen=True):
 
 
 class FromJobCaller(msgspec.Struct, frozen=True):
-    """The caller of a job that serves calls, who is of this tenant, has said something."""
+    """A message of the caller of a job that serves calls; `tenant` is the caller's."""
 
     job: str
     message: FromCaller
@@ -274,14 +273,14 @@ class FromJobCaller(msgspec.Struct, frozen=True):
 
 
 class CallerGone(msgspec.Struct, frozen=True):
-    """Its connection has closed; it may come back."""
+    """A caller's connection has closed; it may come back."""
 
     job: str
 
 
 class FromCallWorker(msgspec.Struct, frozen=True):
-    """A worker of such a job has said something. When its connection closes nothing follows: it may come back, and
-    holds what it holds until its attempt is over.
+    """A message of a worker of a job that serves calls. A closed connection has no effect: the worker may come back,
+    and holds its calls until its attempt is over.
     """
 
     attempt: Attempt
@@ -289,13 +288,13 @@ class FromCallWorker(msgspec.Struct, frozen=True):
 
 
 class Gone(msgspec.Struct, frozen=True):
-    """A node's connection has closed; it is lost only if it stays away."""
+    """A node's connection has closed; the node is lost only if it stays away."""
 
     node: str
 
 
 class Crowded(msgspec.Struct, frozen=True):
-    """Nodes come faster than they can be let in; those that were turned away come back by `until`."""
+    """Nodes join faster than they can be accepted; the rejected ones return by `until`."""
 
     until: int
 
@@ -305,7 +304,7 @@ class Durable(msgspec.Struct, frozen=True):
 
 
 class AppendFailed(msgspec.Struct, frozen=True):
-    """The log could not be written; `ledger` has been reloaded from what is durable."""
+    """The log could not be written; `ledger` has been reloaded from the durable log."""
 
     ledger: Ledger
     error: PoiseError
@@ -316,7 +315,7 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 class Decided(msgspec.Struct, frozen=True):
-    """The plan for a view; without one it was made by hand, and cannot be made again."""
+    """The plan for a view. Without a view it was made by hand, and cannot be reproduced."""
 
     plan: Plan
     view: Snapshot | None = None
@@ -369,14 +368,14 @@ Message = (
 
 
 class Append(msgspec.Struct, frozen=True):
-    """Write these events; the last of them has revision `expected` + their number."""
+    """Write these events. The last one has revision `expected` plus their number."""
 
     events: tuple[Event, ...]
     expected: int
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The answer to a request."""
+    """The reply to a request."""
 
     request: int
     value: Any = None
@@ -399,18 +398,18 @@ class SayWorker(msgspec.Struct, frozen=True):
 
 
 class HangCaller(msgspec.Struct, frozen=True):
-    """Close the connection of a job's caller, for what it said."""
+    """Close the connection of a job's caller, because of its message."""
 
     job: str
     error: PoiseError
 
 
 class HangCalls(msgspec.Struct, frozen=True):
-    """Close the connections of all callers and workers, so that they say anew what they have."""
+    """Close the connections of all callers and workers, so that they report their state again."""
 
 
 class Hang(msgspec.Struct, frozen=True):
-    """Close the node's connection, so that it says anew what it holds."""
+    """Close a node's connection, so that it reports its attempts again."""
 
     node: str
 
@@ -420,13 +419,13 @@ class Decide(msgspec.Struct, frozen=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """Save the state of the ledger as it is once all effects of this turn are carried out: it was last saved long ago.
-    Encoding it is the shell's, since that takes long where much is kept.
+    """Save the state of the ledger after all effects of this turn; the last save was long ago. The shell encodes it,
+    because that takes long for a large state.
     """
 
 
 class TryRecover(msgspec.Struct, frozen=True):
-    """See whether the log can be written again; `Recovered` follows if so."""
+    """Test whether the log can be written again; `Recovered` follows if so."""
 
 
 Effect = (

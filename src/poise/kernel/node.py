@@ -1,27 +1,26 @@
-"""The node side as a machine: what should run here against what the executor shows, and which core runs what.
+"""The node side as a pure state machine: compares the wanted with the running attempts, and assigns cores.
 
-The control plane places; the node orders and binds. Launches of one shape share a pool of slots. A launch that was
-given room of its own starts before those that were queued behind their like. Among these a multi-level feedback queue
-decides: higher priority classes first, then classes of work that have run shortly here before those that have run
-long; each second of waiting raises a launch by one class and puts it on the first level. A slot holds whole cores of
-its own where its shape asks for whole cores, and is handed the next few short launches ahead of time, so that no
-message stands between one command and the next.
+The control plane places attempts; the node orders them and binds cores. Launches of one shape share a pool of slots. A
+launch with its own room starts before queued ones. A multi-level feedback queue orders these: higher priority classes
+first, then classes of work with short runs here before those with long runs. Each second of waiting raises a launch by
+one class and puts it on the first level. A slot has its own whole cores if its shape asks for whole cores. It gets the
+next few short launches in advance, so that no message delays the next command.
 
-`told` is how many attempts of a shape the control plane last said may run at once. As attempts end there are fewer to
-run, and the ledger shrinks its pools by the same rule: room that it has given to another shape is free here too.
+`told` is the number of attempts of a shape that may run at once, as last sent by the control plane. As attempts end,
+the number shrinks on both sides: room that the ledger has given to another shape is free here too.
 
-An attempt that the control plane has given up runs on until it is stopped, and the ledger no longer counts it. So the
-node looks for itself as well: no slot is opened without room for it, no device is given to two, and of one task the
-next attempt starts only when the last has ended.
+An attempt that the control plane has given up runs until it is stopped, and the ledger no longer counts it. So the node
+checks for itself: it opens no slot without room for it, and gives no device to two attempts. The next attempt of a task
+starts only after the last one has ended.
 
-The node beats: it says a word at least each second while it holds anything, more and more rarely when it is idle, and
-each beat tells when the next word comes. What it says is answered; when nothing is heard the way is cut, whatever the
-connection says, and it hangs up and connects anew.
+The node sends heartbeats: at least each second while it holds anything, less often when it is idle. Each heartbeat
+announces the next one, and gets a reply. If nothing is heard the connection is considered broken, whatever its state,
+and the node reconnects.
 
-Exclusive work has a lease, which runs from the sending of the last word that was answered: whoever answered cannot have
-given the node up before that. At four fifths of it the attempt is stopped, and at nine tenths whatever holds it kills
-it, if need be without the agent; so no copy is left when the lease is over and another may be placed elsewhere. None is
-begun without a connection.
+Exclusive work has a lease. It runs from the sending of the last message that got a reply, because the control plane
+cannot have given up the node before that. At four fifths of it the attempt is stopped. At nine tenths its keeper kills
+it, without the agent if necessary. So no copy is left when the lease is over and another one may be placed elsewhere.
+None is started without a connection.
 """
 
 from collections import deque
@@ -60,22 +59,22 @@ QUANTA = (100 * MILLISECOND, 10 * SECOND)
 
 BOOST_AFTER = 1 * SECOND
 AHEAD = 20 * MILLISECOND
-"""Foreseen work handed to a slot beside what it runs."""
+"""Expected work handed to a slot in addition to the running attempt."""
 
 HELLO = 0
-"""A hello counts as this report."""
+"""Serial number under which a hello counts as a report."""
 
 MAX_AHEAD = 32
 STOP_AT, KILL_AT = 80, 90
-"""Hundredths of its lease after which exclusive work is stopped, and killed; between them lies its grace."""
+"""Hundredths of its lease after which exclusive work is stopped, and killed; its grace period lies between them."""
 
 RENEW_BY = 1 * SECOND
-"""A deadline is told to what holds the attempt when it has moved by so much."""
+"""A keeper is sent a new deadline once it has moved by this much."""
 
 LEASE_OVER = "its lease ran out"
 
 MAX_CLASSES = 4096
-"""Classes of work whose level is remembered; of more, the one learned first is forgotten."""
+"""Maximum number of classes of work with a stored level; the oldest is dropped."""
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -92,7 +91,7 @@ class Stop(msgspec.Struct, frozen=True):
 
 
 class Renew(msgspec.Struct, frozen=True):
-    """The attempt may run until this instant, on the clock of this machine; then it is to be killed. Said before it is
+    """The attempt may run until this instant, on the clock of this machine; then its keeper kills it. Sent before it is
     started, and again when the deadline has moved.
     """
 
@@ -108,14 +107,14 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """The attempt has another time limit from now on: nanoseconds from its start, or 0."""
+    """The attempt has a new time limit: nanoseconds from its start, or 0."""
 
     attempt: Attempt
     time_limit: int
 
 
 class Forget(msgspec.Struct, frozen=True):
-    """The endings of these attempts are durable in the log; their evidence may go."""
+    """The endings of these attempts are durable in the log; their records can be deleted."""
 
     attempts: tuple[Attempt, ...]
 
@@ -142,14 +141,14 @@ class Faulted(msgspec.Struct, frozen=True):
 
 
 class Fitness(msgspec.Struct, frozen=True):
-    """Why nothing can be started here; empty: work can be, again."""
+    """Why nothing can be started here; empty if work can be started again."""
 
     why: str
 
 
 class Telling(msgspec.Struct, frozen=True):
-    """Attempts have reported something new; without any it was looked, and nothing has changed. `used` is the CPU time
-    so far, in nanoseconds, of attempts whose steps stand still.
+    """New reports of attempts; empty after a check without changes. `used` is the CPU time so far, in nanoseconds, of
+    attempts whose steps stand still.
     """
 
     told: tuple[Told, ...]
@@ -176,7 +175,7 @@ Message = (
 
 
 class Slot(msgspec.Struct):
-    """One attempt at a time; `queue[0]` runs. `cpus` are its own cores, or none."""
+    """A slot for one running attempt, `queue[0]`. `cpus` are its own cores, if any."""
 
     index: int
     shape: Shape
@@ -200,7 +199,7 @@ Line = tuple[bool, int, int]
 
 
 class Pool(msgspec.Struct):
-    """Launches of one shape. `lines` is the feedback queue, by (queued behind its like, priority, level)."""
+    """Launches of one shape. `lines` is the feedback queue, by (queued, priority, level)."""
 
     told: int
     slots: list[Slot]
@@ -211,8 +210,8 @@ class Pool(msgspec.Struct):
 
 
 class NodeMachine:
-    """One node. Feed it what the executor holds first (`adopt`), then messages, and call `tick` at `wakeup`; it answers
-    with effects, in order.
+    """The state of one node. First pass it the attempts of the executor (`adopt`), then messages, and call `tick` at
+    `wakeup`. It returns effects, in order.
     """
 
     def __init__(self, node: Node, cores: Sequence[int], times: Times | None = None) -> None:
@@ -228,33 +227,33 @@ class NodeMachine:
         self._used_slots: set[int] = set()
         self._used_cpu = 0
         self._used_memory = 0
-        self._device_shares: dict[int, int] = {}  # thousandths that are taken
+        self._device_shares: dict[int, int] = {}  # used thousandths
         self._tasks: dict[str, Attempt] = {}
-        self.withheld: Container[int] = ()  # devices that are here, and perhaps not offered: their work goes on
+        self.withheld: Container[int] = ()  # devices that exist but may not be offered; their work continues
         self._connected = False
         self._serial = 0
         self._in_flight: dict[int, Sent] = {}
         self._unsaid_running: dict[Attempt, Running] = {}
         self._unsaid_ended: dict[Attempt, Ended] = {}
-        self._orders: dict[Attempt, Orders] = {}  # the latest of each
+        self._orders: dict[Attempt, Orders] = {}  # the latest of each attempt
         self._limits: dict[Attempt, int] = {}  # time limits other than those that attempts were launched with
-        self._told: dict[Attempt, Told] = {}  # the latest of each that runs
+        self._told: dict[Attempt, Told] = {}  # the latest of each running attempt
         self._unsaid_told: dict[Attempt, Told] = {}
         self._steps = Steps()
-        self._faults: dict[DeviceFault, None] = {}  # not known to be heard
+        self._faults: dict[DeviceFault, None] = {}  # not acknowledged
         self._said_faults: tuple[DeviceFault, ...] = ()
-        self.until = 0  # when this node ends, 0 if it does not
+        self.until = 0  # when this node ends; 0 if it does not
         self._unfit = ""  # why nothing can be started
         self._unsaid_unfit: str | None = None
         self._said_load: Load | None = None
-        self._windows: deque[Window] = deque(maxlen=MAX_WINDOWS)  # while nobody hears of them the oldest go
+        self._windows: deque[Window] = deque(maxlen=MAX_WINDOWS)  # without a connection the oldest are dropped
         self._said_window: Window | None = None
         self._upkeep: Upkeep | None = None  # goes with the next beat that has windows
         self._beats = 0
         self._every = self._times.heartbeat
         self._spoke = self._heard = self._held_until = 0
         self._unanswered: deque[tuple[int, int]] = deque()  # beats, and when they were sent
-        self._answered = 0  # when what was last answered was sent
+        self._answered = 0  # when the last answered message was sent
         self._leased: dict[Attempt, Launch] = {}
         self._told_until: dict[Attempt, int] = {}
         self._run_out: set[Attempt] = set()
@@ -262,7 +261,7 @@ class NodeMachine:
     def adopt(
         self, held: Iterable[tuple[int, Launch, tuple[int, ...], Running | None]], ended: Iterable[Ended]
     ) -> None:
-        """Take over what an earlier agent's keepers hold, slot by slot in order."""
+        """Take over the attempts in the keepers of an earlier agent, slot by slot in order."""
         for index, launch, cpus, running in held:
             pool = self._pool(launch.shape)
             slot = next((slot for slot in pool.slots if slot.index == index), None)
@@ -282,7 +281,7 @@ class NodeMachine:
             self._ended[done.attempt] = done
 
     def handle(self, message: Message, now: int) -> list[Effect]:
-        """Take in one message."""
+        """Handle one message."""
         match message:
             case Changed():
                 effects = self._changed(message, now)
@@ -332,14 +331,14 @@ class NodeMachine:
         return [*effects, self._beat(None, now)]
 
     def wakeup(self) -> int | None:
-        """When to tick next, if nothing happens before."""
+        """Return when to tick next if nothing happens before."""
         times = [self._spoke + self._every, self._silent_at()] if self._connected else []
         if self._answered:
             times += [self._stop_at(launch) for launch in self._leased.values() if launch.attempt not in self._run_out]
         return min(times, default=None)
 
     def held(self) -> int:
-        """Attempts here that have not ended."""
+        """Return the number of attempts here that have not ended."""
         return len(self._launches)
 
     def listens(self) -> bool:
@@ -351,7 +350,7 @@ class NodeMachine:
         return self._steps.standing_still()
 
     def waiting(self) -> list[Attempt]:
-        """Attempts that it holds and has not handed to a slot."""
+        """Return attempts that have no slot yet."""
         return [attempt for attempt in self._launches if attempt not in self._slot_of]
 
     # --- the channel -------------------------------------------------------------------------------------------------
@@ -367,8 +366,8 @@ class NodeMachine:
         return self._say(Beat(load=load, number=self._beats, every=self._every, windows=windows, upkeep=upkeep), now)
 
     def _windowed(self, window: Window, now: int) -> list[Effect]:
-        """The first that is known of a minute is said, and more of it where it changes; else how it was in the end goes
-        with the first of the next one.
+        """Send the first window of a minute, and later ones of it if they differ. The final one of a minute goes with
+        the first of the next minute.
         """
         if self._windows and self._windows[-1].at == window.at:
             self._windows.pop()
@@ -385,7 +384,7 @@ class NodeMachine:
         return windows, upkeep
 
     def _sampled(self, load: Load, now: int) -> list[Effect]:
-        """How busy the node is, said where that has changed noticeably."""
+        """Send the load of the node if it has changed noticeably."""
         if not self._connected or not has_changed(self._said_load, load):
             return []
         self._said_load = load
@@ -418,7 +417,7 @@ class NodeMachine:
         self._unsaid_running.clear()
         self._unsaid_ended.clear()
         self._unsaid_unfit = None
-        self._unsaid_told = self._told.copy()  # said anew, once this is answered
+        self._unsaid_told = self._told.copy()  # to be sent again, after the reply
         queued = tuple(attempt for attempt in self._launches if attempt not in self._running)
         held = {device for launch in self._launches.values() for device in launch.devices}
         self._said_faults = tuple(self._faults)
@@ -534,13 +533,13 @@ class NodeMachine:
             if done.attempt in self._launches:
                 self._learn(self._launches[done.attempt].kind, done.ending)
                 self._end(self._as_it_was(done))
-            elif done.attempt not in self._ended:  # a keeper was killed that had not written down that it may forget it
+            elif done.attempt not in self._ended:  # its keeper was killed before it recorded this
                 known.append(done.attempt)
         forget: list[Effect] = [Forget(tuple(known))] if known else []
         return forget + self._fill(now) + self._report(now)
 
     def _fitness(self, fitness: Fitness, now: int) -> list[Effect]:
-        """While nothing can be started nothing waits here: it may be started elsewhere."""
+        """Record the fitness. An unfit node hands waiting launches back, so that they can start elsewhere."""
         if fitness.why == self._unfit:
             return []
         self._unfit = self._unsaid_unfit = fitness.why
@@ -554,7 +553,7 @@ class NodeMachine:
             if launch is None:
                 continue
             self._told[told.attempt] = self._unsaid_told[told.attempt] = told
-            if not launch.hang:  # else it has said itself how its silence is to be taken
+            if not launch.hang:  # else `hang` decides on its silence
                 self._steps.heard(told)
         hung: list[Effect] = [Stop(attempt, note) for attempt, note in self._steps.hung(now, telling.used)]
         return hung + self._report(now)
@@ -565,7 +564,7 @@ class NodeMachine:
         self._leased.pop(attempt, None)
         self._told_until.pop(attempt, None)
         self._run_out.discard(attempt)
-        for said in (self._orders, self._limits, self._told):  # its last word still goes out, with its ending or before
+        for said in (self._orders, self._limits, self._told):  # its last report is sent with its ending or before
             said.pop(attempt, None)
         self._running.pop(attempt, None)
         self._unsaid_running.pop(attempt, None)
@@ -590,12 +589,12 @@ class NodeMachine:
             del self._levels[next(iter(self._levels))]
 
     def _report(self, now: int) -> list[Effect]:
-        """One report in flight at a time: while the log writes one, the next gathers what comes."""
+        """Send a report, one at a time: while the log writes one, the next one collects news."""
         unsaid = self._unsaid_running or self._unsaid_ended or self._unsaid_told or self._faults
         if not self._connected or self._in_flight or not (unsaid or self._unsaid_unfit is not None):
             return []
         self._said_faults = tuple(self._faults)
-        if self._every > self._times.heartbeat:  # it was idle; after a report, both sides expect the next word soon
+        if self._every > self._times.heartbeat:  # it was idle; after a report, both sides expect the next message soon
             self._heard, self._every = now, self._times.heartbeat
         self._serial += 1
         report = Report(
@@ -673,7 +672,9 @@ class NodeMachine:
         return pool
 
     def _fill(self, now: int) -> list[Effect]:
-        """Close empty slots first, over all pools, so that their cores are free for the slots that open."""
+        """Fill the slots. First close empty ones, over all pools, so that their cores are free for the slots that
+        open.
+        """
         effects: list[Effect] = []
         for shape, pool in list(self._pools.items()):
             waiting = pool.waiting()
@@ -776,7 +777,9 @@ class NodeMachine:
 
 
 def _turn(key: Line, head: Waiting, now: int) -> tuple[bool, int, int, int]:
-    """Earlier turns are smaller. Each `BOOST_AFTER` of waiting raises by one class, and to the first level."""
+    """Return the sort key of a line, earlier turns first. Each `BOOST_AFTER` of waiting raises it by one class, and to
+    the first level.
+    """
     queued, priority, level = key
     boosts = (now - head.since) // BOOST_AFTER
     return (queued, max(0, priority - boosts), 0 if boosts else level, head.since)

@@ -1,24 +1,26 @@
-"""Signs that the control plane sees in its own work and that no other event records: a slow store, a store that was
-full, a wall clock that was set.
+"""Problems of the control plane itself that no other event records: a slow store, a full store, a wall clock that was
+set.
 
-Each is told when it begins and when it is over, so that the log gets two records of it, however long it lasts.
+A problem is recorded when it begins and when it is over: two records, however long it lasts.
 """
 
 from poise.model.events import Noticed
 from poise.units import SECOND, format_duration
 
 SLOW = 1 * SECOND
-"""A commit that takes longer is slow. Each acknowledgement of a submission waits for one."""
+"""A commit that takes longer is slow. Each acknowledgement of a submission waits for a commit."""
 
 FAST_AGAIN = 20
-"""Commits in a row that must not be slow before the store is well again."""
+"""Number of consecutive fast commits before the store counts as recovered."""
 
 STEP = 5 * SECOND
-"""A wall clock that moves by so much against the monotonic one was set."""
+"""A wall clock that moves by this much against the monotonic one was set."""
 
 
 class Noticing:
-    """Call `committed` after each commit, `turn` in each turn, `full` and `room` when the store is full and is not."""
+    """Call `committed` after each commit, `turn` in each turn, `full` and `room` when the store becomes full and free
+    again.
+    """
 
     def __init__(self) -> None:
         self._fast = FAST_AGAIN
@@ -26,7 +28,7 @@ class Noticing:
         self._full_since = 0
 
     def committed(self, took: int, now: int) -> Noticed | None:
-        """A commit took so many nanoseconds."""
+        """Record the duration of a commit, in nanoseconds."""
         slow = self._fast < FAST_AGAIN
         if took > SLOW:
             self._fast = 0
@@ -40,7 +42,7 @@ class Noticing:
         return Noticed(at=now, kind="slow-store", text="commits are fast again", over=True)
 
     def turn(self, now: int, wall: float) -> Noticed | None:
-        """It is this instant, and `wall` seconds since 1970."""
+        """Compare the clocks; `wall` is in seconds since 1970."""
         offset = round(wall * SECOND) - now
         before, self._offset = self._offset, offset
         if before is None or abs(offset - before) < STEP:
@@ -50,11 +52,11 @@ class Noticing:
         return Noticed(at=now, kind="clock-step", text=text)
 
     def full(self, now: int) -> None:
-        """The store takes nothing more."""
+        """Record that the store accepts no more records."""
         self._full_since = self._full_since or now
 
     def room(self, now: int) -> Noticed | None:
-        """The store takes records again: only now can it be told that it did not."""
+        """Record that the store accepts records again: only now can a record of the problem be written."""
         since, self._full_since = self._full_since, 0
         if not since:
             return None

@@ -1,11 +1,11 @@
 """Services that miss their objective, by the figures that their gateways report.
 
-A miss begins if the last five minutes and the last minute miss the objective: the first says that it matters, the
+A miss begins if the last five minutes and the last minute miss the objective: the first shows that it matters, the
 second that it still lasts. It is over once the last five minutes meet it. So a service whose latency varies around its
 objective has one long miss instead of many short ones.
 
-The objective is the declared P99, where there is one, and at most 1 % of errors. Answers with status 500 and above
-are errors, and requests without an answer, unless the client has gone away.
+The objective is the declared P99, if there is one, and at most 1 % of errors. Errors are answers with status 500 and
+above, and requests without an answer, unless the client disconnected.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,12 +19,12 @@ from poise.units import MINUTE, format_duration
 SHORT, LONG = 1 * MINUTE, 5 * MINUTE
 
 FEWEST = 100
-"""Requests by which a service can be judged: of fewer, one alone is more than 1 %."""
+"""Minimum number of requests to judge a service: with fewer, a single one is more than 1 %."""
 
 MOST_ERRORS = 0.01
 
 AGAIN = STALE // 2
-"""A miss that lasts is noticed again after this time, so that its incident does not close as stale."""
+"""A lasting miss is recorded again after this time, so that its incident does not close as stale."""
 
 
 class Look(NamedTuple):
@@ -38,13 +38,13 @@ class Look(NamedTuple):
 
 
 class Judge:
-    """Decides what to record. `going` are services whose miss is recorded, and not over, at the instant `now`."""
+    """Decides what to record. `going` are the services with a recorded miss that is not over at the instant `now`."""
 
     def __init__(self, going: Iterable[str], now: int) -> None:
         self._told = dict.fromkeys(going, now)
 
     def take(self, looks: Sequence[Look], now: int, *, all_answered: bool = True) -> list[Noticed]:
-        """What to record after a look at all gateways. A service that is missing is over if all gateways answered."""
+        """Return what to record after a look at all gateways. A missing service is over if all gateways answered."""
         said = []
         found: dict[str, list[Look]] = {}
         for look in looks:
@@ -71,7 +71,9 @@ class Judge:
 
 
 def missed(report: ServiceReport) -> str | None:
-    """How a service missed its objective in the window of a report; empty if it met it, None for too few requests."""
+    """Return how a service missed its objective in the window of a report; empty if it met it, None for too few
+    requests.
+    """
     refused = sum(many for why, many in report.refused.items() if why != "cancelled")
     asked, errors = report.answered + report.cached + refused, report.faulty + refused
     if asked < FEWEST:

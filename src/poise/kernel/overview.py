@@ -1,5 +1,6 @@
-"""Everything at a glance, for `poise top`: the fleet, what runs, what waits and why. Pure, and bounded: it is asked for
-every second, so it costs what is shown, and of what is not shown only the counting.
+"""The summary for `poise top`: the fleet, running tasks, and waiting units with the reasons.
+
+Pure and bounded: it is requested every second. Only shown items are built; the others are only counted.
 """
 
 from collections import Counter
@@ -16,10 +17,10 @@ from poise.model.tenants import HOME, Bearer
 from poise.units import SECOND
 
 SHOWN = 64
-"""Nodes, tasks and waiting units that are told, of each."""
+"""Maximum number of nodes, of tasks and of waiting units to show."""
 
 WINDOW = 10 * SECOND
-"""Over which rates are counted."""
+"""Window over which rates are counted."""
 
 
 class Rates(NamedTuple):
@@ -31,7 +32,7 @@ class Rates(NamedTuple):
 
 
 def rates(latest_first: Iterable[Event], now: int) -> Rates:
-    """Counted over the window, or from the oldest of these events on if they do not go back so far."""
+    """Count rates over the window, or from the oldest of these events if they begin later."""
     starts = ends = returns = 0
     since = now
     for event in latest_first:
@@ -59,8 +60,8 @@ def overview(
     *,
     accepting: bool,
 ) -> Overview:
-    """As of `now`; `load_of` gives what a node last said of how busy it is. One who sees a tenant only is told what is
-    of that, and no rates.
+    """Return the summary as of `now`; `load_of` returns the last load report of a node. A bearer limited to one tenant
+    sees only that tenant's work, and no rates.
     """
     nodes = sorted(ledger.nodes.values(), key=_fullest_first)
     seen = _all_of(ledger) if bearer.sees_all else _of_tenant(ledger, bearer.tenant)
@@ -96,8 +97,8 @@ def overview(
 
 
 class _Seen(NamedTuple):
-    """What of a ledger is told: counts of unfinished jobs and units and of active tasks, waiting units by class, active
-    units, and the first that wait.
+    """The visible part of a ledger: counts of unfinished jobs and units and of active tasks, waiting units by class,
+    active units, and the first waiting units.
     """
 
     jobs: int
@@ -140,7 +141,7 @@ def _first_served(unit: UnitState) -> tuple[int, int]:
 
 
 def _fullest_first(state: NodeState) -> tuple[bool, float, str]:
-    """What is lost before all else."""
+    """Return the sort key of a node: lost nodes first, then the fullest."""
     node = state.node
     parts = [state.used_cpu / max(1, node.cpu), state.used_memory / max(1, node.memory)]
     if node.devices:

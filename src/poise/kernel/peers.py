@@ -1,17 +1,17 @@
-"""Which member of a gang differs from the others: members do the same work, so the one that differs is the sick one.
+"""Find the member of a gang that differs from the others. Members do the same work, so a member that differs is faulty.
 
     watch = Peers(members=8, signals=10)
     for minute in minutes:
         found = watch.take(minute)          # one value by member and signal
 
-Each signal is compared over the members at the same instant: what they all do together (steps, checkpoints, pauses)
-is no difference. A value is told in spreads from the median of the members (by the median absolute deviation). Members
-have differences of their own that do no harm: the first one coordinates, some chips take more power. So a member is
-also compared with its own usual distance from the others, a mean and a variance with exponential decay. It is told
-once it has differed in the same signal and direction for `WINDOWS` in a row.
+Each signal is compared over the members at the same instant, so common changes (steps, checkpoints, pauses) are no
+difference. A value is expressed as the distance from the median of the members, in spreads (from the median absolute
+deviation). Members have harmless differences: the first one coordinates, some chips take more power. So a member is
+also compared with its usual distance from the others, a mean and a variance with exponential decay. It is reported once
+it has differed in the same signal and direction for `WINDOWS` consecutive windows.
 
-The method is that of Minder (NSDI '25) with two changes: no model removes noise, and what is usual for a member is
-taken off. `benchmarks/anomalies.py` has figures for each part.
+The method is that of Minder (NSDI '25) with two changes: no model removes noise, and the usual distance of a member is
+subtracted. `benchmarks/anomalies.py` has figures for each part.
 """
 
 from collections.abc import Sequence
@@ -23,38 +23,40 @@ import numpy.typing as npt
 Values = npt.NDArray[np.float64]
 
 FEWEST = 4
-"""Members that must be there: of fewer, nobody can say which one differs."""
+"""Minimum number of members: with fewer, it is unclear which one differs."""
 
 WINDOWS = 3
-"""Windows in a row for which a member differs before it is told."""
+"""Number of consecutive windows in which a member must differ before it is reported."""
 
 FLOOR, RELATIVE_FLOOR = 8.0, 0.02
-"""The least spread of a signal: so many thousandths of what there is, and such a part of the median."""
+"""The least spread of a signal: an absolute value in thousandths, and a share of the median."""
 
 ABSOLUTE = 8.0
-"""Spreads from the median from which on a member differs, among many members; more among few (`limit`)."""
+"""Distance from the median, in spreads, at which a member differs among many members; more among few (`limit`)."""
 
 CHANGE = 7.0
-"""Deviations from its own usual distance from which on a member differs."""
+"""Distance from its usual distance, in standard deviations, at which a member differs."""
 
 LEAST_VARIANCE = 0.25
-"""Of a member's distance, in spreads squared: what varies less is not told for that alone."""
+"""Least variance of a member's distance, in spreads squared, so that a very steady member is not reported for a small
+change.
+"""
 
 DECAY = 0.05
-"""The weight of one window in what is usual for a member."""
+"""Weight of one window in the usual distance of a member."""
 
 MOST_LEARNED = 2.0
-"""Deviations by which one window moves what is usual at most."""
+"""Maximum effect of one window on the usual distance, in standard deviations."""
 
 LEARNS = 5
-"""Windows before the usual distance of members counts."""
+"""Number of windows before the usual distance of members counts."""
 
 MOST = 0.25
-"""If a larger part of the members differs, they do different work."""
+"""If a larger share of the members differs, they do different work, and none is reported."""
 
 
 class Differs(NamedTuple):
-    """A member, the signal that tells it best, its value and that of the others, and a score: 1 is the limit."""
+    """A member, its most deviating signal, its value and that of the others, and a score: 1 is the limit."""
 
     member: int
     signal: int
@@ -64,7 +66,7 @@ class Differs(NamedTuple):
 
 
 def limit(members: int) -> float:
-    """Spreads that no member exceeds by chance: the estimate of a spread from few values is often too small.
+    """Return the spreads that no member exceeds by chance: a spread estimated from few values is often too small.
 
     >>> [round(limit(members), 1) for members in (4, 8, 32, 1024)]
     [28.5, 13.8, 9.0, 8.0]
@@ -73,7 +75,9 @@ def limit(members: int) -> float:
 
 
 class Peers:
-    """One gang, from its start on. `usual` learns what is usual for each member; without it only spreads count."""
+    """Compares the members of one gang, from its start. With `usual`, it learns the usual distance of each member;
+    without, only the distance from the median counts.
+    """
 
     def __init__(self, members: int, signals: int, *, usual: bool = True, windows: int = WINDOWS) -> None:
         shape = (members, signals)
@@ -87,8 +91,8 @@ class Peers:
         self._limit = limit(members) if members >= FEWEST else np.inf
 
     def take(self, values: Values) -> list[Differs]:
-        """The next window: one value by member and signal, NaN where nobody measured it. Members that differ by now,
-        the worst first.
+        """Read the next window: one value by member and signal, NaN if not measured. Return the members that differ by
+        now, the worst first.
         """
         if values.shape != self._usual.shape:
             raise ValueError(f"values of {values.shape}, needed {self._usual.shape}")
@@ -125,8 +129,8 @@ class Peers:
         return sorted(found, key=lambda of: (-of.score, of.member))
 
     def _learn(self, distance: Values, calm: npt.NDArray[np.bool_]) -> None:
-        """What is usual: a plain mean at first, then with decay. A member that differs teaches nothing, and one that
-        moves away slowly little: a change counts as one of two deviations at most.
+        """Update the usual distance: a plain mean at first, then with decay. A member that differs does not count. A
+        slow drift counts little: at most as a change of two deviations.
         """
         self._seen += 1
         weight = max(DECAY, 1.0 / self._seen)
@@ -139,5 +143,5 @@ class Peers:
 
 
 def worst(found: Sequence[Differs]) -> Differs | None:
-    """The member that differs most, if any does."""
+    """Return the member that differs most, if any does."""
     return found[0] if found else None

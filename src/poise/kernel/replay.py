@@ -1,15 +1,15 @@
-"""Deciding again what a log has recorded, and comparing.
+"""Repeat the decisions in a log and compare them.
 
     told = replay(events)
     assert told.same, told.difference
 
-The events make the ledger, one by one. At each `Round` the policy decides once more, on the view as it was then; what
-follows from its plan is checked against the ledger as it was then, decision by decision, and compared with what was
-committed. So what was refused then has to be refused again, and reasons have to be the same where they were recorded.
+The events build the ledger, one by one. At each `Round` the policy decides again, on the view of that time. Each
+decision of its plan is checked against the ledger of that time and compared with the committed events. So refused
+decisions must be refused again, and recorded reasons must be the same.
 
-State is replayed for ever; decisions are compared only where whoever calls has the policy that made them (`Choose`).
-Another policy may be asked instead, of each round as it was: how many it would have decided otherwise, and nothing of
-what would have followed. Pure: a log is handed in as its events, and is gone through twice side by side.
+State can always be replayed. Decisions are compared only if the caller has the policy that made them (`Choose`).
+Another policy can decide instead, on each recorded round. The result is how many rounds it would have decided
+differently, without their consequences. Pure: a log is passed as its events, and iterated twice side by side.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,19 +25,19 @@ from poise.policy.recipe import Recipe
 from poise.policy.suites import POLICIES, SAFE_POLICY, ClusterPolicy, Suite, decide_safely
 
 Made = Placed | Preempted | Resized | Held | Remembered
-"""What only a round commits."""
+"""Events that only a round commits."""
 
 Choose = Callable[[Began], ClusterPolicy | str]
-"""The policy that decided under a control plane that began so, or why there is none to ask."""
+"""Returns the policy that decided under this control plane, or the reason why it is not available."""
 
 UNRECORDED = "decided before rounds were recorded, or as its record was lost"
 UNSEEN = "decided on a view from before the first record that is kept"
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """A round that is decided otherwise now: what was committed and what would be, in order. `revision` is that of its
+    """A round with a different result now: the committed and the new events, in order. `revision` is that of its
     record, `base` that of its view, `asked` the instant of the view and `wall` the same in seconds since 1970. `failed`
-    says how the policy failed now.
+    is the error of the policy now.
     """
 
     revision: int
@@ -66,12 +66,14 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def same(self) -> bool:
-        """Whether everything that was compared is as it was."""
+        """Whether all compared rounds have the recorded result."""
         return not self.different
 
 
 def shipped(began: Began) -> ClusterPolicy | str:
-    """The policy that decided, where it is made of what ships with Poise, in whatever version."""
+    """Return the policy that decided, if it ships with Poise (in any version); else the reason why it is not
+    available.
+    """
     if began.policy in POLICIES:
         return POLICIES[began.policy]
     try:
@@ -88,17 +90,17 @@ def replay(
     instead: ClusterPolicy | None = None,
     after: int = 0,
 ) -> Replayed:
-    """Go through the events that follow the state of `ledger` (none: all from the first one), and change it by them.
+    """Replay the events that follow the state of `ledger` (None: all from the first), and apply them to it.
 
     `events` is iterated twice. Rounds up to revision `after` are not compared. Raises what `Ledger.apply` raises for
-    events that cannot follow.
+    impossible events.
     """
     return _Replay(ledger if ledger is not None else Ledger(), choose, instead, after).run(events)
 
 
 class _Round:
-    """A round that is decided again: what was committed, and what follows from the plan that is made now. `strict`: in
-    the same order, with the same reasons; else it only has to place and preempt the same.
+    """A repeated round: the committed events, and those of the new plan. With `strict`, order and reasons must be the
+    same; otherwise only placements and preemptions.
     """
 
     def __init__(self, expected: Iterator[Made], failed: str, *, strict: bool) -> None:
@@ -110,7 +112,9 @@ class _Round:
         self._differs = bool(failed)
 
     def take(self, event: Made) -> None:
-        """The next that was committed, before the ledger has it: what is expected is verified on the same ledger."""
+        """Add the next committed event before the ledger applies it: the new decision is verified on the same
+        ledger.
+        """
         self.recorded.append(event)
         if not self._strict or self._differs:
             self._show_all()
@@ -123,7 +127,7 @@ class _Round:
             self._show_all()
 
     def close(self) -> bool:
-        """There is no more. Returns whether anything differs."""
+        """End the round. Return whether anything differs."""
         before = len(self.now)
         self._show_all()
         if self._strict:
@@ -131,12 +135,12 @@ class _Round:
         return self._differs or _acts(self.now) != _acts(self.recorded)
 
     def _show_all(self) -> None:
-        """The rest, as far as each would do alone."""
+        """Add the remaining new events, each verified by itself."""
         self.now.extend(self._expected)
 
 
 class _Replay:
-    """One pass over the events. `_open` is the round whose view has been passed, if it is compared."""
+    """One pass over the events. `_open` is the current round after its view, if it is compared."""
 
     def __init__(self, ledger: Ledger, choose: Choose, instead: ClusterPolicy | None, after: int) -> None:
         self._ledger = ledger
@@ -180,7 +184,7 @@ class _Replay:
         )
 
     def _begin(self, coming: Round) -> _Round | None:
-        """Decide on the ledger as it is, which is as the round that comes saw it."""
+        """Decide on the current ledger, which is the one that the next round saw."""
         began, chosen = self._ledger.leader.began, self._instead or self._policy
         if began is None or isinstance(chosen, str) or (self._instead is None and _impostor(coming, chosen)):
             return None
@@ -188,7 +192,7 @@ class _Replay:
         stood_in = self._instead is None and coming.policy == SAFE_POLICY
         try:
             plan = decide_safely(view) if stood_in else chosen.decide(view)
-        except Exception as error:  # whatever a policy does, that is the answer
+        except Exception as error:  # any error of a policy is a result
             return _Round(iter(()), f"{type(error).__name__}: {error}", strict=self._instead is None)
         return _Round(_made(self._ledger, plan, coming.at), "", strict=self._instead is None)
 
@@ -234,22 +238,22 @@ class _Replay:
 
 
 def _impostor(event: Round, chosen: ClusterPolicy) -> bool:
-    """Whether the plan came from neither the policy in charge nor the safe one."""
+    """Return whether the plan came from neither the policy in charge nor the safe one."""
     return event.policy not in ("", SAFE_POLICY, chosen.name)
 
 
 def _made(ledger: Ledger, plan: Plan, at: int) -> Iterator[Made]:
-    """What a plan comes to, each decision verified when it is asked for: after what came before it has been applied."""
+    """Yield the events of a plan. Each decision is verified on request, after the earlier ones have been applied."""
     for decision in plan.decisions:
         made = verify(ledger, decision, at)
         if made is not None and not isinstance(made, Rejection):
             yield made
     if plan.memory is not None:
-        yield Remembered(at=at, memory=msgspec.msgpack.decode(msgspec.msgpack.encode(plan.memory)))  # as it is read
+        yield Remembered(at=at, memory=msgspec.msgpack.decode(msgspec.msgpack.encode(plan.memory)))  # as decoded
 
 
 def _acts(made: Iterable[Made]) -> set[tuple[object, ...]]:
-    """What changes for units, whatever the reasons and the order."""
+    """Return the effects on units, without reasons and order."""
     found: set[tuple[object, ...]] = set()
     for event in made:
         if isinstance(event, Placed):

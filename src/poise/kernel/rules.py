@@ -1,15 +1,15 @@
-"""Rules at work: evaluated at fixed instants on what the log has recorded, and nothing else.
+"""The rule engine: evaluates rules at fixed instants, on the recorded log only.
 
-Evaluations are due at multiples of `every`, in the time of the log. One that is due at an instant sees all events from
-before it. So the same log gives the same firings, live and in a test of rules on the past:
+Evaluations are due at multiples of `every`, in the time of the log. An evaluation sees all events before its instant.
+So the same log gives the same firings, live and in a test of rules on the past:
 
     for event in events:
         for firing in engine.until(event.at, ledger): ...
         ledger.apply(event)
         engine.saw(event)
 
-All subjects are evaluated together, as columns. A value that is missing is NaN; a condition is 1, 0, or NaN where it is
-unknown, and what is unknown neither fires a rule nor ends it.
+All subjects are evaluated together, as columns. A missing value is NaN. A condition is 1, 0, or NaN if it is unknown.
+An unknown condition neither fires a rule nor ends it.
 """
 
 import math
@@ -38,14 +38,14 @@ MEASURES: Mapping[str, str] = {
     "network_usage": "network",
     "load": "load1",
 }
-"""By signal, the field of `Load` that it is."""
+"""Field of `Load` for each measured signal."""
 
 ENOUGH = 0.5
-"""Share of the samples of a window that must be there: with fewer, its value is unknown."""
+"""Share of a window's samples that must exist; with fewer, its value is unknown."""
 
 
 class Change(NamedTuple):
-    """A rule fired for a subject at the instant `due`, or is `over` for it. `have` says what it saw."""
+    """A rule fired for a subject at the instant `due`, or is `over` for it. `have` describes the values it read."""
 
     rule: str
     subject: str
@@ -55,14 +55,16 @@ class Change(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """Whether a rule has fired for a subject, and when that last changed."""
+    """Whether a rule has fired for a subject, and the instant of the last change."""
 
     fired: bool
     since: int
 
 
 class _Track:
-    """One rule: by subject, since when its trigger (or its end) holds, and how it stands. -1: not."""
+    """State of one rule: by subject, since when its trigger (or its clear condition) holds (-1: it does not), and
+    whether it has fired.
+    """
 
     __slots__ = ("held", "names", "rows", "since", "standing")
 
@@ -75,8 +77,8 @@ class _Track:
 
 
 class Engine:
-    """Call `until` before each event is applied, `saw` after it. `standing` is how rules stood, by rule and subject,
-    and `spent` when actions were taken in the last hour.
+    """Evaluates rules. Call `until` before each event is applied, `saw` after it. `standing` is the initial state by
+    rule and subject, `spent` are the instants of the actions in the last hour.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Engine:
     ) -> None:
         self.rules = rules
         self.evaluated = 0
-        """The instant of the last evaluation."""
+        """Instant of the last evaluation."""
         self.evaluations = 0
         self.due = self._next(now)
         self._tracks = {rule.name: _Track() for rule in rules.rules}
@@ -109,7 +111,9 @@ class Engine:
         self._active = active
 
     def taking_over(self, old: "Engine", now: int) -> "Engine":
-        """Go on where another set of rules ends: what both have in common is kept, and no evaluation is dropped."""
+        """Continue from the engine of another set of rules: it keeps the state of common rules and drops no
+        evaluation.
+        """
         self.due = old.due if old.rules.every == self.rules.every else self._next(now)
         self._measured, self._spent_in_shadow = old._measured, old._spent_in_shadow
         same = {rule.name for rule in self.rules.rules if rule in old.rules.rules}
@@ -125,7 +129,7 @@ class Engine:
 
     @property
     def spent(self) -> int:
-        """Actions in the hour before the last evaluation, as far as they count against the budget."""
+        """Number of actions in the hour before the last evaluation that count against the budget."""
         return len(self._spent)
 
     @property
@@ -135,19 +139,19 @@ class Engine:
 
     @property
     def measured(self) -> Mapping[str, tuple[int, ...]]:
-        """What was last recorded of how busy nodes are, in the order of `Load`."""
+        """The last recorded load of nodes, in the order of the fields of `Load`."""
         return self._measured
 
     def rule(self, name: str) -> Rule | None:
-        """The rule of this name."""
+        """Return the rule with this name; None if there is none."""
         return next((rule for rule in self.rules.rules if rule.name == name), None)
 
     def saw(self, event: Event) -> None:
-        """This was applied."""
+        """Read an event that was applied."""
         match event:
             case NodesMeasured():
                 self._measured.update(event.nodes)
-            case Began():  # nothing was evaluated in between, and what was measured is old
+            case Began():  # nothing was evaluated in between, and the measurements are old
                 self._measured.clear()
                 for past in self._past.values():
                     past.clear()
@@ -156,7 +160,7 @@ class Engine:
                 self.due = self._next(event.at)
 
     def until(self, instant: int, ledger: Ledger) -> list[Change]:
-        """What follows from the evaluations that are due by then, of a ledger with all events from before."""
+        """Evaluate what is due up to an instant, on a ledger with all earlier events, and return the changes."""
         if self.due > instant:
             return []
         if not self._active:
@@ -169,14 +173,14 @@ class Engine:
         return changes
 
     def unsettled(self, rule: str) -> Iterator[tuple[str, int]]:
-        """Subjects for which a change of a rule is under way, and since when."""
+        """Yield subjects for which a change of a rule is pending, and since when."""
         track = self._tracks[rule]
         for row, name in enumerate(track.names):
             if row < len(track.since) and track.since[row] >= 0:
                 yield name, int(track.since[row])
 
     def held_back(self, rule: str) -> int:
-        """Subjects for which the rule would have fired at the last evaluation, but for the budget."""
+        """Return the number of subjects for which the budget prevented the rule from firing at the last evaluation."""
         return self._tracks[rule].held
 
     # --- inside ------------------------------------------------------------------------------------------------------
@@ -204,7 +208,7 @@ class Engine:
         return changes
 
     def _follow(self, names: tuple[str, ...]) -> None:
-        """Nodes have joined or left: the past of those that stay goes with them."""
+        """Rearrange the past values after nodes have joined or left."""
         rows = {name: row for row, name in enumerate(self._names)}
         before = np.array([rows.get(name, -1) for name in names], np.int64)
         for signal, past in self._past.items():
@@ -275,7 +279,9 @@ class Engine:
         return found[read]
 
     def _over(self, read: Read, now: Floats) -> Floats:
-        """A function over a window; unknown until the window is covered, and where too little of it is known."""
+        """Apply a function to a window. The result is unknown until the window is covered, and if too few samples are
+        known.
+        """
         first = self.evaluated - read.window
         samples = [values for at, values in self._past[read.signal] if at >= first]
         whole = read.window // self.rules.every + 1
@@ -295,7 +301,7 @@ class Engine:
         if read.function == "changed":
             differs = (np.where(known, table, -np.inf).max(axis=0) != np.where(known, table, np.inf).min(axis=0)) * 1.0
             return np.where(enough, differs, np.nan)
-        ordered = np.sort(table, axis=0)  # what is missing comes last
+        ordered = np.sort(table, axis=0)  # missing values come last
         rank = np.floor(read.quantile * (count - 1) + 0.5).astype(np.int64)
         return np.where(enough, np.take_along_axis(ordered, rank[None, :], axis=0)[0], np.nan)
 
@@ -318,7 +324,7 @@ def _moved(values: Floats, before: Ints, missing: float = np.nan) -> Floats:
 
 
 def _seen(condition: Condition, row: int, values: Mapping[str, Floats], found: Mapping[Read, Floats]) -> str:
-    """What a condition reads of one subject, for people."""
+    """Return the values that a condition reads for one subject, for people."""
     told = []
     for read in dict.fromkeys(reads_of(condition)):
         value = float((found[read] if read in found else values[read.signal])[row])
@@ -331,7 +337,7 @@ def _seen(condition: Condition, row: int, values: Mapping[str, Floats], found: M
 def _values(
     ledger: Ledger, signals: Sequence[str], names: Sequence[str], measured: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Floats]:
-    """The signals of a ledger as columns, in the order of `names`; those of a node that does not answer are missing."""
+    """Return the signals of a ledger as columns, in the order of `names`; NaN for a node that does not answer."""
     made: dict[str, Floats] = {}
     of_nodes = [signal for signal in signals if SIGNALS[signal].scope == "node"]
     if of_nodes:

@@ -1,7 +1,7 @@
-"""Carrying out what rules say: the engine beside the controller, and its actions.
+"""Carry out rules: the engine beside the controller, and its actions.
 
-Evaluations happen as events are committed; what follows from them is carried out in the next tick, on the ledger as it
-is then. What a rule did is undone once it is over.
+Events trigger evaluations as they are committed. The actions follow in the next tick, on the ledger of that time. The
+actions of a rule are undone once it is over.
 """
 
 from collections.abc import Callable
@@ -31,11 +31,11 @@ from poise.units import format_duration
 WHOLE_FLEET = "the fleet"
 
 MAX_FIRINGS = 100
-"""Firings of one rule that are told."""
+"""Maximum number of firings of one rule in a report."""
 
 
 def engine_of(ledger: Ledger, now: int) -> Engine | None:
-    """The engine of the rules in force, as it is after a restart; None where there are none."""
+    """Return the engine of the rules in force, as after a restart; None if there are none."""
     if not ledger.rules.document:
         return None
     standing = {
@@ -62,12 +62,12 @@ class Ruling:
         self._recorded = 0
 
     def restart(self, ledger: Ledger, now: int) -> None:
-        """Begin anew with what the ledger knows."""
+        """Start again from the state in the ledger."""
         self._ledger, self.engine = ledger, engine_of(ledger, now)
         self._changes.clear()
 
     def before(self, event: Event) -> None:
-        """This is about to be applied: what was due before it is evaluated first."""
+        """Evaluate what is due before this event is applied."""
         if self.engine is not None and self.engine.due <= event.at and not isinstance(event, Began):
             self._changes += self.engine.until(event.at, self._ledger)
 
@@ -76,11 +76,11 @@ class Ruling:
             self.engine.saw(event)
 
     def due(self) -> int | None:
-        """The next evaluation, where there is one."""
+        """Return the instant of the next evaluation; None if no rule is active."""
         return self.engine.due if self.engine is not None and self.engine.active else None
 
     def tick(self, now: int, watch: Watch) -> None:
-        """Evaluate what is due, carry out what follows, and record what the next evaluation reads."""
+        """Evaluate what is due, carry out the changes, and record the loads that the next evaluation reads."""
         engine = self.engine
         if engine is None:
             return
@@ -95,7 +95,7 @@ class Ruling:
             self._measure(engine, watch, now)
 
     def set(self, message: SetRules, now: int) -> int:
-        """Swap the rules. What those that are gone or changed did is undone; the others go on as they are."""
+        """Replace the rules. Undo the actions of removed and changed rules; the others keep their state."""
         old = self.engine
         self._commit(RulesSet(at=now, document=message.document, policies=message.policies, by=message.bearer.token))
         rules = compile_rules(message.document).rules if message.document else ()
@@ -111,7 +111,7 @@ class Ruling:
         return self._ledger.revision
 
     def answer(self, message: AnswerRule, now: int) -> tuple[str, ...]:
-        """Allow or deny what a rule asks for. Raises NotFound, Conflict."""
+        """Allow or deny the actions of a rule that asks for approval. Raises NotFound, Conflict."""
         firing, engine = self._ledger.rules.firing(message.rule, message.subject), self.engine
         rule = engine.rule(message.rule) if engine is not None else None
         where = message.subject or WHOLE_FLEET
@@ -230,7 +230,7 @@ class Ruling:
         )
 
     def _act(self, rule: Rule, subject: str, have: str, now: int) -> tuple[tuple[str, ...], str, dict[str, Any]]:
-        """What was done, why the rest was not, and the policy before."""
+        """Take the actions of a rule. Return the completed actions, the failures, and the previous policy."""
         done, failed = [], []
         before: dict[str, Any] = {}
         for action in rule.actions:
@@ -265,7 +265,7 @@ class Ruling:
         return {"instead": policy["policy"], "before": before}
 
     def _undo(self, rule: str, subject: str, firing: Firing, have: str, now: int) -> tuple[str, ...]:
-        """Undo what a firing did, unless somebody else has undone it already."""
+        """Undo the actions of a firing, unless a user has undone them already."""
         undone = []
         for name in firing.actions:
             if name == "notify":
@@ -287,7 +287,7 @@ class Ruling:
         self._commit(Noticed(at=now, kind="rule-fired", subject=subject, text=f"rule {rule}: {have}", over=over))
 
     def _measure(self, engine: Engine, watch: Watch, now: int) -> None:
-        """What agents measure, where it has changed noticeably since it was last recorded."""
+        """Record the measurements of agents that have changed noticeably since the last record."""
         nodes: dict[str, tuple[int, ...]] = {}
         for name, load in watch.loads():
             known = engine.measured.get(name)
@@ -299,5 +299,5 @@ class Ruling:
 
 
 def _as(rule: str) -> Bearer:
-    """How a rule signs what it does."""
+    """Return the identity with which a rule acts."""
     return Bearer(DEFAULT, Role.ADMIN, token=f"rule:{rule}")

@@ -1,13 +1,12 @@
-"""Can it be done, and in time? Asked once, when a job is submitted, of what is known then.
+"""Check at submission whether a job is feasible, and whether it can meet its deadlines.
 
-What can never be done is refused with the reason and what would make it fit: resources that no node has, or a deadline
-below the *lower bound*, the least time that the work takes however the fleet is shared out. The bound of a deadline is
-the larger of the longest path to what it is for, and of all work that must be done by then over all capacity (Graham,
-1969). Only what was measured or declared counts: a guess refuses nobody.
+An infeasible job is refused with the reason and with values that would fit. It needs resources that no node has, or its
+deadline is below the *lower bound*, the least time that the work takes with any allocation. The bound of a deadline is
+the larger of two times: the longest path to its units, and all work due by then divided by the capacity (Graham, 1969).
+Only measured or declared times count: an assumption refuses no job.
 
-What could be in time on an empty fleet, but not behind what is there already, is accepted and told so. What is there
-holds a job up only where they ask for the same: what runs on nodes it could use, and what waits for such nodes in its
-class or a higher one.
+A job that could be in time on an empty fleet, but not behind existing work, is accepted with a note. Only competing
+work delays it: running work on nodes it could use, and work of its class or a higher one that waits for such nodes.
 """
 
 from bisect import insort
@@ -35,23 +34,23 @@ from poise.policy.score import TERMS
 from poise.units import format_duration
 
 FINER = (1, 2, 4, 8)
-"""How many times finer work is cut, in turn, before its deadline is refused."""
+"""Factors by which work is cut finer, in turn, before its deadline is refused."""
 
 LOOKED_AT = 256
-"""Nodes on which it is foreseen when there is room; where a job could use more of them nothing is told."""
+"""Maximum number of nodes for which free times are foreseen; a job that could use more nodes gets no note."""
 
 TIGHTEST = 4
-"""Deadlines of one job that are looked at for whether they may be missed: those with the least slack."""
+"""Maximum number of deadlines of one job to check for a delay: those with the least slack."""
 
 TURNS = 256
-"""Units that wait ahead of a job, and units of the job, that are looked at: the first ones."""
+"""Maximum number of units ahead of a job, and of units of the job, to consider: the first ones."""
 
 NEVER = 2**62
 
 
 class Bound(NamedTuple):
-    """A deadline in nanoseconds after submission, the field it was written in, the `least` time that what is due by
-    then takes, and how many of the units that are due first that is.
+    """A deadline in nanoseconds after submission, and the field that sets it. `least` is the least time of the units
+    that are due by then; these are the first `due` units in the order of due times.
     """
 
     deadline: int
@@ -67,9 +66,8 @@ class Bound(NamedTuple):
 def prepare(
     view: Callable[[], Snapshot], use: Callable[[], float], document: Any, wall: float, tenant: str = DEFAULT
 ) -> Compiled:
-    """Compile a tenant's request for the fleet as it is: `use` in [0, 1] is how much of it is taken; it and the `view`
-    are asked for where something depends on them. What is to be cut is cut finer before its deadline is refused. Raises
-    SpecError.
+    """Compile a tenant's request for the current fleet. `use` returns the used share of it, in [0, 1]; it and `view`
+    are called only if needed. Work that can be cut is cut finer before its deadline is refused. Raises SpecError.
     """
     seen: list[Snapshot] = []
 
@@ -104,8 +102,8 @@ def _shapes(compiled: Compiled) -> Iterator[Shape]:
 
 
 def spread(fleet: Fleet, devices: bool) -> float:
-    """How much faster the fleet's fastest model of device (or of processor) is than its slowest by peak rate, less one;
-    0 where the rates are not known.
+    """Return how much faster the fleet's fastest model of device (or processor) is than its slowest by peak rate, minus
+    1; 0 if the rates are unknown.
     """
     peaks = [
         max(rate for _, rate in model.rates)
@@ -116,8 +114,8 @@ def spread(fleet: Fleet, devices: bool) -> float:
 
 
 def check_deadlines(view: Snapshot, compiled: Compiled) -> str:
-    """Raises SpecError (E108) when a deadline is below its lower bound. Returns what is to be told of a job that may
-    be late behind what is there already, or an empty text.
+    """Raises SpecError (E108) if a deadline is below its lower bound. Return a note for a job that may be late behind
+    existing work, or an empty text.
     """
     if not len(view.fleet):
         return ""
@@ -146,8 +144,8 @@ def check_deadlines(view: Snapshot, compiled: Compiled) -> str:
 
 
 def bounds(view: Snapshot, compiled: Compiled) -> tuple[list[Bound], list[Unit]]:
-    """Of each deadline, the earliest first; and the units in the order in which they are due: what is due by an earlier
-    deadline is due by all later ones.
+    """Return the bound of each deadline, the earliest first, and the units in the order of due times. Units that are
+    due by an earlier deadline are due by all later ones.
     """
     fleet, speeds = view.fleet, Speeds(view.fleet.models, view.profiles, view.throughputs)
     units = {unit.name: unit for unit in compiled.units}
@@ -174,9 +172,10 @@ def bounds(view: Snapshot, compiled: Compiled) -> tuple[list[Bound], list[Unit]]
 
 
 def shortest_run(unit: Unit, speeds: Speeds, fleet: Fleet) -> int:
-    """The least time a unit takes on the devices that suit it best, with all the tasks that it can use: measured, less
-    its uncertainty; else as declared; else by its roofline; 0 where nothing is known. A declared time that is corrected
-    by what past runs took of theirs is measured.
+    """Return the least time of a unit on the devices that suit it best, with all the tasks that it can use.
+
+    It is the measured time minus its uncertainty; else the declared time; else by its roofline; 0 if nothing is known.
+    A declared time that past runs have corrected counts as measured.
     """
     shortest = []
     for number in range(len(unit.variants) + 1):
@@ -194,15 +193,15 @@ def shortest_run(unit: Unit, speeds: Speeds, fleet: Fleet) -> int:
                 shortest.append(estimate.mean)
             elif estimate.source == "roofline":
                 shortest.append(estimate.mean // 2)  # the bound itself, which an estimate counts twice
-            else:  # how long it takes there is anybody's guess
+            else:  # unknown
                 return 0
     least = min(shortest, default=0) * (unit.least or len(unit.tasks)) // len(unit.tasks)
     return min(least, unit.time_limit) if unit.time_limit else least
 
 
 def hold_up(draft: Draft, roots: Sequence[Unit]) -> int:
-    """Nanoseconds by which the last of these units starts later than it would on an empty fleet: behind what runs
-    where they could, and what waits for the same, in the order in which they came.
+    """Return the delay in nanoseconds of the start of the last of these units, compared with an empty fleet. The delay
+    comes from running work on their nodes, and from waiting work with the same request, in the order of arrival.
     """
     alike: dict[tuple[Shape, ...], list[Unit]] = {}
     for unit in roots:
@@ -211,7 +210,9 @@ def hold_up(draft: Draft, roots: Sequence[Unit]) -> int:
 
 
 def _hold_up(draft: Draft, shape: Shape, units: list[Unit]) -> int:
-    """Rooms for one task of the shape are taken in turn, each as soon as it is free."""
+    """Return the delay of units of one shape. Units take rooms for one task in turn, each room as soon as it is
+    free.
+    """
     view, fleet, able = draft.view, draft.fleet, draft.able(shape)
     opened = fleet.closed == 0
     rows = np.flatnonzero(able.where & opened)
@@ -238,7 +239,7 @@ def _hold_up(draft: Draft, shape: Shape, units: list[Unit]) -> int:
 
 
 class _Turn(NamedTuple):
-    """Work that takes so many rooms at once for so many nanoseconds, on those rows."""
+    """Work that takes a number of rooms at once for a duration in nanoseconds, on those rows."""
 
     rooms: int
     run: int
@@ -246,7 +247,7 @@ class _Turn(NamedTuple):
 
 
 class _Room(NamedTuple):
-    """Room for one task on a row, from one instant until another: it is kept for somebody from then on."""
+    """Room for one task on a row between two instants: from `until` on it is reserved."""
 
     at: int
     row: int
@@ -254,8 +255,8 @@ class _Room(NamedTuple):
 
 
 def _take_turns(free: list[_Room], work: Iterable[_Turn]) -> int:
-    """Each takes the first rooms that do; returns the instant at which the last one starts. Room that is kept for many
-    together is used meanwhile by what takes one room and is gone in time.
+    """Assign to each unit the first rooms it can use; return the start of the last one. A room reserved for a gang is
+    used meanwhile by units that need one room and end in time.
     """
     free.sort()
     latest = 0
@@ -277,11 +278,11 @@ def _take_turns(free: list[_Room], work: Iterable[_Turn]) -> int:
 
 
 def _rivals(draft: Draft, ahead: Iterable[Candidate], shape: Shape, opened: Bools) -> Iterator[_Turn]:
-    """What waits for the same as a task of the shape. Work on devices waits for these, and work on CPUs for those; of
-    work that could as well run elsewhere a part is counted, by how many of its nodes are not elsewhere.
+    """Yield waiting work that competes with a task of the shape: device work with device work, CPU work with CPU work.
+    Work that could also run elsewhere counts in part, by the share of its nodes that this shape could use.
     """
     carried = 0.0
-    known: dict[Shape, tuple[float, int]] = {}  # the part that is counted of each task, and the rooms that it takes
+    known: dict[Shape, tuple[float, int]] = {}  # the counted part of each task, and the rooms that it takes
     for candidate in ahead:
         other = candidate.shape
         if other not in known:
@@ -295,8 +296,8 @@ def _rivals(draft: Draft, ahead: Iterable[Candidate], shape: Shape, opened: Bool
 
 
 def _rivalry(draft: Draft, other: Shape, shape: Shape, opened: Bools) -> tuple[float, int]:
-    """Which part of the nodes of another shape this one needs too, and how many rooms of this one a task of it takes;
-    0 where they do not wait for the same.
+    """Return the share of another shape's nodes that this shape could use, and how many rooms of this shape a task of
+    the other takes; 0 if they do not compete.
     """
     able, theirs = draft.able(shape), draft.able(other)
     alike = zip(able.models, theirs.models, strict=True)
@@ -310,7 +311,9 @@ def _rivalry(draft: Draft, other: Shape, shape: Shape, opened: Bools) -> tuple[f
 
 
 def _work_of(unit: Unit, run: int) -> tuple[int, int]:
-    """CPU time in milli-CPU-nanoseconds, and device time in device-nanoseconds; of what has a choice neither."""
+    """Return CPU time in milli-CPU-nanoseconds and device time in device-nanoseconds; 0 for units with a choice of
+    artifacts.
+    """
     if unit.variants:
         return 0, 0
     tasks, shape = len(unit.tasks), unit.shape

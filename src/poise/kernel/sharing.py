@@ -1,4 +1,4 @@
-"""Fair shares as they are told: who holds, borrows and owes what, and who is served first."""
+"""The report of fair shares: held, borrowed and owed amounts, and the order of service."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ MICRO = 1e6
 
 
 def shares_report(ledger: Ledger, now: int) -> SharesReport:
-    """The shares in force, as of an instant."""
+    """Report the shares in force, as of an instant."""
     view = ledger.shares.view(now)
     if view is None:
         return SharesReport()
@@ -56,13 +56,13 @@ def shares_report(ledger: Ledger, now: int) -> SharesReport:
 
 
 def _key(standing: Standing, place: int) -> tuple[bool, int]:
-    """Nodes that hold less than they are guaranteed come first, then those of the lowest level."""
+    """Return the sort key of a node: nodes below their guarantee first, then those with the lowest level."""
     unused = unused_of(standing.nodes[place].guaranteed, standing.held[place])
     return not unused, standing.level(place)
 
 
 def _overcommitted(ledger: Ledger, standing: Standing) -> str:
-    """That more is guaranteed than there is."""
+    """Return a note if the guarantees exceed the fleet; else empty."""
     there: Amounts = {}
     for state in ledger.nodes.values():
         for device in state.node.devices:

@@ -1,7 +1,7 @@
-"""The nodes and jobs that events have changed, so that a reader of the state asks again for these only. Pure.
+"""Find the nodes and jobs that events have changed, so that a reader of the state reloads only these. Pure.
 
-A change that no event names is not found here: the load of a node, and a job that starts or is skipped since the one
-that it comes after has ended. So a reader also asks for everything now and then.
+Some changes have no event with the name: the load of a node, and a job that starts or is skipped because an earlier job
+has ended. So a reader must also reload everything periodically.
 """
 
 from collections.abc import Iterable
@@ -13,14 +13,14 @@ from poise.model.events import Event
 
 
 class Touched(NamedTuple):
-    """Names of nodes and ids of jobs; some of them may be gone by now."""
+    """Names of nodes and ids of jobs; some of them may have been removed since."""
 
     nodes: set[str]
     jobs: set[str]
 
 
 def touched(ledger: Ledger, events: Iterable[Event]) -> Touched:
-    """Names that these events changed; `ledger` is the state after them."""
+    """Return the names that these events changed; `ledger` is the state after them."""
     found = Touched(set(), set())
     for event in events:
         _add(ledger, event, found)
@@ -33,7 +33,7 @@ def _add(ledger: Ledger, event: Event, found: Touched) -> None:
         case of.Placed():
             jobs.add(_job(event.unit))
             nodes.update(spot.node for spot in event.spots)
-            nodes.update(_nodes_of(ledger.jobs.unit(event.unit)))  # a lost attempt gives back its room only now
+            nodes.update(_nodes_of(ledger.jobs.unit(event.unit)))  # a lost attempt releases its resources only now
         case of.Preempted() | of.Resized() | of.TrainingTold() | of.SpeedupsTold():
             jobs.add(_job(event.unit))
             nodes.update(_nodes_of(ledger.jobs.unit(event.unit)))
@@ -65,7 +65,7 @@ def _add(ledger: Ledger, event: Event, found: Touched) -> None:
 
 
 def _job(name: str) -> str:
-    """The job of a unit or a task."""
+    """Return the job of a unit or a task."""
     return name.partition(".")[0]
 
 
@@ -75,7 +75,7 @@ def _units(ledger: Ledger, job: str) -> Iterable[UnitState]:
 
 
 def _nodes_of(unit: UnitState | None) -> set[str]:
-    """Nodes of the latest attempts of a unit, and of those before them that may have ended just now."""
+    """Return the nodes of the latest attempts of a unit, and of the attempts before them, which may have just ended."""
     if unit is None:
         return set()
     latest = {task.node for task in unit.tasks if task.node}

@@ -1,13 +1,13 @@
-"""The picture of time: rows by node and device, a slice for each phase of each attempt, in levels of detail.
+"""The timeline: rows by node and device, a slice for each phase of each attempt, in levels of detail.
 
     slices = Slices(Ledger())
     for event in events:
         slices.add(event)
     picture = slices.window(now, since, now, pixels=1200)
 
-A row is as wide as one attempt: where several share a device, or a node without devices, each has a row of its own. A
-slice costs some 20 bytes, and the oldest are dropped beyond `MOST`. A window costs what can be seen of it: slices that
-are shorter than a pixel are drawn as one.
+A row holds one attempt at a time: attempts that share a device, or a node without devices, have separate rows. A slice
+takes about 20 bytes; beyond `MOST` slices the older ones are dropped. The cost of a window depends on the visible
+slices: those shorter than a pixel are drawn as one.
 """
 
 import re
@@ -30,13 +30,13 @@ from poise.model.tenants import HOME, Bearer
 from poise.model.timeline import Phase, Row, Slice, Timeline
 
 MOST = 4_000_000
-"""Slices that are kept. A log keeps a million records, and each attempt has a few of them."""
+"""Maximum number of slices. A log retains a million records, and each attempt has a few slices."""
 
 LANES = 256
-"""Rows of one device, or of a node for attempts without one."""
+"""Maximum rows of one device, or of a node for attempts without one."""
 
 WAITING = 24
-"""Rows of what waits."""
+"""Maximum rows of waiting units."""
 
 _PHASES: tuple[Phase, ...] = get_args(Phase)
 _CODES = {phase: code for code, phase in enumerate(_PHASES)}
@@ -48,7 +48,7 @@ _KINDS = ("device", "slot", "waiting")
 
 
 class _Key(NamedTuple):
-    """What a group of rows is of: a device, the slots of a node, or (without a node) what waits."""
+    """Subject of a group of rows: a device, the slots of a node, or (without a node) the waiting units."""
 
     node: str
     kind: int
@@ -56,7 +56,7 @@ class _Key(NamedTuple):
 
 
 class _Kept(msgspec.Struct, frozen=True, gc=False):
-    """What is kept of an attempt that is over."""
+    """Record of an ended attempt."""
 
     task: str
     epoch: int
@@ -68,11 +68,11 @@ class _Kept(msgspec.Struct, frozen=True, gc=False):
 
 
 _Open = tuple[int, int, Phase, _Kept]
-"""A slice that goes on: beginning, end, phase, attempt."""
+"""A slice without a fixed end: beginning, end, phase, attempt."""
 
 
 class _Lane:
-    """One row: slices one after the other, and the attempt that holds it now, if any."""
+    """One row: slices one after the other, and its current attempt, if any."""
 
     __slots__ = ("attempts", "codes", "holder", "since", "until")
 
@@ -91,7 +91,7 @@ class _Lane:
         self.attempts.append(attempt)
 
     def drop_half(self) -> int:
-        """Forget the older half; returns until when that went."""
+        """Drop the older half; return the end of the last dropped slice."""
         half = len(self.until) // 2
         last = self.until[half - 1] if half else 0
         for column in (self.since, self.until, self.codes, self.attempts):
@@ -100,8 +100,8 @@ class _Lane:
 
 
 class Slices(Following):
-    """Follows a log from the state in `ledger` on, which it changes. `known_since` is the instant from which on the
-    picture is whole. With `reasons` it keeps why each attempt was placed where it was, which doubles its memory.
+    """Follows a log from the state in `ledger`, which it changes. The picture is complete from `known_since` on. With
+    `reasons` it also stores the reason of each placement, which doubles its memory.
     """
 
     def __init__(self, ledger: Ledger, *, reasons: bool = False) -> None:
@@ -116,7 +116,7 @@ class Slices(Following):
         super().__init__(ledger)
 
     def add(self, event: Event) -> None:
-        """Take in the next event of the log."""
+        """Read the next event of the log."""
         self.known_since = self.known_since or event.at
         super().add(event)
         at, pending, active = self._levels
@@ -165,7 +165,7 @@ class Slices(Following):
                 self._unplaced["attempts"] += 1
 
     def _free(self, key: _Key, since: int, most: int) -> _Lane | None:
-        """The first row of a group that nothing holds since then."""
+        """Return the first row of a group that is free from `since` on; None if all are taken."""
         group = self._groups.setdefault(key, [])
         found = next((lane for lane in group if lane.is_free(since)), None)
         if found is None and len(group) < most:
@@ -207,9 +207,9 @@ class Slices(Following):
         jobs: Collection[str] = (),
         bearer: Bearer = HOME,
     ) -> Timeline:
-        """What is seen between two instants, as of `now`: `count` rows from row number `first` on (0: all), in a
-        picture that is `pixels` wide (0: every slice). Of these `jobs` only, where any are named: rows with nothing of
-        them are left out. Work of tenants that the bearer may not see has no name.
+        """Return the timeline between two instants, as of `now`: `count` rows from row number `first` on (0: all),
+        `pixels` wide (0: every slice). With `jobs`, return only the rows and slices of these. Work of tenants that the
+        bearer may not see has no name.
         """
         since = max(since, self.known_since)
         until = max(until, since + 1)
@@ -237,7 +237,7 @@ class Slices(Following):
         )
 
     def count(self, since: int, until: int) -> int:
-        """Slices of attempts that are over, between two instants."""
+        """Return the number of slices of ended attempts between two instants."""
         lanes = chain.from_iterable(self._groups.values())
         return sum(max(0, bisect_left(lane.since, until) - bisect_right(lane.until, since)) for lane in lanes)
 
@@ -251,7 +251,7 @@ class Slices(Following):
         return islice(self._sorted(), first, first + count if count else None)
 
     def _waiting(self, now: int) -> dict[int, _Open]:
-        """What waits now, by the row in which there is room for it."""
+        """Return the units that wait now, by the row that has room for them."""
         found: dict[int, _Open] = {}
         for unit in self.ledger.queues.first(WAITING):
             since = max(unit.ready, unit.not_before)
@@ -276,7 +276,7 @@ class Slices(Following):
         return [waiting[id(lane)]] if id(lane) in waiting else []
 
     def _thinned(self, since: int, until: int, points: int) -> Iterator[Level]:
-        """The most of each of so many stretches, so that no peak is lost, and how the stretch ends."""
+        """Yield the maximum of each interval, so that no peak is lost, and the value at its end."""
         at, pending, active = (np.array(column) for column in self._levels)
         begin, end = np.searchsorted(at, [since, until], "right")
         if begin:
@@ -294,14 +294,14 @@ class Slices(Following):
                     yield Level(last - since, waits, holds)
 
     def _names(self, rows: Iterable[Row]) -> dict[str, str]:
-        """Names that users gave to the jobs, as far as the ledger knows them."""
+        """Return the names that users gave to the jobs, for jobs that the ledger still has."""
         jobs = {one.task.partition(".")[0] for row in rows for one in row.slices if one.task}
         known = self.ledger.jobs
         return {job: known[job].name for job in sorted(jobs) if job in known and known[job].name}
 
 
 class _Shown(NamedTuple):
-    """What is drawn of a row, from the instant `since` on; slices shorter than `least` are drawn as one."""
+    """Draws a row from the instant `since` on; slices shorter than `least` are drawn as one."""
 
     since: int
     least: int
@@ -313,7 +313,7 @@ class _Shown(NamedTuple):
         for first, last in self._groups(lane, begin, end):
             phase = _PHASES[lane.codes[first] % _FAILED]
             numbers: Sequence[int] = range(first, last)
-            if last - first == 1 or (phase == "waiting" and not self.bearer.sees_all):  # in such a row everything waits
+            if last - first == 1 or (phase == "waiting" and not self.bearer.sees_all):  # a row of waiting units
                 numbers = [number for number in numbers if self._is_asked(phase, lane.attempts[number])]
             if len(numbers) == 1:
                 number = numbers[0]
@@ -325,7 +325,7 @@ class _Shown(NamedTuple):
                 yield self._one(since, ends, phase, attempt)
 
     def _groups(self, lane: _Lane, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """Ranges of slices that are drawn as one: neighbours that are short and begin in the same pixel."""
+        """Yield ranges of slices to draw as one: short neighbours that begin in the same pixel."""
         if not self.least or self.jobs or end - begin < 2:
             yield from ((number, number + 1) for number in range(begin, end))
             return
@@ -336,7 +336,7 @@ class _Shown(NamedTuple):
         yield from zip(firsts.tolist(), [*firsts[1:].tolist(), end], strict=True)
 
     def _is_asked(self, phase: Phase, attempt: _Kept) -> bool:
-        """Whether it is of the jobs that are named; what waits of another tenant is not there."""
+        """Return whether the slice belongs to the chosen jobs. Waiting units of other tenants are hidden."""
         seen = phase != "waiting" or self.bearer.sees(attempt.tenant)
         return seen and (not self.jobs or attempt.task.partition(".")[0] in self.jobs)
 
@@ -372,7 +372,7 @@ class _Shown(NamedTuple):
 
 
 def _phases(attempt: Seen, until: int) -> Iterator[tuple[int, int, Phase]]:
-    """Its phases up to an instant, each with its beginning and its end."""
+    """Yield the phases of an attempt up to an instant, each with its beginning and its end."""
     started, asked = attempt.started or until, attempt.asked or until
     if not attempt.queued and attempt.placed < min(started, asked):
         yield attempt.placed, min(started, asked), "starting"
@@ -387,6 +387,6 @@ def _number(key: _Key, beside: int) -> int:
 
 
 def _by_number(key: _Key) -> tuple[list[tuple[bool, int, str]], int, int]:
-    """n2 before n10, and what waits first."""
+    """Return the sort key of a group: n2 before n10, waiting units first."""
     parts = [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in _NUMBER.split(key.node) if part]
     return parts, key.kind, key.number

@@ -1,4 +1,4 @@
-"""The log told as spans: one trace per job.
+"""The log as spans: one trace per job.
 
     spans = Spans(Ledger(plans=False))
     for event in events:
@@ -11,10 +11,10 @@
       run TASK           from the start to the end; links: the attempt before, and the tasks that it needs
       progress           of a job that takes long, at growing intervals: a backend shows something before its end
 
-The ledger itself reads the log, so that this cannot differ from what happened. A span is made by the event that ends
-it, of what the ledger knows then: any checkpoint of the log will do to begin with.
+The ledger itself reads the log, so the spans cannot differ from it. The event that ends a span creates it, from the
+state of the ledger at that time. So any checkpoint of the log is a valid start.
 
-Ids are digests of facts in the log: a span that is made again, by whatever process, has the same id. Nothing is drawn.
+Ids are digests of facts in the log, not random: a span that any process creates again has the same id.
 """
 
 from collections import Counter, deque
@@ -33,23 +33,25 @@ from poise.model.traces import MOST_EVENTS, MOST_LINKS, TRACEPARENT, Context, Li
 from poise.units import HOUR, MINUTE, SECOND, format_duration
 
 FIRST_PROGRESS, LONGEST_PROGRESS = 1 * MINUTE, 1 * HOUR
-"""The first progress of a job covers this time, each later one twice the time of the one before, at most this."""
+"""The first progress span of a job covers the first duration. Each later one covers twice the previous duration, at
+most the second.
+"""
 
 MOST_CHANGES, MOST_QUEUES = 64, 4096
-"""Changes of reasons that are remembered of a queue, and queues of which any are; the latest in both cases."""
+"""Maximum changes of reasons per queue, and maximum queues with any; the latest are retained in both cases."""
 
 MOST_ANCHORS = 256
-"""Control planes by whose wall clocks instants are told; earlier instants are told by the oldest of them."""
+"""Maximum control planes whose wall clocks convert instants; earlier instants use the oldest of them."""
 
 FEW = 8
-"""Reasons that one progress names."""
+"""Maximum number of reasons in one progress span."""
 
 MOST_ROOTS = 1024
-"""Jobs whose root spans are remembered: each task needs that of its job, some of them thrice."""
+"""Size of the cache of root spans: each task needs that of its job, some of them three times."""
 
 
 class Spans:
-    """Follows a log from the state in `ledger` on, which it changes."""
+    """Follows a log from the state in `ledger`, which it changes."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -59,7 +61,7 @@ class Spans:
             self._anchor(ledger.leader.began)
 
     def add(self, event: Event) -> list[Span]:
-        """Take in the next event of the log. Returns the spans that end with it."""
+        """Read the next event of the log. Return the spans that end with it."""
         made: list[Span] = []
         if isinstance(event, Placed):
             made += self._placed(event)
@@ -82,7 +84,7 @@ class Spans:
         return made
 
     def progress(self, since: int, now: int) -> list[Span]:
-        """Of unfinished jobs whose intervals have ended after the instant `since`, and by `now`: what they do now."""
+        """Return progress spans of unfinished jobs whose intervals ended after the instant `since` and by `now`."""
         jobs = self.ledger.jobs
         return [
             self._progress(job, start, end)
@@ -108,11 +110,11 @@ class Spans:
 
     def _started(self, event: Started) -> Iterator[Span]:
         unit, index = self.ledger.jobs.tasks[event.task]
-        if unit.tasks[index].started == event.at:  # one that an agent tells again has been told
+        if unit.tasks[index].started == event.at:  # an agent may report a start again
             yield self._launch(unit, index, event.at)
 
     def _finished(self, event: Finished) -> Iterator[Span]:
-        """Before the ledger takes it in, which forgets at a unit's end what its attempts were."""
+        """Yield the spans before the ledger applies the event, because the ledger drops attempts at a unit's end."""
         unit, index = self.ledger.jobs.tasks[event.task]
         task, ending = unit.tasks[index], event.ending
         if ending.outcome == "returned":
@@ -123,7 +125,7 @@ class Spans:
         yield self._run(unit, index, started, event.at, ending)
 
     def _held(self, event: Held) -> None:
-        """The queue that changed last is the last of all."""
+        """Record the new reasons of a queue. The most recently changed queue comes last."""
         changes = self._changes.pop(event.queue, None) or deque(maxlen=MOST_CHANGES)
         changes.append((event.at, _sentences(event.reasons)))
         self._changes[event.queue] = changes
@@ -150,7 +152,7 @@ class Spans:
     # --- spans -------------------------------------------------------------------------------------------------------
 
     def _queued(self, unit: UnitState, epoch: int, until: int, attributes: dict[str, Value]) -> Span:
-        since = min(max(unit.ready, unit.not_before), until)  # a back-off is no waiting
+        since = min(max(unit.ready, unit.not_before), until)  # a back-off does not count as waiting
         of: dict[str, Value] = {"poise.job": unit.job, "poise.task": unit.id, "poise.epoch": epoch}
         of |= {"poise.class": unit.spec.kind, "poise.queue": unit.queue}
         return self._span(
@@ -167,7 +169,7 @@ class Spans:
         )
 
     def _reasons(self, queue: str, since: int, until: int) -> Sequence[tuple[int, str]]:
-        """Those that held when it began to wait, and each change until it was placed."""
+        """Return the reasons at the beginning of the wait, and each change until the placement."""
         known = self._changes.get(queue) or [(since, _sentences(self.ledger.queues.held(queue)))]
         changes = [change for change in known if change[0] <= until]
         first = sum(at <= since for at, _ in changes)
@@ -208,7 +210,7 @@ class Spans:
         )
 
     def _needed(self, unit: UnitState) -> Iterator[Attempt]:
-        """The last attempts of the tasks that a unit needs."""
+        """Yield the last attempts of the tasks that a unit needs."""
         for need in unit.spec.needs:
             if (needed := self.ledger.jobs.unit(f"{unit.job}.{need}")) is not None:
                 for index, task in enumerate(needed.tasks):
@@ -216,7 +218,7 @@ class Spans:
                         yield attempt_of(needed, index)
 
     def _in_run(self, unit: UnitState, index: int, started: int) -> Iterator[SpanEvent]:
-        """Why it was asked to yield or to change its size, and that it is slower than its like, as far as known."""
+        """Yield events of a run: preemptions, resizes, and reports of straggling, as far as known."""
         attempt = attempt_of(unit, index)
         for order in unit.yielded:
             if order.at >= started:
@@ -251,7 +253,7 @@ class Spans:
         links: tuple[Link, ...] = (),
         error: str = "",
     ) -> Span:
-        """A span below the root of its job, with ids made of these `names`; without any, the root itself."""
+        """Build a span below the root of its job, with ids made of these `names`; without names, the root itself."""
         return Span(
             context=_below(root, *names) if names else root,
             name=name,
@@ -267,7 +269,9 @@ class Spans:
         self._anchors.append((began.at, round(began.wall * SECOND)))
 
     def wall(self, instant: int) -> int:
-        """Nanoseconds since 1970, by the clock as it was then: an instant has one time, whenever it is told."""
+        """Return nanoseconds since 1970, by the clock in force at that instant, so that an instant always has the same
+        time.
+        """
         at, wall = self._anchors[-1]
         if at > instant:
             at, wall = next((anchor for anchor in reversed(self._anchors) if anchor[0] <= instant), self._anchors[0])
@@ -275,8 +279,8 @@ class Spans:
 
 
 def root_of(job: JobState) -> Context:
-    """The span of a job: in the trace that its environment carries, or in one of its own. The key of its submission and
-    the instant tell it from the jobs of other homes that have its id.
+    """Return the span of a job: in the trace that its environment carries, or in a new one. The key and the instant of
+    its submission distinguish it from jobs of other control planes with the same id.
     """
     own = _own_root(job.tenant, job.id, job.key, job.submitted)
     above = Context.of(job.env) if TRACEPARENT in job.env else None
@@ -291,12 +295,12 @@ def _own_root(tenant: str, job_id: str, key: str, submitted: int) -> Context:
 
 
 def run_of(root: Context, attempt: Attempt) -> Context:
-    """The span of an attempt while it runs, of which its environment carries the context."""
+    """Return the span of a running attempt; the attempt's environment carries this context."""
     return _below(root, "run", attempt.task, attempt.epoch)
 
 
 def _below(root: Context, *names: str | int) -> Context:
-    """The span of these names in the trace of a job."""
+    """Return the span with these names in the trace of a job."""
     return root.below(blake2b("\0".join(map(str, names)).encode(), digest_size=8, key=root.trace + root.span).digest())
 
 
@@ -305,12 +309,12 @@ def _sentences(reasons: Sequence[Reason]) -> str:
 
 
 def _placed_at(unit: UnitState, index: int) -> int:
-    """When this attempt was given its place: a member that joined a running gang later than the others."""
+    """Return the instant at which this attempt was placed: later than the others if it joined a running gang."""
     return unit.resized if unit.resized and unit.epoch_of(index) != unit.placed_in else unit.placed
 
 
 def _plain(name: str) -> str:
-    """The name of a task without the number of its part: a span has one name for all parts."""
+    """Return the name of a task without the number of its part: all parts have the same span name."""
     return name.partition("[")[0]
 
 
@@ -345,7 +349,7 @@ def _of_ending(ending: Ending) -> dict[str, Value]:
 
 
 def _intervals(since: int, after: int, now: int) -> Iterator[tuple[int, int]]:
-    """The intervals of a job's progress that end after one instant, and by another.
+    """Yield the intervals of a job's progress that end after one instant, and by another.
 
     >>> [(a // MINUTE, b // MINUTE) for a, b in _intervals(0, 0, 16 * MINUTE)]
     [(0, 1), (1, 3), (3, 7), (7, 15)]

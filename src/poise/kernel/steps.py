@@ -1,14 +1,14 @@
-"""Whether training gets on, by the steps that it reports, where its job sets no `hang`.
+"""Detect hung training by the steps that it reports, if its job sets no `hang`.
 
-Nobody has set this limit, so it may not end what is alive. An attempt has hung when its step stands still **and** it
-uses no CPU, for longer than `LEAST`, than many of its usual steps, and than several times its longest pause so far. An
-evaluation, a compilation or a restore uses CPU, whether the script announces it or not. An endless loop does too: only
-a `hang` in the job finds that one.
+The user has not set this limit, so it must not end a live attempt. An attempt has hung if its step stands still **and**
+it uses no CPU, for longer than `LEAST`, than `STEPS` usual steps, and than `LONGEST` times its longest pause so far. An
+evaluation, a compilation or a restore uses CPU, whether the script announces it or not. So does an endless loop, which
+only a `hang` in the job finds.
 
-A report with a `step_time` of 0 announces that no steps come. If it says `evaluating`, the evaluation is compared with
-the earlier ones, and the first one has no limit. Otherwise nothing is expected, and nothing is when all work is done.
+A report with a `step_time` of 0 announces a time without steps. If it says `evaluating`, the evaluation is compared
+with earlier ones, and the first one has no limit. Otherwise there is no limit, and there is none once all work is done.
 
-Time is counted from look to look, so that a machine that slept does not count its own sleep as the attempt's silence.
+Time is counted between checks, so that a suspended machine does not count its sleep as silence of the attempt.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from poise.model.messages import Attempt, Told
 from poise.units import SECOND, format_duration
 
 LEAST = 300 * SECOND
-"""Work without CPU may be a call to another machine: half of the 10 minutes after which PyTorch gives NCCL up."""
+"""Work without CPU may be a call to another machine. This is half of the 10 minutes after which PyTorch aborts NCCL."""
 
 STEPS = 20
 """Number of usual steps for which training may stand still"""
@@ -30,10 +30,10 @@ LONGEST = 3
 """... and multiple of its longest pause so far."""
 
 MEASURE_AFTER = 10 * SECOND
-"""CPU is measured only of what has stood still for this long: it takes a walk over `/proc`."""
+"""CPU time is measured only after a standstill of this duration, because it takes a walk over `/proc`."""
 
 ALIVE = 50
-"""Work that uses more than one part in 50 of one CPU is alive; threads that only watch use less."""
+"""Work that uses more than 1/50 of one CPU is alive; threads that only watch use less."""
 
 MOST_BETWEEN_LOOKS = 2 * SECOND
 
@@ -42,7 +42,7 @@ Doing = Literal["steps", "evaluation", "nothing"]
 
 class Watched(msgspec.Struct):
     """An attempt that reports its steps. Times in nanoseconds: `still` since its last report of something new, `idle`
-    since it last used CPU, as far as that was measured; `used` is the CPU time at the beginning of `idle`.
+    since it last used CPU, as far as measured. `used` is the CPU time at the beginning of `idle`.
     """
 
     step: int
@@ -56,7 +56,7 @@ class Watched(msgspec.Struct):
 
     @property
     def limit(self) -> int:
-        """The longest that it may be idle; 0: for ever."""
+        """Maximum idle time; 0: no limit."""
         if self.doing == "steps":
             return max(LEAST, STEPS * self.step_time, LONGEST * self.longest_pause)
         if self.doing == "evaluation" and self.longest_evaluation:
@@ -64,7 +64,7 @@ class Watched(msgspec.Struct):
         return 0
 
     def turn_to(self, doing: Doing) -> None:
-        """It reports something new, so what it did until now is over."""
+        """Record a report of something new, which ends the previous activity."""
         if self.doing == "steps":
             self.longest_pause = max(self.longest_pause, self.still)
         elif self.doing == "evaluation":
@@ -72,7 +72,7 @@ class Watched(msgspec.Struct):
         self.doing, self.still, self.idle, self.used = doing, 0, 0, -1
 
     def pass_by(self, passed: int, used: int) -> None:
-        """So much time has passed; `used` is all CPU time of the attempt so far, -1 if it was not measured."""
+        """Record elapsed time. `used` is the total CPU time of the attempt so far, -1 if not measured."""
         self.still += passed
         self.idle += passed
         if used >= 0 and (self.used < 0 or ALIVE * (used - self.used) > self.idle):
@@ -81,14 +81,14 @@ class Watched(msgspec.Struct):
 
 
 class Steps:
-    """Attempts that report their steps. Call `heard` with every report, then `hung`, again and again."""
+    """Attempts that report their steps. Call `heard` with every report, and `hung` repeatedly."""
 
     def __init__(self) -> None:
         self._watched: dict[Attempt, Watched] = {}
         self._looked = 0
 
     def heard(self, told: Told) -> None:
-        """An attempt has reported this."""
+        """Record a report of an attempt."""
         training = told.training
         if training is None:
             return
@@ -108,16 +108,16 @@ class Steps:
             known.step, known.step_time = training.step, training.step_time
 
     def forget(self, attempt: Attempt) -> None:
-        """It has ended, or is told to."""
+        """Remove an attempt that has ended, or was ordered to."""
         self._watched.pop(attempt, None)
 
     def standing_still(self) -> list[Attempt]:
-        """Attempts whose CPU time `hung` wants to know."""
+        """Return attempts whose CPU time `hung` needs."""
         return [attempt for attempt, one in self._watched.items() if one.limit and one.still >= MEASURE_AFTER]
 
     def hung(self, now: int, used: Mapping[Attempt, int]) -> Iterator[tuple[Attempt, str]]:
-        """Attempts that have hung by now, and what was seen of them; each once. `used`: their CPU time so far, in
-        nanoseconds. Of one that is not in it nobody knows, and it counts as idle.
+        """Yield attempts that have hung by now, each once, with a description. `used` is their CPU time so far, in
+        nanoseconds. An attempt without a value counts as idle.
         """
         passed, self._looked = min(now - self._looked, MOST_BETWEEN_LOOKS) if self._looked else 0, now
         for attempt, one in list(self._watched.items()):

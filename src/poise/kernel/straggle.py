@@ -1,16 +1,16 @@
-"""Which attempts take longer than their like, beyond what chance explains.
+"""Find attempts that take longer than similar ones, beyond chance.
 
-An attempt is compared with its siblings: the parts of the same task, or the members of the same gang, that are done,
-of one class and artifact, on the same model of device. Run times of alike work are taken to be log-normal, so that the
-logarithm of one more is, in units of their spread, distributed as Student's t. The limit is its quantile at one in ten
-million: a node may run ten thousand attempts a day, and 100 days of a node shall see one false alarm at most. Measured
-over 32 x 2.9 million attempts of a minute, 8 at once on a node, with spreads of a factor of 1.02 to 2.7: 11 false
-alarms in 8,000 days of a node, 0.14 in 100 days (`tests/unit/kernel/test_straggle.py` repeats four of these runs).
+An attempt is compared with its finished siblings: parts of the same task or members of the same gang, of one class and
+artifact, on the same model of device. Run times of similar work are assumed to be log-normal, so the logarithm of one
+more run time, in units of their spread, follows Student's t. The limit is its quantile at one in ten million: a node
+may run ten thousand attempts a day, and there should be at most one false alarm per 100 days of a node. Measured over
+32 x 2.9 million attempts of a minute, 8 at once on a node, with spreads of a factor of 1.02 to 2.7: 11 false alarms in
+8,000 days of a node, 0.14 in 100 days (`tests/unit/kernel/test_straggle.py` repeats four of these runs).
 
-What this cannot see: members of a gang that wait for each other all take as long as the slowest. Training tells for how
-long each of its members computes in a step (`Paces`): one that takes half as long again as the median of the others on
-its model of device, for `LAGS_FOR` without a break, is waited for by all. A `sweep` is not compared, since its tasks
-differ by what they try.
+This cannot find members of a gang that wait for each other: all take as long as the slowest. Training reports how long
+each member computes in a step (`Paces`). A member delays all others if it takes 1.5 times the median of the others on
+its model of device, for `LAGS_FOR` without a break. A `sweep` is not compared, because its tasks differ in their
+values.
 """
 
 import math
@@ -24,21 +24,23 @@ from poise.model.sweep import values_in
 from poise.units import SECOND
 
 FEWEST = 12
-"""Siblings that have to be done: with fewer the limit is so far away that a run of half the speed stays below it."""
+"""Finished siblings required; with fewer, the limit is so high that a run at half the speed stays below it."""
 
 LEAST_RUN = 30 * SECOND
-"""What has run for less is not worth a word: it would have ended before anybody looked."""
+"""Minimum run time to report: a shorter attempt would end before a user could react."""
 
 LEAST_RATIO = 1.5
-"""Alike as they may be: a run of half the speed is found when three quarters of it are over."""
+"""Minimum ratio to the siblings, however similar they are: a run at half the speed is found after three quarters of
+it.
+"""
 
 LAGS_FOR = 30 * SECOND
 FRESH = 30 * SECOND
-"""What a member said longer ago is not compared: it may be evaluating, or gone."""
+"""Older reports of members are not compared: the member may be evaluating, or gone."""
 
 
 class Usual(NamedTuple):
-    """What siblings took, in nanoseconds: their geometric mean, and what none exceeds by chance."""
+    """Run times of siblings in nanoseconds: their geometric mean, and the limit that none exceeds by chance."""
 
     mean: int
     most: int
@@ -46,7 +48,7 @@ class Usual(NamedTuple):
 
 
 def usual(runs: Sequence[int]) -> Usual | None:
-    """What the run times of siblings tell of one more; None where they are too few."""
+    """Return the limit for one more run from the run times of siblings; None if there are too few."""
     logs = [math.log(max(1, run)) for run in runs]
     count = len(logs)
     if count < FEWEST:
@@ -58,15 +60,16 @@ def usual(runs: Sequence[int]) -> Usual | None:
 
 
 def deviations(count: int) -> float:
-    """Standard deviations, estimated from so many values, that one more exceeds once in ten million: the quantile of
-    Student's t with `count - 1` degrees of freedom times `sqrt(1 + 1 / count)`, which `5.2 exp(8.5 / (count - 1))`
-    follows within 5 % from 12 values on (11.3 for 11.9; 9.2 for 9.3 of 16, 5.95 for 5.88 of 64).
+    """Return the number of standard deviations, estimated from `count` values, that one more value exceeds once in ten
+    million. It is the quantile of Student's t with `count - 1` degrees of freedom times `sqrt(1 + 1 / count)`, which
+    `5.2 exp(8.5 / (count - 1))` follows within 5 % from 12 values on (11.3 for 11.9; 9.2 for 9.3 of 16, 5.95 for 5.88
+    of 64).
     """
     return 5.2 * math.exp(8.5 / (count - 1))
 
 
 def stragglers(ledger: Ledger, now: int, connected: Collection[str]) -> Iterator[Straggling]:
-    """Attempts of which this was not known yet, on nodes that would have said if they had ended."""
+    """Yield attempts not reported yet, on connected nodes, which would have reported their ends."""
     siblings: dict[tuple[object, ...], Usual | None] = {}
     for unit in ledger.active.compared.values():
         if unit.stopping or not _is_compared(ledger, unit):
@@ -93,7 +96,7 @@ def stragglers(ledger: Ledger, now: int, connected: Collection[str]) -> Iterator
 
 
 class Pace(NamedTuple):
-    """What a member says of itself, and since when it has been slow without a break (0: it is not)."""
+    """A report of a member, and since when it has been slow without a break (0: it is not)."""
 
     epoch: int
     computes: int
@@ -102,20 +105,20 @@ class Pace(NamedTuple):
 
 
 class Paces:
-    """What members of gangs said of how long they compute in a step; what is known of one that ends is forgotten."""
+    """Reported times that members of gangs compute in a step; dropped when the unit ends."""
 
     def __init__(self) -> None:
         self._of: dict[str, dict[int, Pace]] = {}
 
     def heard(self, unit: UnitState, index: int, computes: int, now: int) -> None:
-        """A member has said this."""
+        """Record a report of a member."""
         paces = self._of.setdefault(unit.id, {})
         known = paces.get(index)
         since = known.slow_since if known is not None and known.epoch == unit.epoch_of(index) else 0
         paces[index] = Pace(unit.epoch_of(index), computes, now, since)
 
     def lagging(self, ledger: Ledger, now: int) -> Iterator[Lagging]:
-        """Members for which the others have waited for long enough, and of which this was not known yet."""
+        """Yield members not reported yet for which the others have waited long enough."""
         for name in list(self._of):
             unit = ledger.jobs.unit(name)
             if unit is None or unit.status != "active":
@@ -165,12 +168,12 @@ def _is_gang(unit: UnitState) -> bool:
 
 
 def _whole(unit: UnitState) -> str:
-    """The task that it is a part of."""
+    """Return the name of the task that the unit is a part of."""
     return unit.spec.name.partition("[")[0]
 
 
 def _runs(ledger: Ledger, unit: UnitState, model: str) -> Iterator[int]:
-    """How long the siblings on this model of device took that are done."""
+    """Yield the run times of finished siblings on this model of device."""
     if _is_gang(unit):
         others = [unit]
     else:

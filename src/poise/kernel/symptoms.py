@@ -4,8 +4,8 @@
     for revision, event in log:
         reading = reader.read(revision, event)
 
-Each event is read once. What an event does not say itself (the rack of a node, the program of a task, the node of an
-attempt) is kept from earlier events, in a state of bounded size that can be saved.
+Each event is read once. Facts that an event omits (the rack of a node, the program of a task, the node of an attempt)
+come from earlier events. They are stored in a state of bounded size that can be saved.
 """
 
 from collections.abc import Iterable, Iterator
@@ -44,7 +44,7 @@ from poise.model.resources import Node
 from poise.units import format_duration
 
 MOST_JOBS = 10_000
-"""Jobs whose programs and users are known; the oldest make room."""
+"""Maximum number of jobs whose programs and users are stored; the oldest are removed first."""
 
 OF_OUTCOME: dict[Outcome, SymptomKind] = {
     "failed": "attempt-failed",
@@ -55,7 +55,7 @@ OF_OUTCOME: dict[Outcome, SymptomKind] = {
     "lost": "attempt-lost",
     "unstartable": "unstartable",
 }
-"""Outcomes that are symptoms. A time limit is a limit that the user has set, and reaching it is none."""
+"""Outcomes that are symptoms. Reaching a time limit is none, because the user has set the limit."""
 
 CONTROL, STORE, CLOCK, NETWORK = Element("control plane"), Element("store"), Element("clock"), Element("network")
 
@@ -78,7 +78,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Acted(msgspec.Struct, frozen=True, array_like=True):
-    """Poise, or an operator, did something about `subject`."""
+    """Poise or an operator took an action on `subject`."""
 
     at: int
     revision: int
@@ -90,8 +90,8 @@ Reading = Symptom | Healthy | Ended | Acted | IncidentTold
 
 
 class _Job(msgspec.Struct, array_like=True):
-    """`units` has, by unit, its program and the names of its tasks; `left` counts tasks that are not done. `due` has
-    the deadlines, by unit, that are not missed yet.
+    """A job. `units` has, by unit, its program and the names of its tasks; `left` counts unfinished tasks. `due` has
+    the deadlines not missed yet, by unit.
     """
 
     tenant: str
@@ -108,20 +108,20 @@ class _Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Facts(msgspec.Struct):
-    """All that is kept between two events."""
+    """The state between two events."""
 
     nodes: dict[str, tuple[str, str, int]] = {}
     """Zone, rack and number of devices, by node."""
     absent: dict[str, int] = {}
-    """Nodes that are lost, with the instant."""
+    """Lost nodes, with the instant."""
     drained: list[str] = []
     jobs: dict[str, _Job] = {}
     places: dict[str, _Place] = {}
-    """By task, of attempts that are not over."""
+    """Place of each current attempt, by task."""
     hit: dict[str, tuple[Element, ...]] = {}
-    """By job: elements on which an attempt of it was lost or failed."""
+    """Elements on which an attempt of a job was lost or failed, by job."""
     stop_asked: bool = True
-    """Whether the control plane ended as it was asked to, or has not begun yet."""
+    """Whether the control plane was stopped as requested, or has not begun yet."""
 
 
 class Symptoms:
@@ -217,7 +217,7 @@ class Symptoms:
         for task, spot in zip(tasks, event.spots, strict=False):
             name = f"{job}.{task}"
             before = self.facts.places.get(name)
-            if before is not None and before.node in self.facts.absent:  # given up with its node, without a record
+            if before is not None and before.node in self.facts.absent:  # lost with its node, without a record
                 self.facts.hit[job] = self._at(before)
                 lost = f"{name} was lost with {before.node}"
                 yield Symptom(event.at, revision, "attempt-lost", name, lost, self._at(before))
@@ -282,7 +282,7 @@ class Symptoms:
         yield Symptom(event.at, revision, "straggling", event.task, told, (*self._at(place),))
 
     def _of(self, job: str, place: _Place | None) -> tuple[Element, ...]:
-        """The job, its program and its user."""
+        """Return the job, its program and its user."""
         known = self.facts.jobs.get(job)
         if known is None:
             return (Element("job", job),)
@@ -298,14 +298,14 @@ class Symptoms:
     # --- the fleet ---------------------------------------------------------------------------------------------------
 
     def _at(self, place: _Place | None) -> tuple[Element, ...]:
-        """The devices of an attempt, and everything above them."""
+        """Return the devices of an attempt, and all elements above them."""
         if place is None:
             return ()
         devices = tuple(Element("device", f"{place.node}:{index}") for index in place.devices)
         return (*devices, *self._above(place.node))
 
     def _above(self, node: str) -> tuple[Element, ...]:
-        """The node, its rack, its zone and the network."""
+        """Return the node, its rack, its zone and the network."""
         zone, rack, _ = self.facts.nodes.get(node, ("", "", 0))
         named = f"{zone}/{rack}" if zone else rack
         return (
@@ -362,7 +362,9 @@ class Symptoms:
         yield from found
 
     def under(self, element: Element) -> list[str]:
-        """The nodes below an element that are not lost: all of them hang on the network and on the control plane."""
+        """Return the nodes below an element that are not lost. All nodes are below the network and the control
+        plane.
+        """
         facts = self.facts
         match element.kind:
             case "network" | "control plane":
@@ -393,10 +395,10 @@ class Symptoms:
         }
 
     def devices_of(self, node: str) -> int:
-        """How many devices a node has."""
+        """Return the number of devices of a node."""
         return self.facts.nodes.get(node, ("", "", 0))[2]
 
 
 def seen(nodes: Iterable[Node]) -> Facts:
-    """Facts of a fleet whose joining is no longer in the log."""
+    """Return the facts of a fleet whose nodes joined before the log begins."""
     return Facts(nodes={node.name: (node.zone, node.rack, len(node.devices)) for node in nodes})

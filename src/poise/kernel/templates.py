@@ -1,4 +1,4 @@
-"""Templates of log lines: what stays the same of lines that differ in numbers, names and addresses.
+"""Templates of log lines: the constant words of lines that differ in numbers, names and addresses.
 
 >>> templates = Templates()
 >>> templates.take("worker 3 lost 10.0.0.7:22 after 1.5 s").text
@@ -6,8 +6,8 @@
 >>> templates.take("worker 12 lost 10.0.0.9:22 after 20 s").count
 2
 
-The method is Drain (He et al., ICWS 2017): lines of one length and one first word are compared word by word; those that
-agree in most of them are of one template, and the words in which they differ become `<*>`.
+The method is Drain (He et al., ICWS 2017): lines of one length and one first word are compared word by word. Lines that
+agree in most words share a template, and the differing words become `<*>`.
 """
 
 import re
@@ -18,30 +18,30 @@ import msgspec
 ANY = "<*>"
 
 ALIKE = 0.7
-"""The share of words in which a line agrees with its template."""
+"""Minimum share of words that a line must have in common with its template."""
 
 MOST = 1_000
-"""Templates that are kept; the rarest of a group makes room."""
+"""Maximum number of templates; the rarest of a group is removed first."""
 
 MOST_WORDS, MOST_LINE = 60, 1_000
-"""Words of a line, and characters of it, that are read."""
+"""Maximum words of a line, and characters of it, that are read."""
 
 SETTLED = 300
-"""Lines in a row without a new template after which a new one is unusual."""
+"""Number of consecutive lines without a new template after which a new one is unusual."""
 
 MOST_SOURCES, MOST_OF_ONE = 64, 300
-"""Sources whose templates are known, the latest, and templates of each."""
+"""Maximum number of sources, the latest ones, and of templates per source."""
 
 _MASKED = r"""^[\[(<'"]*(?:
         [+-]?(?:\d[\d.,:_/-]*)(?:[a-zA-Z%]{0,3})?      # numbers, times, addresses, sizes
         | (?:0x)?[0-9a-fA-F]{6,}                        # hashes and pointers
         | (?=\S*\d)[\w.:/@\[\]#-]{3,}                   # names, paths and ids with a digit
     )[\])>'",;:.]*$"""
-"""Compiled when it is first used: that takes 20 ms, which a start need not wait for."""
+"""Compiled on first use: that takes 20 ms, by which it would delay a start."""
 
 
 class Template(msgspec.Struct):
-    """The words of one, how many lines it has, and the first of them."""
+    """The words of a template, its first line, and the number of its lines."""
 
     words: list[str]
     first: str
@@ -60,7 +60,7 @@ class Templates:
         self._kept, self._most = 0, most
 
     def take(self, line: str) -> Template:
-        """The template of a line; its `count` is 1 if the template is new."""
+        """Return the template of a line; its `count` is 1 if the template is new."""
         words = [_masked(word) for word in line[:MOST_LINE].split()[:MOST_WORDS]]
         group = self._groups.setdefault((len(words), words[0] if words else ""), [])
         best = max(group, key=lambda template: _alike(template.words, words), default=None)
@@ -78,15 +78,15 @@ class Templates:
         return best
 
     def all(self) -> list[Template]:
-        """All of them, the most frequent first."""
+        """Return all templates, the most frequent first."""
         found = [template for group in self._groups.values() for template in group]
         return sorted(found, key=lambda template: (-template.count, template.text))
 
 
 class Novelty:
     """Lines that are unusual for their source. A source is settled once `SETTLED` lines in a row had no new template;
-    the next new one is unusual, and the source has to settle again. So of many new lines the first is told, and of a
-    source that never repeats itself none.
+    the next new one is unusual, and the source has to settle again. So only the first of many new lines is reported,
+    and none of a source that never repeats itself.
 
     >>> novelty = Novelty()
     >>> any(novelty.take("train", f"step {number} loss 0.5") for number in range(1 + SETTLED))
@@ -99,7 +99,7 @@ class Novelty:
         self._known: OrderedDict[str, tuple[Templates, int]] = OrderedDict()
 
     def take(self, source: str, line: str) -> str:
-        """The template of a line, if that is unusual; else an empty text."""
+        """Return the template of a line if it is unusual; else an empty text."""
         if source not in self._known:
             self._known[source] = Templates(MOST_OF_ONE), 0
         templates, same = self._known.pop(source)
@@ -112,7 +112,7 @@ class Novelty:
 
 
 def _masked(word: str) -> str:
-    """`<*>` for what is a number, an address or an id; of other words the digits are masked.
+    """Return `<*>` for a number, an address or an id; in other words, mask the digits.
 
     >>> _masked("10.0.0.7:22"), _masked("rank=3,"), _masked("rank")
     ('<*>', 'rank=<*>,', 'rank')

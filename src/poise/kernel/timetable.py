@@ -1,8 +1,7 @@
-"""When schedules submit their jobs. Nothing changes here: the controller commits what follows.
+"""Due times of schedules. This module changes nothing: the controller commits the events.
 
-Turns of `every` are counted in the time of the log, which no wall clock moves. Turns of `cron` are times of a wall
-clock, as people read it; a calendar, which a shell brings, knows them. What was due while no control plane was there is
-one turn.
+Turns of `every` follow the time of the log, which no wall clock moves. Turns of `cron` follow the wall clock, through a
+calendar that the shell provides. All turns that were due while no control plane ran count as one turn.
 """
 
 from collections.abc import Callable
@@ -18,8 +17,8 @@ from poise.model.tenants import Bearer
 from poise.units import SECOND
 
 Calendar = Callable[[str, str, int], tuple[int, int]]
-"""The latest time of a cron expression in a time zone at or before a time, and the first one after it, in nanoseconds
-since 1970. Raises PoiseError.
+"""Returns the latest time of a cron expression in a time zone at or before a time, and the first one after it, in
+nanoseconds since 1970. Raises PoiseError.
 """
 
 MAX_SCHEDULES = 10_000
@@ -27,7 +26,7 @@ MAX_OF_TENANT = 1_000
 
 
 class Turn(NamedTuple):
-    """What is `due` now, when the `next` is due, and the first of earlier turns that were passed over (0: none)."""
+    """The turn that is `due` now, when the `next` is due, and the first of the skipped earlier turns (0: none)."""
 
     due: int
     next: int
@@ -35,14 +34,14 @@ class Turn(NamedTuple):
 
 
 def first_due(rule: Rule, now: int, wall: int, calendar: Calendar, after: int = 0) -> int:
-    """When the first turn of a rule is due, from `now` on and later than `after`."""
+    """Return when the first turn of a rule is due, at `now` or later, and later than `after`."""
     if rule.every:
         return max(now, after + 1)
     return calendar(rule.cron, rule.zone, max(wall, after))[1]
 
 
 def turn_of(schedule: ScheduleState, now: int, wall: int, calendar: Calendar) -> Turn:
-    """The turn of a schedule that is due."""
+    """Return the turn of a schedule that is due."""
     rule = schedule.rule
     if rule.every:
         due = now - (now - schedule.due) % rule.every
@@ -54,12 +53,12 @@ def turn_of(schedule: ScheduleState, now: int, wall: int, calendar: Calendar) ->
 
 
 def key_of(schedule: ScheduleState, turn: Turn) -> str:
-    """The key under which the job of a turn is submitted: once, whoever leads."""
+    """Return the key for the job of a turn, so that it is submitted once, under any leader."""
     return f"{schedule.id}@{turn.due}"
 
 
 def compiled(ledger: Ledger, schedule: ScheduleState, turn: Turn) -> Compiled:
-    """The job of a turn: `nightly-7` is the seventh of the schedule `nightly`."""
+    """Return the job of a turn: `nightly-7` is the seventh of the schedule `nightly`."""
     job, number = schedule.job, schedule.number + 1
     passed = ", for all turns since the control plane was away" if turn.missed else ""
     note = f"job {number} of schedule {schedule.called}, due {moment(ledger, schedule, turn.due)}{passed}"
@@ -79,18 +78,18 @@ def compiled(ledger: Ledger, schedule: ScheduleState, turn: Turn) -> Compiled:
 
 
 def wall_of(ledger: Ledger, schedule: ScheduleState, due: int) -> float:
-    """A due time of a schedule in seconds since 1970, for people; 0 for none."""
+    """Return a due time of a schedule in seconds since 1970, for people; 0 for none."""
     return ledger.leader.wall(due) if schedule.rule.every else due / SECOND
 
 
 def moment(ledger: Ledger, schedule: ScheduleState, due: int) -> str:
-    """The same as text: 2026-12-01T02:00:00Z."""
+    """Return the due time as text: 2026-12-01T02:00:00Z."""
     return f"{datetime.fromtimestamp(int(wall_of(ledger, schedule, due)), UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def check_may_go_on(ledger: Ledger, schedule: ScheduleState, now: int) -> None:
-    """Raise `Conflict` where the schedule may submit nothing now: the token that submitted it is no longer good, or an
-    earlier job has not ended and there is to be no other beside it.
+    """Raise `Conflict` if the schedule may submit nothing now: the token that submitted it is no longer valid, or an
+    earlier job has not ended and the schedule allows no overlap.
     """
     token = ledger.tokens.get(schedule.by) if schedule.by else None
     if schedule.by and (token is None or token.revoked or 0 < token.expires <= now):
@@ -101,7 +100,7 @@ def check_may_go_on(ledger: Ledger, schedule: ScheduleState, now: int) -> None:
 
 
 def check_room(ledger: Ledger, tenant: str) -> None:
-    """Raise `Conflict` where there are too many schedules."""
+    """Raise `Conflict` if there are too many schedules."""
     own = sum(of.job.tenant == tenant for of in ledger.schedules.values())
     for most, have, whose in ((MAX_SCHEDULES, len(ledger.schedules), ""), (MAX_OF_TENANT, own, f" of `{tenant}`")):
         if have >= most:
@@ -110,13 +109,13 @@ def check_room(ledger: Ledger, tenant: str) -> None:
 
 
 def in_words(error: PoiseError) -> str:
-    """Why a turn submitted no job: `its name is taken (have: j7)`."""
+    """Return why a turn submitted no job: `its name is taken (have: j7)`."""
     facts = [f"{name}: {text}" for name, text in (("need", error.record.need), ("have", error.record.have)) if text]
     return f"{error} ({', '.join(facts)})" if facts else str(error)
 
 
 def find_schedule(ledger: Ledger, name: str, bearer: Bearer) -> ScheduleState:
-    """A schedule by id or name. Raises `NotFound`."""
+    """Return a schedule by id or name. Raises `NotFound`."""
     found = ledger.schedules.find(name, bearer)
     if found is None:
         known = [of.called for of in ledger.schedules.values() if bearer.sees(of.job.tenant)]

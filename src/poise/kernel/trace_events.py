@@ -1,7 +1,8 @@
-"""A timeline as a trace that Perfetto and Chrome open: the JSON of the Trace Event Format.
+"""Convert a timeline to a trace for Perfetto and Chrome: the JSON of the Trace Event Format.
 
-A node is a process, a row of it a thread, a slice a complete event; what waits and what holds room are counters. An
-arrow leads from an attempt to the next one of its task. Times are microseconds from the beginning of the timeline.
+A node is a process, a row of it a thread, a slice a complete event. The numbers of waiting and running units are
+counters. An arrow leads from an attempt to the next one of its task. Times are microseconds from the beginning of the
+timeline.
 
 The format: Google, *Trace Event Format*, 2016
 (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
@@ -14,7 +15,7 @@ from poise.model.jobs import FAILED
 from poise.model.timeline import Row, Slice, Timeline
 
 UNITS = "units"
-"""The counter of all nodes, and the process that has it and what waits."""
+"""Name of the counter for all nodes."""
 
 ALL = "all nodes"
 
@@ -22,7 +23,7 @@ MICROSECOND = 1000
 
 
 def trace(told: Timeline) -> dict[str, Any]:
-    """The trace, to be written as JSON. Slices that begin before the timeline, or end after it, are cut there."""
+    """Return the trace, to be written as JSON. Slices are cut at the beginning and the end of the timeline."""
     data = {"begins": told.begins, "revision": told.revision, "by": "Poise"}
     return {"displayTimeUnit": "ms", "otherData": data, "traceEvents": list(_events(told))}
 

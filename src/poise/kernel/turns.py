@@ -1,6 +1,6 @@
-"""The part of the controller that takes in schedules, and submits a job at each of their turns.
+"""The part of the controller that adds schedules and submits their jobs when they are due.
 
-`timetable` says when a turn is due, and what its job is; here is what follows from that for the ledger.
+`timetable` computes when a turn is due and its job; this module changes the ledger accordingly.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,16 +26,16 @@ from poise.model.tenants import Bearer
 from poise.units import SECOND
 
 AT_ONCE = 256
-"""Schedules whose turn is taken in one tick; many may be due at the same time of day."""
+"""Maximum number of schedules to run in one tick; many may be due at the same time of day."""
 
 LOOK_AT_WALL = 60 * SECOND
-"""Wall clocks are set. So while a schedule waits for a time of day, it is looked at the wall clock this often."""
+"""Interval at which to read the wall clock while a schedule waits for a time of day, because wall clocks can be set."""
 
 NEVER = 2**62
 
 
 class Turns:
-    """The controller's schedules. `ledger` is set anew where that goes back to what is durable."""
+    """The controller's schedules. The controller replaces `ledger` when it reloads the durable state."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class Turns:
         would_submit: Callable[[Compiled, str], Job],
         stop: Callable[[JobState, Iterable[UnitState], int], None],
     ) -> None:
-        """Without a `calendar`, as in forecasts, schedules submit nothing. `commit` applies an event, `submit` takes in
-        a job under a key, for a token; `would_submit` makes the job, or raises what it is refused with; `stop` asks
-        what runs of a cancelled job to end.
+        """Without a `calendar`, as in forecasts, schedules submit nothing. `commit` applies an event. `submit` accepts
+        a job under a key, for a token. `would_submit` makes the job, or raises the refusal. `stop` stops the running
+        units of a cancelled job.
         """
         self.ledger = ledger
         self.calendar = calendar
@@ -60,12 +60,12 @@ class Turns:
         self._offset = round(ledger.leader.wall(ledger.now) * SECOND) - ledger.now
 
     def wall_is(self, wall: float, now: int) -> None:
-        """The wall clock, in seconds since 1970."""
+        """Set the wall clock, in seconds since 1970."""
         self._offset = round(wall * SECOND) - now
 
     def tick(self, now: int) -> None:
-        """Submit the jobs of the turns that are due. A job and its turn are two records: should the second get lost,
-        the next leader finds the job by its key.
+        """Submit the jobs of the turns that are due. A job and its turn are two records: if the second is lost, the
+        next leader finds the job by its key.
         """
         if self.calendar is None:
             return
@@ -94,7 +94,7 @@ class Turns:
             )
 
     def wakeup(self, now: int) -> int | None:
-        """When a schedule is due, or it is to be looked at the wall clock again."""
+        """Return when a schedule is due, or when to read the wall clock again."""
         if self.calendar is None:
             return None
         every, cron = self.ledger.schedules.soonest()
@@ -103,7 +103,7 @@ class Turns:
         return every if every < NEVER else None
 
     def _take(self, schedule: ScheduleState, turn: timetable.Turn, now: int) -> str:
-        """The job of a turn. Raises what it is refused with."""
+        """Submit the job of a turn and return its id. Raises the error of a refusal."""
         key = timetable.key_of(schedule, turn)
         existing = self.ledger.jobs.submitted_under(key, schedule.job.tenant)
         if existing is not None:
@@ -121,7 +121,7 @@ class Turns:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def add(self, rule: Rule, compiled: Compiled, user: str, key: str, by: str, now: int) -> str:
-        """Take in a schedule of this job; answers with its id. Raises `Conflict` and `Busy`."""
+        """Add a schedule of this job and return its id. Raises `Conflict` and `Busy`."""
         schedules = self.ledger.schedules
         timetable.check_room(self.ledger, compiled.tenant)
         if compiled.name and (held := schedules.named(compiled.name, compiled.tenant)):
@@ -147,7 +147,7 @@ class Turns:
         return schedule.id
 
     def hold(self, name: str, bearer: Bearer, now: int, *, on: bool) -> str:
-        """Put a schedule on hold, or release it; answers with its id. Raises `NotFound`."""
+        """Put a schedule on hold, or release it; return its id. Raises `NotFound`."""
         schedule = timetable.find_schedule(self.ledger, name, bearer)
         if schedule.held != on and self.calendar is not None:
             wall, after, due = now + self._offset, schedule.last_due, 0
@@ -157,7 +157,7 @@ class Turns:
         return schedule.id
 
     def remove(self, name: str, bearer: Bearer, now: int) -> str:
-        """Answers with its id. Raises `NotFound`."""
+        """Remove a schedule and return its id. Raises `NotFound`."""
         schedule = timetable.find_schedule(self.ledger, name, bearer)
         self._commit(ScheduleRemoved(at=now, schedule=schedule.id, tenant=schedule.job.tenant, by=bearer.token))
         return schedule.id

@@ -1,6 +1,6 @@
-"""What a stretch of a log used, wasted, drew and cost: figures made from attempts, and from nodes while they were up.
+"""Use, waste, energy and cost of a window of a log, from attempts and from nodes while they were up.
 
-Amounts of CPU are milli-CPU, those of devices thousandths of one (`WHOLE`), both times nanoseconds.
+CPU amounts are milli-CPU, device amounts thousandths of a device (`WHOLE`); both are multiplied by nanoseconds.
 """
 
 from collections import Counter
@@ -17,11 +17,11 @@ from poise.model.resources import WHOLE, Node
 from poise.units import HOUR, SECOND
 
 CPU = 1000
-"""Milli-CPU of a core."""
+"""Milli-CPU per core."""
 
 
 class Stretch(msgspec.Struct):
-    """A node while it was there: instants, milli-CPU, devices, and what these draw at most (milliwatts) and cost
+    """A node while it was up: instants, milli-CPU, devices, their maximum power (milliwatts) and their price
     (micro-dollars per hour).
     """
 
@@ -36,7 +36,7 @@ class Stretch(msgspec.Struct):
 
 
 def stretch_of(node: Node, at: int) -> Stretch:
-    """A node that has joined."""
+    """Return the stretch of a node that has just joined."""
     powers, prices = ([getattr(device, name) for device in node.devices] for name in ("power", "price"))
     return Stretch(
         since=at,
@@ -51,7 +51,7 @@ def stretch_of(node: Node, at: int) -> Stretch:
 
 
 class Window(NamedTuple):
-    """Of what is told: two instants."""
+    """The reported time: two instants."""
 
     since: int
     until: int
@@ -60,29 +60,31 @@ class Window(NamedTuple):
         return self.since <= instant <= self.until
 
     def meets(self, begin: int, end: int) -> bool:
-        """Whether what began and ended then (0: not yet) was there for a moment of it."""
+        """Return whether a time from `begin` to `end` (0: not ended) overlaps the window."""
         return begin <= self.until and (end or self.until) >= self.since
 
     def part(self, begin: int, end: int) -> int:
-        """Nanoseconds of it between two instants; an end of 0 has not come yet."""
+        """Return the nanoseconds of the window between two instants; an end of 0 is in the future."""
         return max(0, min(end or self.until, self.until) - max(begin, self.since))
 
     def run(self, attempt: Seen) -> int:
-        """For how long an attempt ran in it."""
+        """Return how long an attempt ran in the window."""
         return self.part(attempt.started, attempt.ended) if attempt.started else 0
 
     def held(self, attempt: Seen) -> int:
-        """For how long it held room in it: a queued one as of its start, others as of their placement."""
+        """Return how long an attempt held resources in the window: from its start if it was queued, else from its
+        placement.
+        """
         return self.run(attempt) if attempt.queued else self.part(attempt.placed, attempt.ended)
 
     def vain(self, attempt: Seen) -> int:
-        """For how long it ran for nothing: it failed, or was stopped after its last checkpoint."""
+        """Return how long an attempt ran in vain: it failed, or was stopped after its last checkpoint."""
         run = self.run(attempt)
         return 0 if not attempt.ended else run if attempt.outcome in FAILED else run - min(run, attempt.counts)
 
 
 def spread(durations: Iterable[int]) -> Spread:
-    """How durations are spread.
+    """Return the mean, the percentiles and the maximum of durations.
 
     >>> spread([1, 2, 3, 10]).p50, spread([1, 2, 3, 10]).p95
     (2, 10)
@@ -106,7 +108,7 @@ def use_of_devices(stretches: Sequence[Stretch], attempts: Sequence[Seen], windo
 
 
 def tenants(attempts: Iterable[Seen], jobs: Iterable[JobLine], window: Window) -> list[TenantUse]:
-    """By tenant, the one that held most devices first, then most cores."""
+    """Return the use by tenant, the largest use of devices first, then of cores."""
     statuses: dict[str, Counter[str]] = {}
     for line in jobs:
         statuses.setdefault(line.tenant, Counter())[line.status] += 1
@@ -118,7 +120,7 @@ def tenants(attempts: Iterable[Seen], jobs: Iterable[JobLine], window: Window) -
 
 
 def waits(attempts: Iterable[Seen], window: Window) -> list[ClassWaits]:
-    """By priority class, the most urgent first; of what started in the window."""
+    """Return the waits by priority class, the most urgent first, of attempts that started in the window."""
     waited: dict[str, list[int]] = {}
     for attempt in attempts:
         if attempt.first and attempt.started and window.has(attempt.started):
@@ -130,7 +132,7 @@ def waits(attempts: Iterable[Seen], window: Window) -> list[ClassWaits]:
 def waste(
     stretches: Sequence[Stretch], attempts: Sequence[Seen], levels: Sequence[Level], window: Window
 ) -> list[Waste]:
-    """Room that brought nothing, by its cause, of everything that was offered; causes without any are left out."""
+    """Return wasted resources by cause, as a part of all offered resources; causes without waste are left out."""
     found: dict[str, list[int]] = {}
 
     def add(cause: str, cpu: int, devices: int) -> None:
@@ -160,7 +162,7 @@ def waste(
 def bill(
     stretches: Sequence[Stretch], attempts: Iterable[Seen], window: Window, kg_per_kwh: float = POWER.kg_per_kwh
 ) -> Bill:
-    """Energy and price of all devices while they were there, and CO2e at so many kg for a kWh."""
+    """Return energy and price of all devices while they were up, and CO2e at `kg_per_kwh`."""
     drawn = priced = 0
     for one in stretches:
         time = window.part(one.since, one.until)
@@ -187,7 +189,7 @@ def bill(
 def bills_by_node(
     stretches: Mapping[str, Sequence[Stretch]], attempts: Iterable[Seen], window: Window, kg_per_kwh: float
 ) -> list[NodeBill]:
-    """Of each node with a device whose power or price is known, the one that drew most first."""
+    """Return the bill of each node with a device of known power or price, the highest energy first."""
     of: dict[str, list[Seen]] = {node: [] for node in stretches}
     for attempt in attempts:
         if attempt.devices:
@@ -198,7 +200,7 @@ def bills_by_node(
 
 
 def spent_by_job(attempts: Iterable[Seen], window: Window) -> dict[str, tuple[float, float]]:
-    """Energy and price of each job, as of a `TenantUse`."""
+    """Return energy and price of each job, as in a `TenantUse`."""
     power: Counter[str] = Counter()
     price: Counter[str] = Counter()
     for attempt in attempts:
@@ -210,12 +212,12 @@ def spent_by_job(attempts: Iterable[Seen], window: Window) -> dict[str, tuple[fl
 
 
 def _joules(power: int) -> float:
-    """Of devices that were held, above what they draw when idle, from milliwatts times nanoseconds."""
+    """Convert milliwatts times nanoseconds to joules of held devices, above their idle power."""
     return (POWER.busy - POWER.idle) * power / 1000 / SECOND
 
 
 def _dollars(price: int) -> float:
-    """From micro-dollars per hour times nanoseconds."""
+    """Convert micro-dollars per hour times nanoseconds to dollars."""
     return price / 1e6 / HOUR
 
 
@@ -225,12 +227,12 @@ class _Amounts(NamedTuple):
 
 
 def _devices(attempt: Seen) -> int:
-    """Thousandths of a device."""
+    """Return thousandths of a device."""
     return len(attempt.devices) * attempt.shape.share
 
 
 def _cpu_used(attempt: Seen, window: Window) -> int:
-    """What it measured, as far as it ran in the window."""
+    """Return the measured CPU time of an attempt, for the part of its run in the window."""
     run = attempt.ended - attempt.started
     return CPU * attempt.cpu * window.run(attempt) // run if attempt.ended and run > 0 else 0
 
@@ -289,7 +291,7 @@ def _tenant(tenant: str, attempts: Sequence[Seen], statuses: Counter[str], windo
 def _free(
     stretches: Sequence[Stretch], attempts: Iterable[Seen], levels: Sequence[Level], window: Window
 ) -> dict[bool, _Amounts]:
-    """What nothing held, while work waited and while none did."""
+    """Return the free resources, separately for times with and without waiting work."""
     changes: list[tuple[int, int, int, int]] = []
 
     def between(begin: int, end: int, cpu: int, devices: int) -> None:

@@ -1,8 +1,7 @@
-"""A plan is a proposal: each decision is checked against the ledger as it is now, which may be newer than the plan's
-base.
+"""Check the decisions of a plan against the current ledger, which may be newer than the plan's base.
 
-What holds becomes an event; what does not is refused by name, and the next round decides again. So the same plan on the
-same ledger always gives the same events.
+A valid decision becomes an event. An invalid one is refused with reasons, and the next round decides again. So the same
+plan on the same ledger always gives the same events.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from poise.units import format_bytes, format_cpu, format_rate
 
 
 def verify(ledger: Ledger, decision: Decision, now: int) -> Placed | Preempted | Resized | Held | Rejection | None:
-    """The event for a decision, or why there is none; None for a hold that says nothing new."""
+    """Return the event for a decision, or the reasons against it; None for a hold that changes nothing."""
     match decision:
         case Place():
             return verify_place(ledger, decision, now)
@@ -33,7 +32,7 @@ def verify(ledger: Ledger, decision: Decision, now: int) -> Placed | Preempted |
 
 
 def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:
-    """The event for a placement, or every reason against it."""
+    """Return the event for a placement, or every reason against it."""
     unit = ledger.jobs.unit(place.unit)
     if unit is None:
         return _refuse(place, [Reason(code="UNKNOWN_UNIT", subject=place.unit, fixable="never")])
@@ -74,7 +73,7 @@ def verify_place(ledger: Ledger, place: Place, now: int) -> Placed | Rejection:
 
 
 def verify_preempt(ledger: Ledger, preempt: Preempt, now: int) -> Preempted | Rejection:
-    """The event for a preemption, or every reason against it."""
+    """Return the event for a preemption, or every reason against it."""
     unit = ledger.jobs.unit(preempt.unit)
     if unit is None:
         reason = Reason(code="UNKNOWN_UNIT", subject=preempt.unit, fixable="never")
@@ -93,16 +92,18 @@ def verify_preempt(ledger: Ledger, preempt: Preempt, now: int) -> Preempted | Re
 
 
 def _against_beneficiary(ledger: Ledger, to: str) -> list[Reason]:
-    """For whom room is made waits for it."""
+    """Return a reason unless the unit for which resources are freed still waits for them."""
     unit = ledger.jobs.unit(to) if to else None
-    moves = unit is not None and unit.stopping == "move"  # they change places
+    moves = unit is not None and unit.stopping == "move"  # they exchange places
     if not to or (unit is not None and (moves or ledger.active.may_be_placed(unit))):
         return []
     return [Reason(code="NOT_PENDING", subject=to, have=unit.status if unit else "gone")]
 
 
 def verify_resize(ledger: Ledger, resize: Resize, now: int) -> Resized | Rejection:
-    """The event for a change of a gang that runs, or every reason against it. Who joins gets the lowest free number."""
+    """Return the event for a change of a running gang, or every reason against it. New members get the lowest free
+    numbers.
+    """
     unit = ledger.jobs.unit(resize.unit)
     if unit is None:
         reason = Reason(code="UNKNOWN_UNIT", subject=resize.unit, fixable="never")
@@ -151,7 +152,7 @@ def verify_resize(ledger: Ledger, resize: Resize, now: int) -> Resized | Rejecti
 def _against_resizing(
     ledger: Ledger, unit: UnitState, leaves: set[int], joining: int, idle: int
 ) -> Iterator[tuple[bool, str, Fixable]]:
-    """What has to hold of the gang, and what is the matter where it does not."""
+    """Yield the conditions on the gang, each with the text and the class of the reason if it does not hold."""
     size = unit.size - len(leaves) + joining
     yield unit.resizes, "it does not follow orders", "later"
     yield unit.is_whole, "it is not running as a whole", "later"
@@ -164,8 +165,10 @@ def _against_resizing(
 
 
 def above_share(ledger: Ledger, decisions: Sequence[Decision], now: int) -> dict[int, Rejection]:
-    """By number, the decisions of a plan that stop a unit for one of another share that would end above it: looked at
-    once for the whole plan, with all that it places and all that it stops. So no plan can do what the next one undoes.
+    """Return, by index, the rejected decisions: they stop a unit for another share, which would end above the unit's.
+
+    This checks the whole plan at once, with all its placements and stops, so that no plan does what the next one
+    undoes.
     """
     view = ledger.shares.view(now)
     if view is None:
@@ -218,7 +221,7 @@ def above_share(ledger: Ledger, decisions: Sequence[Decision], now: int) -> dict
 
 
 def _claim_of(ledger: Ledger, unit: UnitState, like: Amounts) -> Claim:
-    """What a unit holds or, where it waits, would hold in its least size on devices such as these."""
+    """Return the amounts that a unit holds, or would hold in its least size on such devices if it waits."""
     leaf, shape = ledger.jobs[unit.job].leaf, unit.shape_of(0)
     if unit.status == "active":
         return Claim(leaf, ledger.shares.held_by(unit.id))
@@ -227,8 +230,8 @@ def _claim_of(ledger: Ledger, unit: UnitState, like: Amounts) -> Claim:
 
 
 def verify_hold(ledger: Ledger, hold: Hold, now: int) -> Held | None:
-    """The event for a hold, if something waits there and it says something new. Behind whom it waits, and in a larger
-    fleet how much is free, changes all the time, and is told when somebody asks.
+    """Return the event for a hold, if units wait in the queue and the reasons are new. The unit in front, and the free
+    amounts in a large fleet, change constantly: reports look them up.
     """
     if hold.queue not in ledger.queues:
         return None
@@ -244,7 +247,7 @@ def verify_hold(ledger: Ledger, hold: Hold, now: int) -> Held | None:
 
 
 _BEHIND = Reason(code="BEHIND")
-"""As it is recorded: without the unit that comes first, of which there is another with each that begins."""
+"""As recorded: without the unit in front, which changes with each start."""
 
 
 def _gist(reason: Reason) -> tuple[str, str, str]:
@@ -252,7 +255,7 @@ def _gist(reason: Reason) -> tuple[str, str, str]:
 
 
 def _against_room(ledger: Ledger, shape: Shape, spots: tuple[Spot, ...]) -> list[Reason]:
-    """Whether there is room for all spots together, node by node and device by device."""
+    """Return the reasons if there is no room for all spots together, node by node and device by device."""
     reasons: list[Reason] = []
     for name in dict.fromkeys(spot.node for spot in spots):
         state = ledger.nodes.get(name)
@@ -275,7 +278,7 @@ def _against_room(ledger: Ledger, shape: Shape, spots: tuple[Spot, ...]) -> list
 
 
 def _against_groups(ledger: Ledger, where: Where, spots: tuple[Spot, ...]) -> list[Reason]:
-    """Whether the tasks of a gang are spread, and together, as they have to be."""
+    """Return the reasons if the tasks of a gang are not spread, or not together, as required."""
     reasons: list[Reason] = []
     nodes = [ledger.nodes[spot.node].node for spot in spots if spot.node in ledger.nodes] if where.groups else []
     values = [node.label(where.spread) for node in nodes] if where.spread else []
@@ -291,7 +294,7 @@ def _against_groups(ledger: Ledger, where: Where, spots: tuple[Spot, ...]) -> li
 
 
 def _against_devices(ledger: Ledger, state: NodeState, shape: Shape, spots: list[Spot]) -> list[Reason]:
-    """Each device exists, is what is wanted, and has the part free that is to be taken."""
+    """Return the reasons unless each device exists, suits the request, and has the needed part free."""
     reasons: list[Reason] = []
     name = state.node.name
     left: dict[int, tuple[int, int]] = {}
@@ -318,7 +321,7 @@ def _against_devices(ledger: Ledger, state: NodeState, shape: Shape, spots: list
 
 
 def _against_waiting(ledger: Ledger, shape: Shape, spots: tuple[Spot, ...], brief: bool) -> list[Reason]:
-    """Brief work joins a pool where brief work runs; if that has ended meanwhile, there is nothing to wait behind."""
+    """Return the reasons why a unit cannot queue in a pool: only brief work may, and only behind running brief work."""
     reasons = []
     if not brief or len(spots) != 1 or spots[0].devices:
         reasons.append(Reason(code="NOT_BRIEF", fixable="never"))
@@ -330,7 +333,7 @@ def _against_waiting(ledger: Ledger, shape: Shape, spots: tuple[Spot, ...], brie
         pool = node.pools.get(shape.key())
         if pool is None or pool.slots <= pool.long:
             reasons.append(Reason(code="POOL_GONE", subject=spot.node))
-        if max(node.excess) > 0:  # it begins nothing where another of its like ends
+        if max(node.excess) > 0:  # such a node starts no queued attempt when another one ends
             reasons.append(Reason(code="NODE_SHRUNK", subject=spot.node))
     return reasons
 

@@ -79,13 +79,13 @@ from poise.model.tenants import Bearer, Role, tenant_of_class
 OTHERS = "work of another tenant"
 
 _UNIT = re.compile(r"(?<![\w.-])j[1-9][0-9]*(?:\.[\w.\[\]-]*[\w\]])?(?![\w-])")
-"""A job, a unit or a task, as Poise writes it: `j7`, `j7.train`, `j7.shard[2]`."""
+"""A job, unit or task, as Poise writes it: `j7`, `j7.train`, `j7.shard[2]`."""
 
 _SUSPECTED_WORK = re.compile(f"(?:^suspected cause: |, before: )(?:{'|'.join(sorted(OF_WORK))}) ")
-"""A change of the suspected cause from or to somebody's work, in the timeline of an incident."""
+"""A change of the suspected cause from or to a user's work, in the timeline of an incident."""
 
 _SERVICE = re.compile(r"service (\S+) ")
-"""How a line of a timeline about a service begins."""
+"""Beginning of a timeline line about a service."""
 
 _AGAIN = re.compile(f"{OTHERS}(?:, {OTHERS})+")
 
@@ -95,7 +95,7 @@ Report = TypeVar("Report")
 
 
 def _without_sealed(event: Any) -> Any:
-    """An event with the names of secrets, and nothing of their values."""
+    """Return an event with the names of secrets but without their values."""
     replace = msgspec.structs.replace
     if isinstance(event, ScheduleAdded):
         return replace(event, schedule=replace(event.schedule, job=_hidden(event.schedule.job)))
@@ -111,7 +111,7 @@ def _hidden(job: Job) -> Job:
 
 
 class Sight:
-    """A ledger as a bearer sees it, at this moment."""
+    """A ledger as a bearer may see it."""
 
     def __init__(self, ledger: Ledger, bearer: Bearer) -> None:
         self.ledger = ledger
@@ -156,7 +156,7 @@ class Sight:
         return msgspec.structs.replace(report, shares=tuple(seen))
 
     def status(self, report: StatusReport) -> StatusReport:
-        """With the counts of the bearer's tenant."""
+        """Return the report with the counts of the bearer's tenant."""
         if self.bearer.sees_all:
             return report
         own = [job for job in self.ledger.jobs.values() if job.tenant == self.bearer.tenant and not job.ended]
@@ -172,7 +172,9 @@ class Sight:
         return msgspec.structs.replace(report, devices=self._only(report.devices, frozenset()))
 
     def incident(self, report: IncidentReport) -> IncidentReport | None:
-        """One of the fleet, or of one's own work, without the names of others' work."""
+        """Return an incident of the fleet or of the tenant's own work, without the names of other work; None for
+        others.
+        """
         if self.bearer.sees_all:
             return report
         if not self._may_suspect(report.cause):
@@ -192,7 +194,7 @@ class Sight:
         return self.only(cleaned)
 
     def _may_suspect(self, suspect: Suspect) -> bool:
-        """Whether it is a part of the fleet, or one's own work."""
+        """Return whether a suspect is a part of the fleet, or the tenant's own work."""
         match suspect.kind:
             case "job":
                 return self._is_own(suspect.name)
@@ -203,7 +205,7 @@ class Sight:
         return True
 
     def _may_notice(self, event: Noticed) -> bool:
-        """Whether what a detector noticed is of the fleet, or of one's own work."""
+        """Return whether a detector's notice concerns the fleet, or the tenant's own work."""
         match event.kind:
             case "member-differs" | "new-template":
                 return self._is_own(event.subject)
@@ -212,22 +214,22 @@ class Sight:
         return True
 
     def _may_read(self, text: str) -> bool:
-        """Not a line of a timeline about a service of others."""
+        """Return False for a timeline line about a service of another tenant."""
         service = _SERVICE.match(text)
         return service is None or tenant_of_class(service[1]) == self.bearer.tenant
 
     def _without_said(self, text: str) -> str:
-        """A line of a timeline without what an attempt of others, or a policy, said after the colon."""
+        """Return a timeline line without the text after the colon, if an attempt of others or a policy wrote it."""
         names = _UNIT.findall(text)
         harmless = all(map(self._is_own, names)) and not text.startswith("policy ")
         return text if harmless else text.partition(": ")[0]
 
     def shows(self, job: str) -> bool:
-        """Whether a job may be seen, by its id."""
+        """Return whether the bearer may see a job, by its id."""
         return self.bearer.sees_all or self._is_own(job)
 
     def only(self, report: Report, *own: str) -> Report:
-        """A report on one's own work without the names of others'; `own` are ids of jobs that are not there yet."""
+        """Return a report on own work without the names of other work; `own` are ids of jobs that do not exist yet."""
         return report if self.bearer.sees_all else self._only(report, frozenset(own))
 
     def event(self, event: Event) -> Any:
@@ -284,7 +286,7 @@ class Sight:
                 | DeviceCordoned()
             ):
                 return event
-        return None  # what is not known to be harmless is not shown
+        return None  # hide events that are not known to be harmless
 
     def _is_own(self, name: str) -> bool:
         """Return whether a job, unit or task belongs to the bearer's tenant."""

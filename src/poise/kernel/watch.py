@@ -1,9 +1,9 @@
-"""What is watched between events: load that stays, beats that fail, responses that grow slow, a fleet that is full.
+"""Signals between events: sustained load, failed heartbeats, slow responses, a full fleet.
 
-A *level* is logged when it has stayed for a while, so that the log does not follow every sample. A node is *hot* when
-it has been above a threshold for a sustained window, and no longer hot when it has been below a lower one for as long.
-A *trigger* fires when its signal crosses the threshold, and again only after it has been clearly below. What fires
-forces a round. Pure: times come with the calls.
+A *level* is logged once it has lasted for a while, so that the log does not follow every sample. A node becomes *hot*
+after a sustained window above a threshold. It cools down after an equally long window below a lower threshold. A
+*trigger* fires when its signal crosses the threshold, and again only after the signal was clearly below. A trigger
+forces a round. Pure: the caller passes the time.
 """
 
 from collections.abc import Collection, Iterator
@@ -18,11 +18,11 @@ REARM = 0.9
 """A trigger may fire again once its signal has been at nine tenths of the threshold or less."""
 
 SMOOTH = 8
-"""One response moves their mean by an eighth of the difference (as TCP smooths its round trips)."""
+"""A response moves the mean by 1/8 of the difference (as TCP smooths its round trips)."""
 
 
 class Change(NamedTuple):
-    """A node's level, or whether it is hot, is another one now."""
+    """A node has a new level, or has become hot or cool."""
 
     node: str
     level: int
@@ -38,7 +38,7 @@ class Fired(NamedTuple):
 
 
 class _Watched:
-    """One node: its last load, its reported level, and since when the current level differs."""
+    """One node: its last load, its reported level, and since when the current level or heat differs."""
 
     __slots__ = ("hot", "hot_since", "level", "level_since", "load", "upkeep")
 
@@ -56,7 +56,7 @@ class Watch:
         self._triggers = triggers
         self._nodes: dict[str, _Watched] = {}
         self._silent: set[str] = set()
-        self._settling: list[tuple[int, str]] = []  # when which node may have to be told of; a heap
+        self._settling: list[tuple[int, str]] = []  # heap: when a change may have settled, and the node
         self._response = 0
         self._slow = False
         self._full_since = 0
@@ -64,7 +64,7 @@ class Watch:
 
     @property
     def triggers(self) -> Triggers:
-        """The thresholds."""
+        """Thresholds of the triggers."""
         return self._triggers
 
     @triggers.setter
@@ -74,12 +74,12 @@ class Watch:
         heapify(self._settling)
 
     def load_of(self, node: str) -> Load | None:
-        """The last sample of a node."""
+        """Return the last sample of a node."""
         watched = self._nodes.get(node)
         return watched.load if watched else None
 
     def loads(self) -> Iterator[tuple[str, Load]]:
-        """The last sample of each node."""
+        """Return the last sample of each node."""
         return ((name, watched.load) for name, watched in self._nodes.items())
 
     def upkeep_of(self, node: str) -> Upkeep | None:
@@ -105,7 +105,7 @@ class Watch:
                 heappush(self._settling, (at, node))
 
     def settled(self, now: int) -> list[Change]:
-        """Nodes whose level or heat has been another one for long enough."""
+        """Return nodes whose level or heat has changed for long enough."""
         changes = []
         while self._settling and self._settling[0][0] <= now:
             _, name = heappop(self._settling)
@@ -121,10 +121,10 @@ class Watch:
         return changes
 
     def due(self) -> int | None:
-        """The instant at which something may have stayed for long enough."""
+        """Return the next instant at which a change may have lasted long enough."""
         settling = self._settling
         while settling and settling[0][0] not in self._times(self._nodes.get(settling[0][1])):
-            heappop(settling)  # it was a dip
+            heappop(settling)  # a short change
         times = [settling[0][0]] if settling else []
         if self._full_since and not self._full:
             times.append(self._full_since + self.triggers.use_for)
@@ -167,7 +167,7 @@ class Watch:
         return Fired("response", "", f"{self._response // MILLISECOND} ms in the mean") if self._slow else None
 
     def use(self, share: int, now: int) -> Fired | None:
-        """The share of the fleet's CPUs or devices that is taken, in thousandths, whichever is more."""
+        """Record the used share of the fleet's CPUs or devices, whichever is larger, in thousandths."""
         if share <= REARM * self.triggers.use_above:
             self._full_since, self._full = 0, False
         elif share > self.triggers.use_above:

@@ -1,10 +1,9 @@
-"""Why does it wait, why not there, what if I submitted it, what would let it start: answered by deciding.
+"""Answer `explain`, `why not`, `plan` and `unblock` by running the policy.
 
-Each answer comes from the policy that is in charge, asked on the view as it is and on views with something changed
-(`policy/hypothetical.py`), so that none can differ from what would be done. When work starts is looked up in futures of
-a fork of the ledger (`engine/lookahead.py`). Nothing here changes a ledger: what is to be known of it comes as a
-`Question` or a `Proposal`, and the view is a copy; so it may take its time beside the loop that owns the ledger. What
-looks at all nodes does so by columns.
+Each answer comes from the policy in charge. It decides on the current view and on changed copies of it
+(`policy/hypothetical.py`), so an answer cannot differ from the real decision. Start times come from simulations of a
+fork of the ledger (`engine/lookahead.py`). Nothing here changes a ledger: the inputs are a `Question` or a `Proposal`
+and a copy of the view. So it may run beside the loop that owns the ledger. Code that reads all nodes uses columns.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -65,13 +64,14 @@ from poise.units import (
 )
 
 FEW = 8
-"""Names, units ahead and ends told where not all are asked for."""
+"""Maximum number of names, units ahead and ends in a report, unless everything is asked for."""
 
 TRIED = 32
-"""Nodes, jobs or kinds of node on which one kind of change is tried, the likeliest first; in large fleets fewer."""
+"""Maximum number of nodes, jobs or kinds of node to try per kind of change, the likeliest first; fewer in large fleets.
+"""
 
 NEW = "the new one"
-"""What a node that is not there yet is called."""
+"""Name of a hypothetical additional node."""
 
 OF_GANGS = ("GANG_INCOMPLETE", "SPREAD", "TOGETHER")
 """Reasons why a gang cannot start whole."""
@@ -84,13 +84,15 @@ CERTAINLY_HELD = ("QUOTA", "KEPT", "RESERVED", "BEHIND", "PREEMPTING", "PARTITIO
 
 
 Foresee = Callable[[Sequence[Collection[str]]], Sequence[Start]]
-"""When the first unit of each group starts, of units that wait."""
+"""Return the start time of the first unit of each group of waiting units."""
 
 
 def explain(
     policy: ClusterPolicy, view: Snapshot, asked: Question, foresee: Foresee, *, everything: bool = False
 ) -> Explanation:
-    """All there is to say of a job on this view. `foresee` looks ahead from the same moment under the same policy."""
+    """Return the full explanation of a job on this view. `foresee` looks ahead from the same instant with the same
+    policy.
+    """
     plan = policy.decide(view)
     later = hypothetical.after(view, plan)
     order = hypothetical.order_of(policy)
@@ -118,7 +120,7 @@ def explain(
 
 
 def _ordered(order: Order, view: Snapshot) -> list[Candidate]:
-    """All that wait, in the order in which they are served."""
+    """Return all waiting units in the order in which they are served."""
     timely = timely_in(view)
     return by_share(view, order.sort(view, timely), timely.pressed)
 
@@ -133,7 +135,7 @@ def _waiting(
     start: Start,
     everything: bool,
 ) -> Waiting:
-    """`later` is the view once `plan` has been carried out, `ordered` the order in which it served."""
+    """Explain a group of waiting units. `later` is the view after `plan`; `ordered` is the order in which it served."""
     candidate = alike.candidate
     why = _why_held(plan, candidate, alike.unseen)
     held = (*alike.back, *(reason for reason in why if not alike.back or reason.code != "NEXT_ROUND"), *alike.late)
@@ -159,7 +161,7 @@ def _waiting(
 
 
 def _why_held(plan: Plan, candidate: Candidate, unseen: int) -> tuple[Reason, ...]:
-    """Every reason of the policy; of one that it was not shown those of its queue."""
+    """Return every reason that the policy gave. A unit that the policy did not see gets the reasons of its queue."""
     if hypothetical.placed(plan, candidate.unit) is not None:
         return (Reason(code="NEXT_ROUND"),)
     held = next((of.reasons for of in plan.decisions if isinstance(of, Hold) and of.queue == candidate.queue), ())
@@ -175,7 +177,7 @@ def _before(
     """Return the number of units served before this one, and the first of them with the reasons for their order."""
     candidate = alike.candidate
     place = next((place for place, other in enumerate(ordered) if other.unit == candidate.unit), None)
-    if place is None:  # not in the snapshot: it is behind the last unit of its queue that is
+    if place is None:  # not in the snapshot: it comes after the last unit of its queue there
         same = [place for place, other in enumerate(ordered) if other.queue == candidate.queue]
         place = same[-1] + 1 if same else 0
     first = ordered[:place] if everything else ordered[: min(place, FEW)]
@@ -186,7 +188,7 @@ NOW = Start(earliest=0, likely=0, latest=0)
 
 
 def _starts(foresee: Foresee, plan: Plan, pending: Sequence[Alike]) -> list[Start]:
-    """When the first of each starts; what the plan gives a place starts now, unless it queues there."""
+    """Return the start of the first unit of each group: now if the plan places it without queueing, else foreseen."""
     places = [hypothetical.placed(plan, alike.candidate.unit) for alike in pending]
     waits = [place is None or place.queued for place in places]
     asked = [alike.units for alike, waits_on in zip(pending, waits, strict=True) if waits_on]
@@ -195,16 +197,16 @@ def _starts(foresee: Foresee, plan: Plan, pending: Sequence[Alike]) -> list[Star
 
 
 def _bounded(start: Start, view: Snapshot, not_before: int, soonest: Reservation | None) -> Start:
-    """Where nothing is foreseen: not before there is room for it if nobody else takes any."""
+    """Fill in the earliest start where nothing is foreseen: the first instant with room if no other unit takes it."""
     if start.guesses:
         return msgspec.structs.replace(start, earliest=None, likely=None, latest=None)
-    if start.earliest is not None or soonest is None or soonest.at >= ENDLESS:  # behind what serves
+    if start.earliest is not None or soonest is None or soonest.at >= ENDLESS:  # the room is behind a service
         return start
     return msgspec.structs.replace(start, earliest=max(soonest.at, not_before) - view.now)
 
 
 def _soonest(policy: ClusterPolicy, view: Snapshot, candidate: Candidate) -> Reservation | None:
-    """Where and when there is room first, if nobody else takes it; None where there never is."""
+    """Return where and when there is room first if no other unit takes it; None if there never is."""
     draft = hypothetical.draft_of(policy, view)
     needed = candidate.least or candidate.tasks
     found = [
@@ -218,7 +220,7 @@ def _soonest(policy: ClusterPolicy, view: Snapshot, candidate: Candidate) -> Res
 def _frees(
     policy: ClusterPolicy, view: Snapshot, candidate: Candidate, soonest: Reservation | None, everything: bool
 ) -> tuple[Freeing, ...]:
-    """What has to end for that: the first to end first."""
+    """Return the units that must end to make that room, in order of their expected ends."""
     if soonest is None:
         return ()
     speeds = Speeds(view.fleet.models, view.profiles, view.throughputs)
@@ -248,13 +250,13 @@ def _frees(
 
 
 def _going(view: Snapshot, running: Active) -> Going:
-    """A unit that holds room: what is left of it by what is known now."""
+    """Report a unit that holds resources, with its remaining time by the current estimate."""
     candidate = running.candidate
     rows = [view.fleet.rows[node] for node in running.nodes if node in view.fleet.rows]
     attempts = [of for row in rows for of in view.fleet.residents[row] if of.unit == candidate.unit]
     if attempts:
         estimate = Speeds(view.fleet.models, view.profiles, view.throughputs).of_attempt(attempts[0])
-    else:  # too brief to be anybody's hope, or behind its like
+    else:  # not in the fleet's residents: too short, or queued behind similar units
         estimate = estimate_run(view.profiles.get(candidate.kind), candidate.declared)
     return Going(
         unit=candidate.unit,
@@ -286,8 +288,10 @@ def _has_overrun(estimate: Estimate, elapsed: int) -> bool:
 
 
 def _prediction(view: Snapshot, candidate: Candidate, size: int = 0) -> Prediction:
-    """What a task of the unit will take, on every model of device that could run it; in the artifact that is done first
-    there, and of an elastic unit in the least size, unless it has one.
+    """Predict the run of one task of the unit on each device model that could run it.
+
+    It uses the artifact that would finish first there. An elastic unit counts in its current size, or in its least size
+    if it has none.
     """
     fleet = view.fleet
     speeds = Speeds(fleet.models, view.profiles, view.throughputs)
@@ -333,8 +337,9 @@ def _foreseen(estimate: Estimate) -> Foreseen:
 
 
 def _refusing(view: Snapshot, candidate: Candidate, held: Sequence[Reason], everything: bool) -> Iterator[Refusing]:
-    """Every node, with the reasons why no artifact of one task can start there; nodes that refuse alike are told as
-    one, unless there are few. A node that has room is refused by what the policy says of it.
+    """Yield every node with the reasons why no artifact of one task can start there.
+
+    Nodes that refuse alike are grouped, unless there are few nodes. A node with room gets the policy's reasons.
     """
     fleet, shapes = view.fleet, _shapes_of(candidate)
     if len(fleet) > NAMED:
@@ -361,7 +366,7 @@ def _refusing(view: Snapshot, candidate: Candidate, held: Sequence[Reason], ever
 
 
 def _held_there(held: Sequence[Reason], node: str) -> tuple[Reason, ...]:
-    """What the policy says against a node that has room: of that node, else of all."""
+    """Return the policy's reasons against a node that has room: those for that node, else the general ones."""
     said = [reason for reason in held if reason.code in CERTAINLY_HELD]
     here = tuple(reason for reason in said if reason.subject == node)
     return here or tuple(reason for reason in said if reason.code in ("QUOTA", "BEHIND", "PREEMPTING"))
@@ -399,8 +404,8 @@ def _each_once(against: Iterable[list[Reason]]) -> tuple[Reason, ...]:
 
 
 def _lacking(fleet: Fleet, shape: Shape, able: Ability) -> Ints:
-    """(N,): by bits 1, 2, 4, 8 which of CPU, memory, network and devices is not free enough for one task; 0 where it
-    could never run.
+    """(N,): bits 1, 2, 4 and 8 say that CPU, memory, network or devices lack room for one task; 0 on nodes that can
+    never run it.
     """
     lacks = (fleet.free[CPU] < shape.cpu).astype(np.int64)
     lacks += 2 * (fleet.free[MEMORY] < shape.memory) + 4 * (fleet.free[NETWORK] < shape.network)
@@ -412,7 +417,7 @@ def _lacking(fleet: Fleet, shape: Shape, able: Ability) -> Ints:
 
 
 def _busy(fleet: Fleet, shape: Shape, able: Ability, rows: Ints, lacks: int, subject: str) -> list[Reason]:
-    """What is busy on nodes that are alike, with the most that any of them has free."""
+    """Return the busy resources of similar nodes, with the most that any of these nodes has free."""
     usable = fleet.free[DEVICES, rows]
     if shape.gpus:
         memory, share = fleet.device_memory[rows], fleet.device_share[rows]
@@ -435,8 +440,8 @@ def _busy(fleet: Fleet, shape: Shape, able: Ability, rows: Ints, lacks: int, sub
 
 
 def why_not(policy: ClusterPolicy, view: Snapshot, asked: Question, node: str) -> WhyNot:
-    """Why the job's first unit that waits (or else the first that runs) is not on this node: every reason, or how it
-    scores there. Raises NotFound for a node that is not there, Conflict for a job of which nothing waits or runs.
+    """Explain why the job's first waiting unit (or else its first running one) is not on this node: every reason, or
+    the node's score. Raises NotFound for an unknown node, Conflict for a job without a waiting or running unit.
     """
     node = find_node(view.fleet.names, node)
     if asked.pending:
@@ -481,7 +486,7 @@ def _why_not_pending(policy: ClusterPolicy, view: Snapshot, job: str, alike: Ali
 
 
 def _why_not_active(policy: ClusterPolicy, view: Snapshot, job: str, running: Active, node: str) -> WhyNot:
-    """As if it were placed now: on the view without it."""
+    """Compare as if the unit were placed now: on the view without it."""
     candidate, artifact = running.candidate, running.artifacts[running.variant]
     if node in running.nodes:
         return WhyNot(
@@ -500,7 +505,7 @@ def _why_not_active(policy: ClusterPolicy, view: Snapshot, job: str, running: Ac
 
 
 def _then(running: Active, node: str) -> str:
-    """What was said of the node when the unit was placed."""
+    """Return the node's score from the time when the unit was placed."""
     why = running.why
     if why is None or node not in why.instead_of:
         return ""
@@ -511,20 +516,20 @@ def _then(running: Active, node: str) -> str:
 
 
 class _Chosen(NamedTuple):
-    """A node, and the artifact that would be started there, by its number."""
+    """A node, and the number of the artifact that would start there."""
 
     node: str
     variant: int
 
 
 def _shapes_of(candidate: Candidate) -> tuple[Shape, ...]:
-    """Of its artifacts, by number."""
+    """Return the shape of each of its artifacts, by number."""
     return (candidate.shape, *candidate.others)
 
 
 def _against(policy: ClusterPolicy, view: Snapshot, row: int, candidate: Candidate) -> tuple[list[Reason], int]:
-    """Every reason of this node against every artifact of the unit; none, and the artifact, if one fits: the one that
-    would be done first, or of a gang the first one, as these are placed.
+    """Return every reason of this node against every artifact of the unit, and 0. If an artifact fits, return no
+    reasons and its number: the one that would finish first, or for a gang the first that fits, as placement does.
     """
     against = [refusals(view.fleet, row, shape) for shape in _shapes_of(candidate)]
     fitting = [variant for variant, reasons in enumerate(against) if not reasons]
@@ -537,7 +542,7 @@ def _against(policy: ClusterPolicy, view: Snapshot, row: int, candidate: Candida
 
 
 def _in_part(fleet: Fleet, row: int, candidate: Candidate, shape: Shape) -> list[Reason]:
-    """Whether the node has room for some tasks of a gang and not for all."""
+    """Return a reason if the node has room for some tasks of a gang but not for all."""
     needed = candidate.least or candidate.tasks
     if needed == 1:
         return []
@@ -546,7 +551,7 @@ def _in_part(fleet: Fleet, row: int, candidate: Candidate, shape: Shape) -> list
     if here >= needed:
         return []
     if shape.where.spread:
-        return []  # it takes one of them
+        return []  # one task per node is enough
     subject = fleet.names[row]
     return [Reason(code="GANG_INCOMPLETE", subject=subject, need=str(needed), have=str(here))]
 
@@ -561,8 +566,8 @@ def _compared(
     chosen: _Chosen | None,
     reasons: Sequence[Reason],
 ) -> WhyNot:
-    """With the score of the node, where it fits, and of the chosen one, where one is; of two artifacts that is started
-    which is foreseen to be done first.
+    """Report the reasons with the score of the node, if it fits, and of the chosen node, if there is one. Of two
+    artifacts, the one expected to finish first is started.
     """
     if candidate.avoid == there.node:
         reasons = [*reasons, Reason(code="FAILED_THERE", subject=there.node)]
@@ -604,7 +609,7 @@ def _score(policy: ClusterPolicy, view: Snapshot, candidate: Candidate, of: _Cho
 
 
 def _takes(policy: ClusterPolicy, view: Snapshot, candidate: Candidate, of: _Chosen) -> str:
-    """What is foreseen of an artifact on a node, for people."""
+    """Return the expected run time of an artifact on a node, for people."""
     draft = hypothetical.draft_of(policy, view)
     run = draft.run_on(candidate, _shapes_of(candidate)[of.variant], view.fleet.rows[of.node])
     if run.source == UNKNOWN:
@@ -620,7 +625,7 @@ def _nodes_of(place: Place) -> tuple[str, ...]:
 
 
 class Proposal(NamedTuple):
-    """A job that is not submitted: what of it could be placed at once, and what waits, for what."""
+    """A job that is not submitted: units that could be placed at once, and units that wait, with the reasons."""
 
     job: Job
     candidates: tuple[Candidate, ...]
@@ -628,13 +633,14 @@ class Proposal(NamedTuple):
 
 
 def propose(ledger: Ledger, job: Job, now: int) -> Proposal:
-    """What a job would be in this ledger, which stays as it is."""
+    """Return the job as this ledger would take it in. The ledger does not change."""
     return proposing(ledger, job, now)()
 
 
 def proposing(ledger: Ledger, job: Job, now: int) -> Callable[[], Proposal]:
-    """What tells that on any thread: all that it needs of the ledger it has by then. A ledger of its own takes the job
-    in, with all that was learned of run times.
+    """Return a function that builds the proposal on any thread.
+
+    It reads the ledger now and not later. A new ledger with the learned run times takes the job in.
     """
     latest = next(reversed(ledger.jobs.values()), None)
     ordinal = latest.units[-1].ordinal if latest is not None else 0
@@ -680,8 +686,8 @@ def plan(
     note: str = "",
     everything: bool = False,
 ) -> PlanReport:
-    """What would be decided if the job were submitted now: what goes where and why, who would yield, what waits, for
-    which reasons and how long. `foresee` looks ahead from the same moment, with the job submitted.
+    """Report the decision if the job were submitted now: places and their reasons, preempted units, and waiting units
+    with their reasons and start times. `foresee` looks ahead from the same instant, with the job submitted.
     """
     with_it = hypothetical.with_candidates(view, proposal.candidates)
     decided = policy.decide(with_it)
@@ -741,11 +747,12 @@ def _planned(places: list[Place], artifacts: dict[str, tuple[str, ...]], everyth
 def unblock(
     policy: ClusterPolicy, view: Snapshot, asked: Question, *, may_end: Callable[[str], bool] = lambda job: True
 ) -> UnblockReport:
-    """The smallest change of each kind with which the job's first waiting unit starts now. Each was decided on.
+    """Return the smallest change of each kind with which the job's first waiting unit starts now. The policy decided on
+    each.
 
-    Changes of the job and of what is closed come first, by size: the share of what was asked that is given up, the
-    classes that its priority is raised as a share of all; nothing for a node that is opened. Then comes what it costs
-    others, then more hardware. `may_end` tells of the id of another job whether its end may be proposed.
+    Changes of the job and opened nodes come first, by size. The size is the share of the request that is given up, or
+    the number of priority classes raised as a share of all; it is 0 for an opened node. Next come changes that cost
+    other jobs, then more hardware. `may_end` takes the id of another job and returns whether to propose its end.
     """
     if not asked.pending:
         return _unblock_active(policy, view, asked, may_end)
@@ -767,7 +774,7 @@ def unblock(
 def _unblock_active(
     policy: ClusterPolicy, view: Snapshot, asked: Question, may_end: Callable[[str], bool]
 ) -> UnblockReport:
-    """Of a job of which nothing is pending: what a unit on a lost node waits for, and what lets it start elsewhere."""
+    """Report on a job without pending units: why a unit on a lost node waits, and what lets it start elsewhere."""
     lost = next((of for of in asked.active if any(reason.code == "NODE_LOST" for reason in of.reasons)), None)
     if lost is None:
         unit = next((of.candidate.unit for of in asked.active), "")
@@ -801,7 +808,7 @@ def _smallest(search: "_Search") -> list[Suggestion]:
 
 
 class _Search:
-    """Changes tried, each on a view of its own."""
+    """Tries changes, each on its own view."""
 
     def __init__(
         self,
@@ -818,7 +825,7 @@ class _Search:
         self._tries = max(FEW, min(TRIED, LOOKED_AT // max(1, len(view.fleet) + len(view.candidates))))
 
     def open_nodes(self) -> Iterator[Suggestion]:
-        """A drained node that is opened."""
+        """Try to open a drained node."""
         fleet, able = self._view.fleet, ability(self._view.fleet, self._shape)
         could = [row for row in np.flatnonzero(np.isin(fleet.closed, (DRAINED, EMPTYING))).tolist() if able.where[row]]
         for row in could[: self._tries]:
@@ -830,7 +837,9 @@ class _Search:
                 return
 
     def amounts(self) -> Iterator[Suggestion]:
-        """Less of one resource: as little less as helps, found by halving among the amounts that some node has free."""
+        """Try less of one resource, by bisection over the amounts that are free on some node; the smallest cut that
+        helps.
+        """
         fleet, shape = self._view.fleet, self._shape
         opened = fleet.closed == 0
         for kind, resource, need, shown, flag in (
@@ -849,7 +858,7 @@ class _Search:
             yield from self._less("gpu_memory", shape.gpu_memory, less, format_bytes, "--gpu-memory")
 
     def wishes(self) -> Iterator[Suggestion]:
-        """Without one of the things that it wants of a node or a device."""
+        """Try without one of its requirements on the node or the device."""
         shape, wants, where = self._shape, self._shape.wants, self._shape.where
         drops: list[tuple[str, bool, Shape]] = [
             ("node", bool(where.nodes or where.without), _on(shape, nodes=(), without=())),
@@ -878,7 +887,7 @@ class _Search:
                 yield found
 
     def _unasked(self, wish: str) -> str:
-        """What to type so that it may run on other nodes, for work that is submitted already."""
+        """Return the command that lifts a node requirement of a submitted job; empty for other requirements."""
         where = self._shape.where
         fields = {
             "node": ("node=" if where.nodes else "", "exclude-node=" if where.without else ""),
@@ -887,7 +896,7 @@ class _Search:
         return f"poise set {self._candidate.unit} {' '.join(filter(None, fields))}" if fields else ""
 
     def workers(self) -> Iterator[Suggestion]:
-        """Fewer tasks: as many as can start together now."""
+        """Try fewer tasks: the largest number that can start together now."""
         most = self._candidate.tasks
 
         def fewer(workers: int) -> Snapshot:
@@ -905,7 +914,7 @@ class _Search:
                 yield found
 
     def smaller(self) -> Iterator[Suggestion]:
-        """Less of everything that is short on one node: the node where that is least."""
+        """Try less of every resource that one node lacks: on the node that needs the smallest cut."""
         fleet, shape = self._view.fleet, self._shape
         amounts = ((CPU, shape.cpu), (MEMORY, shape.memory), (NETWORK, shape.network), (DEVICES, shape.gpus))
         rows = np.flatnonzero((fleet.closed == 0) & (fleet.free[CPU] > 0))
@@ -939,7 +948,7 @@ class _Search:
                 return
 
     def priority(self) -> Iterator[Suggestion]:
-        """A higher class: the next one that helps."""
+        """Try a higher priority class: the next one that helps."""
         now = self._candidate.priority
         for higher in range(now - 1, -1, -1):
             name = Priority(higher).name.lower()
@@ -950,7 +959,7 @@ class _Search:
                 return
 
     def ends(self) -> Iterator[Suggestion]:
-        """A job whose end makes room: the one that loses least by it, in hours of its work."""
+        """Try to end a job: the one that loses the fewest hours of work."""
         jobs: dict[str, dict[str, Resident]] = {}
         for row in self._nearest():
             for resident in self._view.fleet.residents[row]:
@@ -970,7 +979,7 @@ class _Search:
                 return
 
     def more_nodes(self) -> Iterator[Suggestion]:
-        """One more node like one that is there: the smallest kind that helps."""
+        """Try one more node like an existing one: the smallest kind that helps."""
         fleet = self._view.fleet
         kinds = sorted((tuple(int(of) for of in fleet.total[:, row]), row) for row in fleet.likes)
         for _, row in kinds[: self._tries]:
@@ -986,7 +995,7 @@ class _Search:
     # --- trying ------------------------------------------------------------------------------------------------------
 
     def _with(self, **fields: Any) -> Snapshot:
-        """It asks for something else: it is submitted anew then, behind all that waits."""
+        """Return the view with a changed request. The unit counts as submitted again now, behind all waiting units."""
         last = max(other.ordinal for other in self._view.candidates) + 1
         now = self._view.now
         return hypothetical.with_changed(
@@ -1008,7 +1017,7 @@ class _Search:
     def _less(
         self, kind: str, need: int, amounts: Sequence[int], shown: Callable[[int], str], flag: str
     ) -> Iterator[Suggestion]:
-        """`kind` is a field of a shape."""
+        """Try less of one resource; `kind` is a field of `Shape`."""
 
         def less(amount: int) -> Snapshot:
             return self._with(shape=msgspec.structs.replace(self._shape, **{kind: amount}))
@@ -1023,7 +1032,7 @@ class _Search:
                 yield found
 
     def _nearest(self) -> list[int]:
-        """Open rows that could hold a task when empty, those that lack least first."""
+        """Return open rows that could hold a task when empty, sorted by how little they lack."""
         fleet, shape = self._view.fleet, self._shape
         able = ability(fleet, shape)
         rows = np.flatnonzero((fleet.closed == 0) & able.where)
@@ -1036,7 +1045,7 @@ class _Search:
 
 
 def _largest(amounts: Sequence[int], helps: Callable[[int], bool]) -> int | None:
-    """The largest of rising amounts that helps, by halving: what helps with more helps with less."""
+    """Return the largest of ascending amounts that helps, by bisection: if an amount helps, smaller ones do too."""
     low, high = 0, len(amounts)
     best: int | None = None
     while low < high:
@@ -1049,7 +1058,7 @@ def _largest(amounts: Sequence[int], helps: Callable[[int], bool]) -> int | None
 
 
 def _parts(free: Ints, need: int, tasks: int) -> list[int]:
-    """Amounts below the need that 1, 2, … tasks find on a node together, rising."""
+    """Return the amounts below the need that 1, 2, … tasks on one node could each get, ascending."""
     found: set[int] = set()
     for count in range(1, min(tasks, TRIED) + 1):
         found.update(np.unique(free // count).tolist())
@@ -1057,7 +1066,7 @@ def _parts(free: Ints, need: int, tasks: int) -> list[int]:
 
 
 def _round_down(kind: str, amount: int) -> int:
-    """To what is typed."""
+    """Round down to an amount that the command line can express."""
     if kind in ("memory", "gpu_memory"):
         return parse_bytes(type_bytes(amount))
     return parse_rate(type_rate(amount)) if kind == "network" else amount
@@ -1083,12 +1092,12 @@ def _on(shape: Shape, **fields: Any) -> Shape:
 
 
 def _decided_by(policy: ClusterPolicy, plan: Plan) -> str:
-    """The policy in charge; where that one failed, whose plan stands in for it."""
+    """Return the name of the policy in charge, or of the fallback policy if it failed."""
     return plan.policy if plan.failed else policy.name
 
 
 def _asks(candidate: Candidate) -> str:
-    """`4 tasks of 1 CPU, 1 GPU`."""
+    """Return the request in words: `4 tasks of 1 CPU, 1 GPU`."""
     shapes = " or ".join(shape.describe() for shape in (candidate.shape, *candidate.others))
     if candidate.tasks == 1:
         return shapes

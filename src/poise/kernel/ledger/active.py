@@ -1,4 +1,4 @@
-"""Units that hold room, and the nodes that they hold it on."""
+"""Units that hold resources, and the nodes of their attempts."""
 
 from collections.abc import Iterator, Mapping
 
@@ -11,7 +11,7 @@ from poise.kernel.ledger.units import UnitState
 from poise.model.resources import Shape
 
 Held = tuple[UnitState, int]
-"""A unit, and the number of its task that holds room."""
+"""A unit, and the index of its task that holds resources."""
 
 
 class Active(Room, dict[str, UnitState]):
@@ -29,7 +29,7 @@ class Active(Room, dict[str, UnitState]):
         self._on: dict[str, dict[tuple[str, int], Held]] = {}
         self._behind: dict[str, UnitState] = {}
         self._shapes: dict[Shape, int] = {}
-        self._has_new_shape = False  # since they were sorted
+        self._has_new_shape = False  # since the last sort
         for unit in jobs.units.values():
             if unit.status == "active":
                 unit.size = unit.size or len(unit.tasks)  # states from before elastic units have no size
@@ -42,19 +42,19 @@ class Active(Room, dict[str, UnitState]):
     # --- what there is -----------------------------------------------------------------------------------------------
 
     def may_be_placed(self, unit: UnitState) -> bool:
-        """Whether the unit is pending, or on a lost node and allowed by its retry policy to run elsewhere."""
+        """Return whether the unit is pending, or on a lost node and allowed by its retry policy to run elsewhere."""
         return unit.status == "pending" or unit.id in self.recovering
 
     def attempts(self) -> int:
-        """Number of attempts that hold room or are queued on a node."""
+        """Return the number of attempts that hold resources or are queued on a node."""
         return sum(len(attempts) for attempts in self._on.values())
 
     def on(self, node: str) -> list[Held]:
-        """Active attempts on a node, as (unit, index of its task), in order of submission."""
+        """Return active attempts on a node, as (unit, index of its task), in order of submission."""
         return sorted(self._on.get(node, {}).values(), key=ordinal_and_index)
 
     def queued_since(self, instant: int) -> Iterator[tuple[UnitState, TaskState]]:
-        """Units that were placed `queued` at `instant` or before and have not started."""
+        """Yield units that were placed `queued` at `instant` or before and have not started."""
         if not self._behind:
             return
         for unit in [unit for unit in self._behind.values() if unit.status != "active" or not unit.queued]:
@@ -65,7 +65,7 @@ class Active(Room, dict[str, UnitState]):
                 yield unit, unit.tasks[0]
 
     def by_shape(self) -> Mapping[Shape, int]:
-        """Number of attempts of each shape on nodes, ordered by the key of the shape."""
+        """Return the number of attempts of each shape on nodes, ordered by the key of the shape."""
         if self._has_new_shape:
             self._shapes = dict(sorted(self._shapes.items(), key=lambda item: amounts_in(item[0].key())))
             self._has_new_shape = False
@@ -108,7 +108,7 @@ class Active(Room, dict[str, UnitState]):
         hold(not self._on.pop(name, None), f"node {name} was forgotten with attempts on it")
 
     def index_recovering(self, unit: UnitState) -> None:
-        """Index whether the unit may run elsewhere: its attempts are on lost nodes, and its retry policy allows it."""
+        """Index the unit if it may run elsewhere: its attempts are on lost nodes, and its retry policy allows it."""
         retry = unit.spec.retry
         statuses = [task.status for task in unit.tasks]
         silent = "recovering" in statuses and not ("queued" in statuses or "running" in statuses)
@@ -119,7 +119,7 @@ class Active(Room, dict[str, UnitState]):
             self.recovering.pop(unit.id, None)
 
     def mark_node(self, node: str) -> None:
-        """Refresh the node's row, and everything that is shown of the attempts on it."""
+        """Mark the node's row, and what is shown of the attempts on it, as out of date."""
         for unit, _ in self._on.get(node, {}).values():
             self._changes.residents.pop(unit.id, None)
         self._changes.rows.add(node)

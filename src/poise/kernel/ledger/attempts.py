@@ -22,7 +22,7 @@ STEADY = 60 * SECOND
 
 
 class Attempts(Room):
-    """Each end updates the node, the class and the gang. The last end decides what the unit does next."""
+    """Ends of attempts update the node, the class and the gang. The last end decides what the unit does next."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Attempts(Room):
         self._changes.moved.add(task.node)
 
     def _note_run(self, unit: UnitState) -> None:
-        """Its job has started, of which somebody may be to be told."""
+        """Index the job's notices: it has started."""
         job = self._jobs[unit.job]
         if job.notify is not None:
             self._jobs.index_notices(job)
@@ -81,7 +81,7 @@ class Attempts(Room):
                 self._training.keep_progress(unit, task, ending.progress)
                 if not unit.stopping and len(unit.tasks) > 1:
                     unit.stopping = "gang"
-            if unit.stopping or unit.resizes:  # its other attempts are shown with what has changed
+            if unit.stopping or unit.resizes:  # changes what is shown of its other attempts
                 self._changes.mark(unit)
         if self._active.recovering:
             self._active.index_recovering(unit)
@@ -91,7 +91,7 @@ class Attempts(Room):
     def _learn(self, unit: UnitState, task: TaskState, ending: Ending) -> None:
         """Update the profile of the class from a run."""
         if ending.outcome == "done":
-            if self._jobs[unit.job].calls is None:  # how long a worker is kept says nothing of what it does
+            if self._jobs[unit.job].calls is None:  # the lifetime of a worker does not depend on its work
                 model = model_under(self._nodes[task.node].node, task.devices)
                 self._profiles.learn(unit, unit.run_in_size(task), ending, model)
         elif ending.outcome in ("failed", "signal", "oom", "hung", "timeout"):
@@ -140,8 +140,8 @@ class Attempts(Room):
                 self._lifecycle.conclude(unit, "failed", at)
 
     def _moved_off(self, unit: UnitState) -> str:
-        """The node that the unit was moved from: one that is being emptied, else the one with the lagging member, else
-        its first.
+        """Return the node that the unit was moved from: a node being evacuated, else the node of the lagging member,
+        else the node of rank 0.
         """
         nodes = self._nodes
         emptied = (task.node for task in unit.tasks if task.node in nodes and nodes[task.node].condition == "emptying")
@@ -153,8 +153,8 @@ class Attempts(Room):
 
 
 def _goes_on_without(unit: UnitState, index: int) -> bool:
-    """Whether the rest of the gang continues after this member has ended. A gang whose other members have all finished
-    is not resized.
+    """Return whether the rest of the gang continues after this member has ended. A gang whose other members have all
+    finished is not resized.
     """
     ending = unit.tasks[index].ending
     if not unit.resizes or unit.stopping or ending is None or not is_loss(ending):

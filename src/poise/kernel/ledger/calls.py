@@ -1,4 +1,4 @@
-"""Jobs that serve calls: the book of calls of each, and its workers, which rest while no call is open."""
+"""Jobs that serve calls: the book of calls of each, and its workers, which wait while no call is open."""
 
 from poise.kernel.book import CallBook
 from poise.kernel.ledger.jobs import Jobs
@@ -51,7 +51,7 @@ class Calls(Room):
             self._lifecycle.call_up(job, event.at)
 
     def _credit(self, worker: str) -> None:
-        """Reset the retries of a worker that has begun a call: it can be started."""
+        """Reset the retries of a worker that has begun a call: it can start."""
         found = self._jobs.tasks.get(worker)
         if found is not None:
             found[0].tries = found[0].lost = 0
@@ -63,7 +63,7 @@ class Calls(Room):
             self._lifecycle.call_up(job, event.at)
 
     def rest(self, unit: UnitState, job: JobState, book: CallBook, outcome: Outcome, at: int) -> None:
-        """A worker has ended. If it is out of retries, the job and its open calls fail."""
+        """Handle the end of a worker. If it is out of retries, the job and its open calls fail."""
         book.called_up -= 1
         retry = unit.spec.retry
         failed = outcome not in ("done", "stopped", "returned")

@@ -33,7 +33,9 @@ class Cancelling(Room):
         self._lifecycle.end_if_over(job, event.at)
 
     def _jobs_cancelled(self, event: JobsCancelled) -> None:
-        """Cancel all jobs before any of them ends, so that a job after another of them is cancelled and not skipped."""
+        """Cancel all jobs before any of them ends, so that a job that follows another one is cancelled and not
+        skipped.
+        """
         jobs = [self._jobs[job_id] for job_id in event.jobs]
         for job in jobs:
             self._cancel_job(job, event.by, event.at)
@@ -49,7 +51,7 @@ class Cancelling(Room):
         for unit, missed in zip(units, event.units, strict=True):
             unit.missed = missed
         self._cancel_some(job, units, event.at, turns=True)
-        self._paths.plan_again(job)  # what is left is due by the deadlines that are left
+        self._paths.plan_again(job)  # the remaining units are due by the remaining deadlines
         self._lifecycle.end_if_over(job, event.at)
 
     def _cancel_job(self, job: JobState, by: str, at: int) -> None:

@@ -13,7 +13,7 @@ from poise.model.resources import PLENTY, WHOLE
 
 
 class Columns(Room):
-    """A read refreshes the rows of the nodes that have changed since the last read."""
+    """Columns of all nodes. A read refreshes the rows of the nodes that have changed since the last read."""
 
     def __init__(
         self, active: Active, nodes: Nodes, cordons: Cordons, leader: Leader, shown: Shown, changes: Changes
@@ -22,17 +22,17 @@ class Columns(Room):
         self._shown, self._changes = shown, changes
         self._fleet: Fleet | None = None
         self._shared: set[str] = set()  # nodes that had shared devices at the last refresh
-        self._open = [0, 0, 0, 0]  # of the open nodes: CPU, devices, free CPU, free devices
-        self._opened: dict[str, tuple[int, int, int, int]] = {}  # the same of each node
+        self._open = [0, 0, 0, 0]  # totals of the open nodes: CPU, devices, free CPU, free devices
+        self._opened: dict[str, tuple[int, int, int, int]] = {}  # the same for each node
 
     def fork_of(self, other: "Columns") -> None:
-        """Begin with the columns of another ledger that is in the same state."""
+        """Start with the columns of another ledger in the same state."""
         self._fleet, self._shared = other.fleet().copy(), other._shared.copy()
         self._open, self._opened = other._open.copy(), other._opened.copy()
         self._changes.candidates = other._changes.candidates.copy()
 
     def fleet(self) -> Fleet:
-        """The fleet as it is now. It belongs to the ledger: read it at once, or copy it."""
+        """Return the current fleet. It belongs to the ledger: read it at once, or copy it."""
         fleet = self.room()
         moved = self._changes.moved
         for name in sorted(moved):
@@ -41,7 +41,7 @@ class Columns(Room):
         return fleet
 
     def room(self) -> Fleet:
-        """The fleet with current free room; its residents may be out of date. Cheaper than `fleet`."""
+        """Return the fleet with current free resources; its residents may be out of date. Cheaper than `fleet`."""
         if self._fleet is None or self._changes.fleet:
             self._fleet = self._made_anew(self._fleet if self._fleet is not None else Fleet())
         for name in sorted(self._changes.rows):
@@ -51,7 +51,7 @@ class Columns(Room):
         return self._fleet
 
     def _made_anew(self, before: Fleet) -> Fleet:
-        """New columns, after any number of nodes have joined, changed or left."""
+        """Return new columns, after nodes have joined, changed or left."""
         fleet = Fleet([self._cordons.seen(state.node) for state in self._nodes.values()])
         self._changes.rows.update(fleet.take_over(before))
         self._changes.fleet = False
@@ -62,14 +62,14 @@ class Columns(Room):
         return fleet
 
     def use(self) -> int:
-        """The used share of the open nodes' CPUs or of their devices, in thousandths, whichever is larger."""
+        """Return the used share of the open nodes' CPUs or of their devices, whichever is larger, in thousandths."""
         self.room()
         cpu, devices, free_cpu, free_devices = self._open
         shares = ((free_cpu, cpu), (free_devices, devices))
         return max([int(1000 - 1000 * left / of) for left, of in shares if of], default=0)
 
     def _refresh(self, fleet: Fleet, row: int, state: NodeState) -> None:
-        """Write the free room of one node into its row."""
+        """Write the free resources of one node into its row."""
         node = state.node
         network = (node.network or PLENTY) - state.used_network
         if state.shares or self._cordons or node.name in self._shared:
@@ -92,7 +92,7 @@ class Columns(Room):
         fleet.failures[row] = state.failures / 1000
 
     def _parts(self, state: NodeState) -> tuple[list[int], list[int]]:
-        """Free compute (thousandths) and free memory (bytes) of each device."""
+        """Return the free compute (thousandths) and free memory (bytes) of each device."""
         share, memory = [], []
         for device in state.node.devices:
             key = device_key(device.index)

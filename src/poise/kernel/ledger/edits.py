@@ -1,4 +1,4 @@
-"""What people change of jobs that they have submitted."""
+"""Changes that users make to submitted jobs."""
 
 from poise.kernel.ledger.active import Active
 from poise.kernel.ledger.jobs import Jobs
@@ -12,8 +12,8 @@ from poise.model.events import JobChanged, JobHeld
 
 
 class Edits(Room):
-    """Holds, and new values of fields. Nobody else writes a job's `hold` and `held_for`. What runs keeps what it
-    holds, and gets its `next_spec` when it is tried again.
+    """Holds, and new values of fields. Only this room writes a job's `hold` and `held_for`. An active unit keeps its
+    resources, and its `next_spec` takes effect at its next attempt.
     """
 
     def __init__(self, jobs: Jobs, active: Active, queues: Queues, paths: Paths, lifecycle: Lifecycle) -> None:

@@ -19,8 +19,8 @@ from poise.model.tenants import DEFAULT, HOME, Bearer
 
 
 class Jobs(Room, dict[str, JobState]):
-    """Jobs by id, in order of submission. Owns `jobs`, `finished`, `jobs_ever` and `units_ever`. The rooms above change
-    the units, and call this one when a unit or a job is over.
+    """Jobs by id, in order of submission. Owns `jobs`, `finished`, `jobs_ever` and `units_ever`. Higher rooms change
+    the units, and call this room when a unit or a job ends.
     """
 
     def __init__(self, state: State) -> None:
@@ -33,11 +33,11 @@ class Jobs(Room, dict[str, JobState]):
         self.dependents: dict[str, list[UnitState]] = {}
         """Units that need a unit, by the id of that unit."""
         self.awaited_by: dict[str, dict[str, None]] = {}
-        """Unfinished jobs that come after a job, by the id of that job."""
+        """Unfinished jobs that wait for a job (`after`), by the id of that job."""
         self.cancelling: dict[str, JobState] = {}
-        """Unfinished jobs by id that have a unit to cancel when its deadline cannot be met."""
+        """Unfinished jobs, by id, with a unit to cancel if its deadline cannot be met."""
         self.notifying: dict[str, int] = {}
-        """Jobs with notices that are due, by id, and the revision since when."""
+        """Jobs with due notices, by id, and the revision at which these became due."""
         self._names: dict[tuple[str, str], str] = {}
         self._keys: dict[tuple[str, str], str] = {}
         self._unfinished = 0
@@ -45,7 +45,7 @@ class Jobs(Room, dict[str, JobState]):
         self._ends = 0
         self._ended_of: dict[str, dict[str, int]] = {}
         self._tasks_of: Counter[str] = Counter()  # tasks of finished jobs, by tenant
-        self._tasks_kept = 0  # of all of them
+        self._tasks_kept = 0  # tasks of all finished jobs
         for job_id in state.finished:
             self._note_end(self[job_id])
         for job in self.values():
@@ -64,17 +64,17 @@ class Jobs(Room, dict[str, JobState]):
         return f"j{self._state.jobs_ever + 1}"
 
     def submitted_under(self, key: str, tenant: str = DEFAULT) -> str | None:
-        """The job that an earlier submission of this tenant with this key made."""
+        """Return the id of the job that an earlier submission of this tenant with this key created."""
         return self._keys.get((tenant, key))
 
     def named(self, name: str, tenant: str = DEFAULT) -> JobState | None:
-        """The tenant's unfinished job of this name; names are free again once their job is over."""
+        """Return the tenant's unfinished job with this name. A name is free again once its job has ended."""
         found = self._names.get((tenant, name))
         return self.get(found) if found else None
 
     def find(self, name: str, bearer: Bearer = HOME) -> JobState | None:
-        """By id, or by name within the bearer's tenant: the unfinished job of that name, else the latest that had it.
-        What the bearer may not see is not there.
+        """Return a job by id, or by name within the bearer's tenant: the unfinished job, else the latest with the name.
+        None for a job that the bearer may not see.
         """
         job, tenant = self.get(name), bearer.tenant
         if job is not None and bearer.sees(job.tenant):
@@ -86,17 +86,17 @@ class Jobs(Room, dict[str, JobState]):
         return self.units.get(unit_id)
 
     def is_over(self, unit_id: str) -> bool:
-        """Whether the unit has ended, or has left the history."""
+        """Return whether the unit has ended or is no longer retained."""
         unit = self.units.get(unit_id)
         return unit is None or unit.over
 
     def task(self, task_id: str) -> tuple[UnitState, TaskState] | None:
-        """The unit and state of `job.task`."""
+        """Return the unit and the state of task `job.task`."""
         found = self.tasks.get(task_id)
         return (found[0], found[0].tasks[found[1]]) if found else None
 
     def node_of(self, attempt: Attempt) -> str:
-        """The node of an attempt, past or present; empty if the attempt is not known."""
+        """Return the node of an attempt, past or present; empty if the attempt is unknown."""
         found = self.tasks.get(attempt.task)
         if found is None:
             return ""
@@ -110,38 +110,38 @@ class Jobs(Room, dict[str, JobState]):
 
     @property
     def ends(self) -> int:
-        """Number of jobs that have ended since this ledger was made; `latest_ended` names the latest."""
+        """Number of jobs that have ended since this ledger was created; `latest_ended` names the latest."""
         return self._ends
 
     def unfinished(self) -> int:
         return len(self) - len(self._state.finished)
 
     def unfinished_units(self, tenant: str | None = None) -> int:
-        """Number of units that are not over, of a tenant or of all."""
+        """Return the number of unfinished units, of one tenant or of all."""
         return self._unfinished if tenant is None else self._unfinished_of[tenant]
 
     def unfinished_by_tenant(self) -> Counter[str]:
-        """The same of each tenant that has any."""
+        """Return the number of unfinished units of each tenant that has any."""
         return self._unfinished_of.copy()
 
     def has_others(self, tenant: str) -> bool:
-        """Whether another tenant has an unfinished unit."""
+        """Return whether another tenant has an unfinished unit."""
         return bool(self._unfinished_of.keys() - {tenant})
 
     def recent(self, finished: int) -> list[JobState]:
-        """The latest finished jobs, then all unfinished ones, each in order of submission."""
+        """Return the latest `finished` finished jobs and all unfinished ones, in order of submission."""
         latest = set(self._state.finished[-finished:] if finished else ())
         return [job for job in self.values() if not job.ended or job.id in latest]
 
     def after(self, job_id: str) -> Iterator[JobState]:
-        """Jobs submitted after this one, which need not exist, in order of submission; all if `job_id` is empty."""
+        """Return the jobs submitted after this one, which need not exist, in order; all if `job_id` is empty."""
         if not job_id:
             return iter(self.values())
         jobs = list(self.values())
         return islice(jobs, bisect_right(jobs, _number_of(job_id), key=lambda job: _number_of(job.id)), None)
 
     def latest_ended(self, number: int, tenant: str | None = None) -> list[str]:
-        """The latest `number` finished jobs, of a tenant or of all, the latest first."""
+        """Return the latest `number` finished jobs, of a tenant or of all, the latest first."""
         latest = reversed(self._state.finished) if tenant is None else reversed(self._ended_of.get(tenant, {}))
         return list(islice(latest, number))
 
@@ -195,14 +195,14 @@ class Jobs(Room, dict[str, JobState]):
         return made
 
     def index_late(self, job: JobState) -> None:
-        """Whether something of it is to be cancelled when its deadline is lost."""
+        """Index the job if a unit of it is to be cancelled when its deadline is lost."""
         if any(unit.spec.if_late == "cancel" for unit in job.units) and not job.ended:
             self.cancelling[job.id] = job
         else:
             self.cancelling.pop(job.id, None)
 
     def index_notices(self, job: JobState) -> None:
-        """Something has happened of which its targets may be to be told."""
+        """Index the job if it has due notices."""
         if job.notices:
             self.notifying.setdefault(job.id, self._state.revision)
         else:
@@ -216,7 +216,7 @@ class Jobs(Room, dict[str, JobState]):
         self.index_notices(job)
 
     def count_over(self, job: JobState) -> None:
-        """Count a unit of this job that is over."""
+        """Count a unit of this job that has ended."""
         job.unfinished -= 1
         self._count(job, -1)
 
@@ -237,7 +237,7 @@ class Jobs(Room, dict[str, JobState]):
         return self.awaited_by.pop(job.id, ())
 
     def has_too_many(self, history: int) -> bool:
-        """Whether to call `forget_old`, which copies a list and therefore works in batches."""
+        """Return whether to call `forget_old`, which copies a list and therefore works in batches."""
         return len(self._state.finished) - history > max(16, history // 16)
 
     def forget_old(self, history: int, *, fair: bool) -> None:
@@ -246,12 +246,12 @@ class Jobs(Room, dict[str, JobState]):
         self._forget(self._oldest_of_the_most(history) if fair else finished[: len(finished) - history])
 
     def has_too_many_tasks(self, tasks: int) -> bool:
-        """Whether to call `forget_largest`; `tasks` of 0 is any number."""
+        """Return whether to call `forget_largest`; a limit of 0 `tasks` means no limit."""
         return tasks > 0 and self._tasks_kept - tasks > max(16, tasks // 16)
 
     def forget_largest(self, tasks: int) -> None:
-        """Remove finished jobs until those that are left have at most so many tasks: the oldest job of the tenant whose
-        finished jobs have the most tasks, again and again. The job that has ended last stays, whatever its size.
+        """Remove finished jobs until the others have at most `tasks` tasks. Each time, remove the oldest job of the
+        tenant whose finished jobs have the most tasks. The job that ended last stays, whatever its size.
         """
         excess = self._tasks_kept - tasks
         largest = [(-self._tasks_of[tenant], _first(own), tenant) for tenant, own in self._ended_of.items()]
@@ -298,7 +298,7 @@ class Jobs(Room, dict[str, JobState]):
             self._state.finished = [job_id for job_id in finished if job_id not in gone]
 
     def _oldest_of_the_most(self, history: int) -> list[str]:
-        """The jobs to remove so that tenants share the history equally."""
+        """Return the jobs to remove so that tenants share the history equally."""
         leaving: list[str] = []
         room = history
         fewest_first = sorted(self._ended_of.values(), key=_number_and_first)
@@ -309,13 +309,13 @@ class Jobs(Room, dict[str, JobState]):
         return leaving
 
     def _note_end(self, job: JobState) -> None:
-        """Number the ends, so that jobs of different tenants can be compared by their end."""
+        """Number the ends, so that ends of jobs of different tenants can be compared."""
         self._ends += 1
         self._ended_of.setdefault(job.tenant, {})[job.id] = self._ends
         self._count_kept(job, 1)
 
     def _count_kept(self, job: JobState, sign: int) -> None:
-        """Count the tasks of a finished job that is kept from now on, or is kept no longer."""
+        """Count the tasks of a finished job that is now retained (`sign` 1) or removed (-1)."""
         self._tasks_of[job.tenant] += sign * job.count_tasks()
         self._tasks_kept += sign * job.count_tasks()
 
@@ -369,8 +369,8 @@ class Jobs(Room, dict[str, JobState]):
 
 
 def _first_parts(units: Iterable[Unit]) -> tuple[set[str], dict[str, int]]:
-    """Of tasks of which only so many parts run at once: those that may at first, and by task how many more have had
-    their turn where the job lacks some of its parts.
+    """Return, for tasks with a concurrency limit, the parts that may run at first. Also return by task how many more
+    parts have had their turn if the job lacks some parts.
     """
     first: set[str] = set()
     turns: dict[str, int] = {}
@@ -388,7 +388,7 @@ def _first_parts(units: Iterable[Unit]) -> tuple[set[str], dict[str, int]]:
 
 
 def _number_of(job_id: str) -> int:
-    """j12 comes after j2."""
+    """Return the number in a job id, by which jobs sort: j12 comes after j2."""
     return int(job_id[1:])
 
 

@@ -22,8 +22,8 @@ from poise.model.events import (
 
 
 class Leader(Room):
-    """Set by the latest `Began`, and by what was configured since. Owns `term`, `policy`, `history`, `began`, `before`,
-    `memory` and `anchor_*`.
+    """Set by the latest `Began`, and by later changes of the configuration. Owns `term`, `policy`, `history`, `began`,
+    `before`, `memory` and `anchor_*`.
     """
 
     def __init__(self, state: State, queues: Queues) -> None:
@@ -39,7 +39,7 @@ class Leader(Room):
 
     @property
     def fixed(self) -> bool:
-        """Whether the policy gives each unit a fixed place. It is shown all pending and all active units."""
+        """Whether the policy gives each unit a fixed place. It sees all pending and all active units."""
         began = self._state.began
         return began is not None and began.fixed
 
@@ -51,39 +51,39 @@ class Leader(Room):
 
     @property
     def history(self) -> int:
-        """Number of finished jobs to keep."""
+        """Maximum number of finished jobs."""
         return self._state.history
 
     @property
     def history_tasks(self) -> int:
-        """Number of tasks that the finished jobs which are kept may have together; 0 for any number."""
+        """Maximum number of tasks of all finished jobs together; 0 for no limit."""
         began = self._state.began
         return began.history_tasks if began is not None else 0
 
     @property
     def began(self) -> Began | None:
-        """The event with which it took the log, under the policy that was configured last; None in an empty log and in
-        old states.
+        """The event with which this control plane began to write the log, with the latest configured policy. None in an
+        empty log and in old states.
         """
         return self._state.began
 
     @property
     def before(self) -> dict[str, Any]:
-        """The policy before the one that decides, in the words of `Configured`; empty where there was none."""
+        """The previous policy, with the fields of `Configured`; empty if there was none."""
         return self._state.before
 
     @property
     def memory(self) -> dict[str, Any]:
-        """The memory that the policy returned with its last plan."""
+        """Memory that the policy returned with its last plan."""
         return self._state.memory
 
     def wall(self, instant: int) -> float:
-        """Seconds since 1970, to show to people; 0 for an instant of 0."""
+        """Return seconds since 1970, for display; 0 for an instant of 0."""
         return self._state.anchor_wall + (instant - self._state.anchor_at) / 1e9 if instant else 0.0
 
     def resume_at(self, boot: str, boottime: int, wall: float) -> int:
-        """The current instant of the log: from the clock of the boot, or after a reboot from the wall clock. Never
-        earlier than the last event.
+        """Return the current instant of the log: from the clock of the boot, or after a reboot from the wall clock.
+        Never earlier than the last event.
         """
         state = self._state
         if not state.anchor_wall:
@@ -125,7 +125,7 @@ class Leader(Room):
             state.policy, state.memory = event.policy, {}
 
     def _keep_policy(self, following: str) -> None:
-        """Another policy is about to decide."""
+        """Record the current policy as the previous one, before another takes over."""
         began = self._state.began
         if began is not None and began.policy != following:
             self._state.before = {"policy": began.policy, "recipe": began.recipe, "code": began.code}

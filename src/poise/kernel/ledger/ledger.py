@@ -57,8 +57,9 @@ NO_RATES: Mapping[str, float] = {}
 class Ledger:
     """The state of the scheduler at a revision. Build it by applying events, or from an encoded state.
 
-    The constructor makes the rooms in order. A room gets the earlier rooms that it may see. One that only follows what
-    happens `plans` no critical paths: they are most of the work of a job with many tasks, and only decisions read them.
+    The constructor makes the rooms in order. A room gets the earlier rooms that it may see. A ledger that only follows
+    a log sets `plans` to False, which skips critical paths: they are most of the work of a job with many tasks, and
+    only decisions read them.
     """
 
     def __init__(self, state: State | None = None, *, plans: bool = True) -> None:
@@ -130,17 +131,17 @@ class Ledger:
         return cls(decode(data), plans=plans)
 
     def encode(self) -> bytes:
-        """Canonical: equal states give equal bytes."""
+        """Encode canonically: equal states give equal bytes."""
         return encoder.encode(self._state)
 
     def compressed(self) -> bytes:
-        """The encoded state for a checkpoint, compressed with zlib: a long queue repeats itself, and commits wait until
+        """Encode the state for a checkpoint, compressed with zlib: a long queue is repetitive, and commits wait until
         the checkpoint is written.
         """
         return zlib.compress(self.encode(), 1)
 
     def sealed_texts(self) -> Iterator[str]:
-        """The secrets that will have to be opened: of unfinished jobs, and of schedules."""
+        """Yield the secrets that will have to be opened: of unfinished jobs and of schedules."""
         for job in self.jobs.values():
             if not job.ended:
                 yield from job.sealed_texts()
@@ -148,11 +149,11 @@ class Ledger:
             yield from schedule.job.sealed_texts()
 
     def fork(self, jobs: Collection[str] | None = None, priorities: Mapping[str, Priority] | None = None) -> "Ledger":
-        """A ledger of its own in the same state, which applies other events from now on. What nothing changes any more
-        is shared, and so are the columns until they change.
+        """Return an independent ledger in the same state, to which other events can be applied. It shares parts that
+        nothing changes any more, and the columns until they change.
 
-        With `jobs` it has these only, which must include all that hold room. `priorities` replaces the priority of the
-        unfinished units of a job, by its id.
+        With `jobs` it has only these, which must include all that hold resources. `priorities` replaces the priority of
+        the unfinished units of a job, by its id.
         """
         state = self._state.fork(jobs)
         for job_id, priority in (priorities or {}).items():
@@ -174,7 +175,7 @@ class Ledger:
 
     @property
     def now(self) -> int:
-        """The instant of the last event."""
+        """Instant of the last event."""
         return self._state.now
 
     # --- applying ----------------------------------------------------------------------------------------------------
@@ -195,7 +196,9 @@ class Ledger:
     def snapshot(
         self, now: int, seed: int = 0, throughputs: Mapping[str, float] | None = None, triggers: tuple[str, ...] = ()
     ) -> Snapshot:
-        """An immutable view. Its cost grows with what has changed and what is shown, not with what exists."""
+        """Return an immutable view. Its cost grows with the changes and with the shown units, not with the size of the
+        state.
+        """
         fleet = self.columns.fleet().copy()
         return Snapshot(
             revision=self._state.revision,

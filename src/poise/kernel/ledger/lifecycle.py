@@ -46,7 +46,7 @@ class Lifecycle(Room):
             self.release_roots(job, event.at)
 
     def release_roots(self, job: JobState, at: int) -> None:
-        """It waits for no other job any more."""
+        """Release the units without needs of a job that waits for no other job."""
         if job.calls is not None:
             self.call_up(job, at)
             return
@@ -55,7 +55,7 @@ class Lifecycle(Room):
                 self._queues.make_pending(unit, at)
 
     def call_up(self, job: JobState, at: int) -> None:
-        """Make as many workers pending or active as there are open calls; the others rest. Active workers are not
+        """Make as many workers pending or active as there are open calls; the others wait. Active workers are not
         stopped here. When no call is open and none will come, the workers that are not active are done.
         """
         book = job.serving
@@ -89,7 +89,7 @@ class Lifecycle(Room):
             self._queues.make_pending(unit, at)
 
     def _one_less(self, follower: UnitState, job: JobState, at: int) -> None:
-        """Count one unit or turn less that the follower waits for."""
+        """Subtract one from the units and turns that the follower waits for."""
         follower.missing -= 1
         if follower.missing == 0 and follower.status == "waiting" and not job.awaited:
             self._queues.make_pending(follower, at)
@@ -97,7 +97,7 @@ class Lifecycle(Room):
     # --- ending ------------------------------------------------------------------------------------------------------
 
     def conclude(self, unit: UnitState, status: UnitStatus, at: int) -> None:
-        """End a unit that was active, and release or skip the units that need it."""
+        """End an active unit, and release or skip the units that need it."""
         self.close(unit, status, at)
         job = self._jobs[unit.job]
         followers = self._jobs.dependents.get(unit.id, ())
@@ -134,16 +134,16 @@ class Lifecycle(Room):
                 stack.extend(self._jobs.dependents.get(unit.id, ()))
 
     def pass_over(self, unit: UnitState) -> None:
-        """Mark a part that is cancelled before its turn: the turn will go to the next part."""
+        """Mark a part that is cancelled before its turn: the turn goes to the next part."""
         unit.missing = PASSED_OVER
 
     def pass_turn(self, job: JobState, ended: Unit, at: int) -> None:
-        """Give the turn of a part that has ended to the next one, where the number of concurrent parts is limited."""
+        """Give the turn of an ended part to the next one, if the number of concurrent parts is limited."""
         task = ended.name.partition("[")[0]
         given = job.turns.get(task, 0)
         while True:
             part = ended.at_most + given
-            follower = self._jobs.units.get(f"{job.id}.{task}[{part}]")  # what is tried again lacks some parts
+            follower = self._jobs.units.get(f"{job.id}.{task}[{part}]")  # a retried job lacks some parts
             given += 1
             if part >= ended.tasks[0].parts or (follower is not None and follower.missing > PASSED_OVER):
                 break
@@ -155,7 +155,7 @@ class Lifecycle(Room):
         self.end_those_over((job,), at)
 
     def end_those_over(self, jobs: Iterable[JobState], at: int) -> None:
-        """End the jobs that have no unit left, and release or skip the jobs after them. Iterative, as above."""
+        """End the jobs that have no unit left, and release or skip the jobs that follow them. Iterative, as above."""
         ending = deque(jobs)
         while ending:
             job = ending.popleft()

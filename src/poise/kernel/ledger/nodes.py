@@ -1,4 +1,4 @@
-"""Nodes, and the room that attempts hold on each."""
+"""Nodes, and the resources that attempts hold on each."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -34,8 +34,8 @@ OF_THE_NODE = ("lost", "killed", "unstartable")
 
 
 class Nodes(Room, dict[str, NodeState]):
-    """Nodes by name, in the order of their names. Owns `nodes`. They are put in order when somebody goes through them:
-    thousands may join in between.
+    """Nodes by name, sorted by name. Owns `nodes`. They are sorted when they are iterated, because thousands may join
+    in between.
     """
 
     def __init__(self, state: State, active: Active, queues: Queues, changes: Changes) -> None:
@@ -71,7 +71,7 @@ class Nodes(Room, dict[str, NodeState]):
     # --- room --------------------------------------------------------------------------------------------------------
 
     def take(self, name: str, unit: UnitState, shape: Shape, devices: tuple[int, ...], *, queued: bool) -> None:
-        """Take room for one attempt of a unit, in this shape."""
+        """Take resources for one attempt of a unit, in this shape."""
         node = self[name]
         key = shape.key()
         pool = node.pools.get(key)

@@ -13,7 +13,9 @@ NUMBERS = re.compile(r"([0-9]+)")
 
 
 def rank(unit: UnitState) -> tuple[int, int]:
-    """Order in a queue: by arrival, or the longest path of a graph first, so that the head of a long queue has it."""
+    """Return the sort key in a queue: by arrival, or the longest path of a graph first, so that it is in the head of a
+    long queue.
+    """
     return (0 if unit.queue.endswith("/") else -unit.tail, unit.ordinal)
 
 

@@ -14,7 +14,9 @@ from poise.model.profiles import estimate_run, outlasting
 
 
 class Paths(Room):
-    """Only this room writes `expected`, `tail`, `slack`, `due` and `depth` of a unit; if it `plans` at all."""
+    """Only this room writes `expected`, `tail`, `slack`, `due` and `depth` of a unit. Does nothing unless it
+    `plans`.
+    """
 
     def __init__(self, profiles: Profiles, queues: Queues, changes: Changes, *, plans: bool) -> None:
         self._profiles, self._queues, self._changes, self._plans = profiles, queues, changes, plans
@@ -47,7 +49,7 @@ class Paths(Room):
             unit.due = due.get(unit.spec.name, 0)
 
     def plan_again(self, job: JobState) -> None:
-        """Compute them again, and show the change."""
+        """Compute critical path and due times again, and mark what is shown of the job as out of date."""
         if not self._plans:
             return
         self.plan(job.units, job.submitted)

@@ -44,7 +44,7 @@ class Placements(Room):
             self._seats.take(unit, index, spot, queued=event.queued)
 
     def _drop_attempts(self, unit: UnitState, at: int) -> None:
-        """Release what a recovering unit holds on lost nodes before it is placed again."""
+        """Release the resources of a recovering unit on lost nodes before it is placed again."""
         unit.count_try("lost")
         self._training.forget_straggling(unit)
         self._training.keep_progress(unit, unit.first)

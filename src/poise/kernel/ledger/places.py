@@ -1,9 +1,9 @@
-"""A node, the room that is taken on it, and why a device gives none.
+"""A node, its used resources, and the reason why a device is closed.
 
-A node's room is counted by *pools*: the attempts of one shape on one node share `slots`, each slot holding the
-shape's room once. An attempt placed `queued` joins a pool without a slot of its own and starts when another of the
-pool ends; it may wait behind brief work only, never behind the pool's `long` attempts. When attempts end, `slots`
-shrinks to the number of attempts left; the agent keeps the same rule, so both sides agree on what may run without a
+A node's resources are counted by *pools*: the attempts of one shape on one node share `slots`, and each slot holds the
+shape's resources once. An attempt placed `queued` joins a pool without its own slot and starts when another one of the
+pool ends. It may wait behind brief work only, never behind the pool's `long` attempts. When attempts end, `slots`
+shrinks to the number of attempts left. The agent applies the same rule, so both sides agree on what may run without a
 message.
 """
 
@@ -35,12 +35,12 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NodeState(msgspec.Struct):
-    """A node, the room taken on it, and who holds each busy device, by `device_key`; `shares` where it is shared.
+    """A node, its used resources, and the holder of each busy device, by `device_key`; `shares` if it is shared.
 
     `level` is its load level, `hot` whether that has been high for a sustained window; `failures` the smoothed share of
     attempts that failed there, in thousandths. A `suspect` node has missed recent heartbeats. A drained node that
-    `moves` is being evacuated: its tasks continue elsewhere. `unfit` is the reason why a node can start nothing.
-    `by` is the token with which it joined, as in `NodeJoined`.
+    `moves` is being evacuated: its tasks continue elsewhere. `unfit` is the reason why a node can start nothing. `by`
+    is the token with which it joined, as in `NodeJoined`.
     """
 
     node: Node
@@ -71,7 +71,9 @@ class NodeState(msgspec.Struct):
 
     @property
     def condition(self) -> str:
-        """up, suspect, unfit, drained, emptying or lost; something may be placed there only while it is up."""
+        """Status for placement: up, suspect, unfit, drained, emptying or lost. Attempts may be placed only while it is
+        up.
+        """
         if self.status == "lost":
             return "lost"
         if self.drained:
@@ -82,8 +84,8 @@ class NodeState(msgspec.Struct):
 
     @property
     def excess(self) -> tuple[int, int, int]:
-        """Milli-CPU, bytes of memory and bits a second that work here holds beyond what the node offers. Those above 0
-        mean that it has shrunk.
+        """Milli-CPU, bytes of memory and bits per second in use beyond what the node offers. Values above 0 mean that
+        it has shrunk.
         """
         node = self.node
         network = self.used_network - (node.network or PLENTY)
@@ -94,8 +96,8 @@ BY_HAND = "by hand"
 
 
 class Cordon(msgspec.Struct, frozen=True):
-    """Why a device gives no room: it failed (`code`, `text`) at this instant, or somebody closed it. One that failed is
-    remembered when it has been opened again (an instant, 0: it has not been).
+    """Why a device is closed: it failed (`code`, `text`) at this instant, or a user closed it. A failed device is
+    remembered after it was reopened (`opened` is the instant; 0: not reopened).
     """
 
     at: int

@@ -9,7 +9,7 @@ from poise.model.jobs import ALL, Ending
 from poise.model.profiles import Profile, is_brief
 
 MAX_PROFILES = 4096
-"""Maximum number of profiles; those not used for longest are removed first."""
+"""Maximum number of profiles; the least recently used are removed first."""
 
 _UNKNOWN = Profile()
 
@@ -20,16 +20,16 @@ class Profiles(Room, dict[str, Profile]):
     def __init__(self, state: State) -> None:
         super().__init__(state.profiles)
         self._state, state.profiles = state, self
-        self._shown: dict[str, Profile] | None = None  # the copy in the last snapshot, if still true
+        self._shown: dict[str, Profile] | None = None  # the copy in the last snapshot, if still current
 
     def shown(self) -> Mapping[str, Profile]:
-        """A copy for snapshots; the same object until a profile changes."""
+        """Return a copy for snapshots; the same object until a profile changes."""
         if self._shown is None:
             self._shown = dict(self)
         return self._shown
 
     def is_brief(self, unit: UnitState) -> bool:
-        """Whether the unit is expected to end within one round."""
+        """Return whether the unit is expected to end within one round."""
         return is_brief(self.get(unit.spec.kind), unit.spec.shape, len(unit.spec.tasks))
 
     def failed(self, kind: str) -> None:

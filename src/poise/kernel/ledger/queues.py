@@ -18,7 +18,8 @@ from poise.model.views import LEAST_SHOWN
 
 HEAD = 128
 """Units of one queue in a snapshot; the rest follow as these are placed. The policy `static` sees all units: it assigns
-places by the unit's number, so that the head may wait while a later unit can start."""
+places by the unit's number, so a later unit may start while the head waits.
+"""
 
 SHOWN = 4096
 """Units in a snapshot, if there are many queues; of each queue at least `LEAST_SHOWN`."""
@@ -38,7 +39,7 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         """Pending units that became pending with a back-off, a lease or a `begin`."""
         self._unsorted: set[str] = set()
         self._has_new_queue = False  # since the last sort by name
-        self._first_in_line = (-1, "")  # as of a revision
+        self._first_in_line = (-1, "")  # the revision of the cached result, and the unit
         for unit in jobs.units.values():
             if unit.status == "pending":
                 self.add(unit)
@@ -46,15 +47,15 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
     # --- what waits --------------------------------------------------------------------------------------------------
 
     def held_for(self, unit: UnitState) -> tuple[Reason, ...]:
-        """The reasons logged for the queue in which this unit waits."""
+        """Return the logged reasons for the queue in which this unit waits."""
         return self._state.held.get(unit.queue, ())
 
     def held(self, queue: str) -> tuple[Reason, ...]:
         return self._state.held.get(queue, ())
 
     def first_in_line(self) -> str:
-        """The first unit that is held for reasons of its own which can change; units that may not pass it wait behind
-        it. Empty if there is none.
+        """Return the first unit held for its own, changeable reasons; units that may not overtake it wait behind it.
+        Empty if there is none.
         """
         revision, found = self._first_in_line
         if revision != self._state.revision:
@@ -68,7 +69,7 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         return found
 
     def by_class(self) -> dict[Priority, int]:
-        """Number of pending units of each priority class that has any, the most urgent first."""
+        """Return the number of pending units of each priority class that has any, the most urgent first."""
         counts: dict[int, int] = {}
         for queue in self.values():
             priority = int(next(iter(queue.values())).spec.priority)
@@ -76,14 +77,14 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         return {Priority(priority): counts[priority] for priority in sorted(counts)}
 
     def first(self, most: int) -> list[UnitState]:
-        """The first `most` pending units by class and arrival; with very many queues, the heads only."""
+        """Return the first `most` pending units by class and arrival; with very many queues, the heads only."""
         each = max(1, min(most, SHOWN // max(1, len(self))))
         first = [unit for queue in self.values() for unit in islice(queue.values(), each)]
         first.sort(key=lambda unit: (unit.spec.priority, unit.ordinal))
         return first[:most]
 
     def wakeup(self, after: int) -> int | None:
-        """The next instant after `after` at which a back-off or a lease ends."""
+        """Return the next instant after `after` at which a back-off or a lease ends."""
         if not self.delayed and not self._active.recovering:
             return None
         back = chain(self.delayed.values(), self._active.recovering.values())
@@ -91,7 +92,7 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         return min(ends, default=None)
 
     def backlog(self) -> dict[str, int]:
-        """Number of pending units of each queue, in the order of names. Sorts only if a queue was added."""
+        """Return the number of pending units of each queue, in the order of names. Sorts only if a queue was added."""
         if self._has_new_queue:
             in_order = sorted(self.items(), key=by_amounts)
             self.clear()
@@ -102,12 +103,12 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
     # --- what a snapshot shows of them -------------------------------------------------------------------------------
 
     def head(self) -> int:
-        """Units of each queue in a snapshot, as far as it has that many."""
+        """Return the number of units of each queue to show in a snapshot."""
         return max(LEAST_SHOWN, min(HEAD, SHOWN // 2 // max(1, len(self))))
 
     def heads(self) -> dict[str, int]:
-        """Units of each queue to show. The rest of the limit goes to the classes above the lowest, in order: a policy
-        places nothing of a lower class while a higher class has units that are not shown.
+        """Return the number of units of each queue to show. The rest of the limit goes to the classes above the lowest,
+        in order: a policy places no unit of a lower class while a higher class has units that are not shown.
         """
         head = self.head()
         left = SHOWN - head * len(self)
@@ -125,7 +126,7 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         return heads
 
     def sort(self) -> None:
-        """Sort each queue by rank in which ranks have changed."""
+        """Sort each queue whose ranks have changed."""
         for name in self._unsorted:
             self[name] = dict(sorted(self[name].items(), key=lambda item: rank(item[1])))
         self._unsorted.clear()
@@ -140,7 +141,7 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         self.add(unit)
 
     def add(self, unit: UnitState) -> None:
-        """It is pending, and as it is now."""
+        """Add a pending unit to its queue."""
         self.pending += 1
         self._changes.queues.add(unit.queue)
         if unit.free_at:
@@ -182,7 +183,7 @@ class Queues(Room, dict[str, dict[str, UnitState]]):
         return self._state.yielded
 
     def note_order(self, unit: UnitState, event: Preempted | Resized) -> None:
-        """Record an order to make room, with the unit that gains by it."""
+        """Record a preemption order with the unit that gains by it."""
         unit.yielded = (*unit.yielded[1 - PAST_ORDERS :], event)
         gaining = self._jobs.units.get(event.to)
         if gaining is not None:

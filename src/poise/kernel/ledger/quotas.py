@@ -22,21 +22,19 @@ class Quotas(Room, dict[str, Quota]):
         self._count_held()
 
     def held(self, tenant: str) -> Amounts:
-        """Amounts that the work of a tenant with a quota holds."""
+        """Return the amounts that the work of a tenant with a quota holds."""
         return self._held[tenant]
 
     def left(self) -> dict[str, Amounts]:
-        """Remaining amounts of each tenant with a quota, in the order of their names."""
+        """Return the remaining amounts of each tenant with a quota, in the order of their names."""
         return {tenant: self[tenant].amounts.plus(self._held[tenant], -1) for tenant in sorted(self)}
 
     def limited_tenant(self, job: JobState) -> str:
-        """The tenant whose quota the job counts against; empty if there is none."""
+        """Return the tenant whose quota the job counts against; empty if there is none."""
         return job.tenant if job.tenant in self else ""
 
     def refusals(self, unit: UnitState, shape: Shape, tasks: int) -> list[Reason]:
-        """The reason, if any, why this many tasks exceed the quota of the tenant. What the unit holds itself does not
-        count.
-        """
+        """Return a reason if this many tasks exceed the quota of the tenant. The unit's own resources do not count."""
         tenant = self._jobs[unit.job].tenant
         if tenant not in self:
             return []
@@ -46,7 +44,7 @@ class Quotas(Room, dict[str, Quota]):
         return [] if left.holds(need) else [left.refusal(tenant, need)]
 
     def count(self, unit: UnitState, shape: Shape, sign: int) -> None:
-        """Count an attempt that begins (+1) or ceases (-1) to hold room."""
+        """Count an attempt that begins (+1) or ceases (-1) to hold resources."""
         if self._held:
             tenant = self._jobs[unit.job].tenant
             held = self._held.get(tenant)

@@ -13,15 +13,15 @@ Handlers = dict[type, Callable[[Any], None]]
 
 
 class InvariantBroken(AssertionError):
-    """An event that cannot follow, or a state that does not add up: a bug, never the fault of a user."""
+    """An event that is impossible in this state, or an inconsistent state: a bug, never the fault of a user."""
 
 
 class Room:
     """The interface between the ledger and each room."""
 
     def handlers(self) -> Handlers:
-        """Events that this room handles. If an event concerns several rooms, the highest handles it and calls the
-        others.
+        """Return the events that this room handles. If an event concerns several rooms, the highest handles it and
+        calls the others.
         """
         return {}
 

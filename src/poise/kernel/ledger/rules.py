@@ -1,4 +1,4 @@
-"""Rules, and what came of them."""
+"""Rules, and their firings."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,11 +11,11 @@ from poise.model.events import NodesMeasured, RuleAnswered, RuleFired, RuleOver,
 from poise.units import HOUR
 
 MAX_PAST = 10_000
-"""Firings that are over and still known; the log has them all."""
+"""Maximum number of ended firings; the log has all of them."""
 
 
 def key_of(rule: str, subject: str) -> str:
-    """How a firing is named. The name of a rule has no slash."""
+    """Return the key of a firing. The name of a rule contains no slash."""
     return f"{rule}/{subject}"
 
 
@@ -27,25 +27,25 @@ class RuleBook(Room):
 
     @property
     def document(self) -> dict[str, Any]:
-        """The content of the rules file; empty where there is none."""
+        """Content of the rules file; empty if there is none."""
         return self._state.rules
 
     @property
     def policies(self) -> dict[str, dict[str, Any]]:
-        """What rules set the policy to, by the name of the rule."""
+        """Policies set by rules, by the name of the rule."""
         return self._state.rule_policies
 
     @property
     def spent(self) -> list[int]:
-        """When actions were taken, in the last hour before the latest of them."""
+        """Instants of the actions in the last hour before the latest of them."""
         return self._state.actions_spent
 
     def firing(self, rule: str, subject: str) -> Firing | None:
-        """The last time that a rule fired for a subject."""
+        """Return the last firing of a rule for a subject; None if there is none."""
         return self._state.firings.get(key_of(rule, subject))
 
     def firings(self) -> Iterator[tuple[str, str, Firing]]:
-        """Rule, subject and firing, in the order in which they fired."""
+        """Yield rule, subject and firing, in the order in which they fired."""
         for key, firing in self._state.firings.items():
             rule, _, subject = key.partition("/")
             yield rule, subject, firing
@@ -94,4 +94,4 @@ class RuleBook(Room):
         )
 
     def _only_recorded(self, event: NodesMeasured) -> None:
-        """Change nothing: rules read it from the log."""
+        """Change nothing: rules read the event from the log."""

@@ -14,7 +14,7 @@ FOREVER = 2**62
 class Schedules(Room, dict[str, ScheduleState]):
     """Schedules by id, in order of submission. Owns `schedules` and `schedules_ever`.
 
-    The events say when each is due next, so nothing here knows about calendars or time zones.
+    The events contain each next due time, so this room needs no calendars or time zones.
     """
 
     def __init__(self, state: State, jobs: Jobs) -> None:
@@ -22,17 +22,17 @@ class Schedules(Room, dict[str, ScheduleState]):
         self._state, self._jobs, state.schedules = state, jobs, self
         self._names = {(of.job.tenant, of.job.name): of.id for of in self.values() if of.job.name}
         self._keys = {(of.job.tenant, of.key): of.id for of in self.values() if of.key}
-        self._soonest: tuple[int, int] | None = None  # the earliest due times, made when they are asked for
+        self._soonest: tuple[int, int] | None = None  # the earliest due times, computed on demand
 
     def next_id(self) -> str:
         return f"s{self._state.schedules_ever + 1}"
 
     def submitted_under(self, key: str, tenant: str) -> str | None:
-        """The schedule that an earlier submission of this tenant with this key made."""
+        """Return the id of the schedule that an earlier submission of this tenant with this key created."""
         return self._keys.get((tenant, key))
 
     def find(self, name: str, bearer: Bearer) -> ScheduleState | None:
-        """By id, or by name within the bearer's tenant. What the bearer may not see is not there."""
+        """Return a schedule by id, or by name within the bearer's tenant; None if the bearer may not see it."""
         found = self.get(name) or self.get(self._names.get((bearer.tenant, name), ""))
         return found if found is not None and bearer.sees(found.job.tenant) else None
 
@@ -40,12 +40,12 @@ class Schedules(Room, dict[str, ScheduleState]):
         return self.get(self._names.get((tenant, name), ""))
 
     def unfinished(self, schedule: ScheduleState) -> list[JobState]:
-        """Jobs that it has submitted and that have not ended."""
+        """Return its submitted jobs that have not ended."""
         known = (self._jobs.get(job) for job in schedule.unfinished)
         return [job for job in known if job is not None and not job.ended]
 
     def soonest(self) -> tuple[int, int]:
-        """The earliest time at which one is due: of those with `every` and of those with `cron`. `FOREVER`: none."""
+        """Return the earliest due times: of schedules with `every` and of those with `cron`. `FOREVER`: none."""
         if self._soonest is None:
             awaited = [of for of in self.values() if not of.held]
             every = min((of.due for of in awaited if of.rule.every), default=FOREVER)
@@ -54,11 +54,11 @@ class Schedules(Room, dict[str, ScheduleState]):
 
     @property
     def any_awaited(self) -> bool:
-        """Whether any will submit a job: not all are on hold."""
+        """Whether any schedule will submit a job: not all are on hold."""
         return self.soonest() != (FOREVER, FOREVER)
 
     def due(self, now: int, wall: int) -> Iterator[ScheduleState]:
-        """Those whose turn it is. `wall` in nanoseconds since 1970."""
+        """Yield the schedules that are due. `wall` is in nanoseconds since 1970."""
         every, cron = self.soonest()
         if every <= now or cron <= wall:
             yield from [of for of in self.values() if not of.held and of.due <= (now if of.rule.every else wall)]
@@ -120,5 +120,5 @@ class Schedules(Room, dict[str, ScheduleState]):
 
 
 def _by_number(item: tuple[str, ScheduleState]) -> int:
-    """s12 comes after s2."""
+    """Return the number in a schedule id, by which schedules sort: s12 comes after s2."""
     return int(item[0][1:])

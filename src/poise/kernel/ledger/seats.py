@@ -11,14 +11,14 @@ from poise.model.decisions import Spot
 
 
 class Seats(Room):
-    """Keeps `Nodes`, `Quotas`, `Shares` and `Active` in step: only this room adds and removes held room."""
+    """Keeps `Nodes`, `Quotas`, `Shares` and `Active` consistent: only this room takes and releases resources."""
 
     def __init__(self, active: Active, nodes: Nodes, quotas: Quotas, shares: Shares, changes: Changes) -> None:
         self._active, self._nodes, self._quotas, self._shares = active, nodes, quotas, shares
         self._changes = changes
 
     def take(self, unit: UnitState, index: int, spot: Spot, *, queued: bool = False) -> None:
-        """Give the next attempt of a task its place."""
+        """Take the resources for the next attempt of a task."""
         task, shape = unit.tasks[index], unit.shape
         task.status, task.node, task.devices, task.cpus = "queued", spot.node, spot.devices, ()
         task.pid = task.started = task.ended = task.straggles = task.epoch = 0
@@ -31,7 +31,7 @@ class Seats(Room):
         self._changes.rows.add(spot.node)
 
     def give_back(self, unit: UnitState, index: int) -> None:
-        """Release what an attempt holds."""
+        """Release the resources of an attempt."""
         task, shape = unit.tasks[index], unit.shape
         self._active.unseat(unit, index, task.node, shape)
         self._quotas.count(unit, shape, -1)

@@ -1,4 +1,4 @@
-"""Fair shares: what each node of the tree holds and owes."""
+"""Fair shares: the resources that each node of the tree holds, and its debt."""
 
 from collections.abc import Collection, Iterable
 
@@ -26,9 +26,9 @@ from poise.model.share_tree import (
 
 
 class Shares(Room):
-    """Owns `share_tree` and `debts`, and the `leaf` of each job. What is held and borrowed is derived.
+    """Owns `share_tree` and `debts`, and the `leaf` of each job. Held and borrowed amounts are derived.
 
-    A debt is brought up to date when the amounts of its node change, and is worked out whenever it is read.
+    A stored debt is updated when the amounts of its node change. Reading a debt computes its current value.
     """
 
     def __init__(
@@ -37,16 +37,16 @@ class Shares(Room):
         self._state, self._jobs, self._active = state, jobs, active
         self._queues, self._nodes, self._changes = queues, nodes, changes
         self._at = state.now
-        self._of: dict[str, dict[int, Amounts]] = {}  # by unit and task: what was counted
+        self._of: dict[str, dict[int, Amounts]] = {}  # by unit and task: the counted amounts
         self._index()
 
     @property
     def tree(self) -> ShareTree | None:
-        """None where no shares are declared."""
+        """The share tree; None if no shares are declared."""
         return self._state.share_tree
 
     def at(self, now: int) -> None:
-        """The instant of the event that is being applied."""
+        """Set the instant of the event that is being applied."""
         self._at = now
 
     def leaf_of(self, job: JobState) -> str:
@@ -54,14 +54,14 @@ class Shares(Room):
         return tree.leaf_of(job.tenant, job.project, job.user) if tree is not None else ""
 
     def join(self, job: JobState) -> None:
-        """A job has come."""
+        """Assign a new job to its leaf."""
         if self._state.share_tree is not None:
             job.leaf = self.leaf_of(job)
             for unit in job.units:
                 unit.queue = queue_of_unit(job, unit)
 
     def count(self, unit: UnitState, index: int, *, begins: bool) -> None:
-        """Count an attempt that begins or ceases to hold room."""
+        """Count an attempt that begins or ceases to hold resources."""
         if self._state.share_tree is None:
             return
         if begins:
@@ -73,13 +73,13 @@ class Shares(Room):
         self._change(self._jobs[unit.job].leaf, amounts, 1 if begins else -1)
 
     def recount(self) -> None:
-        """Devices of nodes may have changed their model under what runs there."""
+        """Rebuild the amounts: a node that joins may change the models of its devices."""
         if self._state.share_tree is not None:
             self._settle(range(len(self._state.share_tree.nodes)))
             self._index()
 
     def view(self, now: int) -> ShareView | None:
-        """As a policy sees it at this instant."""
+        """Return the shares as of this instant, for a policy; None if no shares are declared."""
         tree = self._state.share_tree
         if tree is None:
             return None
@@ -94,7 +94,7 @@ class Shares(Room):
         )
 
     def held_by(self, unit_id: str, tasks: Collection[int] | None = None) -> Amounts:
-        """What a unit holds, or these of its tasks."""
+        """Return the amounts that a unit holds, or these of its tasks."""
         total: Amounts = {}
         for index, amounts in self._of.get(unit_id, {}).items():
             if tasks is None or index in tasks:
@@ -102,7 +102,7 @@ class Shares(Room):
         return total
 
     def refusals(self, unit: UnitState, amounts: Amounts) -> list[Reason]:
-        """Every limit that the unit would exceed with these amounts, in place of those that it holds."""
+        """Return a reason for each limit that the unit would exceed with these amounts instead of its current ones."""
         tree, own = self._state.share_tree, self.held_by(unit.id)
         if tree is None:
             return []
@@ -117,7 +117,7 @@ class Shares(Room):
         return reasons
 
     def amounts_on(self, shape: Shape, spots: Iterable[Spot]) -> Amounts:
-        """What tasks of a shape would hold there."""
+        """Return the amounts that tasks of a shape would hold on these spots."""
         total: Amounts = {}
         for spot in spots:
             state = self._nodes.get(spot.node)
@@ -126,7 +126,7 @@ class Shares(Room):
         return total
 
     def rates(self) -> tuple[int, ...]:
-        """What each node borrows: nano-dollars an hour."""
+        """Return the cost of what each node borrows, in nano-dollars per hour."""
         return tuple(self._rates)
 
     # --- inside ------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class Shares(Room):
         self._settle(range(len(names)))
 
     def _index(self) -> None:
-        """What is held, from the units that hold it."""
+        """Rebuild the held amounts from the active units."""
         tree = self._state.share_tree
         nodes = tree.nodes if tree is not None else ()
         self._places = {node.name: place for place, node in enumerate(nodes)}
@@ -193,7 +193,7 @@ class Shares(Room):
             self._rates[place] = self._rate(place)
 
     def _settle(self, places: Iterable[int]) -> None:
-        """Debts are as of the event that is being applied."""
+        """Update debts to the instant of the event that is being applied."""
         tree, debts = self._state.share_tree, self._state.debts
         if tree is None:
             return

@@ -19,14 +19,14 @@ from poise.model.jobs import ALL
 from poise.model.views import Candidate
 
 _Head = tuple[int | None, dict[str, Candidate]]
-"""The shown units of a queue by id, at most so many of which were asked for."""
+"""The shown units of a queue by id, and the limit on their number."""
 
 SORT_ANEW = 16
-"""With more changes than one for so many shown units, sorting all of them costs less than to change the order."""
+"""Sort all shown units if more than 1/16 of them changed; below that, updating the order costs less."""
 
 
 class Shown(Room):
-    """Builds candidates and residents when they are shown, and keeps them until they change."""
+    """Builds candidates and residents when they are shown, and caches them until they change."""
 
     def __init__(
         self,
@@ -41,15 +41,15 @@ class Shown(Room):
         self._jobs, self._active, self._queues, self._nodes = jobs, active, queues, nodes
         self._quotas, self._training, self._changes = quotas, training, changes
         self._heads: dict[str, _Head] = {}
-        self._backed_off = False  # something did at the last look, and was left out
+        self._backed_off = False  # whether a unit was in back-off and left out at the last look
         self._order: list[Candidate] = []  # the heads of all queues, in order of submission
-        self._ordered: tuple[Candidate, ...] = ()  # the same, as it was shown last
+        self._ordered: tuple[Candidate, ...] = ()  # the same, as last shown
 
     # --- what waits --------------------------------------------------------------------------------------------------
 
     def waiting(self, now: int, *, everything: bool) -> tuple[Candidate, ...]:
-        """Candidates: the head of each queue, and recovering units, in order of submission. The same object as long as
-        nothing of it changes.
+        """Return the candidates: the head of each queue, and recovering units, in order of submission. Returns the same
+        object until something changes.
         """
         self._queues.sort()
         backing_off = {unit_id for unit_id, unit in self._queues.delayed.items() if unit.free_at > now}
@@ -60,8 +60,8 @@ class Shown(Room):
         return tuple(sorted((*self._ordered, *recovering), key=ordinal)) if recovering else self._ordered
 
     def _look_at_heads(self, limits: Mapping[str, int], without: Collection[str]) -> None:
-        """Update the heads of the queues that have changed: of all while something backs off, since that comes back by
-        time alone.
+        """Update the heads of changed queues; of all queues while a unit is in back-off, because its return is no
+        event.
         """
         before, heads, changed = self._heads, dict[str, _Head](), self._changes.queues
         look_at_all, self._backed_off = bool(without) or self._backed_off, bool(without)
@@ -85,7 +85,7 @@ class Shown(Room):
         self._heads = heads
 
     def _reorder(self, gone: Collection[Candidate], come: Collection[Candidate], heads: Mapping[str, _Head]) -> None:
-        """Take out of the order who is shown no more, and put in who is shown now."""
+        """Remove candidates that are no longer shown from the order, and insert new ones."""
         order = self._order
         if (len(gone) + len(come)) * SORT_ANEW > len(order):
             order = self._order = [one for _, head in heads.values() for one in head.values()]
@@ -99,14 +99,14 @@ class Shown(Room):
         self._ordered = tuple(order)
 
     def _as_shown(self, unit_id: str, unit: UnitState) -> Candidate:
-        """The candidate of a pending unit; built when the unit reaches the head of its queue."""
+        """Return the candidate of a pending unit; built when the unit reaches the head of its queue."""
         candidate = self._changes.candidates.get(unit_id)
         if candidate is None:
             candidate = self._changes.candidates[unit_id] = self.candidate(unit)
         return candidate
 
     def candidate(self, unit: UnitState, *, recovering: bool = False) -> Candidate:
-        """A new candidate of a unit."""
+        """Return a new candidate of a unit."""
         spec, job = unit.spec, self._jobs[unit.job]
         return Candidate(
             unit=unit.id,
@@ -152,12 +152,12 @@ class Shown(Room):
     # --- what runs ---------------------------------------------------------------------------------------------------
 
     def elastic(self) -> tuple[Resident, ...]:
-        """Elastic units that are not stopping."""
+        """Return elastic units that are not stopping."""
         units = sorted(self._active.elastic.values(), key=ordinal)
         return tuple([self.resident(unit) for unit in units if not unit.stopping])
 
     def stragglers(self) -> tuple[Straggler, ...]:
-        """Units that take longer than others of their class, or that wait for such a member in each step."""
+        """Return units that take longer than others of their class, or that wait for such a member in each step."""
         return tuple(
             Straggler(
                 resident=self.resident(unit),
@@ -170,7 +170,7 @@ class Shown(Room):
         )
 
     def phased(self) -> tuple[Phased, ...]:
-        """Units whose training is in a phase that needs another shape."""
+        """Return units whose training is in a phase that needs another shape."""
         return tuple(
             Phased(
                 resident=self.resident(unit),
@@ -183,7 +183,7 @@ class Shown(Room):
         )
 
     def resident_on(self, unit: UnitState, index: int) -> Resident:
-        """One attempt of a unit; the same object until it changes."""
+        """Return one attempt of a unit; the same object until it changes."""
         known = self._changes.residents.setdefault(unit.id, {})
         resident = known.get(index)
         if resident is None:
@@ -191,10 +191,10 @@ class Shown(Room):
         return resident
 
     def resident(self, unit: UnitState, index: int = -1) -> Resident:
-        """One attempt of a unit, by the index of the task; by default that of rank 0."""
+        """Return one attempt of a unit, by the index of the task; by default that of rank 0."""
         index = next(iter(unit.members), 0) if index < 0 else index
         spec, task = unit.spec, unit.tasks[index]
-        known = self._nodes.get(task.node)  # it may have ended on a node that was removed since
+        known = self._nodes.get(task.node)  # it may have ended on a node that has been removed
         model = model_under(known.node, task.devices) if known is not None else ""
         saved = unit.training.checkpoint if unit.training is not None and unit.told >= unit.placed else None
         return Resident(
@@ -238,7 +238,7 @@ class Shown(Room):
 
 
 def _gains(unit: UnitState) -> int:
-    """Speed of an elastic unit relative to its least tasks, in thousandths, from its reported speedups."""
+    """Return the speed of an elastic unit relative to its least tasks, in thousandths, from its reported speedups."""
     if unit.speedups is None or not unit.spec.least or unit.size == unit.spec.least:
         return 0
     apart = len({unit.tasks[index].node for index in unit.members}) > 1
@@ -248,11 +248,11 @@ def _gains(unit: UnitState) -> int:
 
 
 def _foreseen(unit: UnitState) -> int:
-    """Expected run time in its current size, in nanoseconds since it was started or resized; 0 if unknown."""
+    """Return the expected run time in its current size, in nanoseconds since its start or last resize; 0 if unknown."""
     whole, size = unit.whole_by_pace * (ALL - unit.progress) // ALL, max(1, unit.size)
     return max(1, (whole * (unit.spec.least or size) - unit.carried) // size) if whole else 0
 
 
 def _has_failed_device(unit: UnitState) -> bool:
-    """Whether a device has failed a running gang: the gang's current shape does not exclude that device."""
+    """Return whether a device has failed a running gang: the gang's current shape does not exclude that device."""
     return unit.resizes and any(epoch >= unit.placed_in for epoch in unit.barred.values())

@@ -30,13 +30,14 @@ COMPRESSED = b"\x78"
 
 
 class JobState(msgspec.Struct, gc=False):
-    """A job and its units. `unfinished` counts units that are not over; `awaited` the jobs it still comes after, and
-    one more while it is on `hold`: as long as there is any, nothing of it becomes pending. `notified` are the notices
-    that are dealt with, each with why it could not be delivered, if so. Of one that serves calls,
-    `calls` is the book of them and the units are its workers. Where only so many parts of a task run at once, `turns`
-    is, by task, how many have had their turn beyond the first. `secrets` are sealed; `tree` is
-    what it brings along. `held_for` is why Poise has put it on hold; empty where a user has. It counts for a `project`,
-    if it names one, and for the share `leaf`, where any are declared.
+    """A job and its units.
+
+    `unfinished` counts units that have not ended. `awaited` counts the jobs it waits for, plus one while it is on
+    `hold`; no unit becomes pending before it is 0. `held_for` is why Poise put it on hold; empty if a user did.
+    `notified` are the completed notices, each with the reason if delivery failed. For a job that serves calls, `calls`
+    is their book and the units are its workers. `turns` is, by task with a concurrency limit, how many parts have had
+    their turn beyond the first ones. `secrets` are sealed; `tree` is its uploaded folder. Its use counts for `project`,
+    if set, and for the share `leaf`, if shares are declared.
     """
 
     id: str
@@ -69,16 +70,16 @@ class JobState(msgspec.Struct, gc=False):
     leaf: str = ""
 
     def sealed_texts(self) -> Iterator[str]:
-        """Those of the job and of its units."""
+        """Yield the sealed secrets of the job and of its units."""
         for secrets in (self.secrets, *(unit.spec.secrets for unit in self.units)):
             yield from secrets.values()
 
     def count_tasks(self) -> int:
-        """Tasks of all its units."""
+        """Return the number of tasks of all units."""
         return sum(len(unit.tasks) for unit in self.units)
 
     def fork(self) -> "JobState":
-        """A copy that changes by itself."""
+        """Return an independent copy."""
         made = copy(self)
         made.units, made.turns = [unit.fork() for unit in self.units], self.turns.copy()
         made.calls = self.calls.fork() if self.calls is not None else None
@@ -100,21 +101,21 @@ class JobState(msgspec.Struct, gc=False):
 
     @property
     def calls_closed(self) -> bool:
-        """Whether no more calls will come to it."""
+        """Whether the job accepts no more calls."""
         return self.calls is None or bool(self.calls.closed)
 
     @property
     def serving(self) -> CallBook:
-        """The book of calls. Raises `InvariantBroken` if the job serves none."""
+        """The book of calls. Raises `InvariantBroken` if the job does not serve calls."""
         if self.calls is None:
             raise InvariantBroken(f"{self.id} serves no calls")
         return self.calls
 
 
 class ScheduleState(msgspec.Struct, gc=False):
-    """A schedule. `due` as of `Schedule`; `number` counts the jobs that it has submitted, of which `last` is the latest
-    and `unfinished` those that had not ended at the last turn. `last_due` is when that was due, `refused` why it
-    submitted none, or why Poise holds it.
+    """A schedule. `due` is as of `Schedule`. `number` counts its submitted jobs; `last` is the latest, `unfinished` are
+    those that had not ended at the last turn. `last_due` is when that turn was due, `refused` why it submitted no job,
+    or why Poise holds the schedule.
     """
 
     id: str
@@ -133,14 +134,12 @@ class ScheduleState(msgspec.Struct, gc=False):
 
     @property
     def called(self) -> str:
-        """Its name, or else its id."""
+        """Name of its job, or else its id."""
         return self.job.name or self.id
 
 
 class Firing(msgspec.Struct, frozen=True):
-    """The last time that a rule fired for a subject: the events `RuleFired`, `RuleAnswered` and `RuleOver` together.
-    `since` is the instant of the evaluation that changed it last; `over`: it has ended since.
-    """
+    """The name of its job, or else its id."""
 
     at: int
     since: int
@@ -153,17 +152,17 @@ class Firing(msgspec.Struct, frozen=True):
 
 
 class Debt(msgspec.Struct, frozen=True, array_like=True):
-    """What a share owes, in nano-dollars, as of an instant."""
+    """Debt of a share, in nano-dollars, as of an instant."""
 
     value: int
     at: int
 
 
 class State(msgspec.Struct):
-    """Everything that a checkpoint holds. `yielded` says which units have yielded to which that still wait.
-    `quotas` are by tenant, `cordons` by the identity of a device, `firings` by rule and subject as `RULE/SUBJECT`.
-    `actions_spent` are instants of the actions of rules in the last hour. `debts` are by the name of a node of the
-    `share_tree`. `before` is the policy that decided before the one that decides now, as `Configured` says it.
+    """All state in a checkpoint. `yielded` maps preempted units to the units that they made room for and that still
+    wait. `quotas` are by tenant, `cordons` by the identity of a device, `firings` by `RULE/SUBJECT`. `actions_spent`
+    are the instants of the actions of rules in the last hour. `debts` are by the name of a node of the `share_tree`.
+    `before` is the previous policy, as in `Configured`.
     """
 
     revision: int = 0
@@ -200,8 +199,8 @@ class State(msgspec.Struct):
     before: dict[str, Any] = {}
 
     def fork(self, jobs: Collection[str] | None = None) -> "State":
-        """A copy that changes by itself, of all jobs or of these. What nothing changes any more is shared: jobs that
-        are over, and records that are replaced as a whole.
+        """Return an independent copy, with all jobs or with these. It shares unchanging parts: ended jobs, and records
+        that are only replaced as a whole.
         """
         made = copy(self)
         made.jobs, made.finished = self.jobs, self.finished.copy()
@@ -229,12 +228,12 @@ def decode(data: bytes) -> State:
 
 
 def queue_of_unit(job: JobState, unit: UnitState) -> str:
-    """The queue of a unit as it is now: one that is barred from a device is like no other."""
+    """Return the current queue of a unit. A unit barred from a device has its own queue."""
     return queue_of(job, unit.spec) + (f"/{unit.id}" if unit.barred else "")
 
 
 def may_follow(job: Job | JobState, other: str, status: str) -> bool:
-    """Whether a job may begin after another, of its `after`, that has ended with this status."""
+    """Return whether a job may begin after a job of its `after` that ended with this status."""
     if other in job.after_any:
         return True
     return status == ("failed" if other in job.after_failure else "done")
@@ -245,7 +244,7 @@ def _has_run(job: JobState) -> bool:
 
 
 def job_status(job: JobState) -> str:
-    """done, failed, cancelled, skipped, running, pending or waiting: the most telling of its units'."""
+    """Return the status of a job: done, failed, cancelled, skipped, running, placed, pending, waiting or idle."""
     serves = job.calls is not None and not job.ended and not job.calls.open
     if serves and all(unit.status != "pending" for unit in job.units):
         return "idle"
@@ -253,7 +252,7 @@ def job_status(job: JobState) -> str:
 
 
 def units_status(units: Sequence[UnitState]) -> str:
-    """Status of a job with these units."""
+    """Return the status of a job with these units."""
     statuses = {unit.status for unit in units}
     if statuses <= OVER:
         if statuses in ({"done"}, {"skipped"}):
@@ -267,7 +266,7 @@ def units_status(units: Sequence[UnitState]) -> str:
 
 
 def tenant_of_queue(queue: str) -> str:
-    """The tenant whose work waits in this queue."""
+    """Return the tenant of the units in a queue."""
     tenant, colon, _ = queue.partition("/")[0].partition(":")
     return tenant if colon else DEFAULT
 

@@ -1,4 +1,4 @@
-"""The latest attempt of a task, and what is kept of earlier ones."""
+"""The latest attempt of a task, and the record of earlier ones."""
 
 from typing import Literal
 
@@ -9,13 +9,13 @@ from poise.model.jobs import Ending
 TaskStatus = Literal["idle", "queued", "running", "recovering", "ended"]
 
 PAST_ATTEMPTS = 8
-"""Endings kept per task beside the latest one; the log has them all."""
+"""Number of past attempts retained per task; the log has all of them."""
 
 GOES_ON = ("lost", "killed", "signal", "hung", "stopped", "returned", "unstartable")
-"""Outcomes of a member that a gang which resizes goes on without; others are the doing of the work itself."""
+"""Outcomes of a member after which a resizable gang continues without it; other outcomes are results of the work."""
 
 BY_SIGNAL = 128
-"""A shell whose command was ended by a signal ends with this and the signal's number."""
+"""A shell exits with this plus the number of the signal that ended its command."""
 
 
 class PastAttempt(msgspec.Struct, frozen=True):
@@ -28,9 +28,9 @@ class PastAttempt(msgspec.Struct, frozen=True):
 
 
 class TaskState(msgspec.Struct, gc=False):
-    """The latest attempt of one task. Times are instants, 0 where it has not happened. `straggles` is what its like
-    took in nanoseconds, where it was seen to take longer. `epoch` is the one it was started in (0: its unit's). One
-    that is `leaving` belongs to its gang no more, and is asked to end.
+    """The latest attempt of one task. Times are instants; 0: not yet. `straggles` is the run time of its siblings in
+    nanoseconds, if it takes longer than they did. `epoch` is the one in which it was started (0: its unit's). A
+    `leaving` task is no longer a member of its gang, and was asked to end.
     """
 
     status: TaskStatus = "idle"
@@ -51,11 +51,13 @@ class TaskState(msgspec.Struct, gc=False):
         return self.status in ("queued", "running", "recovering")
 
     def keep(self, epoch: int, ending: Ending, at: int) -> None:
-        """Remember an attempt that the next one replaces, unless it never began."""
+        """Record an attempt that the next one replaces, unless it never began."""
         if ending.outcome != "returned":
             self.past = [*self.past[1 - PAST_ATTEMPTS :], PastAttempt(epoch, self.node, ending, at)]
 
 
 def is_loss(ending: Ending) -> bool:
-    """Whether a gang that resizes goes on after such an end of a member: also where a shell tells of a signal."""
+    """Return whether a resizable gang continues after this ending of a member, including a shell's exit code for a
+    signal.
+    """
     return ending.outcome in GOES_ON or (ending.outcome == "failed" and ending.code > BY_SIGNAL)

@@ -8,7 +8,7 @@ from poise.model.events import TokenAdded, TokenRevoked
 from poise.model.tenants import Token
 
 PAST_TOKENS = 256
-"""Number of revoked tokens to keep; the log has them all."""
+"""Maximum number of revoked tokens; the log has all of them."""
 
 
 class Tokens(Room, dict[str, Token]):
@@ -23,12 +23,12 @@ class Tokens(Room, dict[str, Token]):
         return f"t{self._state.tokens_ever + 1}"
 
     def of_secret(self, secret_hash: str) -> Token | None:
-        """The token with this hash, even if expired; None if it is unknown or revoked."""
+        """Return the token with this hash, even if expired; None if it is unknown or revoked."""
         found = self._secrets.get(secret_hash)
         return self[found] if found else None
 
     def has_others(self, tenant: str) -> bool:
-        """Whether another tenant has a token that is not revoked."""
+        """Return whether another tenant has a token that is not revoked."""
         return any(token.tenant != tenant for token in self.values() if not token.revoked)
 
     def handlers(self) -> Handlers:

@@ -17,7 +17,7 @@ class Training(Room):
     def __init__(self, jobs: Jobs, active: Active, paths: Paths, changes: Changes) -> None:
         self._jobs, self._paths, self._changes = jobs, paths, changes
         self.speedups: dict[str, Speedups] = {}
-        """Reported speedups of units that are not over, by id."""
+        """Reported speedups of unfinished units, by id."""
         self.stragglers: dict[str, UnitState] = {}
         """Active units that take longer than others of their class, or that wait for such a member."""
         self.phased: dict[str, UnitState] = {}
@@ -76,15 +76,15 @@ class Training(Room):
         self._index_phase(unit)
 
     def _index_phase(self, unit: UnitState) -> None:
-        """Index whether the phase of the training needs another shape than the unit has."""
+        """Index the unit if the phase of its training needs another shape than it has."""
         if unit.spec.phases and unit.shape_to_be != unit.shape:
             self.phased[unit.id] = unit
         else:
             self.phased.pop(unit.id, None)
 
     def _index_straggling(self, unit: UnitState) -> None:
-        """Index a unit that could be moved: a single task that straggles, or a gang that waits for a member in each
-        step. A gang is moved as a whole.
+        """Index a unit that could be moved: a straggling single task, or a gang that waits for a member in each step. A
+        gang is moved as a whole.
         """
         if unit.lags is not None or (len(unit.tasks) == 1 and unit.tasks[0].straggles):
             self.stragglers[unit.id] = unit
@@ -92,8 +92,8 @@ class Training(Room):
     # --- what was done -----------------------------------------------------------------------------------------------
 
     def keep_progress(self, unit: UnitState, task: TaskState, said: int = -1) -> None:
-        """Record the progress that an attempt reported at its end (`said`), or its last checkpoint, and the time that
-        the rest takes at the measured pace.
+        """Record the progress that an attempt reported at its end (`said`), or its last checkpoint. Also record the
+        time that the rest takes at the measured pace.
         """
         whole = unit.whole_by_pace
         if said < 0 and task is unit.first and unit.training is not None and unit.told >= unit.placed:
@@ -105,9 +105,7 @@ class Training(Room):
                 self._paths.expect_anew(unit)
 
     def keep_what_was_done(self, unit: UnitState) -> None:
-        """Record of a stopped attempt the minimum run time of the work, and the run time that its checkpoints have
-        saved.
-        """
+        """Record the minimum run time that a stopped attempt shows, and the run time saved in its checkpoints."""
         run = max(unit.run_in_size(task) for task in unit.tasks if task.ending is not None)
         tasks = unit.spec.least or unit.size
         if not unit.progress:
@@ -138,7 +136,7 @@ class Training(Room):
         self.phased.pop(unit.id, None)
 
     def forget_unit(self, unit: UnitState) -> None:
-        """Remove a unit that is over."""
+        """Remove a unit that has ended."""
         if unit.speedups is not None:
             unit.speedups = None
             del self.speedups[unit.id]

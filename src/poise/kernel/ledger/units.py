@@ -1,14 +1,14 @@
 """A unit and its state.
 
-Its life: waiting (for `needs`) → pending → active → done | failed | cancelled, or skipped when something it needs
-failed. A unit that serves calls rests as *waiting* while there is nothing for it to do. A lost attempt brings it back
-to pending, under its retry policy. While its node is silent an attempt is `recovering`: it goes on if the node comes
-back, and is placed again elsewhere if its retry policy allows that.
+Status: waiting (for `needs`) → pending → active → done | failed | cancelled, or skipped if something it needs failed. A
+worker of a job that serves calls is *waiting* while there are no calls for it. After a lost attempt a unit is pending
+again, under its retry policy. While its node is silent an attempt is `recovering`: it resumes if the node comes back,
+and is placed elsewhere if its retry policy allows that.
 
 A unit's `epoch` counts its placements, and the times that it grew in place. An attempt has the epoch in which its task
-was started; whatever carries an older one is history. A gang that resizes loses members, lets some go and gets new ones
-while the others run on. Those are its members who have joined and are not leaving, ranked by the epoch in which they
-joined, and then by their number.
+was started; anything with an older epoch is outdated. A gang that resizes loses, releases and adds members while the
+others run. Its members have joined and are not leaving. Their rank follows the epoch in which they joined, then their
+number.
 """
 
 from collections.abc import Iterator
@@ -30,42 +30,46 @@ from poise.units import format_duration
 UnitStatus = Literal["waiting", "pending", "active", "done", "failed", "cancelled", "skipped"]
 
 OVER: frozenset[str] = frozenset({"done", "failed", "cancelled", "skipped"})
-"""Statuses of units that nothing will change."""
+"""Final statuses of units."""
 
 CAUSES: tuple[str, ...] = get_args(Cause)
 
 PAST_ORDERS = 8
-"""Orders to yield that are kept per unit; the log has them all."""
+"""Number of preemption orders retained per unit; the log has all of them."""
 
 
 class UnitState(msgspec.Struct, gc=False):
-    """A unit's life. `stopping` says why its attempts are being stopped: `cancel`, `gang`, the cause of a preemption,
-    or not at all. What was changed of a unit that runs is in its `next_spec` until it is tried again. `size` tasks were
-    placed, in the artifact `variant`. `attained` is the service (run time times
-    devices) of attempts that yielded, `preempted` their number (and `moved` that of the stops for its own good),
-    `saved` the run time of their tasks up to the last checkpoint, which need not be done again, and `progress` what
-    its last attempt itself said of that, in millionths of all its work; `yielded` are the latest orders to it, and
-    `gained` those to others for its sake; `avoid` is a node to stay away from if another will do.
+    """The state of a unit.
 
-    `leases` says until when an earlier copy of exclusive work may still run, by the node it was on.
+    Stops: `stopping` is the reason why its attempts are being stopped: `cancel`, `gang`, the cause of a preemption, or
+    empty. A change of an active unit waits in `next_spec` for the next attempt. `missed`: cancelled because a deadline
+    could no longer be met. `yielded` are the latest preemption orders to it, `gained` those to others for its sake.
+    `limited` is the epoch of its placement when its time limit changed while it was active.
 
-    `queued` and `brief` are as it was placed; `recalled`: it was queued once, came back unstarted, and is queued no
-    more. `queue` names the units that are alike to placement. `expected`, `tail` and `slack` are nanoseconds of the
-    critical path method; `due` is the instant by which the unit must end for every deadline after it to be met, 0 if
-    there is none. `ooms` are the epochs in which it ran out of memory, `ran_out` is the least that it had asked for
-    then; what it is tried in next is smaller where it can be: an elastic unit has at most `most` tasks (0: all).
-    `barred` are the identities of devices that have failed it, with the epoch in which each did; `straggled` the latest
-    reports of attempts that took longer than their like, `lags` that of a member for which its gang waits. `speedups`
-    is how it scales, if it has said so; `training` what it said last of its training, at the instant `told`, `kept`
-    when it was first known of its newest checkpoint, `phase` the one in which it was placed, and `left` how long the
-    rest of its work takes with its least tasks, by what the last attempt had said of its progress (0: it had not).
+    Placement: `size` tasks were placed, in artifact `variant`. `queued` and `brief` are as placed. `recalled`: it came
+    back unstarted from a node's queue, and is not queued again. `queue` names the units that are alike for placement.
+    `avoid` is a node to avoid if another will do. `barred` maps devices that failed it to the epoch of the failure.
+    `leases` maps a node to the instant until which an earlier copy of exclusive work may run there.
 
-    One that resizes changes its size in place, and `generation` counts how often since it was placed, in the epoch
-    `founded` (0: the latest), the last time at the instant `resized`; `losses` is how often it has lost members since
-    it was steady.
-    `carried` is what it did in this placement before that, in nanoseconds of one task. One that was `missed` is
-    cancelled, since a deadline could not be met any more. `lost` counts the attempts that were, where they do not count
-    as `tries`. `limited` is the epoch in which it was placed when its time limit changed while it was active.
+    Counts: `attained` is the service (run time times devices) of preempted attempts, `preempted` their number, `moved`
+    the number of stops for its own good. `lost` counts lost attempts that do not count as `tries`.
+
+    Memory: `ooms` are the epochs in which it ran out of memory, `ran_out` is the least amount it had asked for then.
+    The next attempt is smaller if possible: an elastic unit has at most `most` tasks (0: all).
+
+    Times: `expected`, `tail` and `slack` are nanoseconds of the critical path method. `due` is the latest end with
+    which every later deadline can be met (0: none). `saved` is the run time of its tasks up to the last checkpoint,
+    which need not be repeated. `straggled` are the latest straggler reports, `lags` is that of a member that delays its
+    gang.
+
+    Training: `progress` is the work done as reported by the last attempt, in millionths. `speedups` is its reported
+    scaling, `training` its latest report, received at `told`. `kept` is when its newest checkpoint became known,
+    `phase` the phase in which it was placed. `left` is the remaining run time with its least tasks, from the progress
+    that the last attempt reported (0: none).
+
+    Resizing: `generation` counts the changes in size since its placement in epoch `founded` (0: the latest), the last
+    at `resized`. `losses` counts losses of members since it was steady. `carried` is the work in this placement before
+    that, in nanoseconds of one task.
     """
 
     spec: Unit
@@ -139,12 +143,12 @@ class UnitState(msgspec.Struct, gc=False):
 
     @property
     def placed_in(self) -> int:
-        """The epoch in which it was placed last."""
+        """Epoch of its latest placement."""
         return self.founded or self.epoch
 
     @property
     def members(self) -> list[int]:
-        """Numbers of the tasks that make up a gang, by rank."""
+        """Numbers of the tasks that are members of the gang, by rank."""
         those = [index for index, task in enumerate(self.tasks) if task.status != "idle" and not task.leaving]
         return sorted(those, key=self.epoch_of) if self.founded else those
 
@@ -154,44 +158,44 @@ class UnitState(msgspec.Struct, gc=False):
         return self.tasks[next(iter(self.members), 0)]
 
     def epoch_of(self, index: int) -> int:
-        """The epoch in which a task was started last."""
+        """Return the epoch in which a task was last started."""
         return self.tasks[index].epoch or self.epoch
 
     def run_in_size(self, task: TaskState) -> int:
-        """For how long a task ran that has ended since its gang was resized last."""
+        """Return how long an ended task ran since the last resize of its gang."""
         run = task.ending.run if task.ending is not None else 0
         return max(0, run - max(0, self.resized - task.started)) if self.resized else run
 
     @property
     def most_tasks(self) -> int:
-        """How many tasks it may have when it is placed next."""
+        """Maximum number of tasks in its next placement."""
         return self.most or len(self.spec.tasks)
 
     @property
     def free_at(self) -> int:
-        """The instant from which it may be placed: its back-off has ended, and no earlier copy can be left."""
+        """Instant from which it may be placed: its back-off is over and no earlier copy can still run."""
         return max(self.not_before, *self.leases.values()) if self.leases else self.not_before
 
     @property
     def shape(self) -> Shape:
-        """The shape of the artifact it was placed in."""
+        """Shape of the artifact in which it was placed."""
         plain = not (self.variant or self.barred or self.spec.phases)
         return self.spec.shape if plain else self.shape_of(self.variant)
 
     @property
     def phase_told(self) -> str:
-        """The phase that its training said last that it is in."""
+        """The phase in the latest report of its training."""
         return self.training.phase if self.training is not None else ""
 
     @property
     def shape_to_be(self) -> Shape:
-        """The shape of the artifact it was placed in, for the phase that its training is in by now."""
+        """Shape of the artifact in which it was placed, for the current phase of its training."""
         now, shape = self.spec.shape_in(self.phase_told, self.variant), self.shape
         return msgspec.structs.replace(shape, cpu=now.cpu, gpu_memory=now.gpu_memory)
 
     def shape_of(self, variant: int) -> Shape:
-        """The shape of its artifact number `variant`, in the phase of its training and without the devices that have
-        failed it: while it is placed, as that was when it was, since that is the room it holds.
+        """Return the shape of artifact `variant` for its training phase, without the devices that failed it. While it
+        is active, both are as of its placement, because it holds those resources.
         """
         shape = self.spec.shape_of(variant)
         if self.spec.phases:
@@ -223,8 +227,8 @@ class UnitState(msgspec.Struct, gc=False):
 
     @property
     def whole_by_pace(self) -> int:
-        """Nanoseconds that all of its work takes with its least tasks, at the pace that its training shows in this
-        attempt; 0 where it has said too little.
+        """Estimated nanoseconds for all of its work with its least tasks, at the pace of this attempt's training; 0 if
+        it has reported too little.
         """
         if self.training is None or self.told < self.placed or not (started := self.first.started):
             return 0
@@ -234,7 +238,7 @@ class UnitState(msgspec.Struct, gc=False):
         return ((self.told - since) * self.size + self.carried) * ALL // done // (self.spec.least or self.size)
 
     def count_try(self, outcome: Outcome) -> None:
-        """One more attempt has failed: it counts against its retries, or was lost."""
+        """Count a failed attempt: against its retries, or as lost."""
         if self.spec.retry.counts(outcome):
             self.tries += 1
         else:
@@ -264,7 +268,7 @@ class UnitState(msgspec.Struct, gc=False):
 
 
 def leased(unit: UnitState, now: int) -> list[Reason]:
-    """Every node on which an earlier copy of it may still run."""
+    """Return a reason for every node on which an earlier copy of it may still run."""
     return [
         Reason(code="LEASE", subject=node, need=format_duration(until - now))
         for node, until in sorted(unit.leases.items())
