@@ -1,7 +1,7 @@
-"""`python -m poise.dashboard HOME [--listen HOST:PORT]`: the dashboard that the supervisor keeps.
+"""`python -m poise.dashboard HOME [--listen HOST:PORT]`: the dashboard that the supervisor runs.
 
-With `--listen`, which says where the control plane listens to other machines, it listens there as well, by TLS with a
-certificate of the same authority. It prints no link: `poise dashboard` asks for one.
+`--listen` is the address at which the control plane listens to other machines; the dashboard then listens on that host
+as well, by TLS with a certificate of the same authority. It prints no link: `poise dashboard` requests one.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def _beyond(home: Home, place: str) -> Beyond:
-    from poise.drivers.authority import names_here, server_context  # dear
+    from poise.drivers.authority import names_here, server_context  # slow import
 
     host, _ = parse_place(place, "--listen")
     names = names_here(host)

@@ -1,4 +1,4 @@
-"""The dashboard over HTTP: its files, its stream, its data, and the way in.
+"""The dashboard over HTTP: its files, its stream, its data, and its sessions.
 
     POST /link      with a token as `Authorization: Bearer …`: a link that is good once
     POST /session   {"link": "…"}: exchange it for the cookie of a session
@@ -7,9 +7,9 @@
     GET  /data/…    further data for a view (`poise.dashboard.data`)
     GET  …          a file, or else the page, which knows the views
 
-The files contain no user data and need no session. A request passes if its Host names this machine and it comes
-from no other site, so that no page elsewhere can use the cookie, whatever name it resolves to. Without TLS only the
-names of loopback are this machine.
+The files contain no user data and need no session. A request must name this machine as Host and must not come from
+another site, so that no page elsewhere can use the cookie, whatever its name resolves to. Without TLS, only the names
+of loopback count as this machine.
 """
 
 import asyncio
@@ -62,18 +62,19 @@ SECURITY = (
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-"""Every answer has these headers."""
+"""Headers of every response."""
 
 NO_STORE = (b"cache-control", b"no-store")
 REVALIDATE = (b"cache-control", b"no-cache")
 
 MAX_BODY = 4096
 MAX_STREAMS, MAX_STREAMS_OF_ONE = 512, 16
-"""Open streams, and those of one session; a browser opens one for all its tabs. A tenant has at most half of those that
-others leave."""
+"""Maximum numbers of open streams in all, and of one session; a browser opens one for all its tabs. A tenant may have
+at most half of the streams that others leave.
+"""
 
 ASKS_AT_ONCE, ASKS_OF_ONE = 8, 4
-"""Questions to the control plane under way for pages, and those of one tenant."""
+"""Maximum numbers of concurrent requests to the control plane for pages in all, and for one tenant."""
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
@@ -157,10 +158,10 @@ class Dashboard:
         else:
             await self._file(path, headers, send)
 
-    # --- in and out --------------------------------------------------------------------------------------------------
+    # --- links and sessions ------------------------------------------------------------------------------------------
 
     def _check_origin(self, scheme: str, headers: Mapping[str, str]) -> None:
-        """Raises `Forbidden` where the Host is not this machine, or the request comes from another site."""
+        """Raise `Forbidden` if the Host is not this machine, or the request comes from another site."""
         host, origin = headers.get("host", "").lower(), headers.get("origin")
         match = _HOST.fullmatch(host)
         if match is None or (match[1] not in LOOPBACK and (scheme != "https" or match[1] not in self._names)):
@@ -209,7 +210,7 @@ class Dashboard:
             raise Denied(NO_SESSION, field="Cookie", hint="`poise dashboard` prints a link")
         return session
 
-    # --- what there is to see ----------------------------------------------------------------------------------------
+    # --- stream, data and files --------------------------------------------------------------------------------------
 
     async def _stream(self, session: Session, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
         if session.streams >= MAX_STREAMS_OF_ONE:
@@ -249,7 +250,7 @@ class Dashboard:
             mirror.stop()
 
     def _revoked(self, token: str) -> None:
-        """The control plane refuses the token: its sessions are over, and nothing that it has seen is kept."""
+        """Drop the sessions of a token that the control plane refuses, and all data kept for it."""
         self._mirrors.pop(token, None)
         self.sessions.forget(token)
         self._kept.forget(token)
@@ -280,7 +281,7 @@ class Dashboard:
 
 
 def _files() -> dict[str, _File]:
-    """The front end by its paths: some ten small files, kept in memory."""
+    """Return the front end by path: some ten small files, kept in memory."""
     found = {}
     for path in ASSETS.rglob("*"):
         if path.suffix in TYPES:
@@ -296,7 +297,7 @@ def _check_method(method: str, allowed: str) -> None:
 
 
 async def _read(receive: Receive) -> LinkRequest:
-    """The body of a request. Raises `InputError`."""
+    """Return the body of a request. Raises `InputError`."""
     body = b""
     while True:
         message = await receive()
@@ -318,7 +319,7 @@ async def _send(send: Send, status: int, body: bytes, headers: tuple[tuple[bytes
 
 
 async def _until_over(pieces: AsyncGenerator[bytes], session: Session, receive: Receive, send: Send) -> None:
-    """Send until there is nothing more, the session is over, or the browser has gone."""
+    """Send the pieces until they end, the session is over, or the browser disconnects."""
 
     async def write() -> None:
         async with contextlib.aclosing(pieces):

@@ -1,8 +1,8 @@
-"""The past of a home, for pages: its log, followed in a thread as long as somebody asks.
+"""The past of a home, for pages: a thread follows the log while there are requests.
 
-It keeps the picture of time, the latest rounds, how training went, and a few states of the ledger, from which a past
-moment is near. It reads the log as `poise timeline` does and asks the control plane for nothing. What a token may not
-see is left out by those who ask (`poise.dashboard.past`).
+It keeps the timeline, the latest rounds, the progress of training, and a few states of the ledger from which past
+moments are quickly reached. It reads the log as `poise timeline` does and sends no requests to the control plane.
+Callers leave out data that a token may not see (`poise.dashboard.past`).
 """
 
 import threading
@@ -28,26 +28,26 @@ from poise.ports import StoredCheckpoint
 Answer = TypeVar("Answer")
 
 AGAIN = 0.2
-"""Seconds between two looks at the end of the log."""
+"""Seconds between two checks for new events at the end of the log."""
 
 LINGER = 120.0
-"""Seconds after the last question for which the log is followed."""
+"""Seconds after the last request for which the log is followed."""
 
 PATIENCE = 3.0
-"""Seconds that a question waits for the log to be read; then it is told how far that is."""
+"""Maximum seconds that a request waits for the log to be read; then it gets an error with the progress."""
 
 AT_ONCE = 500
-"""Events that are taken in without letting a question in between."""
+"""Maximum number of events applied without releasing the lock to requests."""
 
 BREATH = 0.001
-"""Seconds for others between two such runs of a long reading."""
+"""Seconds of sleep between two such batches, for other threads."""
 
 WAYPOINTS, FIRST_EVERY = 24, 20_000
-"""States that are kept at most, and the revisions between two; twice as many each time when there are too many."""
+"""Maximum number of states kept, and the revisions between two; the distance doubles whenever there are too many."""
 
 
 class Book(Slices):
-    """The picture of time, the rounds, and how training went, from one reading of the log."""
+    """The timeline, the rounds and the progress of training, from one pass over the log."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
@@ -61,7 +61,7 @@ class Book(Slices):
 
     @property
     def now(self) -> int:
-        """The instant that it is now by the log's clock."""
+        """The current instant of the log's clock."""
         return self.ledger.leader.resume_at(boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time())
 
 
@@ -71,7 +71,7 @@ class _Waypoint(NamedTuple):
 
 
 class Chronicle:
-    """Follows the log of one home. It may be asked on many threads."""
+    """Follows the log of one home. Thread-safe."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -89,8 +89,8 @@ class Chronicle:
         self._trouble: PoiseError | None = None
 
     def ask(self, question: Callable[[Book], Answer]) -> Answer:
-        """Answer from what the log says by now. Raises `Busy` while it is read for the first time, and what is wrong
-        with it.
+        """Answer a question from the current state of the log. Raises `Busy` during the first pass over the log, and an
+        error if the log is damaged.
         """
         self._check()
         with self._changed:
@@ -108,7 +108,9 @@ class Chronicle:
             return question(self._book)
 
     def at(self, moment: Moment) -> Past:
-        """The state at a past moment, from the nearest one that is kept. Raises `NotFound` for one that is gone."""
+        """Return the state at a past moment, from the nearest kept one. Raises `NotFound` for a moment that is no
+        longer in the log.
+        """
         self._check()
         with self._changed:
             near = [one for one in self._waypoints if _is_before(one, moment)]
@@ -137,7 +139,7 @@ class Chronicle:
                     self._take_in(log)
         except PoiseError as error:
             self._trouble = error
-        except (AssertionError, LookupError, TypeError, ValueError) as error:  # of records that nobody wrote so
+        except (AssertionError, LookupError, TypeError, ValueError) as error:  # records that are inconsistent
             what = f"{type(error).__name__}: {error}"
             self._trouble = StoreDamaged("the records of this log do not follow from each other", have=what[:200])
         finally:
@@ -150,8 +152,8 @@ class Chronicle:
             return time.monotonic() - self._asked < LINGER
 
     def _take_in(self, log: VerifiedLog[Event]) -> None:
-        """Everything up to the end of the log: first from its latest checkpoint on, so that recent pictures need not
-        wait, and then what is older.
+        """Read to the end of the log: first from its latest checkpoint, so that recent timelines need not wait, then
+        the older part.
         """
         with self._changed:
             self._last = log.last_revision()
@@ -177,7 +179,7 @@ class Chronicle:
                     self._note_state(book.ledger)
 
     def _complete(self, recent: Book, log: VerifiedLog[Event]) -> None:
-        """A book from the first record on takes the place of the recent one, which is kept current meanwhile."""
+        """Replace the recent book by one from the first record on; the recent one is kept current meanwhile."""
         book = Book(start_at(log, Moment()))
         events = log.read(book.ledger.revision)
         while some := list(zip(range(AT_ONCE), events, strict=False)):
@@ -204,7 +206,7 @@ class Chronicle:
 
 
 class _Near:
-    """A log of which one state is known beside its own checkpoints."""
+    """A log with one more known state beside its own checkpoints."""
 
     def __init__(self, log: LogWithPast, stored: StoredCheckpoint) -> None:
         self._log, self._stored = log, stored

@@ -1,4 +1,4 @@
-"""Commands of Poise whose answers take long: each in a process of its own, which yields to others."""
+"""Runs slow commands of Poise for pages: each in a separate process of lower priority."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from poise.config import Home
 from poise.errors import Fault, SpecError
 
 ENDS = 120.0
-"""Seconds after which such a process is ended."""
+"""Timeout of such a process in seconds."""
 
 _PROGRAM = """import os, sys
 if sys.argv.pop(1) == "last":
@@ -24,8 +24,8 @@ sys.exit(main(sys.argv[1:]))"""
 
 
 def printed_by(home: Home, words: list[str], *, last: bool = False) -> Any:
-    """What a command prints as JSON for the owner of the home. `last`: it runs when nothing else wants to, and may
-    take long on a busy machine. Raises `SpecError` with what it refuses, and `Fault`.
+    """Return the JSON that a command prints for the owner of the home. `last`: it runs only when the machine is idle,
+    and may take long on a busy one. Raises `SpecError` if the command refuses its input, and `Fault` if it fails.
     """
     environ = {name: value for name, value in os.environ.items() if name not in ("POISE_TOKEN", "POISE_TOKEN_FILE")}
     try:

@@ -1,4 +1,4 @@
-"""How training went, as pages show it: times are seconds since 1970."""
+"""The progress of training, as pages show it: times are seconds since 1970."""
 
 import msgspec
 
@@ -9,9 +9,9 @@ from poise.model.training import Training
 
 
 class Course(msgspec.Struct, frozen=True, kw_only=True):
-    """The training of one unit: `said` is the latest that was `heard` of it. `points` are in order of time: when, step,
-    loss, workers, batch, accumulation, goodput in milli-samples per second, and phase. `resizes` are changes of its
-    gang while it ran: when, workers that joined, workers that left, why.
+    """The training of one unit: `said` is its latest report, `heard` the time of that. `points` are in order of time:
+    when, step, loss, workers, batch, accumulation, goodput in milli-samples per second, and phase. `resizes` are
+    changes of its gang while it ran: when, workers that joined, workers that left, why.
     """
 
     unit: str
@@ -25,7 +25,9 @@ class Course(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def course_of(of: courses.Course, ledger: Ledger, until: float, most: int) -> Course | None:
-    """Up to a moment, with about so many points; None if there was nothing yet, or the job has been forgotten."""
+    """Return a course up to a moment, with about `most` points; None if there were no points yet, or the job was
+    forgotten.
+    """
     unit, wall = ledger.jobs.unit(of.unit), ledger.leader.wall
     points = [one for one in of.points if wall(one.at) <= until]
     if unit is None or not points:
@@ -45,7 +47,7 @@ def course_of(of: courses.Course, ledger: Ledger, until: float, most: int) -> Co
 
 
 def heard_now(course: Course, report: TrainingReport) -> Course:
-    """With what the job says now, which the log has once it has changed noticeably."""
+    """Add the job's current report, which the log gets only once it has changed noticeably."""
     now = (report.heard, *_figures(report.said))
     return msgspec.structs.replace(course, said=report.said, heard=report.heard, points=[*course.points, now])
 

@@ -1,8 +1,8 @@
 """The data functions of the dashboard: `GET /data/NAME?…` calls the function of that name with a client of the viewer.
 
-A view that needs more than the stream adds its function to `ROUTES`. It asks the control plane, so it can return only
-what the token may see. What it returns is sent as JSON; errors are `PoiseError`s. Answers are kept for a moment: all
-browsers with the same token that ask the same share one answer (`Kept`).
+A view that needs more than the stream adds its function to `ROUTES`. The function asks the control plane, so it can
+return only data that the token may see. The result is sent as JSON; errors are `PoiseError`s. Answers are cached for a
+moment: browsers with the same token that send the same request share one answer (`Kept`).
 """
 
 import time
@@ -22,34 +22,34 @@ from poise.model.reports import JobReport, LogPiece, TaskReport
 from poise.model.tenants import Bearer, Role
 
 Asked = Mapping[str, str]
-"""What a page gave in the query."""
+"""The parameters of a page's query."""
 
 DataFunction = Callable[[Client, Asked], Any]
 
 LEAST, MOST = 1.0, 10.0
-"""Seconds for which an answer is kept: `SHARE` times what it took, within these."""
+"""Minimum and maximum seconds for which an answer is cached; between them, `SHARE` times the time that it took."""
 
 MAX_KEPT, MAX_KEPT_BYTES = 512, 32 << 20
 
 MAX_TASKS = 500
-"""Tasks of a job that are shown."""
+"""Maximum number of tasks of a job shown."""
 
 MAX_INCIDENTS = 200
-"""Incidents that are listed."""
+"""Maximum number of incidents listed."""
 
 TAIL_LINES, TAIL_BYTES = 200, 64 << 10
-"""The end of a log that is shown."""
+"""Maximum size of a log's tail, in lines and bytes."""
 
 
 class JobPage(msgspec.Struct, frozen=True):
-    """A job, and how many of its tasks are left out."""
+    """A job, and the number of its tasks that are left out."""
 
     job: JobReport
     more_tasks: int
 
 
 class LogTail(msgspec.Struct, frozen=True):
-    """The end of what a job wrote, in order; `cut` if there is more before it."""
+    """The end of a job's output, in order; `cut` if there is more before it."""
 
     text: str
     cut: bool
@@ -123,9 +123,7 @@ ROUTES: dict[str, DataFunction] = {
 
 
 class Kept:
-    """Answers of the data functions, each asked once for all that ask the same at about the same time. `answer` may be
-    called on many threads.
-    """
+    """A cache of the data functions: concurrent requests for the same answer are sent once. `answer` is thread-safe."""
 
     def __init__(self, routes: Mapping[str, DataFunction] = ROUTES) -> None:
         self._routes = routes
@@ -135,7 +133,7 @@ class Kept:
         self._asking: set[tuple[str, ...]] = set()
 
     def answer(self, name: str, token: str, asked: Asked, connect: Callable[[], Client]) -> bytes:
-        """The answer as JSON. Raises `PoiseError`."""
+        """Return the answer as JSON. Raises `PoiseError`."""
         ask = self._routes.get(name)
         if ask is None:
             raise NotFound(f"there is no data function `{name}`", field="path", have=name, hint="reload the page")
@@ -164,7 +162,7 @@ class Kept:
         return _given(found)
 
     def forget(self, token: str) -> None:
-        """Nothing that this token has seen is kept."""
+        """Drop the cached answers of this token."""
         with self._changed:
             for key in [key for key in self._known if key[0] == token]:
                 self._drop(key)
@@ -193,7 +191,7 @@ def _given(found: bytes | PoiseError) -> bytes:
 
 
 def _worded(value: Any) -> Any:
-    """A report as JSON can hold it, with its reasons as the command line words them."""
+    """Convert a report to JSON types, with reasons as sentences, like those of the command line."""
     if isinstance(value, Reason | Why):
         return value.sentence()
     if isinstance(value, msgspec.Struct):
@@ -204,7 +202,7 @@ def _worded(value: Any) -> Any:
 
 
 def needed(asked: Asked, name: str) -> str:
-    """A parameter that a page has to give. Raises `SpecError`."""
+    """Return a required parameter. Raises `SpecError`."""
     given = asked.get(name, "")
     if not given:
         raise SpecError("a parameter is missing", field=name, hint="reload the page")
@@ -212,7 +210,7 @@ def needed(asked: Asked, name: str) -> str:
 
 
 def number(asked: Asked, name: str, otherwise: float) -> float:
-    """A parameter that is a finite number. Raises `SpecError`."""
+    """Return a parameter that is a finite number. Raises `SpecError`."""
     given = asked.get(name, "")
     try:
         found = float(given) if given else otherwise
@@ -224,11 +222,11 @@ def number(asked: Asked, name: str, otherwise: float) -> float:
 
 
 def bearer_of(client: Client) -> Bearer:
-    """Whose token it is, as the control plane says now."""
+    """Return the owner of the token, as the control plane reports now."""
     who = client.whoami()
     return Bearer(who.tenant, Role[who.role.upper()])
 
 
 def _settled(task: TaskReport) -> bool:
-    """Whether a task is of little interest: it is done, or has not begun."""
+    """Return whether a task is of little interest: it is done, or has not started."""
     return task.status in ("done", "waiting", "pending", "cancelled", "skipped")

@@ -1,7 +1,7 @@
-"""One picture for many browsers: a bounded run of changes, each browser at a place of its own in it.
+"""One picture for many browsers: a limited log of changes, in which each browser has its own position.
 
-A browser that comes back with the id of the last change it got goes on there. One that is too far behind, because it
-is slow, was stopped or comes from another process, gets the whole picture. So nothing is kept for any one of them.
+A browser that reconnects with the id of its last change resumes there. A browser that is too far behind, because it is
+slow, was stopped or was connected to another process, gets the whole picture. So the feed keeps no state for a browser.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ import msgspec
 from poise.dashboard.picture import Delta, apply
 
 KEPT, KEPT_BYTES = 1024, 4 << 20
-"""Changes that are kept for browsers that are behind: at most so many, and so many bytes."""
+"""Changes kept for browsers that are behind: maximum number, and maximum bytes."""
 
 ALIVE = 15.0
-"""Seconds of silence after which a comment says that the connection stands."""
+"""Seconds of silence after which a comment is sent as a heartbeat."""
 
 
 class Feed:
-    """The picture, the latest changes of it, and who waits for the next. It is used on one event loop."""
+    """The picture, its latest changes, and an event for the next one. Use it on one event loop."""
 
     def __init__(self) -> None:
         self._id = secrets.token_hex(4)
@@ -46,14 +46,14 @@ class Feed:
         self._wake()
 
     def end(self, why: str, text: str) -> None:
-        """Nothing more may be shown: every stream says why, and ends."""
+        """Delete the picture, and end every stream with this reason."""
         self._state, self._whole = {}, b""
         self._changes.clear()
         self._ended = b"event: end\ndata: %s\n\n" % msgspec.json.encode({"why": why, "text": text})
         self._wake()
 
     async def stream(self, last: str) -> AsyncGenerator[bytes]:
-        """Server-sent events from the one with the id `last` on, or from the whole picture on."""
+        """Yield server-sent events after the one with the id `last`, or from the whole picture on."""
         yield b": poise\n\n"
         position = self._position(last)
         while not self._ended:
@@ -75,7 +75,7 @@ class Feed:
         yield self._ended
 
     def _position(self, last: str) -> int:
-        """The number of a change that a browser has seen; -1 where it needs the whole picture."""
+        """Return the number of the last change that a browser has seen; -1 where it needs the whole picture."""
         of, _, number = last.partition(".")
         known = of == self._id and number.isdecimal() and len(number) < 16 and int(number) <= self._number
         return int(number) if known else -1

@@ -1,7 +1,7 @@
-"""What one token may see, kept current in a thread: once for all browsers with that token.
+"""A mirror of the state that one token may see, kept current in a thread: one for all browsers with that token.
 
-It asks the control plane for changes after the last revision that it knows. It spends at most a hundredth of the time
-on questions: after an answer that took long, or told much, it waits longer. So a large fleet is shown with more delay,
+It asks the control plane for changes after the last revision that it knows. Each kind of request may take at most a
+hundredth of the time: after a slow or large answer the mirror waits longer. So a large fleet is shown with more delay,
 and the control plane decides as quickly as without a dashboard.
 """
 
@@ -18,56 +18,60 @@ from poise.dashboard.picture import MAX_JOBS, Picture
 from poise.errors import Denied, PoiseError
 
 SHARE = 100
-"""An answer that took a second is followed by so many seconds without that question."""
+"""Seconds without a request of the same kind after an answer that took one second."""
 
 WHOLE_EVERY, OVERVIEW_EVERY, CHANGES_EVERY = 5.0, 0.25, 0.1
-"""Seconds between two questions, at least. Everything is asked for, too, since loads change without an event."""
+"""Minimum seconds between two requests of a kind. The mirror also polls everything, since loads change without an
+event.
+"""
 
 RECORD = 50e-6
-"""Seconds that the control plane takes for one record of an answer about changes, estimated: it also waits then."""
+"""Seconds that the control plane spends on one record of an answer about changes. It is an estimate, as the measured
+time includes the wait for a change.
+"""
 
 LONGEST = 5.0
-"""Seconds that a question waits for a change."""
+"""Maximum seconds that a request waits for a change."""
 
 AGAIN = 0.5
-"""Seconds between two tries to reach a control plane that does not answer."""
+"""Seconds between two attempts to reach a control plane that does not answer."""
 
 LINGER = 60.0
-"""Seconds for which a mirror stays when nobody looks: a browser that comes back finds it."""
+"""Seconds for which a mirror without viewers is kept for browsers that reconnect."""
 
 
 TURN = 1.0
-"""Seconds within which one of several control planes is found that answers."""
+"""Seconds within which to find one of several control planes that answers."""
 
 
 def client_for(home: Home, token: str) -> Client:
-    """A client that raises at once where no control plane answers: pages say so, and it is asked again."""
+    """Return a client that raises at once where no control plane answers: pages show that, and the mirror retries."""
     return Client(home, token=token, patience=TURN if len(home.doors) > 1 else 0.0)
 
 
 class Pace:
-    """When a question may be asked next."""
+    """Limits the rate of one kind of request."""
 
     def __init__(self, least: float) -> None:
         self._least = least
         self._earliest = self._next = 0.0
 
     def left(self) -> float:
-        """Seconds until then."""
+        """Return the seconds until the next request may be sent."""
         return max(0.0, self._next - time.monotonic())
 
     def hasten(self) -> None:
-        """Ask as soon as the share allows."""
+        """Allow the next request as soon as the share permits it."""
         self._next = self._earliest
 
     def took(self, seconds: float) -> None:
-        """An answer has come, and cost so much."""
+        """Record that an answer took this many seconds."""
         self._earliest = time.monotonic() + SHARE * seconds
         self._next = max(self._earliest, time.monotonic() + self._least)
 
 
 class Mirror:
-    """Reads for one token and publishes into `feed`, from `start` until `stop`, or until the token is no good."""
+    """Reads for one token and publishes into `feed`, until `stop` or until the token is refused."""
 
     def __init__(self, home: Home, token: str, ended: Callable[[], None]) -> None:
         """`ended` is called on the event loop when the control plane refuses the token."""
@@ -106,7 +110,7 @@ class Mirror:
                 self._stopping.wait(pause)
 
     def _look(self, client: Client) -> None:
-        """Ask what may be asked now, or wait for a change."""
+        """Send a request that is due, or wait for a change."""
         if not self._whole.left():
             self._ask_everything(client)
             return
@@ -134,7 +138,7 @@ class Mirror:
         self._whole.took(time.monotonic() - begun)
 
     def _ask_overview(self, client: Client) -> int:
-        """The revision that it was of."""
+        """Update the overview; return its revision."""
         begun = time.monotonic()
         told = client.overview()
         self._overview.took(time.monotonic() - begun)

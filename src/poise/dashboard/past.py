@@ -1,7 +1,7 @@
-"""The data functions of the dashboard that look back: the picture of time, decisions, and the state at a past moment.
+"""The data functions of the dashboard that look back: the timeline, past decisions, and the state at a past moment.
 
-They are answered from the log of the home (`Chronicle`), as far as the viewer's token may see: `client` says whose it
-is. `at`, `since` and `until` are seconds since 1970.
+They read the log of the home (`Chronicle`), limited to data that the viewer's token may see; `client` has that token.
+`at`, `since` and `until` are seconds since 1970.
 """
 
 import threading
@@ -37,28 +37,29 @@ from poise.policy.suites import POLICIES
 from poise.units import SECOND
 
 RECENT = 15 * 60.0
-"""Seconds that a picture shows unless it is told since when."""
+"""Default period of a timeline in seconds."""
 
 MAX_COURSES, FEW_POINTS = 64, 60
-"""Units whose training is told, and points of each where there are several."""
+"""Maximum number of units whose training is shown, and of points of each where there are several."""
 
 MAX_HEARD, MAX_TASKS = 16, 256
-"""Jobs that are asked how their training is now, and the tasks that one of them may have: larger reports are dear."""
+"""Maximum number of jobs asked for their current training, and of tasks in such a job: larger reports are expensive."""
 
 MOST_ROWS, MOST_PIXELS, MOST_ROUNDS = 400, 4000, 200
 
 MOST_TRACED = 500_000
-"""Slices of a trace that a page asks for; larger ones are for `poise timeline`."""
+"""Maximum number of slices in a trace for a page; use `poise timeline` for larger ones."""
 
 WHAT_IF_SECONDS = 5
-"""What the simulation of a what-if may take."""
+"""Time limit for the simulation of a what-if scenario."""
 
 MICROSECOND = 1000
 
 
 class Bars(msgspec.Struct, frozen=True, kw_only=True):
-    """A `Timeline` for a canvas: texts are numbers of `texts`, times microseconds from `begins`. A row is its node, its
-    name, how many rows of its device are above it, and its slices: since, until, phase, task, attempt, outcome, count.
+    """A `Timeline` for a canvas: texts are indices into `texts`, times microseconds from `begins`. A row is its node,
+    its name, the number of rows of its device above it, and its slices: since, until, phase, task, attempt, outcome,
+    count.
     """
 
     begins: float
@@ -74,7 +75,7 @@ class Bars(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moments(msgspec.Struct, frozen=True, kw_only=True):
-    """Which moments can be shown, in seconds since 1970."""
+    """The range of moments that can be shown, in seconds since 1970."""
 
     since: float
     until: float
@@ -82,7 +83,7 @@ class Moments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PastJob(msgspec.Struct, frozen=True):
-    """A job as it was; as `JobPage`."""
+    """A job at a past moment; as `JobPage`."""
 
     job: JobReport
     more_tasks: int
@@ -175,7 +176,7 @@ class LookingBack:
         """`poise what-if` with the flags that are given, in a process of its own that yields to all others."""
         if not bearer_of(client).sees_all:
             raise Forbidden("a what-if scenario simulates the work of all tenants", need="an operator's token")
-        self._chronicle.ask(lambda book: None)  # raises what is wrong with the log
+        self._chronicle.ask(lambda book: None)  # raises if the log is damaged
         policy = asked.get("policy", "")
         if policy not in ("", *POLICIES):
             raise SpecError("there is no such policy", field="policy", have=policy[:80], need=", ".join(POLICIES))
@@ -220,7 +221,7 @@ class LookingBack:
         return self._chronicle.at(Moment(wall))
 
     def _window(self, client: Client, asked: Asked, *, least: int, most: int = 0) -> Timeline:
-        """At `most` so many slices, where that is not 0: those of all jobs are counted before they are made."""
+        """Return a timeline of at most `most` slices, if not 0; slices of all jobs are counted before they are made."""
         bearer, now = bearer_of(client), time.time()
         until = min(max(0.0, number(asked, "until", now)), now)
         since = min(max(0.0, number(asked, "since", until - RECENT)), until)

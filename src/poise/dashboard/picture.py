@@ -5,7 +5,8 @@
     picture.delta()             # {"nodes": {"n1": NodeCell(…)}}
     picture.delta()             # {}: nothing has changed since
 
-A record holds nothing that changes by time alone: no "for 3 s", but since when. So a fleet at rest sends nothing.
+Records contain no value that changes by time alone: no "for 3 s", but a start instant. So a fleet at rest sends
+nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,17 +18,17 @@ from poise.model.reports import ChangesReport, JobReport, NodeReport, Overview
 from poise.units import SECOND
 
 MAX_JOBS = 1000
-"""Jobs in the picture; the oldest ended ones leave it first."""
+"""Maximum number of jobs in the picture; the oldest ended ones are dropped first."""
 
 STEADY = 2.0
-"""Seconds by which a computed instant may differ from the one before and still be the same."""
+"""Seconds by which a computed instant may differ from the previous one and still count as the same."""
 
 Delta = dict[str, dict[str, Any]]
-"""By part and key the new record, or None for one that is gone."""
+"""The new record by part and key, or None for a removed one."""
 
 
 class DeviceCell(msgspec.Struct, frozen=True, array_like=True):
-    """One device: who holds it, and why it gives no room (both may be empty)."""
+    """One device: its holder, and why it is cordoned (both may be empty)."""
 
     index: int
     model: str
@@ -74,7 +75,7 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class WaitLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A unit that waits for room: its place among those that wait, since when, and the first reason."""
+    """A waiting unit: its place in the queue, the time since which it waits, and the first reason."""
 
     unit: str
     user: str
@@ -85,7 +86,7 @@ class WaitLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that holds room; `since` is 0 until it runs, `expected` nanoseconds (0: unknown)."""
+    """A task that holds resources; `since` is 0 until it runs, `expected` nanoseconds (0: unknown)."""
 
     task: str
     user: str
@@ -100,7 +101,7 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Picture:
-    """All records by part (`head`, `nodes`, `jobs`, `waiting`, `running`) and key, and what `delta` told last."""
+    """All records by part (`head`, `nodes`, `jobs`, `waiting`, `running`) and key, and those of the last `delta`."""
 
     def __init__(self) -> None:
         self._now: dict[str, dict[str, Any]] = {"head": {}, "nodes": {}, "jobs": {}, "waiting": {}, "running": {}}
@@ -110,15 +111,15 @@ class Picture:
         self._now["head"].update(values)
 
     def nodes_are(self, nodes: Iterable[NodeReport]) -> None:
-        """These are all nodes."""
+        """Replace all nodes."""
         self._now["nodes"] = {node.name: _node(node) for node in nodes}
 
     def jobs_are(self, jobs: Iterable[JobReport]) -> None:
-        """These are all jobs to show."""
+        """Replace all jobs."""
         self._now["jobs"] = {job.id: _job(job) for job in jobs}
 
     def merge(self, changes: ChangesReport) -> None:
-        """These have changed."""
+        """Apply changes."""
         nodes, jobs = self._now["nodes"], self._now["jobs"]
         nodes.update((node.name, _node(node)) for node in changes.nodes)
         jobs.update((job.id, _job(job)) for job in changes.jobs)
@@ -132,7 +133,7 @@ class Picture:
                 del jobs[job.id]
 
     def overview_is(self, told: Overview, wall: float) -> None:
-        """The overview as of `wall`, in seconds since 1970."""
+        """Replace the overview by that of `wall`, in seconds since 1970."""
         self.head_is(
             policy=told.policy,
             accepting=told.accepting,
@@ -176,14 +177,14 @@ class Picture:
         }
 
     def delta(self) -> Delta:
-        """The changes since the last call; at first everything."""
+        """Return the changes since the last call; the first call returns everything."""
         found = {part: _changed(self._told[part], now) for part, now in self._now.items()}
         self._told = {part: dict(now) for part, now in self._now.items()}
         return {part: changed for part, changed in found.items() if changed}
 
 
 def apply(state: dict[str, dict[str, Any]], delta: Delta) -> None:
-    """Bring a copy of the records up to date."""
+    """Apply changes to a copy of the records."""
     for part, changed in delta.items():
         records = state.setdefault(part, {})
         for key, record in changed.items():
@@ -199,7 +200,7 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any
 
 
 def _since(before: WaitLine | RunLine | None, instant: float) -> float:
-    """The instant as it was told before, unless it is another one."""
+    """Return the previous instant, unless the new one differs."""
     if before is not None and abs(before.since - instant) < STEADY:
         return before.since
     return round(instant, 1)

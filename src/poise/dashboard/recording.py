@@ -1,8 +1,8 @@
-"""A page of the dashboard that is kept: one file that needs no server, with everything that was recorded of it.
+"""A recording of the dashboard: one file that needs no server, with all recorded data.
 
-`Recording` looks at a running dashboard as a browser does, from its beginning until `page`. The file shows the same
-views, and its slider any moment in between. What was not recorded, such as the state of a job at a past moment, says
-so.
+`Recording` reads a running dashboard as a browser does, from its creation until `page`. The file shows the same views,
+and its slider shows any moment in between. Views of data that was not recorded, such as the state of a job at a past
+moment, say so.
 """
 
 import base64
@@ -23,7 +23,7 @@ from poise.drivers.http import Connection
 from poise.errors import Fault
 
 SECONDS = 150.0
-"""Seconds for an answer: a report takes long on a busy machine."""
+"""Timeout of a request in seconds: a report takes long on a busy machine."""
 
 _OF_ALL = ("timeline", "decisions", "training", "incidents", "services", "whoami")
 _OF_EACH = {"job": ("job", "explanation", "log", "training"), "node": ("profile", "decisions")}
@@ -32,7 +32,7 @@ _IMPORT = re.compile(r'(?<=from ")\.{1,2}/[\w./-]+(?=")|(?<=import ")\.{1,2}/[\w
 
 
 class Recording:
-    """What a browser with this one-time link is told from now on."""
+    """Records the stream of a browser with this one-time link from now on."""
 
     def __init__(self, link: str) -> None:
         self._url, _, secret = link.partition("#link=")
@@ -46,11 +46,13 @@ class Recording:
         self._reading.start()
 
     def heard(self) -> list[tuple[float, bytes]]:
-        """What the stream has told so far, and when."""
+        """Return the messages of the stream so far, with their times."""
         return [(when, bytes(told)) for when, told in self._changes]
 
     def page(self, title: str, jobs: Iterable[str], nodes: Iterable[str]) -> str:
-        """The file, as of now; `jobs` and `nodes` are kept with their own pages. Raises `Fault` if nothing was told."""
+        """Return the file as of now; the pages of `jobs` and `nodes` are included. Raises `Fault` if the stream sent
+        nothing.
+        """
         period = f"since={time.time() - 24 * 3600:.0f}&until={time.time():.0f}&pixels=4000&count=400"
         answers = {name: self._data(name, period if name == "timeline" else "count=200") for name in _OF_ALL}
         answers["spent"] = self._data("spent", "period=24h")
@@ -84,7 +86,7 @@ class Recording:
             pass  # the dashboard has ended, or this was closed
 
     def _data(self, name: str, query: str) -> bytes:
-        """The answer as JSON; nothing where there is none."""
+        """Return the answer as JSON; empty if there is none."""
         try:
             answer = self._ask("GET", f"/data/{name}?{query}")
         except OSError:
@@ -111,7 +113,7 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 def page(title: str, recorded: bytes) -> str:
-    """The front end in one file, with what was recorded: JSON of `changes` (time, records by part) and `answers`."""
+    """Return the front end as one file with the recorded JSON: `changes` (time, records by part) and `answers`."""
     html, style = ((ASSETS / name).read_text() for name in ("index.html", "site.css"))
     modules = {path.relative_to(ASSETS): path.read_text() for path in sorted(ASSETS.rglob("*.js"))}
     scripts = {PurePosixPath(path.as_posix()): text for path, text in modules.items()}
@@ -130,7 +132,7 @@ def page(title: str, recorded: bytes) -> str:
 
 
 def _address(path: PurePosixPath, text: str) -> str:
-    """A module as an address that holds it, with the names of the others in place of their paths."""
+    """Return a module as a data URL, with the names of other modules in place of their paths."""
 
     def named(match: "re.Match[str]") -> str:
         parts: list[str] = []
@@ -145,5 +147,5 @@ def _address(path: PurePosixPath, text: str) -> str:
 
 
 def _in_html(data: bytes) -> str:
-    """JSON that cannot end the element that it stands in."""
+    """Return JSON escaped so that it cannot end the element that contains it."""
     return data.decode().replace("<", "\\u003c")

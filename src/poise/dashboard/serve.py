@@ -1,4 +1,4 @@
-"""One dashboard of a home: its ports, its lock, and the process that serves it until Ctrl-C or SIGTERM."""
+"""The process that serves one dashboard of a home until Ctrl-C or SIGTERM, with its ports."""
 
 import asyncio
 import contextlib
@@ -31,11 +31,11 @@ ANSWER_SECONDS = 15.0
 MAX_CONNECTIONS = 1024
 
 HEAD_SECONDS = 10.0
-"""Within which a connection has asked for something."""
+"""Seconds within which a new connection must send a request."""
 
 
 class Beyond(NamedTuple):
-    """What listens to browsers on other machines: a socket, its certificate, and the names in that."""
+    """The listener for browsers on other machines: a socket, its certificate, and the names in that."""
 
     listening: socket.socket
     context: ssl.SSLContext
@@ -43,8 +43,8 @@ class Beyond(NamedTuple):
 
 
 class _Connection(Taking, HttpToolsProtocol):
-    """One connection. A browser that takes nothing of its answer for a while is hung up on, and so is one that asks for
-    nothing.
+    """One connection. It is closed if the browser reads nothing of its response for a while, or sends no request in
+    time.
     """
 
     _late: asyncio.TimerHandle | None = None
@@ -75,7 +75,9 @@ class _Server(uvicorn.Server):
 
 
 def served_elsewhere(home: Home) -> str:
-    """The address of the dashboard beside the control plane of another user or machine; empty if it tells of none."""
+    """Return the address of the dashboard beside the control plane of another user or machine; empty if it reports
+    none.
+    """
     door = home.elsewhere
     host = f"{door.host}:{door.port}" if isinstance(door, Address) else "poise"
     with contextlib.suppress(OSError), Connection(reach(home, ANSWER_SECONDS)) as connection:
@@ -86,8 +88,8 @@ def served_elsewhere(home: Home) -> str:
 
 
 def new_link(home: Home, url: str) -> str:
-    """The address that opens a running dashboard once: what follows the `#` stays in the browser, and in no log. Raises
-    `Fault`.
+    """Return the address that opens a running dashboard once. The part after `#` stays in the browser, and out of all
+    logs. Raises `Fault`.
     """
     place = urlsplit(url)
     try:
@@ -107,7 +109,7 @@ def new_link(home: Home, url: str) -> str:
 
 
 def bind(port: int, host: str = "127.0.0.1") -> socket.socket:
-    """A socket at this port; if `port` is 0, or one that nobody has asked for is taken, at a free one. Raises
+    """Return a socket at this port, or at a free one if `port` is 0, or is a default port that is in use. Raises
     `InputError`.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -130,8 +132,9 @@ def bind(port: int, host: str = "127.0.0.1") -> socket.socket:
 
 
 def bind_again(home: Home, beyond: str = "") -> socket.socket:
-    """A socket where the dashboard of this home served before, so that open pages find it again; or else at the default
-    port, or at a free one. With `beyond`, the host at which other machines reach it, it is the socket for those.
+    """Return a socket at the port where the dashboard of this home served before, so that open pages reconnect;
+    otherwise at the default port or a free one. With `beyond`, the host at which other machines reach it, it is the
+    socket for those.
     """
     before = noted(home)
     port = 0 if before is None else before.beyond if beyond else before.port
@@ -150,8 +153,8 @@ def serve(
     viewer: Viewer | None = None,
     ready: Callable[[Running, str], None] = lambda running, link: None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `ready` is called with the first link, which is that of the `viewer`; one that has
-    none is kept by the supervisor.
+    """Serve until SIGINT or SIGTERM. `ready` is called with the first link, that of the `viewer`; a dashboard without a
+    viewer belongs to the supervisor.
     """
     uvloop.run(_serve(home, listening, beyond, viewer, ready))
 
@@ -174,14 +177,14 @@ async def _serve(
         servers.append((_server(app, beyond.context), beyond.listening))
 
     def end(number: int) -> None:
-        app.sessions.end_streams()  # or their connections are waited for
+        app.sessions.end_streams()  # otherwise the server waits for their connections
         for server, _ in servers:
             server.handle_exit(number, None)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end, number)
     serving = asyncio.gather(*(server.serve(sockets=[sock]) for server, sock in servers))
-    while not all(server.started for server, _ in servers) and not serving.done():  # noqa: ASYNC110 — it says so in no other way
+    while not all(server.started for server, _ in servers) and not serving.done():  # noqa: ASYNC110 — uvicorn has no event for it
         await asyncio.sleep(0.005)
     if home.elsewhere is None:
         write_whole(home.dashboard_endpoint, msgspec.json.encode(running), 0o600)

@@ -1,4 +1,4 @@
-"""The data function of services: the gateways of the home report on them, on its machine only."""
+"""The data function of services. The gateways of a home report on them, on the home's machine only."""
 
 from collections.abc import Iterator
 
@@ -33,7 +33,7 @@ def _all(home: Home) -> Iterator[ServiceReport]:
 
 
 def _is_seen(client: Client, service: ServiceReport) -> bool:
-    """Whether its latest replica is a job that the token may see."""
+    """Return whether the token may see the job of the service's latest replica."""
     for job in service.jobs[-1:]:
         try:
             client.job(job)

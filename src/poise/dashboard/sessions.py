@@ -1,8 +1,8 @@
-"""Who may look: links that are good once, and the sessions of browsers that came by one.
+"""Access to the dashboard: one-time links, and the sessions of browsers that opened one.
 
-A secret in a link is exchanged once, within `LINK_SECONDS`, for the secret of a session, which a browser keeps in a
-cookie. A session has the token of whoever made its link, and shows what that token may see. Only digests of secrets of
-links and sessions are kept.
+The secret of a link is exchanged once, within `LINK_SECONDS`, for the secret of a session, which the browser keeps in a
+cookie. A session has the token of the user who made its link, and shows only data that this token may see. The secrets
+of links and sessions are stored as digests only.
 """
 
 import asyncio
@@ -17,15 +17,16 @@ from poise.model.tenants import DEFAULT
 
 LINK_SECONDS = 300.0
 SESSION_SECONDS = 12 * 3600.0
-"""A session that was not used for so long is over."""
+"""Timeout of an unused session."""
 
 MAX_LINKS, MAX_SESSIONS = 64, 256
-"""Of the tenant that has most of them, and of its token that has most, the oldest give way: nobody can push others out.
+"""Maximum numbers. Beyond them, the oldest of the tenant with the most is dropped, and there of the token with the
+most: no tenant can push out those of others.
 """
 
 
 class Viewer(NamedTuple):
-    """Who looks: a token, and its tenant."""
+    """A viewer: a token, and its tenant."""
 
     tenant: str
     token: str
@@ -42,7 +43,7 @@ class Session:
 
 
 class Sessions:
-    """Links and sessions, by the digests of their secrets. All are lost with the process."""
+    """Links and sessions by the digests of their secrets. All are lost with the process."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -50,7 +51,7 @@ class Sessions:
         self._sessions: dict[str, Session] = {}
 
     def link(self, token: str, tenant: str = DEFAULT) -> str:
-        """The secret of a new link of a token of this tenant."""
+        """Return the secret of a new link for a token of this tenant."""
         secret = secrets.token_urlsafe(32)
         self._links[digest(secret)] = Viewer(tenant, token), self._now() + LINK_SECONDS
         while len(self._links) > MAX_LINKS:
@@ -73,7 +74,7 @@ class Sessions:
         return secret
 
     def of(self, secret: str) -> Session | None:
-        """The session of a browser; None if there is none, or it is over."""
+        """Return the session of a browser; None if it has none, or the session is over."""
         key = digest(secret)
         session = self._sessions.get(key)
         if session is None:
@@ -85,11 +86,11 @@ class Sessions:
         return session
 
     def end(self, secret: str) -> None:
-        """A browser has signed out."""
+        """End the session of a browser that signed out."""
         self._end(digest(secret))
 
     def forget(self, token: str) -> None:
-        """Drop everything that has this token: it was revoked. Its streams say so, and end by themselves."""
+        """Drop the links and sessions of a revoked token. Its streams send the reason, and end by themselves."""
         for key in [key for key, (of, _) in self._links.items() if of.token == token]:
             del self._links[key]
         for key in [key for key, session in self._sessions.items() if session.viewer.token == token]:
@@ -100,12 +101,12 @@ class Sessions:
             session.over.set()
 
     def end_streams(self) -> None:
-        """Of all browsers."""
+        """End the streams of all browsers."""
         for session in self._sessions.values():
             session.over.set()
 
     def streams(self, tenant: str) -> tuple[int, int]:
-        """Open streams of a tenant, and those of all others."""
+        """Return the numbers of open streams of a tenant, and of all others."""
         theirs = sum(one.streams for one in self._sessions.values() if one.viewer.tenant == tenant)
         return theirs, sum(one.streams for one in self._sessions.values()) - theirs
 

@@ -1,4 +1,4 @@
-"""The data function of energy and cost: what `poise report` prints of a period, by node, tenant and job."""
+"""The data function of energy and cost: the `poise report` of a period, by node, tenant and job."""
 
 import re
 import threading
@@ -17,13 +17,13 @@ from poise.model.history import Bill, JobLine, NodeBill, TenantUse, Waste
 from poise.units import SECOND, parse_duration
 
 MAX_JOBS = 200
-"""Jobs that are listed, those with the highest energy."""
+"""Maximum number of jobs listed, those with the highest energy."""
 
 _PERIOD = re.compile(r"[1-9][0-9]{0,2}[mhd]")
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts of a `RunReport`. `flags` are those with which `poise report` prints it."""
+    """Parts of a `RunReport`. `flags` are the flags of `poise report` that print it."""
 
     begins: float
     length: int
@@ -68,7 +68,7 @@ def spent_of(home: Home) -> DataFunction:
 
 
 def _flags(asked: Asked) -> list[str]:
-    """Those of the period and of the intensity. Raises `SpecError`."""
+    """Return the flags of the period and of the carbon intensity. Raises `SpecError`."""
     period, at = asked.get("period", "1h"), number(asked, "at", 0.0)
     if not _PERIOD.fullmatch(period):
         raise SpecError("the period cannot be read", field="period", have=period[:40], need="15m, 24h, 7d", hint="24h")

@@ -1,1 +1,1 @@
-"""The loop around the machines, and doors that are simulated: virtual time, faults from a seed. No input or output."""
+"""The event loop around the machines, and simulated ports: virtual time, faults from a seed. No input or output."""

@@ -1,6 +1,6 @@
-"""What befalls a simulated fleet: each kind of fault begins here, and gives back what ends it.
+"""The faults of a simulated fleet: each function starts one kind of fault and returns a function that ends it.
 
-A fault that meets nobody (no task runs, no device is there) gives back nothing, and does not count.
+A fault without a target (no task runs, no device exists) returns None and is not counted.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ Begin = Callable[["Simulation", Incident, Random], Undo | None]
 
 
 def nothing() -> None:
-    """There is nothing to undo."""
+    """Do nothing: this fault needs no undoing."""
 
 
 def _kill_task(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
@@ -75,7 +75,7 @@ def _control_away(simulation: "Simulation", incident: Incident, random: Random) 
 
 
 def _power_cut(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
-    """The machine of the control plane: what was not synced may be gone, and the boot is another."""
+    """Cut the power of the control plane's machine: unsynced data may be lost, and the machine reboots."""
     simulation.catch_up()
     simulation.home.kill()
     simulation.disk.lose_power(random)
@@ -108,7 +108,7 @@ def _cut_off(simulation: "Simulation", node: str, ways: Sequence[str]) -> Undo:
 
 
 def _flap(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
-    """Cut and open again, each for up to two seconds."""
+    """Cut the connection and restore it repeatedly, each for up to two seconds."""
     over = False
     undos: list[Undo] = []
 
@@ -131,7 +131,7 @@ def _flap(simulation: "Simulation", incident: Incident, random: Random) -> Undo 
 
 
 def _swizzle(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
-    """Nodes are cut off one after the other, and come back one after the other in another order."""
+    """Cut nodes off one after the other, and restore them one after the other in another order."""
     names = sorted(simulation.machines)
     random.shuffle(names)
     off: dict[str, Undo] = {}
@@ -162,7 +162,9 @@ def _swizzle(simulation: "Simulation", incident: Incident, random: Random) -> Un
 
 
 def _hold(simulation: "Simulation", name: str, value: Any, apply: Callable[[list[Any]], None]) -> Undo:
-    """Faults of one kind may overlap: what holds follows from all that last, and is ordinary again after the last."""
+    """Apply overlapping faults of one kind: `apply` gets the values of all active ones, and an empty list after the
+    last.
+    """
     values = simulation.lasting.setdefault(name, [])
     values.append(value)
     apply(values)
@@ -175,7 +177,7 @@ def _hold(simulation: "Simulation", name: str, value: Any, apply: Callable[[list
 
 
 def _network(name: str, unit: int = 1) -> Begin:
-    """The worst of what lasts, of a property of the network."""
+    """Return a fault that sets a property of the network to the worst of its active values."""
 
     def begin(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
         network = simulation.network
@@ -206,7 +208,7 @@ def _slow_disk(simulation: "Simulation", incident: Incident, random: Random) -> 
 
 
 def _flip_a_bit(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
-    """In the log as it lies there; found when it is read again."""
+    """Flip a bit of a stored record in the log; it is found when the log is read again."""
     simulation.catch_up()
     if simulation.disk.damaged or not simulation.disk.flip_bit(random):
         return None
@@ -228,7 +230,7 @@ def _pause_agent(simulation: "Simulation", incident: Incident, random: Random) -
 
 
 def _pause(simulation: "Simulation", process: Process, incident: Incident) -> Undo | None:
-    """It goes on by itself; or at once, when all faults end."""
+    """Pause a process for the duration of the incident, or until all faults end."""
     if not process.alive:
         return None
     process.pause(incident.lasts)
@@ -241,7 +243,7 @@ def _pause(simulation: "Simulation", process: Process, incident: Incident) -> Un
 
 
 def _hang(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
-    """One task gets on no more, until its node notices by its steps, or its user does."""
+    """Hang one task, until its node notices that steps are missing, or its user gives up."""
     executor = simulation.machines[incident.node].executor
     running = executor.running()
     if not running:
@@ -258,7 +260,7 @@ def _hang(simulation: "Simulation", incident: Incident, random: Random) -> Undo 
 
 
 def _straggle(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
-    """What begins there takes longer by a factor."""
+    """Slow down attempts that start on the node by a factor."""
     executor = simulation.machines[incident.node].executor
     return _hold(
         simulation, f"slow {incident.node}", incident.amount, lambda of: setattr(executor, "slow", max(of, default=1.0))
@@ -266,7 +268,7 @@ def _straggle(simulation: "Simulation", incident: Incident, random: Random) -> U
 
 
 def _fail_device(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
-    """Its driver gives it up; a person opens it again when all is over."""
+    """Fail a device, as its driver reports; an operator reopens it after all faults have ended."""
     machine = simulation.machines[incident.node]
     if not machine.node.devices:
         return None
@@ -289,7 +291,7 @@ def _unplug(simulation: "Simulation", incident: Incident, random: Random) -> Und
 
 
 def _replug(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
-    """The same index, another device."""
+    """Replace a device with another one of the same index."""
     machine = simulation.machines[incident.node]
     devices = machine.devices
     if not devices:
@@ -300,7 +302,7 @@ def _replug(simulation: "Simulation", incident: Incident, random: Random) -> Und
 
 
 def _shrink(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
-    """It offers a part of its CPUs and of its memory, or none of them."""
+    """Make the node offer only a fraction of its CPUs, memory and devices, or none of them."""
     machine = simulation.machines[incident.node]
     left = random.choice((0.0, 0.25, 0.5))
     return _hold(simulation, f"room of {incident.node}", left, lambda of: machine.offer(min(of, default=1.0)))
@@ -317,7 +319,7 @@ def _policy(fault_of_it: str) -> Begin:
 
 
 def _second_control(simulation: "Simulation", incident: Incident, random: Random) -> Undo | None:
-    """The file of the lock is removed, and another one starts beside the one that lives."""
+    """Remove the lock's file, and start another control plane beside the living one."""
     if simulation.home.host is None:
         return None
     simulation.home.lose_lock()

@@ -1,8 +1,8 @@
-"""A home and its control planes: the real host and controller, on a simulated disk and before simulated doors.
+"""A home and its control planes: the real host and controller, on a simulated disk and simulated ports.
 
-Who holds the lock is started again when it ends, as the supervisor does; who has lost it has to leave. Where a door is
-used a process may die: `die_in` counts down the doors it still goes through, so that every instant between two steps of
-a commit is one at which it can end.
+The holder of the lock is restarted when it ends, as by the supervisor; a control plane that has lost the lock must end.
+A process may die wherever it uses a port: `die_in` counts down these uses, so that it can die between any two steps of
+a commit.
 """
 
 import contextlib
@@ -33,7 +33,9 @@ BUDGET = 1 * SECOND
 
 
 class SimulatedDecider:
-    """The `Decider` port: a policy that costs virtual time, and that raises, loops or lies while a fault says so."""
+    """The `Decider` port: a policy that takes virtual time, and that raises, loops or returns invalid plans during such
+    a fault.
+    """
 
     def __init__(self, policy: Callable[[], ClusterPolicy], process: Process, home: "SimulatedHome") -> None:
         self._policy = policy
@@ -86,11 +88,11 @@ class SimulatedDecider:
         return Plan(base=random.randrange(view.revision + 10), policy="liar", decisions=tuple(decisions))
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no process to stop."""
 
 
 class _Door:
-    """A channel through which the process may not come alive."""
+    """A channel at which the process may die."""
 
     def __init__(self, control: "SimulatedControl", end: End) -> None:
         self._control = control
@@ -116,13 +118,13 @@ class SimulatedControl:
         self._channels: list[End] = []
 
     def _policy(self) -> ClusterPolicy:
-        """The one in charge."""
+        """Return the current policy."""
         if self.host is None:
             raise AssertionError("nobody asks for a plan before there is a host")
         return policy_named(self.host.ledger.leader.policy)
 
     def start(self) -> None:
-        """Take the log. Raises StoreDamaged where it is not to be trusted."""
+        """Open the log and start. Raises StoreDamaged where the log is damaged."""
         home = self._home
         was_damaged = home.disk.damaged
         store = SimulatedStore(home.disk, self.process, home.told, self.pass_door)
@@ -147,7 +149,7 @@ class SimulatedControl:
         self.host.begin(boot=boot, boottime=boottime)
 
     def accept(self, channel: End) -> bool:
-        """As the API does: the hello names the node."""
+        """Accept a node's connection as the API does: its hello names the node."""
         if self.host is None:
             return False
         port: NodePort = self.host
@@ -176,7 +178,7 @@ class SimulatedControl:
         return True
 
     def ask(self, make: Callable[[int], messages.Message], answer: Answer) -> bool:
-        """A request that has arrived. False: nobody is there."""
+        """Post a request. Return False if no control plane answers."""
         if self.host is None or self.process.paused_until > self.process.timeline.now:
             return False
 
@@ -188,7 +190,9 @@ class SimulatedControl:
         return True
 
     def pass_door(self) -> None:
-        """Something is about to be told to the outside, or written."""
+        """Count a use of a port, and die there if the count ends. Called before each message to the outside and each
+        write.
+        """
         if self.die_in:
             self.die_in -= 1
             if not self.die_in:
@@ -200,7 +204,9 @@ class SimulatedControl:
 
     @contextlib.contextmanager
     def _or_die(self) -> Iterator[None]:
-        """A log that turns out to be damaged ends it, as any error that it cannot mend; the next start says so."""
+        """End the process if its log turns out to be damaged, as after any error that it cannot repair; the next start
+        reports it.
+        """
         try:
             yield
         except StoreDamaged as error:
@@ -216,10 +222,10 @@ class SimulatedControl:
 
 
 class SimulatedHome:
-    """What outlives every control plane: the log's disk, the lock, the clock of its machine, and who starts another.
+    """State that outlives every control plane: the log's disk, the lock, the clock of the machine, and the supervisor.
 
-    `control` took the lock last, and `living` are all that live; `told` is given what they say to people, `took` the
-    ledger with which one takes the log.
+    `control` took the lock last, and `living` are all that live; `told` receives their messages to people, `took` the
+    ledger with which a control plane opens the log.
     """
 
     def __init__(
@@ -247,20 +253,20 @@ class SimulatedHome:
 
     @property
     def host(self) -> Host | None:
-        """Of the control plane that people and machines find here."""
+        """The host of the control plane that clients and machines reach here."""
         return self.control.host
 
     def start(self) -> None:
-        """Whoever has to, starts a control plane where none holds the lock."""
+        """Start a control plane, as a supervisor would, where none holds the lock."""
         if self.host is None and not self._kept_off:
             self._start()
 
     def lose_lock(self) -> None:
-        """Its file is removed, and another control plane takes it while the one that held it lives."""
+        """Remove the lock's file: another control plane takes the lock while the one that held it lives."""
         self._start()
 
     def _start(self) -> None:
-        """A person brings back the copy of a log that is not to be trusted."""
+        """Start a control plane. Where the log is damaged, a person restores its copy later."""
         self.control = SimulatedControl(self)
         self.living.append(self.control)
         try:
@@ -271,7 +277,7 @@ class SimulatedHome:
             self.timeline.call_in(PERSON_COMES_AFTER, self._restored)
 
     def keep_off(self, on: bool) -> None:
-        """While it is kept off nobody starts one. Faults may overlap."""
+        """Prevent starts while `on`, and end all control planes. Such faults may overlap."""
         self._kept_off += 1 if on else -1
         if on:
             self.kill()
@@ -279,12 +285,12 @@ class SimulatedHome:
             self.start()
 
     def kill(self) -> None:
-        """All that live here."""
+        """Kill all control planes of this home."""
         for control in list(self.living):
             control.process.kill()
 
     def set_clock(self, by: float) -> None:
-        """The wall clock of its machine jumps by so many seconds."""
+        """Move the wall clock of the machine by this many seconds."""
         self.wall_off += by
         for control in self.living:
             control.process.wall_off = self.wall_off

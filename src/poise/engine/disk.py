@@ -1,9 +1,8 @@
-"""The log on a disk that can be full, lose what was not synced, tear its tail, and flip bits.
+"""The log on a simulated disk that can be full, lose unsynced data, tear its tail, and flip bits.
 
-`SimulatedDisk` holds the data and outlives every process; `SimulatedStore` is the `Store` port of one process on
-it. An append has four steps (queued, written, synced, acknowledged); its process may die after each.
-Opening works as in the SQLite store: an incomplete record after the last durable one is truncated with a warning; any
-other damage is an error.
+`SimulatedDisk` holds the data and outlives every process; `SimulatedStore` is the `Store` port of one process on it. An
+append has four steps (queued, written, synced, acknowledged); its process may die after each. Opening works as in the
+SQLite store: an incomplete record after the last durable one is truncated with a warning; any other damage is an error.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from poise.ports import StoredCheckpoint
 from poise.units import MILLISECOND
 
 SYNC_DELAY = 2 * MILLISECOND
-"""Of an ordinary disk."""
+"""Sync time of an ordinary disk."""
 
 
 class SimulatedDisk:
@@ -42,7 +41,7 @@ class SimulatedDisk:
             self.records.append(lost[0][: random.randrange(1, len(lost[0]))])
 
     def flip_bit(self, random: Random) -> bool:
-        """One bit of one record that is durable; `restore` undoes it. False: there is none."""
+        """Flip one bit of a durable record; `restore` undoes it. Return False if there is no durable record."""
         if not self.synced:
             return False
         place = random.randrange(self.synced)
@@ -59,7 +58,7 @@ class SimulatedDisk:
         return bool(self._flipped)
 
     def restore(self) -> None:
-        """A person brings back the copy."""
+        """Restore the copy of the log, as a person would."""
         for place, record in reversed(self._flipped):
             self.records[place] = record
         self._flipped.clear()

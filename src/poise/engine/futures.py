@@ -1,13 +1,13 @@
-"""Futures of a ledger: how long its unfinished work may really take, drawn from what past work took, and what a twin
-makes of that.
+"""Futures of a ledger: random draws of how long its unfinished work takes, learned from past runs and simulated by a
+twin.
 
     draws = Draws(ledger, now)
     happened = run_future(ledger, policy, draws.draw(Random(7)), nodes, now)
 
-A run time is what was foreseen before any history (declared, or by a throughput table), times an error. The sizes of
-errors are learned from past runs (`engine/runtimes`). The part that they have in common, over all work and within a
-class, is drawn once for each future; the rest is drawn for each run. A job that runs already is drawn from the runs
-that take longer than it has. Other jobs arrive as they did lately.
+A run time is the estimate before any history (declared, or from a throughput table), times an error. The sizes of
+errors are learned from past runs (`engine/runtimes`). The part of the error that is common, over all work and within a
+class, is drawn once for each future; the rest is drawn for each run. A running job is drawn from the runs that take
+longer than it has run. Other jobs arrive as they did lately.
 """
 
 from collections import Counter
@@ -35,61 +35,65 @@ from poise.policy.suites import ClusterPolicy
 from poise.units import DAY, MINUTE, SECOND
 
 LATEST = 200
-"""Past runs of a class that are looked at: the latest."""
+"""Maximum number of past runs of a class, the latest."""
 
 ENOUGH_ERRORS = 8
-"""Errors of what users declared, before they are taken for those to come; and runs of other classes, before one of
-which nothing is known is taken for one like these."""
+"""Minimum number of errors in declared run times before future errors are drawn from them, and of runs of other classes
+before a class without history is estimated from them.
+"""
 
 MOST_RUNS = 2000
-"""Past runs that are looked at in all: the latest."""
+"""Maximum number of past runs of all classes, the latest."""
 
 UNSAID = 1.0
-"""The same for run times without a declared time."""
+"""Standard deviation of the logarithm of actual over estimated run time, where none is declared, before any was seen.
+"""
 
 DECLARED = 0.65
 """Standard deviation of the logarithm of actual over declared run time, before any was seen."""
 
 BETWEEN = 0.2
-"""The part that classes share: users err in the same direction, whatever they run."""
+"""Standard deviation of the error that classes share: users err in the same direction, whatever they run."""
 
 HORIZON = 400 * DAY
-"""How far a future is followed: whatever has not happened by then is taken to never happen."""
+"""Simulated time limit of a future: an event later than this is taken to never happen."""
 
 AGAIN = 3
-"""Gaps between jobs of one kind that are alike, for it to be taken for one that comes again: once is chance, and twice
-may be."""
+"""Similar gaps between jobs of one kind before the kind counts as recurring: one is chance, and two may be."""
 
 REGULAR = 0.1
-"""Of the gap, the mean deviation that is still regular: what a person starts every morning is within 2 hours of 24."""
+"""Maximum mean deviation of regular gaps, as a fraction of the gap: a job that a person starts every morning comes
+within 2 hours of 24.
+"""
 
 OFTEN = MINUTE
-"""What comes more often is a stream, and not so many appointments."""
+"""Minimum gap of recurring jobs; more frequent jobs are treated as a stream."""
 
 DEVIATIONS = 1.25
-"""Standard deviations of a normal distribution in one of its mean deviations: the square root of pi / 2."""
+"""Standard deviations of a normal distribution per mean deviation: the square root of pi / 2."""
 
 AHEAD = 7 * DAY
 MOST_COMING = 100
-"""For so long, and so many units of them in all, jobs that come again are foreseen."""
+"""Limits on the forecast of recurring jobs: how far ahead, and how many units in all."""
 
 MOST_OTHERS = 100
-"""Units of other jobs that arrive in one future. It bounds the time that a future takes."""
+"""Maximum number of units of other jobs that arrive in one future; it limits the time that a future takes."""
 
 BLOCK = 10
-"""Jobs in a row that arrive as they came: users submit several that are alike."""
+"""Consecutive jobs that arrive in one block as in the past: users submit several similar jobs in a row."""
 
 IN_VAIN = 50
-"""Rounds that place nothing before it is looked whether anything can still come. Waiting alone changes what a policy
-does for a while: a class is gained every five minutes."""
+"""Rounds without a placement before the future is checked for pending events. Waiting alone changes a policy's
+decisions for a while: a unit gains a priority class every five minutes.
+"""
 
 _NORMAL = NormalDist()
 
 
 class Coming(NamedTuple):
-    """A job that comes again and again: every so many nanoseconds, give or take a mean `deviation`, since it came at an
-    instant (`last`); `seen` times so far. The `job` is the latest of its kind. One of a `schedule` comes on time,
-    unless it `skips` turns while the one before is unfinished.
+    """A recurring job: its period `every` in nanoseconds, the mean `deviation` from it, the instant of its `last`
+    arrival, and the number of arrivals `seen`. `job` is the latest of its kind. A job of a `schedule` arrives on time,
+    unless it `skips` turns while the previous one is unfinished.
     """
 
     name: str
@@ -103,15 +107,15 @@ class Coming(NamedTuple):
 
 
 def scheduled(ledger: Ledger, now: int) -> Iterator[Coming]:
-    """The jobs of schedules that are not on hold, from their next turns on. The later turns of `cron` are taken to come
-    as its last two did; of a new one only the first is known.
+    """Yield the jobs of schedules that are not on hold, from their next turns on. The later turns of `cron` schedules
+    are taken to have the gap of the last two; a new `cron` schedule has only its first turn.
     """
     for schedule in ledger.schedules.values():
         if schedule.held:
             continue
         rule, due = schedule.rule, schedule.due
         every = rule.every or (due - schedule.last_due if schedule.last_due else 2 * AHEAD)
-        if not rule.every:  # a time of the wall clock
+        if not rule.every:  # due on the wall clock
             due = now + due - round(ledger.leader.wall(now) * SECOND)
         job = ledger.jobs.get(schedule.last) or _first_of(schedule)
         skips = rule.overlap == "skip"
@@ -119,17 +123,17 @@ def scheduled(ledger: Ledger, now: int) -> Iterator[Coming]:
 
 
 def _first_of(schedule: ScheduleState) -> JobState:
-    """The job of a schedule that has submitted none that the ledger remembers."""
+    """Return the job of a schedule whose last submission is not in the ledger."""
     job = schedule.job
     units = [UnitState(unit, schedule.id, 0, "") for unit in job.units]
     return JobState(schedule.id, schedule.called, job.user, job.folder, job.env, (), 0, units, tenant=job.tenant)
 
 
 def recurring(ledger: Ledger, now: int) -> list[Coming]:
-    """Which jobs come again and again, of those that the ledger remembers: jobs of one tenant, of one name or, without
-    one, of the same classes. They do if `AGAIN` gaps or more lie close to their median, and not two of these have gone
-    by since. Jobs of schedules do as these say. Those that are due first, of `MOST_COMING` units in all: more would
-    leave no time for many futures.
+    """Return the recurring jobs in the ledger: jobs of one tenant and one name or, without a name, of the same classes.
+    A kind recurs if at least `AGAIN` gaps lie close to their median, and the time since the last arrival is less than
+    two gaps. Jobs of schedules follow their schedules. Only the jobs that are due first are returned, `MOST_COMING`
+    units in all: more would leave no time for many futures.
     """
     found = [*scheduled(ledger, now)]
     kinds: dict[tuple[str, ...], list[JobState]] = {}
@@ -157,13 +161,13 @@ def recurring(ledger: Ledger, now: int) -> list[Coming]:
 
 
 def _of_schedule(ledger: Ledger, job: JobState) -> bool:
-    """Whether a schedule that is still there has submitted it."""
+    """Return whether an existing schedule has submitted the job."""
     schedule, _, due = job.key.partition("@")
     return bool(due) and schedule in ledger.schedules
 
 
 class Stream(NamedTuple):
-    """Jobs that came lately, in order, and the nanoseconds from the one before to each."""
+    """Recent jobs in order, and the nanoseconds from each job's predecessor to it."""
 
     jobs: tuple[JobState, ...] = ()
     gaps: tuple[int, ...] = ()
@@ -173,8 +177,9 @@ NONE = Stream()
 
 
 def stream(ledger: Ledger, now: int, coming: Sequence[Coming]) -> Stream:
-    """The latest jobs, without services and what is foreseen as `coming`. Empty where they came at fewer than
-    `ENOUGH_ERRORS` different minutes: so few tell of no rate. Gaps are stretched by the time since the last one.
+    """Return the latest jobs, without services and those in `coming`. Empty where they arrived in fewer than
+    `ENOUGH_ERRORS` different minutes, which is too few for a rate. Gaps are stretched by the time since the last
+    arrival.
     """
     again = {(one.job.tenant, one.name) for one in coming}
     jobs = [
@@ -193,8 +198,8 @@ def stream(ledger: Ledger, now: int, coming: Sequence[Coming]) -> Stream:
 
 
 class Drawn(NamedTuple):
-    """What the unfinished units of a ledger really have to do in one future, and what of it is done, by unit; and what
-    arrives in it, at nanoseconds from now.
+    """One draw: the actual work of the ledger's unfinished units, the part of it that is done, both by unit, and the
+    arrivals, at nanoseconds from now.
     """
 
     truths: dict[str, Truth]
@@ -203,10 +208,10 @@ class Drawn(NamedTuple):
 
 
 class _Prospect(NamedTuple):
-    """A unit, and what is foreseen of it: by device model the seconds that its least tasks take, before it is corrected
-    by what was `learned`, and the group that it belongs to there. It runs on the model number `on`, and has taken
-    `taken` seconds of those tasks by now, of which `kept` count. Of work that told how far it is, `progress` is that.
-    It fails with a chance of `fails`.
+    """A unit and its estimates. `seconds` are the run time of its least tasks on each device model in `called`, before
+    the correction by `learned`; `groups` are its groups in `learned`. It runs on model number `on`, and those tasks
+    have run for `taken` seconds so far, of which `kept` count. `progress` is the progress that the work reported, if
+    any; `fails` is the chance of a failure.
     """
 
     unit: UnitState
@@ -223,10 +228,10 @@ class _Prospect(NamedTuple):
 
 
 class Draws:
-    """What there is to be drawn of unfinished `jobs` of a ledger as of `now`, with the rates of a throughput table; for
-    nodes that may have `joined`, and of jobs that are `coming` again, too. `others` arrive as they did lately.
-    `sources` counts units by the source of their estimate; `guesses` are the classes of which nothing is known, and
-    `unknown` the ids of units of which other classes say nothing either.
+    """Draws futures of unfinished `jobs` of a ledger as of `now`, with the rates of a throughput table; also of nodes
+    that may have `joined`, of recurring jobs that are `coming`, and of `others` that arrive as they did lately.
+    `sources` counts units by the source of their estimate. `guesses` are the classes without any history, and `unknown`
+    the ids of units that other classes cannot estimate either.
     """
 
     def __init__(
@@ -262,7 +267,7 @@ class Draws:
         known, guesses, unknown = self.sources.copy(), self.guesses.copy(), self.unknown.copy()
         self._coming = [(one, self._prospects_again(one.job)) for one in coming]
         self._others, self._gaps = [(job, self._prospects_again(job)) for job in others.jobs], others.gaps
-        self.sources, self.guesses, self.unknown = known, guesses, unknown  # these are of what is there
+        self.sources, self.guesses, self.unknown = known, guesses, unknown  # these cover the existing units only
         every = [
             *self._prospects,
             *(prospect for _, prospects in [*self._coming, *self._others] for prospect in prospects),
@@ -272,8 +277,8 @@ class Draws:
             self._learned.setdefault(id(prospect.learned), (prospect.learned, set()))[1].update(prospect.groups)
 
     def draw(self, random: Random, *, others: bool = True) -> Drawn:
-        """Draw one future, with `others` that arrive or without. An error in an estimate that is common to a class, or
-        to all that users declare, is the same for all work in it.
+        """Draw one future, with or without arrivals of `others`. An error that a class, or all declared run times, have
+        in common is the same for all of that work.
         """
         means = {key: learned.draw(random, sorted(groups)) for key, (learned, groups) in self._learned.items()}
         truths: dict[str, Truth] = {}
@@ -291,8 +296,8 @@ class Draws:
         return [self._prospect(job, UnitState(unit.spec, job.id, 0, unit.queue)) for unit in job.units]
 
     def _arrivals(self, random: Random, means: Mapping[int, Means]) -> Iterator[Arrival]:
-        """What comes again, each at its time give or take what it was off before; no sooner than now. A schedule passes
-        over the turns that come while its job runs, unless it lets jobs overlap.
+        """Yield the arrivals of recurring jobs, each at its time plus an error like the past ones, and no earlier than
+        now. A schedule skips the turns that come while its job runs, unless it allows overlaps.
         """
         for one, prospects in self._coming:
             at, runs = one.last, 0
@@ -309,7 +314,7 @@ class Draws:
                     runs = max(map(_runs, arrival.truths.values()), default=0)
 
     def _other_arrivals(self, random: Random, means: Mapping[int, Means]) -> Iterator[Arrival]:
-        """Jobs like those that came lately, at gaps like theirs: blocks of the past in a random order (a moving-block
+        """Yield jobs like the recent ones, at gaps like theirs: blocks of the past in a random order (a moving-block
         bootstrap; Künsch, 1989).
         """
         at, units = 0, 0
@@ -335,7 +340,7 @@ class Draws:
         return Arrival(at=at, units=tuple(unit.spec for unit in job.units), truths=truths, tenant=job.tenant)
 
     def _look_back(self) -> None:
-        """What past work took, and how wrong its users were."""
+        """Learn from past runs: their run times, and the errors of declared run times."""
         said: list[Run] = []
         unsaid: list[Run] = []
         seen: Counter[str] = Counter()
@@ -364,8 +369,8 @@ class Draws:
             self._unsaid = Learned(unsaid, UNSAID, between=UNSAID, slope=0.0)
 
     def _before_history(self, unit: UnitState, model: str, expect: int) -> tuple[float, str]:
-        """The seconds that are foreseen of a unit on a model of device where nothing is learned, and its group. Without
-        a table that tells the models apart, each is another group.
+        """Return the estimated seconds of a unit on a device model without any history, and its group. Without a table
+        that distinguishes the models, each model is a separate group.
         """
         spec, devices = unit.spec, unit.shape.gpus > 0
         place = self._places.get((model, devices))
@@ -376,7 +381,7 @@ class Draws:
         return told.mean / SECOND, spec.kind if tabled else f"{spec.kind}@{model}"
 
     def _so_far(self, unit: UnitState) -> tuple[str, float]:
-        """The model of device that it runs on, and the seconds of its least tasks that it has taken."""
+        """Return the device model on which the unit runs, and the seconds that its least tasks have run."""
         tasks = [unit.tasks[index] for index in unit.members if unit.tasks[index].active and unit.tasks[index].started]
         known = self._ledger.nodes.get(tasks[0].node) if tasks else None
         if known is None:
@@ -402,7 +407,7 @@ class Draws:
         serves = job.calls is not None or bool(spec.serves)
         if not serves:
             if source == "throughput table" and isinstance(learned, Unlearned) and not spec.declared:
-                source = "default"  # how much faster one model is than another says nothing of how long it takes
+                source = "default"  # the speed of one model relative to another does not give a run time
             if source == "default":
                 self.guesses.add(spec.kind)
                 source = "other classes" if learned is self._unsaid else source
@@ -429,9 +434,9 @@ class Draws:
     def _foreseen(
         self, unit: UnitState, called: Sequence[str], looked_at: Sequence[int], on: int, estimates: Sequence[Estimate]
     ) -> tuple[Learned | Unlearned, tuple[float, ...], tuple[str, ...]]:
-        """What was learned that tells most of it; by model of device the seconds before that, and the group. Where no
-        table tells the models apart, and a class has run on some of them, on the others it takes as much longer as is
-        estimated of the class.
+        """Return the learned errors with the least uncertainty for a unit; by device model, the estimated seconds
+        before them and the group. Where no table distinguishes the models and a class has run on some of them, its
+        times on the others are scaled by the estimates of the class.
         """
         spec = unit.spec
         said = [self._before_history(unit, name, spec.expect) for name in called]
@@ -468,7 +473,7 @@ class Draws:
 
 
 def _whole_run(unit: UnitState) -> int:
-    """Nanoseconds that all of its work took, in its least tasks; 0 where that cannot be told."""
+    """Return the nanoseconds that all work of a unit took, in its least tasks; 0 where they are unknown."""
     if unit.progress:
         return 0
     run = max((unit.run_in_size(unit.tasks[index]) for index in unit.members), default=0)
@@ -481,10 +486,10 @@ def _whole_run(unit: UnitState) -> int:
 
 
 def _truth(prospect: _Prospect, means: Means, chance: float, failing: float, where: float) -> tuple[Truth, float]:
-    """What a unit has to do where its chances are these, and the part of it that is done."""
+    """Return the work of a unit for these chances, and the part of it that is done."""
     spec = prospect.unit.spec
     least = spec.least or len(spec.tasks)
-    if prospect.serves or not prospect.seconds:  # its caller says when it ends
+    if prospect.serves or not prospect.seconds:  # its caller ends it
         return Truth(pace=Steady(float("inf"), least)), 0.0
 
     def takes(at: int, beyond: float) -> float:
@@ -493,14 +498,14 @@ def _truth(prospect: _Prospect, means: Means, chance: float, failing: float, whe
 
     beyond = prospect.taken / (1 - min(prospect.progress, 0.999))
     whole, at_first = takes(prospect.on, beyond), takes(prospect.on, 0.0)
-    if spec.time_limit:  # no attempt runs for longer, and each begins with what is kept of those before
+    if spec.time_limit:  # an attempt runs no longer, and starts with the work that earlier attempts kept
         whole = min(whole, prospect.kept + spec.time_limit / SECOND / (1 - min(prospect.progress, 0.999)))
     rates = {name: at_first / max(1e-9, takes(at, 0.0)) for at, name in enumerate(prospect.called) if at != prospect.on}
     truth = Truth(
         pace=Steady(whole, least, rates),
         checkpoint=spec.checkpoint,
         restore=spec.restore,
-        save=GRACE // 2,  # it ends within the grace, and one cannot know when
+        save=GRACE // 2,  # it ends within the grace, at an unknown instant
         outcome="failed" if failing < prospect.fails else "done",
         until=where if failing < prospect.fails else 1.0,
     )
@@ -508,13 +513,13 @@ def _truth(prospect: _Prospect, means: Means, chance: float, failing: float, whe
 
 
 def _runs(truth: Truth) -> int:
-    """Nanoseconds, as far as it matters when the next one comes."""
+    """Return the run time in nanoseconds, capped where more makes no difference to the next turn."""
     return round(SECOND * min(truth.pace.seconds, 2 * AHEAD / SECOND)) if isinstance(truth.pace, Steady) else 0
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What is otherwise in a future: nodes that join it at once, names of some that are lost at once, and the priority
-    classes of some jobs, by id: which the ledger that it follows has already.
+    """Changes in a future: nodes that join at its start, names of nodes that are lost at its start, and the priority
+    classes of some jobs, by id. The ledger that `run_future` gets already has these priorities.
     """
 
     joined: tuple[Node, ...] = ()
@@ -526,9 +531,9 @@ UNCHANGED = Change()
 
 
 class Happened(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened in a future: the instants at which units started anew and at which they were over, on the log's
-    clock, which of these were not done, how often something had to yield, and the rounds that were decided. `yielded`
-    has the instant at which each unit was first preempted for another, by both. `whole`: it was followed to its end.
+    """Outcome of a future: the instants at which units first started in it and at which they ended, on the log's clock,
+    the ended units that were not done, and the numbers of preemptions and rounds. `yielded` maps a unit and the one
+    that it was first preempted for to the instant. `whole`: the future was followed to its end.
     """
 
     started: dict[str, int]
@@ -552,8 +557,8 @@ def run_future(
     begun: Sequence[Collection[str]] = (),
     watch: Callable[[], bool] = lambda: True,
 ) -> Happened:
-    """Follow a ledger, which is changed, from `now` on, until the units named in `until` are over, and of each group in
-    `begun` one has started, if any are named; or `watch` says False.
+    """Simulate a ledger, which is modified, from `now` on, until the units named in `until` are over and one of each
+    group in `begun` has started, if any are named; or until `watch` returns False.
     """
     started: dict[str, int] = {}
     yielded: dict[tuple[str, str], int] = {}
@@ -590,7 +595,7 @@ def run_future(
         return watch() and (bool(open_units) or bool(resting) or not named) and not stands_still()
 
     def stands_still() -> bool:
-        """Whether only time goes by: nothing that runs will end, and what waits was refused again and again."""
+        """Return whether only time passes: no running attempt will end, and all placements were refused repeatedly."""
         nonlocal quiet_since
         if twin.rounds - quiet_since < IN_VAIN:
             return False

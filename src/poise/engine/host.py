@@ -1,7 +1,8 @@
-"""The loop around the controller: messages in, effects carried out, whatever the doors.
+"""The event loop around the controller: it delivers messages and carries out effects, on any implementation of the
+ports.
 
-What arrives in one turn is handled together, so that one round decides for all of it and one commit makes all of it
-durable. The control plane runs it on asyncio's loop with the real doors, the fault simulator on virtual time.
+Messages of one turn are handled together, so that one round decides for all of them and one commit makes all of it
+durable. The control plane runs the host on asyncio's loop with the real ports, the fault simulator on virtual time.
 """
 
 import contextlib
@@ -31,34 +32,34 @@ from poise.units import SECOND
 
 STOOD_STILL = 1 * SECOND
 HEAR_FIRST = 0.2
-"""When this process wakes so much too late it was stopped (or the machine was), and nodes that kept on talking are not
-to be taken for dead: what they said meanwhile is read first, for so many seconds.
+"""A process that wakes more than 1 s late was stopped, or its machine was. It then reads messages for 0.2 s before it
+judges nodes: those that kept sending must not be taken for dead.
 """
 
 TURNS_TO_HEAR = 3
-"""Turns of the loop from a word that has come at the machine to that word in the inbox: it is read from its socket, the
-task wakes that waits for it, and that posts it.
+"""Turns of the loop from a message's arrival at the machine to the inbox: the loop reads the socket, the task that
+waits for it wakes, and the task posts the message.
 """
 
 AT_ONCE = 256
-"""Messages that one turn takes in, of as many as have come: some 20 ms. Whoever else wants the loop has it then."""
+"""Maximum number of messages per turn, some 20 ms. Other tasks on the loop run after that."""
 
 LOOK_AT_LOCK = 1.0
-"""How often it is looked whether the lock is still held, in seconds: long before anything is given up of which whoever
-has lost it still hears.
+"""Seconds between checks that this process still holds the lock: far less than the time after which a successor gives
+up nodes that may still send to this process.
 """
 
 Answer = Callable[[messages.Reply], None]
 
 
 class Handle(Protocol):
-    """Something that will be called, unless it is cancelled."""
+    """A scheduled call that can be cancelled."""
 
     def cancel(self) -> None: ...
 
 
 class Timers(Protocol):
-    """What calls back: asyncio's loop, or a timeline. Delays in seconds."""
+    """Schedules calls: asyncio's loop, or a timeline. Delays in seconds."""
 
     def call_soon(self, call: Callable[..., object], /, *arguments: Any) -> object: ...
     def call_later(self, delay: float, call: Callable[..., object], /, *arguments: Any) -> Handle: ...
@@ -72,14 +73,14 @@ class Channel(Protocol):
 
 
 class _Asked(NamedTuple):
-    """A view was made in so many nanoseconds, and handed to the policy at the instant `at`."""
+    """A view that took `view` nanoseconds to make, and was handed to the policy at the instant `at`."""
 
     at: int
     view: int
 
 
 class _Planned(NamedTuple):
-    """The policy has answered with a plan, at the instant `at`."""
+    """A plan that the policy returned at the instant `at`."""
 
     plan: Plan
     at: int
@@ -87,7 +88,7 @@ class _Planned(NamedTuple):
 
 
 class _Appended(msgspec.Struct):
-    """Events are handed to the log at the instant `at`, in `took` nanoseconds; the last is that of `revision`."""
+    """Events handed to the log at the instant `at`, in `took` nanoseconds; `revision` is that of the last one."""
 
     at: int
     revision: int
@@ -100,14 +101,14 @@ def _raise(error: PoiseError) -> NoReturn:
 
 
 class Host:
-    """Owner of controller and store. `post` is called by the timers' thread only.
+    """Owner of controller and store. Call `post` only on the thread of the timers.
 
-    `tell` is given what a person should read. Every turn runs inside `guard()`: after an error that nobody foresaw,
-    ledger and log may differ, and only a start from the log puts that right. Only one host works on a log: who finds
-    that it has lost the lock (`holds`; none where nobody else can come to the log), or that another has written to the
-    log, ends at once (`leave`), so that agents and callers find the one that can write.
+    `tell` receives messages for people. Each turn runs inside `guard()`: after an unexpected error, ledger and log may
+    differ, and only a restart from the log repairs that. Only one host works on a log. A host that has lost the lock
+    (`holds`; None where no other process can reach the log), or finds that another host has written to the log, ends at
+    once (`leave`), so that agents and callers find the host that can write.
 
-    `observe`, if any, is told of durable events, rounds and commits. It must return at once, and raise nothing.
+    `observe`, if set, receives durable events, rounds and commits. It must return at once and must not raise.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class Host:
         return self.controller.ledger
 
     def begin(self, *, boot: str, boottime: int, term: int = 0) -> None:
-        """Take the log."""
+        """Start the controller on the log, and start the check of the lock."""
         now, wall = self.clock.now(), self.clock.wall()
         self._perform(self.controller.begin(now, boot=boot, boottime=boottime, wall=wall, term=term))
         self._schedule()
@@ -165,7 +166,7 @@ class Host:
             self._look_at_lock(self._holds)
 
     def end(self) -> None:
-        """Commit what is queued and let go of the log. What is heard or falls due later is for the next host."""
+        """Commit queued events and close the log. Later messages and timers are left to the next host."""
         self._over = True
         self.store.close()
 
@@ -177,7 +178,7 @@ class Host:
         self._schedule()
 
     def ask(self, make: Callable[[int], messages.Message], answer: Answer) -> None:
-        """Post a request; `answer` is called when it is durable, or refused."""
+        """Post a request; `answer` is called once it is durable or refused."""
         self._next_request += 1
         self._requests[self._next_request] = answer
         self.post(make(self._next_request))
@@ -185,15 +186,15 @@ class Host:
     # --- agents ------------------------------------------------------------------------------------------------------
 
     def accepted(self) -> int:
-        """The number of a connection that a node has just made; later ones have higher numbers."""
+        """Return the number of a new connection of a node; later connections have higher numbers."""
         self._accepted += 1
         return self._accepted
 
     def connect(self, node: Node, number: int, channel: Connection, by: str = "") -> bool:
-        """A node has said hello on the connection of this number; the newest that has is the one that counts. False:
-        the hello was overtaken by that of a newer connection, and what it says is no longer so. Raises `Conflict` while
-        another machine of its name is heard, for each would take what the other runs for lost, for ever; and where the
-        name is that of a node that came by another token than `by` (see `Controller.check_namesake`).
+        """Register a node's connection after its hello; the newest connection replaces older ones. Return False if a
+        newer connection of the node has already said hello, as this hello is out of date. Raises `Conflict` while
+        another machine of this name is connected and not suspect, as each would forever take the other's attempts for
+        lost; and where a node of this name joined with another token than `by` (see `Controller.check_namesake`).
         """
         name = node.name
         if number < self._newest.get(name, 0):
@@ -220,16 +221,16 @@ class Host:
             self.post(messages.Gone(node))
 
     def hear(self, node: str, channel: Connection, message: FromAgent, by: str = "") -> None:
-        """A message from a node that came by this token; only its newest connection is heard."""
+        """Post a message from a node that joined with this token. Messages on older connections are dropped."""
         if self._channels.get(node) is channel:
             self.post(messages.FromNode(node, message, by))
 
     # --- callers and workers -----------------------------------------------------------------------------------------
 
     def connect_caller(self, job: str, tenant: str, channel: Channel) -> None:
-        """The newest connection of a job's caller wins, as it does of a node and of a worker. Raises `NotFound` unless
-        the job is there, serves calls and is of this tenant: who comes before it is there would be the caller of
-        whoever submits the next job.
+        """Register the connection of a job's caller; the newest replaces older ones, as for nodes and workers. Raises
+        `NotFound` unless the job exists, serves calls and belongs to this tenant: an earlier connection would become
+        the caller of the next job that anyone submits.
         """
         served(self.ledger, job, tenant)
         old = self._callers.get(job)
@@ -273,7 +274,7 @@ class Host:
             self._timers.call_soon(self._run)
 
     def _run(self) -> None:
-        """One turn: messages, then time, then rounds until nothing more is to be decided."""
+        """Run one turn: messages, then time, then rounds until there is nothing left to decide."""
         if self._over:
             return
         with self._guard():
@@ -332,8 +333,8 @@ class Host:
             self._timer = self._timers.call_later(delay, self._wake)
 
     def _wake(self) -> None:
-        """Time is up for something. It may be for nodes that are silent; so first all is heard that has come by now: a
-        round, or an answer to somebody, may just have kept this process from reading.
+        """Handle a timer. It may be a node's timeout, so read all messages that have arrived first: a round, or a
+        reply, may have just kept this process from reading.
         """
         self._hear_all(self.clock.now(), TURNS_TO_HEAR)
 
@@ -345,7 +346,7 @@ class Host:
             self._schedule()
 
     def _perform(self, effects: Sequence[messages.Effect], view_took: int = 0) -> None:
-        """Carry out what the controller asks for; `view_took` is for how long it made the view, if there is one."""
+        """Carry out effects of the controller; `view_took` is the time in which the view was made, if there is one."""
         appends: list[Event] = []
         expected, is_due = -1, False
         for effect in effects:
@@ -373,7 +374,7 @@ class Host:
                 case messages.HangCaller():
                     self._tell(f"the caller of {effect.job} is hung up on: {effect.error}")
                     channel = self._callers.pop(effect.job, None)
-                    if channel is not None:  # told why, it leaves by itself; nothing more is heard of it
+                    if channel is not None:  # the caller reads the reason and disconnects; ignore its later messages
                         channel.send(Over(f"a call was refused: {effect.error}"))
                         self.post(messages.CallerGone(effect.job))
                 case messages.HangCalls():
@@ -401,11 +402,11 @@ class Host:
         self.post(messages.Decided(plan, view))
 
     def _append(self, events: Sequence[Event], expected: int) -> bool:
-        """Whether there was anything to write, and the log has taken it."""
+        """Append events; return whether there were any and the log accepted them."""
         if not events:
             return False
         appended = _Appended(self.clock.now(), expected + len(events), tuple(events))
-        self._undurable.append(appended)  # before: some stores answer at once
+        self._undurable.append(appended)  # first, as some stores answer at once
         try:
             self.store.append(events, expected=expected)
         except PoiseError as error:
@@ -418,7 +419,7 @@ class Host:
         return True
 
     def _save(self) -> None:
-        """Save the state as of the last event, so that a start need not read all that led to it."""
+        """Save the state as of the last event, so that a restart need not read the whole log."""
         self.store.checkpoint(self.ledger.revision, self.ledger.compressed())
 
     def _on_durable(self, revision: int) -> None:
@@ -443,21 +444,23 @@ class Host:
             self._saw(self._noticing.committed(of.took + sync, now))
 
     def _saw(self, noticed: Noticed | None) -> None:
-        """Have something recorded that was noticed here, if anything was."""
+        """Post a notice for the log, if there is one."""
         if noticed is not None:
             self.post(messages.Saw(noticed))
 
     def _appended(self, events: Sequence[Event], expected: int) -> None:
-        """These were handed to the log, which may still refuse them."""
+        """Hook: the log has received these events, and may still refuse them."""
 
     def _published_up_to(self, revision: int) -> None:
-        """Everything up to here is durable, and may be shown."""
+        """Hook: events up to this revision are durable, and may be shown."""
 
     def _taken_back(self, durable: int) -> None:
-        """Nothing after this revision has happened."""
+        """Hook: events after this revision were discarded."""
 
     def _look_at_lock(self, holds: Callable[[], bool]) -> None:
-        """Who has nothing to write would not learn it from the log."""
+        """Check the lock regularly: a host that has nothing to write would not learn from the log that it lost the
+        lock.
+        """
         if self._over:
             return
         if not holds():
@@ -465,7 +468,7 @@ class Host:
         self._timers.call_later(LOOK_AT_LOCK, self._look_at_lock, holds)
 
     def _on_failed(self, error: Exception) -> None:
-        """The log cannot be written: back to what is durable."""
+        """Handle a failed write of the log: return to the durable state."""
         if self._over:
             return
         if isinstance(error, NotLeading) or (isinstance(error, Conflict) and error.record.code == "E204"):
@@ -489,7 +492,7 @@ class Host:
 
 
 class Log(Protocol):
-    """What a ledger is loaded from: a store, or what reads one."""
+    """The source of a ledger: a store, or a reader of one."""
 
     def latest_checkpoint(self) -> StoredCheckpoint | None: ...
     def read(self, after: int = 0, limit: int = 0) -> Iterator[tuple[int, Event]]: ...
@@ -497,7 +500,7 @@ class Log(Protocol):
 
 
 def load_ledger(store: Log) -> Ledger:
-    """The ledger as the log has it: the latest checkpoint and every event after it."""
+    """Load the ledger from the log: the latest checkpoint and each event after it."""
     ledger = ledger_at(store.latest_checkpoint(), store.written_by)
     for _, event in store.read(ledger.revision):
         ledger.apply(event)
@@ -505,8 +508,8 @@ def load_ledger(store: Log) -> Ledger:
 
 
 def ledger_at(checkpoint: StoredCheckpoint | None, written_by: Callable[[], str], *, plans: bool = True) -> Ledger:
-    """The ledger of a checkpoint, or an empty one; `plans` as of `Ledger`. Raises `StoreNewer`, which names the version
-    that wrote it, for a state that this version cannot read: the checkpoint is whole, so it was written like this.
+    """Return the ledger of a checkpoint, or an empty one; `plans` as of `Ledger`. Raises `StoreNewer` with the version
+    that wrote it, where this version cannot read the state: the checkpoint is whole, so a newer version wrote it.
     """
     if checkpoint is None:
         return Ledger(plans=plans)

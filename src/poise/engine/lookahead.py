@@ -1,8 +1,8 @@
-"""Futures of a ledger, as many as there is time for: when units start and end in a tenth of them, in half, and in nine
-tenths. `explain`, `plan`, `eta`, `what-if` and the chance of a deadline all look ahead with these.
+"""Forecasts from many futures of a ledger: the 10th, 50th and 90th percentiles of when units start and end. `explain`,
+`plan`, `eta`, `what-if` and the chance of a deadline use these.
 
-Future number 3 has the same run times in each of them, so that two questions about the same moment have one answer.
-Bounded: in how many futures are followed, for how long, and in how many units each of them has.
+Future number 3 has the same run times in each forecast, so that two questions about the same moment have one answer.
+Limited: the number of futures, the time to follow them, and the units in each.
 """
 
 from collections import Counter
@@ -27,35 +27,37 @@ from poise.policy.suites import ClusterPolicy
 
 FUTURES = 200
 BUDGET = 10.0
-"""Seconds that following them takes at most, unless told otherwise."""
+"""Default limit on the time to follow futures, in seconds."""
 
 MOST_UNITS = 5_000
-"""Units of one future: those that run, and of those that wait the first; fewer where not so many can be followed in the
-time there is."""
+"""Maximum number of units in one future: the running ones, and the first of those that wait. Fewer where the time does
+not suffice for so many.
+"""
 
 LEAST_UNITS = 50
 
 FEWEST = 5
-"""Futures that should fit into the time there is, before units are left out; other jobs arrive in them only if twice as
-many fit."""
+"""Futures that should fit into the time before units are left out; other jobs arrive in them only if twice as many fit.
+"""
 
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
 
 LARGEST = 4_000
-"""Nodes and unfinished units of a ledger that is looked ahead in beside its scheduler, which stops for 40 ms at most
-while such a one is forked."""
+"""Maximum number of nodes and unfinished units in a ledger for a forecast beside its scheduler. Forking such a ledger
+stops the scheduler for at most 40 ms.
+"""
 
 TOLD_FROM = 3
-"""Futures: fewer tell nothing of a start."""
+"""Minimum number of futures for a forecast of a start."""
 
 DISPLACED = 100
-"""Units that are named as preempted for others before."""
+"""Maximum number of units named as preempted for other units before the start."""
 
 GUESSES = 4
-"""Units named of whose run time nothing is known, or that are preempted."""
+"""Maximum number of units named as preempted, or as having an unknown run time."""
 
 Clock = Callable[[], float]
-"""Seconds from some instant."""
+"""Seconds since an arbitrary instant."""
 
 TOO_LARGE = "the fleet is too large, or too much waits, to look ahead in it at once"
 NO_TIME = "there was no time to look so far ahead"
@@ -64,7 +66,7 @@ NEVER = "nothing that runs makes room for it when it ends"
 
 class Range(msgspec.Struct, frozen=True):
     """Nanoseconds from now: a tenth of the futures is before `p10`, half before `p50`, nine tenths before `p90`. None
-    where it does not happen in as many.
+    where the event occurs in too few futures.
     """
 
     p10: int | None
@@ -84,19 +86,19 @@ class Bounds(NamedTuple):
 BOUNDS = Bounds()
 
 AT_ONCE = Bounds(futures=20, seconds=1.0)
-"""For an answer that a user waits for, beside a scheduler that continues."""
+"""Limits for a forecast that a user waits for, beside a running scheduler."""
 
 
 def view_settings(ledger: Ledger) -> Settings:
-    """What the views of the ledger's control plane have beside the ledger."""
+    """Return the settings with which the ledger's control plane makes views."""
     began = ledger.leader.began
     return Settings() if began is None else Settings(seed=began.seed, throughputs=began.throughputs)
 
 
 class Futures:
-    """Futures of a ledger as of `now`. Those of one number have the same run times, whatever is changed and whoever
-    decides. Nodes that may join in some are known from the beginning on as `joined`. Other jobs arrive like the latest
-    `arriving` ones; set it to 0 for futures without them, which take a fraction of the time.
+    """Futures of a ledger as of `now`. Those of one number have the same run times, whatever the change and the policy.
+    Nodes that may join in some futures are given as `joined`. Other jobs arrive like the latest `arriving` ones; set it
+    to 0 for futures without them, which take a fraction of the time.
     """
 
     def __init__(
@@ -135,8 +137,9 @@ class Futures:
         until: Sequence[str] = (),
         begun: Sequence[Collection[str]] = (),
     ) -> Happened | None:
-        """The future of this number, until these units are over, and of each of those that are to have `begun` one has
-        started; until all of its own are over if neither is given. None if the `deadline` comes before, by the clock.
+        """Follow the future of this number until the units in `until` are over and one unit of each group in `begun`
+        has started; until all of its units are over if neither is given. Return None if the `deadline` on the clock
+        comes first.
         """
         happened = run_future(
             self._under(change).fork(),
@@ -152,9 +155,7 @@ class Futures:
         return happened if happened.whole else None
 
     def guesses_before(self, units: Collection[str], seen: Iterable[Happened]) -> list[str]:
-        """Those of its units of whose run time nothing is known, and that ended in some future before one of these
-        started.
-        """
+        """Return its units with unknown run times that ended in some future before one of these units started."""
         found: dict[str, None] = {}
         for happened in seen if self.draws.unknown else ():
             start = first_start(units, happened)
@@ -166,7 +167,7 @@ class Futures:
         return list(found)
 
     def _under(self, change: Change) -> Ledger:
-        """The ledger, with other priorities if they are changed."""
+        """Return the ledger with the changed priorities, if any."""
         if not change.priorities:
             return self._forked
         key = repr(sorted(change.priorities.items()))
@@ -185,9 +186,9 @@ def followed(
     what: str,
     clock: Clock,
 ) -> tuple[Futures, list[T]]:
-    """Follow as many futures as the bounds allow, one after the other. If the first takes too long, no other jobs
-    arrive in them; if it still does, they have fewer units. Raises `InputError` where not one can be followed to its
-    end; `what` is followed, for people.
+    """Follow as many futures as the limits allow, one after the other. If the first takes too long, other jobs no
+    longer arrive in them; if it still does, they have fewer units. Raises `InputError` if no future can be followed to
+    its end; `what` names a future in the message.
     """
     deadline = clock() + bounds.seconds
     limit = bounds.seconds / bounds.fewest
@@ -220,7 +221,9 @@ def followed(
 
 
 def range_of(instants: Iterable[float], now: int = 0) -> Range:
-    """P10, P50 and P90 of what may be infinite, as one more would lie among these (Hyndman and Fan, 1996, type 6)."""
+    """Return P10, P50 and P90 of instants, which may be infinite, by type 6 of Hyndman and Fan (1996): of a further
+    draw.
+    """
     ordered = sorted(instants)
 
     def at(part: float) -> int | None:
@@ -233,22 +236,22 @@ def range_of(instants: Iterable[float], now: int = 0) -> Range:
 
 
 def first_start(units: Iterable[str], happened: Happened) -> float:
-    """The instant at which the first of these started; infinite if none did."""
+    """Return the instant at which the first of these units started; infinite if none did."""
     return min((happened.started.get(unit, inf) for unit in units), default=inf)
 
 
-# --- while somebody waits for the answer -----------------------------------------------------------------------------
+# --- interactive forecasts -------------------------------------------------------------------------------------------
 
 
 class LookAhead:
-    """When units start, answered on any thread: all that this needs of the ledger is in a fork by then. Nothing is told
-    of a ledger of more than `LARGEST` nodes and units.
+    """Forecasts when units start, on any thread: it works on a fork of the ledger. There is no forecast for a ledger of
+    more than `LARGEST` nodes and units.
     """
 
     def __init__(
         self, ledger: Ledger, now: int, clock: Clock, *, bounds: Bounds = AT_ONCE, job: Job | None = None
     ) -> None:
-        """`job` is submitted in the fork."""
+        """Fork the ledger; `job` is submitted in the fork."""
         self._now, self._clock, self._bounds = max(now, ledger.now), clock, bounds
         self._fork: Ledger | None = None
         if len(ledger.nodes) + ledger.jobs.unfinished_units() <= LARGEST:
@@ -257,14 +260,14 @@ class LookAhead:
                 self._fork.apply(JobSubmitted(at=max(1, self._now), job=job))
 
     def starts(self, policy: ClusterPolicy, groups: Sequence[Collection[str]]) -> list[Start]:
-        """When the first unit of each group starts."""
+        """Forecast when the first unit of each group starts."""
         if self._fork is None:
             return [Start(why=TOO_LARGE)] * len(groups)
         fork, now = self._fork, self._now
         jobs = {name.partition(".")[0]: None for units in groups for name in units}
 
         def make(_: int) -> Futures:
-            """With all units: without some of them the start would come too early."""
+            """Keep all units: without some of them the start would come too early."""
             return Futures(fork, view_settings(fork), now, self._clock, most=LARGEST, keep=jobs)
 
         def follow(futures: Futures, number: int, deadline: float) -> Happened | None:
@@ -301,7 +304,9 @@ def _start(futures: Futures, seen: Sequence[Happened], units: Collection[str]) -
 
 
 def _preempted_for(units: Collection[str], seen: Sequence[Happened]) -> Iterator[tuple[str, int]]:
-    """Those that are preempted for one of these units in at least half of the futures, and the median instant."""
+    """Yield the units that are preempted for one of these units in at least half of the futures, and the median
+    instant.
+    """
     found: dict[str, list[int]] = {}
     for happened in seen:
         first: dict[str, int] = {}
@@ -316,7 +321,9 @@ def _preempted_for(units: Collection[str], seen: Sequence[Happened]) -> Iterator
 def _displaced(
     units: Collection[str], seen: Sequence[Happened], instants: Sequence[float]
 ) -> Iterator[tuple[str, str]]:
-    """Those that are preempted before one of these units starts, for another one, in at least half of the futures."""
+    """Yield the units that are preempted for another unit before one of these units starts, in at least half of the
+    futures.
+    """
     times = Counter(
         pair
         for happened, start in zip(seen, instants, strict=True)
@@ -327,8 +334,8 @@ def _displaced(
 
 
 def _first(ledger: Ledger, most: int, keep: frozenset[str]) -> tuple[list[str], int]:
-    """The unfinished jobs that are looked at: what was asked for, what runs, and what is served first as far as there
-    is room; with all that they come after. And how many units are left out.
+    """Return the unfinished jobs to forecast, and the number of units left out. The jobs are those in `keep`, the
+    running ones, and as many of the others as fit in the order of service; with all jobs that they depend on.
     """
     unfinished = [job for job in ledger.jobs.values() if not job.ended]
     active = {unit.job for unit in ledger.active.values()}

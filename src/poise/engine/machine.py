@@ -1,8 +1,8 @@
-"""A machine with its agent: the real node machine over a simulated executor, clock and way to the control plane.
+"""A machine with its agent: the real node machine on a simulated executor, clock and network.
 
-The executor is the ground truth of what runs here, and since when. Like keepers, it continues without the agent, and
-ends with the machine. A command is `work SECONDS`; a copy runs for that time, multiplied by the slowdown of the
-machine. Its ending is drawn from the seed and the attempt, so it does not depend on when the copy runs.
+The executor is the ground truth of which attempts run here, and since when. Like keepers, it continues without the
+agent, and ends with the machine. A command is `work SECONDS`; a copy runs for that time, multiplied by the slowdown of
+the machine. Its ending is drawn from the seed and the attempt, so it does not depend on when the copy runs.
 """
 
 from collections import deque
@@ -31,10 +31,10 @@ LOOK_EVERY = 5.0
 LOOK_AT_STEPS = Times().sample / SECOND
 
 STEP = 100 * MILLISECOND
-"""How long a step of simulated training takes."""
+"""Duration of a step of simulated training."""
 
 RESIZES = "resizes"
-"""The command that follows the orders of its gang, as `work` is one that does not."""
+"""The command of work that follows the orders of its gang; `work` does not."""
 
 
 class Copy(msgspec.Struct, eq=False):
@@ -67,7 +67,7 @@ class Watcher(Protocol):
 
 
 class SimulatedExecutor:
-    """The `Executor` port, and what a test does to it."""
+    """The `Executor` port, and methods with which a test injects faults."""
 
     def __init__(self, name: str, keepers: Process, seed: int, watcher: Watcher) -> None:
         self.on_change: Callable[[Sequence[Running], Sequence[Ended]], None] = lambda _, __: None
@@ -118,7 +118,7 @@ class SimulatedExecutor:
         copy.timer = self._keepers.call_later(takes / SECOND, self._end_running, slot, copy, outcome, hung)
 
     def renew(self, attempt: Attempt, until: int) -> None:
-        """Kept by the keeper, so that it holds without an agent."""
+        """Extend a lease. The keeper enforces it, so that it holds without an agent."""
         self._until[attempt] = until
         self._keepers.timeline.call_at(until, self._lease_over, attempt, process=self._keepers)
 
@@ -128,7 +128,7 @@ class SimulatedExecutor:
         if found is None:
             return
         slot, copy = found
-        if orders == copy.orders:  # an agent that was started anew is told again
+        if orders == copy.orders:  # a restarted agent sends the orders again
             return
         before, copy.orders = copy.orders, orders
         self._watcher.ordered(self._name, copy.launch, orders)
@@ -179,10 +179,10 @@ class SimulatedExecutor:
         )
         return Observation(held, tuple(self.evidence.values()))
 
-    # what befalls it
+    # faults
 
     def kill(self, attempt: Attempt, outcome: Outcome, note: str = "") -> None:
-        """The command of a running copy ends now."""
+        """End the command of a running copy now."""
         slot, copy = self.copies[attempt]
         self._cancel(copy)
         self._end_running(slot, copy, outcome, note)
@@ -212,7 +212,7 @@ class SimulatedExecutor:
                 self._end(slot, copy, Ending(outcome="returned", note="its keeper was killed"))
 
     def power_off(self) -> None:
-        """Everything is gone, and so is every trace of it."""
+        """End all copies and delete all traces of them."""
         for _, copy in self.copies.values():
             self._cancel(copy)
             if copy.since >= 0:
@@ -316,7 +316,7 @@ class SimulatedExecutor:
 
 
 class SimulatedMachine:
-    """One node: power, devices, executor, and the agent that is started again when it ends."""
+    """One node: power, devices, executor, and an agent that is restarted when it ends."""
 
     def __init__(
         self,
@@ -327,7 +327,7 @@ class SimulatedMachine:
         seed: int,
         watcher: Watcher,
     ) -> None:
-        """`listener` gives who listens when it dials."""
+        """`listener` returns the process to dial."""
         self.timeline = timeline
         self.node = node
         self.keepers = Process(timeline, f"keepers of {node.name}")
@@ -345,7 +345,7 @@ class SimulatedMachine:
         self._watcher = watcher
         self._whole = self._taken_in = node
         self._part = 1.0
-        self.devices = node.devices  # those that are there, whether it offers them or not
+        self.devices = node.devices  # installed devices, whether offered or not
         self.agent.on_kill = self._agent_gone
         self._clock = SimulatedClock(self.agent)
 
@@ -372,7 +372,7 @@ class SimulatedMachine:
             self.keepers.kill()
 
     def change_devices(self, devices: tuple[Device, ...]) -> None:
-        """Devices come, go, or are others under the same index; what ran on one that went ends."""
+        """Add, remove or replace devices; attempts on a removed device end."""
         left = {(device.index, device.uuid) for device in devices}
         gone = {device.index for device in self.devices if (device.index, device.uuid) not in left}
         for attempt in self.executor.running():
@@ -436,7 +436,7 @@ class SimulatedMachine:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-        self.timeline.call_in(SECOND // 2, self.start_agent)  # its supervisor starts it again
+        self.timeline.call_in(SECOND // 2, self.start_agent)  # its supervisor restarts it
 
     def _look(self) -> None:
         if self.machine is not None and self.machine.node != self.node:

@@ -1,7 +1,7 @@
-"""The way between nodes and the control plane: connections on which messages are late, lost, doubled or overtaken.
+"""The network between nodes and the control plane: connections that delay, lose, duplicate or reorder messages.
 
-A connection is between two lives of two processes: when one of them is killed the other end is told, unless the way is
-cut. A way that is cut in one direction swallows what is sent there, and nobody is told.
+A connection joins two processes. When one of them is killed, the other end is notified, unless the link is cut. A link
+that is cut in one direction drops the messages in that direction, without notice.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from poise.units import MILLISECOND, SECOND
 DIAL_GIVES_UP = 3 * SECOND
 
 UP, DOWN = "up", "down"
-"""From a node to the control plane, and back."""
+"""Directions: from a node to the control plane, and back."""
 
 
 class Network:
-    """Ways by node. Chances are in [0, 1]; `late` is the most that a message is late, in nanoseconds."""
+    """Links by node. Probabilities are in [0, 1]; `late` is the maximum delay of a message, in nanoseconds."""
 
     def __init__(self, timeline: Timeline, random: Random) -> None:
         self.timeline = timeline
@@ -35,7 +35,7 @@ class Network:
         return self.cut.get((node, way), 0) > 0
 
     def cut_off(self, node: str, way: str, on: bool) -> None:
-        """Faults may overlap: a way is open when each of them has ended."""
+        """Cut or restore a link. Faults may overlap: a link is open once each of them has ended."""
         self.cut[node, way] = self.cut.get((node, way), 0) + (1 if on else -1)
 
     def dial(
@@ -46,7 +46,9 @@ class Network:
         opened: Callable[["End", "End"], None],
         failed: Callable[[], None],
     ) -> None:
-        """`opened` is called with the caller's end and the other one, or `failed`: at once where nobody listens."""
+        """Call `opened` with the caller's end and the other end, or `failed`: after one latency if no process listens,
+        after a timeout if the link is cut or the dial is lost.
+        """
         if self.is_cut(node, UP) or self.is_cut(node, DOWN) or self.random.random() < self.loss:
             self.timeline.call_at(self.timeline.now + DIAL_GIVES_UP, failed, process=caller)
         elif not called.alive or called.paused_until > self.timeline.now:
@@ -70,7 +72,7 @@ class Connection:
 
 
 class End:
-    """What a process holds of a connection; a `Channel`."""
+    """One end of a connection; a `Channel`."""
 
     other: "End"
 
@@ -87,7 +89,7 @@ class End:
         self.on_close: Callable[[], None] = lambda: None
 
     def send(self, message: Any) -> None:
-        """Numbered, so that the other end notices what does not come."""
+        """Send a numbered message, so that the other end detects missing ones."""
         if self.closed:
             return
         network = self._network
@@ -99,7 +101,7 @@ class End:
             self._deliver(frame)
 
     def close(self) -> None:
-        """The other end is told, if the way is open."""
+        """Close this end, and notify the other end if the link is open."""
         if not self.closed:
             self.closed = True
             network = self._network
@@ -108,7 +110,7 @@ class End:
                 network.timeline.call_at(self._arrival(), other._told_closed, process=other._process)
 
     def is_gone(self) -> bool:
-        """Whether the process that held it was killed since."""
+        """Return whether the process that opened this end was killed since."""
         return self._process.life != self._life
 
     def _deliver(self, frame: tuple[int, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Distributions of how much longer work takes than foreseen, as factors."""
+"""Distributions of the ratio of actual to estimated run time."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
@@ -9,42 +9,45 @@ from typing import Protocol
 from poise.model.profiles import ENOUGH_RUNS
 
 USUAL = 0.8
-"""The mean deviation of the logarithms of a class's run times, where none has run often enough to tell: that of a
-lognormal distribution whose logarithms have a standard deviation of 1."""
+"""Mean deviation of the logarithms of a class's run times, where no class has enough runs to tell: that of a lognormal
+distribution whose logarithms have a standard deviation of 1.
+"""
 
 SHAPE = 0.5
-"""Of the tail of run times beyond all that is known: Pareto's of shape 2, as `model/profiles.remaining` has it."""
+"""Shape of the tail of run times beyond all known ones: that of a Pareto distribution of shape 2, as in
+`model/profiles.remaining`.
+"""
 
 MEAN_DEVIATION = 0.8
-"""Of a normal variable, in standard deviations: the square root of 2 / pi."""
+"""Mean deviation of a normal variable, in standard deviations: the square root of 2 / pi."""
 
 OVERRUN = 2.326
-"""Standard deviations that 99 of 100 normal variables stay below."""
+"""The 99th percentile of a normal variable, in standard deviations."""
 
 _NORMAL = NormalDist()
 
 
 class Errors(Protocol):
-    """How much longer work takes than foreseen, as a factor: a distribution."""
+    """A distribution of the ratio of actual to estimated run time."""
 
     @property
     def ends(self) -> float: ...
 
     def draw(self, chance: float, beyond: float) -> float:
-        """The factor that a `chance` of all exceed no more, of those that are larger than `beyond`."""
+        """Return the factor at the quantile `chance` of those that are larger than `beyond`."""
         ...
 
 
 class Seen:
-    """Errors as they were. The next one falls into each of the gaps between those that were seen with the same chance,
-    which holds for any distribution if they are exchangeable (Vovk et al., 2005); beyond the largest and below the
-    smallest they thin out by Pareto's law, in step with how widely they are spread.
+    """The empirical distribution of past errors. The next error falls into each of the gaps between the past ones with
+    the same probability, which holds for any distribution if they are exchangeable (Vovk et al., 2005). Beyond the
+    largest and below the smallest error the tails follow Pareto's law, scaled by the spread of the errors.
 
-    Of a few the spread says little: it is taken together with what is `usual`, which counts as much as three of them.
+    A few errors say little about the spread: it is combined with the `usual` one, which counts as much as three errors.
 
-    `unfinished` are runs that have come so far and go on. That they are not over tells of those that will come: the
-    gaps beyond them weigh more, by the product-limit estimate (Kaplan and Meier, 1958). Else a class would be taken for
-    as brief as those of its runs that happen to be over.
+    `unfinished` are lower limits from runs that still go on. They give the gaps beyond them more weight, by the
+    product-limit estimate (Kaplan and Meier, 1958). Without them, a class would seem as short as those of its runs that
+    have ended.
     """
 
     def __init__(self, errors: Iterable[float], unfinished: Iterable[float] = (), usual: float = USUAL) -> None:
@@ -66,7 +69,7 @@ class Seen:
 
     @property
     def ends(self) -> float:
-        """Beyond this factor another law holds: it overruns all that was seen."""
+        """The factor beyond which another law holds: it exceeds all past errors."""
         return exp(self._logs[-1] + 2 * self._scale)
 
     def draw(self, chance: float, beyond: float) -> float:
@@ -86,7 +89,7 @@ class Seen:
         return exp(logs[above - 1] + part * (logs[above] - logs[above - 1]))
 
     def _below(self, at: float) -> float:
-        """The chance of an error of at most this logarithm."""
+        """Return the probability of an error of at most this logarithm."""
         logs, chances = self._logs, self._chances
         if at <= logs[0]:
             return chances[0] * exp((at - logs[0]) / self._below_all)
@@ -98,8 +101,8 @@ class Seen:
 
 
 def _spread(logs: Sequence[float]) -> float:
-    """The mean distance of sorted logarithms from their median, for as many as there are: that of a few is less than
-    that of all.
+    """Return the mean distance of sorted logarithms from their median, corrected for their number: a small sample
+    underestimates it.
     """
     count = len(logs)
     middle = logs[count // 2]
@@ -107,16 +110,16 @@ def _spread(logs: Sequence[float]) -> float:
 
 
 def _excess(chance: float, count: int) -> float:
-    """Mean excess of a normal variable over what it exceeds with this chance, over its mean deviation. Tails get
-    thinner further out; how much is not known where values are few.
+    """Return the mean excess of a normal variable over the value that it exceeds with this probability, divided by its
+    mean deviation. Tails get thinner further out; how much is uncertain where values are few.
     """
     at = _NORMAL.inv_cdf(1 - chance)
     return min(1.0, (1 + 2 / count) * (_NORMAL.pdf(at) / chance - at) / MEAN_DEVIATION)
 
 
 class Unseen:
-    """Errors of an estimate of which nothing is known but its mean deviation, as a part of it: lognormal around a
-    median of 1, since run times are products of many things and heavy-tailed.
+    """The errors of an estimate whose mean deviation alone is known, as a fraction of the estimate: lognormal around a
+    median of 1, since run times are products of many factors and heavy-tailed.
 
     The mean deviation of a lognormal variable is `2 (2 Φ(s/2) - 1)` times its mean (Aitchison and Brown, 1957), where
     `s` is the standard deviation of its logarithm.

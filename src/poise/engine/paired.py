@@ -1,8 +1,8 @@
-"""Two worlds side by side: each figure, the difference, and an interval of that.
+"""Paired comparison of two worlds: each figure, the difference, and a confidence interval for it.
 
-Jobs are paired: the same job in both worlds. The interval is that of a bootstrap over days, or where there are few days
-over moving blocks (Künsch, 1989): days, or blocks of jobs in a row, are drawn again and again, since jobs that were
-there together waited for each other.
+Jobs are paired: the same job in both worlds. The interval comes from a bootstrap over days or, where there are few
+days, over moving blocks (Künsch, 1989): whole days, or blocks of consecutive jobs, are resampled, since jobs of the
+same time waited for each other.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,17 +17,17 @@ from poise.model.reports import PairedFigure, WorldReport
 from poise.model.worlds import Row, WorldsTold
 
 LEVEL = 0.95
-"""Part of the drawn differences that an interval holds: a fortieth lies beyond each of its ends."""
+"""Confidence level of an interval: a fortieth of the drawn differences lies beyond each of its ends."""
 
 DRAWN = 500
 FEWEST = 20
-"""Jobs: of fewer, nothing is told."""
+"""Minimum number of jobs for a comparison."""
 
 DAYS = 5
-"""Of fewer days, blocks of jobs are drawn."""
+"""Minimum number of days for resampling days; otherwise blocks of jobs are resampled."""
 
 MOST = 20_000
-"""Jobs that are looked at, the latest: an interval of them takes a second."""
+"""Maximum number of jobs in a comparison, the latest: computing their interval takes a second."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -35,7 +35,9 @@ Value = Callable[[Floats], float]
 
 
 class Pairs(msgspec.Struct, frozen=True, kw_only=True):
-    """So many `jobs`, of which `ended` have ended in both worlds; without `figures` where they are too few."""
+    """The number of compared `jobs`, of which `ended` have ended in both worlds; without `figures` where they are too
+    few.
+    """
 
     jobs: int
     ended: int
@@ -44,7 +46,7 @@ class Pairs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def completion(self) -> PairedFigure | None:
-        """The figure by which a policy is promoted."""
+        """The figure that decides on the promotion of a policy."""
         return self.figures[0] if self.figures else None
 
 
@@ -57,8 +59,8 @@ def compare(
     drawn: int = DRAWN,
     days: Sequence[int] = (),
 ) -> Pairs:
-    """Compare jobs in the order in which they were submitted, on these `days`, if that is told. `capacity` is
-    nanoseconds times devices that there were, for their use (0: not told).
+    """Compare jobs in the order in which they were submitted; `days` are the days of their submission, if given.
+    `capacity` is the available nanoseconds times devices, for the utilization (0: unknown).
     """
     told = list(pairs)[-MOST:]
     ended = sum(live.ended and shadow.ended for live, shadow in told)
@@ -88,7 +90,7 @@ def compare(
 
 
 def world_report(told: WorldsTold, label: str, wall: float) -> WorldReport | None:
-    """What is told of a policy in shadow, at a time in seconds since 1970; None where nothing is known yet."""
+    """Return the report on a shadow policy at a time in seconds since 1970; None where there is no data yet."""
     of = told.worlds.get(label)
     if of is None:
         return None
@@ -110,7 +112,7 @@ def world_report(told: WorldsTold, label: str, wall: float) -> WorldReport | Non
 
 
 def not_to_promote(report: WorldReport | None) -> str:
-    """Why a policy in shadow is not to be promoted; empty if it may be."""
+    """Return why a shadow policy must not be promoted; empty if it may be."""
     if report is None:
         return "nothing is known of its simulated fleet yet"
     if report.failed:
@@ -119,7 +121,7 @@ def not_to_promote(report: WorldReport | None) -> str:
 
 
 def no_better(jobs: int, figures: Sequence[PairedFigure]) -> str:
-    """Why figures of so many jobs do not speak for a policy; empty if they do."""
+    """Return why the figures do not support a policy; empty if they do."""
     if not figures:
         return f"too few jobs were there: {jobs} of {FEWEST}"
     first = figures[0]
@@ -130,7 +132,7 @@ def no_better(jobs: int, figures: Sequence[PairedFigure]) -> str:
 
 
 def in_words(figure: PairedFigure) -> str:
-    """`-7.2 % (-9.1 to -4.8)`, or for a count `-3 (-5 to -1)`."""
+    """Return `-7.2 % (-9.1 to -4.8)`, or for a count `-3 (-5 to -1)`."""
     values = [figure.difference, figure.low, figure.high]
     if figure.of == "time" and figure.live:
         middle, low, high = (f"{100 * value / figure.live:+.1f}" for value in values)
@@ -141,13 +143,13 @@ def in_words(figure: PairedFigure) -> str:
 
 
 def interval(drawn: Sequence[float], level: float) -> tuple[float, float]:
-    """Between which this part of what was drawn lies."""
+    """Return the central interval that contains this fraction of the drawn values."""
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
 def _blocks(jobs: int, days: Sequence[int], drawn: int, seed: int) -> Iterator[Ints]:
-    """Places of jobs, drawn in whole days, or in blocks as long as the square root of their number."""
+    """Yield resampled indices of jobs: whole days, or blocks as long as the square root of the number of jobs."""
     random = np.random.default_rng(seed)
     every = np.unique(days)
     if len(every) >= DAYS:
@@ -170,6 +172,6 @@ def _sum(values: Floats) -> float:
 
 
 def _p99(values: Floats) -> float:
-    """The value of the nearest rank."""
+    """Return the 99th percentile by the nearest rank."""
     rank = max(0, ceil(0.99 * len(values)) - 1)
     return float(np.partition(values, rank)[rank])

@@ -59,24 +59,26 @@ from poise.policy.suites import ClusterPolicy
 from poise.units import HOUR, SECOND
 
 SCALE = 1e9
-"""Seconds: what is done of a unit is told as a part of so much, as it is not known how much there is."""
+"""Assumed total of seconds of a unit: progress is given as a fraction of it, since the actual amount of work is
+unknown.
+"""
 
 LARGEST = 0.999
-"""The largest part of it: 31 years."""
+"""The largest such fraction: 31 years."""
 
 ENDLESS = Truth(pace=Steady(float("inf")), save=GRACE // 2)
 
 PATIENCE = 6 * HOUR
-"""How late a world may be while it waits to be told how long something takes, unless told otherwise."""
+"""Default limit on how far a world may lag while it waits for an unknown run time."""
 
 LONGER = 1.5
-"""Where that patience is over, a unit takes at least so many times as long as it has taken by then."""
+"""Minimum estimate once that patience is over, as a multiple of the time that the unit has run."""
 
 LIVE = ""
-"""The name of the world of the policy that decides."""
+"""The name of the world of the live policy."""
 
 LEFT_OUT = (JobChanged, UnitsCancelled, DeviceCordoned)
-"""What happens in the log and not in the worlds."""
+"""Events of the log that have no effect in the worlds."""
 
 
 class Open(Steady, frozen=True, gc=False):
@@ -118,13 +120,13 @@ class Known:
         self.on: dict[str, str] = {}
 
     def note_asked(self, unit: str, at: int) -> None:
-        """A unit is asked to save itself and end."""
+        """Record that a unit was asked to save a checkpoint and end."""
         self._asked[unit] = at
 
     def kept_by(self, unit: UnitState, event: Finished) -> float:
-        """What a unit will have kept, in nanoseconds of its least tasks, if its attempts end with this event, and it is
-        not over: what they have done up to the latest checkpoint, or all of it where they tell how far they are; but
-        for what followed the order to end, of which the twin knows nothing. To be asked before the event is applied.
+        """Return the work that a unit keeps, in nanoseconds of its least tasks, if its attempts end with this event and
+        it is not over: their work up to the latest checkpoint, or all of it where they report progress; without the
+        time after the order to end, which the twin does not model. Call it before the event is applied.
         """
         asked, found = self._asked.get(unit.id, 0), self._ledger.jobs.task(event.task)
         if found is None or event.ending.outcome == "returned":
@@ -140,16 +142,16 @@ class Known:
         return self._kept(unit) + done / _least(unit)
 
     def note_kept(self, unit: UnitState, kept: float) -> None:
-        """Its attempts have ended so."""
+        """Record the work that a unit keeps after its attempts have ended."""
         self._asked.pop(unit.id, None)
         self._kept_of[unit.id] = kept
 
     def note_end(self, unit: UnitState) -> None:
-        """A unit is over; the ledger may forget it."""
+        """Record the end of a unit, as the ledger may forget it."""
         if unit.status in ("done", "failed"):
             outcome: Outcome = "done" if unit.status == "done" else "failed"
             self._over[unit.id] = self._truth(unit, self._work(unit, 0), outcome=outcome)
-        else:  # somebody cancels it, at an instant that has its place in each world
+        else:  # it was cancelled; each world gets that event at its instant
             self._over[unit.id] = _endless(unit)
 
     def truth(self, unit: UnitState | None, name: str, now: int) -> Truth:
@@ -172,7 +174,7 @@ class Known:
         return self._truth(unit, max(min(means, default=0) / SECOND, LONGER * self._work(unit, now)), outcome="done")
 
     def kept(self, unit: UnitState) -> float:
-        """The part of `SCALE` that earlier attempts of a unit have done."""
+        """Return the work of earlier attempts of a unit, as a fraction of `SCALE`."""
         return self._reference(unit, self._kept(unit)) / SCALE
 
     def _truth(self, unit: UnitState, seconds: float, *, known: bool = True, outcome: Outcome = "done") -> Truth:
@@ -247,7 +249,7 @@ def _least(unit: UnitState) -> int:
 
 
 def _restoring(unit: UnitState) -> int:
-    """Nanoseconds in which the attempt only came back to where it was."""
+    """Return the nanoseconds that the attempt spent on restoring earlier work."""
     return unit.spec.restore if unit.placed_in > 1 and not unit.resized else 0
 
 
@@ -256,7 +258,7 @@ class World:
 
     def __init__(self, policy: ClusterPolicy, settings: Settings, ledger: Ledger, known: Known, at: int) -> None:
         fork = ledger.fork()
-        for schedule in list(fork.schedules.values()):  # the log says what they submit, and what rules have done
+        for schedule in list(fork.schedules.values()):  # the log has their submissions, and the effects of rules
             fork.apply(ScheduleRemoved(at=fork.now, schedule=schedule.id, tenant=schedule.job.tenant))
         fork.apply(RulesSet(at=fork.now))
         self.policy = policy.name
@@ -282,7 +284,7 @@ class World:
 
     @property
     def now(self) -> int:
-        """How far it is, on the clock of the log."""
+        """The instant that the world has reached, on the clock of the log."""
         return self.twin.began + self.twin.now
 
     def advance(self, ledger: Ledger, now: int, patience: int, watch: Callable[[], bool]) -> None:
@@ -297,7 +299,7 @@ class World:
                 twin.run(until, watch=lambda: not twin.unsure and watch())
                 if not twin.unsure and not watch():
                     return
-        except Exception as error:  # whatever a policy does, the other worlds go on
+        except Exception as error:  # a failing policy must not stop the other worlds
             self.failed = f"{type(error).__name__}: {error}"
 
     def _ask(self, ledger: Ledger, now: int, patience: int) -> None:
@@ -405,8 +407,8 @@ class Worlds:
         self.worlds = {name: World(policy, settings, ledger, self._known, self.since) for name, policy in every.items()}
 
     def take(self, event: Event) -> None:
-        """The next event of the log. `other_policy` is set once another policy decides: the worlds are of the past
-        then.
+        """Apply the next event of the log. `other_policy` is set once another policy decides; the worlds then describe
+        the past.
         """
         before = self.ledger.leader.policy
         unit, kept = self._unit_of(event), 0.0
@@ -423,7 +425,7 @@ class Worlds:
             for world in self.worlds.values():
                 world.correct(unit.id)
             job = self.ledger.jobs.get(unit.job)
-            if job is not None and job.ended and not _counts(job):  # what serves ends when it did
+            if job is not None and job.ended and not _counts(job):  # a service ends when it did in the log
                 self._everywhere(lambda twin, at: twin.ask(partial(Cancel, job=job.id), at), event.at)
         self._follow(event)
 
@@ -434,15 +436,17 @@ class Worlds:
 
     @property
     def now(self) -> int:
-        """How far all are whose policies have not failed."""
+        """The instant that all worlds whose policies have not failed have reached."""
         return min((world.now for world in self.worlds.values() if not world.failed), default=self.since)
 
     def until(self, name: str) -> int:
-        """The instant up to which the world of this name and the live one can be compared."""
+        """Return the instant up to which the world of this name and the live one can be compared."""
         return min(self.worlds[LIVE].now, self.worlds[name].now)
 
     def compared(self, name: str) -> Iterator[tuple[str, Row, Row]]:
-        """Each job in the live world and in that of this name, up to the instant that both have reached."""
+        """Yield each job with its rows in the live world and in that of this name, up to the instant that both have
+        reached.
+        """
         until = self.until(name)
         there = dict(self.worlds[name].rows(until))
         for job, row in self.worlds[LIVE].rows(until):
@@ -466,7 +470,7 @@ class Worlds:
             case JobsCancelled():
                 self._note_cancelled(event.jobs)
                 self._everywhere(lambda twin, at: twin.ask(partial(CancelJobs, jobs=event.jobs), at), event.at)
-            case JobHeld() if not event.why:  # else each world holds it by itself
+            case JobHeld() if not event.why:  # otherwise each world holds it itself
                 self._everywhere(lambda twin, at: twin.ask(partial(HoldJob, job=event.job, on=event.on), at), event.at)
             case QuotaSet():
                 quota = partial(SetQuota, tenant=event.tenant, quota=event.quota)
@@ -516,7 +520,7 @@ def _devices(shape: Shape) -> float:
 
 
 def _is_late(unit: UnitState, submitted: int, until: int) -> bool:
-    """Whether it has missed its deadline by this instant."""
+    """Return whether a unit has missed its deadline by this instant."""
     if not unit.spec.deadline or (unit.status == "cancelled" and unit.missed is None):
         return False
     due = submitted + unit.spec.deadline

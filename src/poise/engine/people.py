@@ -1,4 +1,4 @@
-"""People and programs that ask the control plane for something, and do not rest before it is answered."""
+"""Simulated users and programs: they send requests to the control plane, and retry until it answers."""
 
 from collections import deque
 from collections.abc import Callable
@@ -21,8 +21,8 @@ ANSWER_WITHIN = 5 * SECOND
 
 
 class People:
-    """They ask, and ask again until there is an answer; a submission always under the same key. What is about one
-    subject is asked in order: nobody opens a node before having heard that it is closed.
+    """Sends requests and retries them until there is an answer; a submission always has the same key. Requests on one
+    subject are sent in order: a node is opened only after the answer that it is drained.
     """
 
     def __init__(self, simulation: "Simulation") -> None:
@@ -32,7 +32,7 @@ class People:
 
     @property
     def open(self) -> int:
-        """How much is not answered yet."""
+        """Number of unanswered requests."""
         return sum(map(len, self._open.values()))
 
     def act(self, act: Act) -> None:
@@ -66,7 +66,7 @@ class People:
             make = lambda request: Submit(request, compiled, act.key, bearer=bearer)  # noqa: E731
         elif act.act == "cancel":
             job = self.jobs.get(act.of)
-            if job is None:  # nobody cancels what was refused
+            if job is None:  # a refused job needs no cancellation
                 self._done(act)
                 return
             make = lambda request: Cancel(request, job, bearer)  # noqa: E731
@@ -116,7 +116,7 @@ class People:
         self._done(act)
 
     def _is_done(self, act: Act) -> None:
-        """The judge looks whether the log has what was acknowledged."""
+        """Let the judge check that the log contains the acknowledged change."""
         judge = self._simulation.judge
         if act.act == "cancel":
             judge.cancelled(self.jobs[act.of])

@@ -1,8 +1,8 @@
-"""The judge: what was promised, checked against what happened, at every step.
+"""The judge: checks at every step that the promises of Poise hold.
 
-It believes neither the controller nor the ledger that decides. It sees what executors really run, what is durable in
-the log, and what clients were told; from the log it keeps books of its own, in the simplest way that works. The names
-of the promises are those of `docs/explanation/promises.md`.
+It trusts neither the controller nor the ledger that decides. It observes the attempts that executors really run, the
+durable events in the log, and the replies to clients; from the log it keeps its own records, in the simplest way that
+works. The names of the promises are those of `docs/explanation/promises.md`.
 """
 
 from collections.abc import Iterable
@@ -45,11 +45,13 @@ from poise.policy.feasible import NAMED
 from poise.units import SECOND
 
 DEEP_EVERY = 100
-"""Durable events after which all invariants of the ledger are checked anew; the rest is checked at each."""
+"""Durable events between two checks of all invariants of the ledger; the other checks run at each event."""
 
 
 STOPPED_WITHIN = 25 * SECOND
-"""Grace (10 s), and what a node that was cut off needs to hear of it once it is back."""
+"""Limit for stopping an attempt: its grace (10 s), and the time in which a node that was cut off learns of the stop
+once it is connected again.
+"""
 
 ABOUT_NODES = frozenset(
     (
@@ -70,11 +72,11 @@ ABOUT_NODES = frozenset(
         "OTHER_NODE",
     )
 )
-"""Reasons that nodes give: where there are no others, each node must have given one."""
+"""Reasons that refer to a node. A unit that waits for these alone must name a reason for each node."""
 
 
 class Violation(AssertionError):
-    """A promise was broken. `promise` is its name, S1 to L4, or `internal` for an error that nobody foresaw."""
+    """A promise was broken. `promise` is its name, S1 to L4, or `internal` for an unexpected error."""
 
     def __init__(self, promise: str, what: str) -> None:
         super().__init__(f"{promise}: {what}")
@@ -82,9 +84,9 @@ class Violation(AssertionError):
 
 
 class Holding(NamedTuple):
-    """What the log says that a unit has since it was placed last: tasks that have not finished, with the epoch in which
-    each was started, the endings of those that have, and what each of them takes. Some are `leaving` its gang, since an
-    instant.
+    """Tasks and resources of a unit since its last placement, according to the log: its unfinished tasks with the epoch
+    in which each was started, the endings of the others, and the resources of each task. `leaving` maps tasks that must
+    leave the gang to the instant of that order.
     """
 
     active: dict[str, int]
@@ -94,8 +96,8 @@ class Holding(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """How often a unit has failed, before which instant it must not be tried again, and how often it was lost, where
-    that does not count as a failure.
+    """Attempts of a unit: failures, the instant before which it must not be retried, and losses that do not count as
+    failures.
     """
 
     times: int = 0
@@ -103,14 +105,14 @@ class Tried(NamedTuple):
     lost: int = 0
 
     def again(self, retry: Retry, outcome: str, at: int) -> "Tried":
-        """After one more attempt, which ended at an instant."""
+        """Return the record after one more attempt, which ended at an instant."""
         if outcome == "lost":
             return Tried(self.times, 0, self.lost + 1) if retry.losses else Tried(self.times + 1, 0, self.lost)
         return Tried(self.times + 1, at + retry.delay(self.times + 1), self.lost)
 
 
 class Judge:
-    """Told of everything; raises `Violation`. `digest` is of all that happened, in order."""
+    """Receives all events of a simulation and raises `Violation`. `digest` is a checksum of all of them, in order."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -145,10 +147,10 @@ class Judge:
         self._untold: dict[str, str] = {}
         self._since_deep = 0
 
-    # --- what executors do -------------------------------------------------------------------------------------------
+    # --- executors ---------------------------------------------------------------------------------------------------
 
     def started(self, node: str, launch: Launch, cpus: tuple[int, ...]) -> None:
-        """A command really runs, on cores of its own where `cpus` are given."""
+        """Check the start of a command, on its own cores where `cpus` are given."""
         attempt = launch.attempt
         self._note(f"+{node}{attempt}")
         self.starts += 1
@@ -169,7 +171,9 @@ class Judge:
         self._fits(node, launch, here.values())
 
     def ordered(self, launch: Launch, orders: Orders) -> None:
-        """A member is told who belongs to its gang: never anything older, nor otherwise than the others are told."""
+        """Check the orders of a gang's member: each is newer than its last, and consistent with those of the other
+        members.
+        """
         known = self._orders.get(launch.attempt, launch.orders)
         if orders.generation <= known.generation:
             raise Violation("S2", f"{launch.attempt} was told {known}, and now {orders}")
@@ -181,20 +185,22 @@ class Judge:
             raise Violation("S2", f"of {launch.gang} in generation {orders.generation} are told {told}")
 
     def ended(self, node: str, launch: Launch, ending: Ending) -> None:
-        """It runs no more."""
+        """Record the end of a command."""
         self._note(f"-{node}{launch.attempt}{ending.outcome}")
         self._running[node].pop(launch.attempt)
         self._cores[node] = {core: held for core, held in self._cores[node].items() if held != launch.attempt}
         self._ended[launch.attempt] = ending
 
     def offers(self, node: Node) -> None:
-        """What a machine really has, from now on. What runs there may be more, but nothing begins then."""
+        """Record the actual resources of a machine from now on. Commands that run may use more, but none may start
+        then.
+        """
         self._whole.setdefault(node.name, node)
         self._nodes[node.name] = node
 
     def _fits(self, name: str, begins: Launch, running: Iterable[Launch]) -> None:
-        """Whether all that runs there fits. Brief work behind its like was handed over before, and begins where that
-        ends, even if the machine has shrunk meanwhile.
+        """Check that all commands on a node fit. A queued launch was handed over earlier, and starts when the one
+        before it ends, even if the machine has shrunk since.
         """
         node, cpu, memory = (self._whole if begins.queued else self._nodes)[name], 0, 0
         taken: dict[int, int] = {}
@@ -209,17 +215,17 @@ class Judge:
         if cpu > node.cpu or memory > node.memory:
             raise Violation("S1", f"{name} runs {cpu} of {node.cpu} milli-CPU, {memory} of {node.memory} bytes")
 
-    # --- what clients are told ---------------------------------------------------------------------------------------
+    # --- replies to clients ------------------------------------------------------------------------------------------
 
     def accepted(self, tenant: str, key: str, job: str) -> None:
-        """A submission under this key was acknowledged as this job."""
+        """Check the acknowledgement of a submission: one key is always acknowledged as the same job."""
         known = self.acknowledged.setdefault((tenant, key), job)
         if known != job:
             raise Violation("S3", f"{key} was acknowledged as {known}, and now as {job}")
         self._is_kept(tenant, key, job)
 
     def cancelled(self, job: str) -> None:
-        """The cancellation of a job was acknowledged: every unit of it is cancelled, or was over."""
+        """Check the acknowledgement of a cancellation: each unit of the job is cancelled, or was over."""
         left = [
             unit for unit in self._units_of[job] if unit not in self._cancelled and not self.ledger.jobs.is_over(unit)
         ]
@@ -227,19 +233,19 @@ class Judge:
             raise Violation("S3", f"the cancellation of {job} was acknowledged, and the log has none of {left}")
 
     def drained(self, node: str, on: bool) -> None:
-        """That a node is closed to new work, or open again, was acknowledged."""
+        """Check the acknowledgement that a node is drained, or open again."""
         if (node in self._drained) != on:
             raise Violation(
                 "S3", f"{node} was acknowledged as {'drained' if on else 'open'}, and the log says otherwise"
             )
 
     def bounded(self, tenant: str, quota: Quota | None) -> None:
-        """A quota, or that there is none any more, was acknowledged."""
+        """Check the acknowledgement of a quota, or of its removal."""
         if self._quotas.get(tenant) != quota:
             raise Violation("S3", f"{quota} of {tenant} was acknowledged, and the log has {self._quotas.get(tenant)}")
 
     def configured(self, policy: str) -> None:
-        """That this policy is set was acknowledged."""
+        """Check the acknowledgement that this policy is set."""
         if self.ledger.leader.policy != policy:
             raise Violation("S3", f"{policy} was acknowledged, and the log has {self.ledger.leader.policy}")
 
@@ -247,10 +253,10 @@ class Judge:
         if job not in self._units_of:
             raise Violation("S3", f"{job} was acknowledged (for {tenant}, {key}), and is not in the durable log")
 
-    # --- what is durable ---------------------------------------------------------------------------------------------
+    # --- durable events ----------------------------------------------------------------------------------------------
 
     def durable(self, events: Iterable[Event]) -> None:
-        """These can no longer be taken back."""
+        """Check and record durable events."""
         for event in events:
             self._note_event(event)
             match event:
@@ -296,7 +302,7 @@ class Judge:
             self.look_deep()
 
     def _cordoned(self, event: DeviceCordoned) -> None:
-        """Whatever a device had when it failed is never given it again."""
+        """Record the units on a device that failed: they must never get it again."""
         self.closed.add(f"{event.node}:{event.device}")
         for unit, index in self.ledger.active.on(event.node):
             if event.device in unit.tasks[index].devices:
@@ -328,11 +334,13 @@ class Judge:
         tasks = {f"{job}.{task.name}" for task in unit.tasks[:count]}
         self._held[event.unit] = Holding(dict.fromkeys(tasks, event.epoch), [], asked(unit.shape_of(event.variant)), {})
         self._ending.discard(event.unit)
-        self._resizing.discard(event.unit)  # until it says so anew
+        self._resizing.discard(event.unit)  # until it reports that again
         self._is_given(event.unit, event.spots, tenant)
 
     def _resized(self, event: Resized) -> None:
-        """Who is there stays or is asked to leave, who is not comes, and what is left is a gang."""
+        """Check a resize: members stay or are asked to leave, only absent members join, and the resulting gang is
+        valid.
+        """
         name, (unit, tenant) = event.unit, self._units[event.unit]
         held, job = self._held[name], event.unit.partition(".")[0]
         if event.epoch != self._epochs[name] + bool(event.joins):
@@ -355,7 +363,7 @@ class Judge:
         self._is_given(name, [spot for _, spot in event.joins], tenant)
 
     def _is_given(self, unit: str, spots: Iterable[Spot], tenant: str) -> None:
-        """No device that failed it, and no more than its tenant may have."""
+        """Check new spots of a unit: no device that failed under it, and no more than its tenant's quota."""
         for spot in spots if unit in self._failed_under else ():
             for device in self.ledger.nodes[spot.node].node.devices:
                 if device.index in spot.devices and device.uuid in self._failed_under[unit]:
@@ -370,9 +378,9 @@ class Judge:
                 raise Violation("S6", f"{tenant} holds {total} of {quota.amounts} once {unit} is given room")
 
     def _follows_the_rules(self, event: Placed, job: str, unit: Unit) -> None:
-        """What its user said of it, and people of nodes."""
+        """Check a placement against the rules of its user and the drains of nodes."""
         name, before = event.unit, self._held.get(event.unit)
-        if before is not None and before.active:  # on a node that was lost
+        if before is not None and before.active:  # its node was lost
             self._tried[name] = self._tried.get(name, Tried()).again(unit.retry, "lost", event.at)
         tried = self._tried.get(name, Tried())
         needed = [f"{job}.{need}" for need in unit.needs]
@@ -392,17 +400,17 @@ class Judge:
                 raise Violation("rules", f"{name} was placed {what}")
 
     def _settled(self, name: str, held: Holding, at: int) -> None:
-        """All that a unit had has finished."""
+        """Record the outcome of a unit once all its tasks have finished."""
         unit = self._units[name][0]
         outcomes = [outcome for _, _, outcome in sorted(held.endings)]
         failed = [outcome for outcome in outcomes if outcome not in ("done", "stopped", "returned")]
-        if failed:  # the first in time decides; of those of one report, the first in the gang
+        if failed:  # the earliest failure decides; in one report, the first member
             self._tried[name] = self._tried.get(name, Tried()).again(unit.retry, failed[0], at)
         elif set(outcomes) == {"done"}:
             self._done_units.add(name)
 
     def _is_begun(self, event: Started) -> None:
-        """What is recorded as running has begun, in the epoch that counts."""
+        """Check that an attempt recorded as running was started, in the current epoch."""
         attempt, held = Attempt(event.task, event.epoch), self._held.get(self._unit_of[event.task])
         if held is None or held.active.get(event.task) != event.epoch:
             raise Violation("S4", f"a start of {attempt} was accepted, which is not the one that counts")
@@ -410,7 +418,7 @@ class Judge:
             raise Violation("S4", f"{attempt} is recorded as running, and was never started")
 
     def has_begun(self, attempt: Attempt) -> bool:
-        """Whether an executor has started it, whatever is recorded."""
+        """Return whether an executor has started the attempt, regardless of the log."""
         return attempt in self._begun
 
     def _finished(self, event: Finished) -> None:
@@ -458,7 +466,9 @@ class Judge:
         )
 
     def at_rest(self, now: int, calm: int) -> None:
-        """So long after faults have ended: what was to be stopped has been. `now` is on the log's clock."""
+        """Check that attempts that had to stop have stopped, `calm` nanoseconds after the last fault. `now` is on the
+        log's clock.
+        """
         for held in self._held.values():
             failed = [at for at, _, outcome in held.endings if outcome != "done"]
             if held.active and failed and min(calm, now - min(failed)) > STOPPED_WITHIN:
@@ -473,12 +483,14 @@ class Judge:
                     raise Violation("rules", f"{attempt} runs on {node}, though it was cancelled")
 
     def look_deep(self) -> None:
-        """Every invariant of the ledger that the log makes."""
+        """Check all invariants of the ledger that the log produces."""
         self._since_deep = 0
         self.ledger.check()
 
     def taken_up(self, ledger: Ledger) -> None:
-        """A control plane begins from this ledger: byte for byte what the log makes, and all that was acknowledged."""
+        """Check the ledger with which a control plane starts: it equals the replayed log byte for byte, and contains
+        all that was acknowledged.
+        """
         if ledger.encode() != self.ledger.encode():
             raise Violation("S7", f"what was loaded at revision {ledger.revision} is not what the log makes")
         for (tenant, key), job in self.acknowledged.items():
@@ -486,7 +498,7 @@ class Judge:
         self.look_deep()
 
     def look_around(self, ledger: Ledger, tenants: Iterable[str]) -> None:
-        """What each tenant sees of a ledger: its own jobs, and no other."""
+        """Check that each tenant sees its own jobs in a ledger and no others."""
         for tenant in tenants:
             bearer = Bearer(tenant, Role.SUBMITTER)
             for job in Sight(ledger, bearer).jobs():
@@ -501,8 +513,9 @@ class Judge:
                 raise Violation("S8", f"{tenant} finds {foreign.id} of {foreign.tenant}")
 
     def has_reasons(self, ledger: Ledger, now: int) -> None:
-        """Whatever waits does so for reasons that are told, and tells of every node that refuses it. What was just
-        placed or has just joined may be told of in the next round: it counts when it is met twice.
+        """Check that each waiting unit has reasons, and names each node that refuses it. A unit that was just placed,
+        or a node that has just joined, may be explained in the next round: a missing reason counts when it is found
+        twice.
         """
         untold = {
             unit.id: what
@@ -516,15 +529,15 @@ class Judge:
         self._untold = untold
 
     def failed_under(self, unit: str) -> set[str]:
-        """Devices that failed while they were a unit's."""
+        """Return the devices that failed while a unit held them."""
         return self._failed_under.get(unit, set())
 
     def held_on(self, node: str) -> set[Attempt]:
-        """What the durable log says that a node holds."""
+        """Return the attempts on a node according to the durable log."""
         return {attempt_of(unit, index) for unit, index in self.ledger.active.on(node)}
 
     def orders_on(self, node: str) -> dict[Attempt, Orders]:
-        """What the members of elastic gangs on a node should know, as the durable log says."""
+        """Return the orders that members of elastic gangs on a node should have, according to the durable log."""
         return {
             attempt_of(unit, index): orders
             for unit, here in self.ledger.active.on(node)
@@ -541,12 +554,12 @@ class Judge:
 
 
 def _untold(ledger: Ledger, job: JobState, unit: UnitState, now: int) -> str:
-    """What is not told of why a unit waits; empty where everything is."""
+    """Return what the explanation of a waiting unit lacks; empty if it is complete."""
     told = [reason for reason in reasons(ledger, job, unit, now) if reason.code != "NEXT_ROUND"]
     if not told:
         return "no reason is told"
     if {reason.code for reason in told} - ABOUT_NODES or len(ledger.nodes) > NAMED or ledger.leader.fixed:
-        return ""  # where each unit has one place only, no other node counts
+        return ""  # each unit has one place only
     named, shape = {reason.subject for reason in told}, unit.shape
     for name, state in ledger.nodes.items():
         has_room = len(unit.tasks) > 1 and state.node.cpu - state.used_cpu >= shape.cpu

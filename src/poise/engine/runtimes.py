@@ -1,15 +1,15 @@
-"""How wrong a foreseen run time is, learned from the runs that have ended: a random-effects model of its logarithm.
+"""The error of estimated run times, learned from the runs that have ended: a random-effects model of its logarithm.
 
     log(actual / foreseen) = level + slope * x + effect of its group + spread of its group * noise
 
-`x` is the logarithm of what was foreseen, centred. The slope matters where users declare run times: what is declared
-long is more often declared too long, so that one mean factor for all makes every queue longer than it is. Groups are
-classes of work. The groups that have few runs borrow from the others (Laird and Ware, 1982): effects are normal around
-0, and spreads are pulled towards the spread of all. Noise is as it was seen, over the spread of its group.
+`x` is the logarithm of the estimate, centred. The slope matters where users declare run times: long declared times are
+more often too long, so that one mean factor for all makes every forecast of a queue too long. Groups are classes of
+work. Groups with few runs borrow from the others (Laird and Ware, 1982): effects are normal around 0, and spreads are
+shrunk towards the overall spread. Noise is empirical, divided by the spread of its group.
 
-The level, the slope and the effects are not known exactly, and an error in them is common to all work. So a future
-draws them once (`Learned.draw`), and then the noise of each run. Runs that go on count as longer than they have taken
-(a Tobit model, fitted by expectation maximisation; Dempster, Laird and Rubin, 1977).
+The level, the slope and the effects are uncertain, and an error in them is common to all work. So a future draws them
+once (`Learned.draw`), and then the noise of each run. Unfinished runs count as longer than they have run so far (a
+Tobit model, fitted by expectation maximisation; Dempster, Laird and Rubin, 1977).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,17 +21,17 @@ from typing import NamedTuple
 from poise.engine.noise import SHAPE, Errors, Seen, Unseen
 
 ROUNDS = 8
-"""Rounds of expectation maximisation; further ones change spreads by less than 1 %."""
+"""Rounds of expectation maximisation; further rounds change spreads by less than 1 %."""
 
 SLOPE = 0.25
 """Standard deviation of the slope before any run is seen."""
 
 PULL = 3.0
-"""Runs that the spread of all counts for in the spread of a group, where there are too few groups to tell."""
+"""Weight, in runs, of the overall spread in the spread of a group, where there are too few groups to estimate it."""
 
 LEAST_PULL, MOST_PULL = 1.0, 50.0
 ENOUGH_GROUPS = 4
-"""Groups with three runs or more before it is estimated how much their spreads differ."""
+"""Minimum number of groups with three runs or more for estimating how much their spreads differ."""
 
 LEAST_SPREAD = 0.01
 
@@ -39,8 +39,8 @@ _NORMAL = NormalDist()
 
 
 class Run(NamedTuple):
-    """One run: its group, the logarithm `x` of what was foreseen, and `error`, that of actual over foreseen. Of a run
-    that is not `over`, the error is larger than that.
+    """One run: its group, the logarithm `x` of the estimate, and the logarithm `error` of actual over estimated time.
+    For a run that is not `over`, `error` is a lower limit.
     """
 
     group: str
@@ -50,12 +50,12 @@ class Run(NamedTuple):
 
 
 class _Group:
-    """The runs of a group, and what is estimated of it."""
+    """The runs of a group, and the estimates for it."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
         self.errors = [run.error for run in runs]
-        self.extra = [0.0] * len(runs)  # variance of what is not over
+        self.extra = [0.0] * len(runs)  # variance of unfinished runs
         self.over = sum(run.over for run in runs)
         self.free = len(runs) - 1.0
         self.squares = 0.0
@@ -65,7 +65,7 @@ class _Group:
 
 
 class Means(NamedTuple):
-    """One draw of what is not known exactly: the logarithmic error that is expected of a run."""
+    """One draw of the uncertain parameters: the expected logarithmic error of a run."""
 
     level: float
     slope: float
@@ -73,7 +73,7 @@ class Means(NamedTuple):
 
 
 class Learned:
-    """Forecast runs from those of several groups. Needs at least one run that has ended."""
+    """Forecasts runs from those of several groups. Needs at least one run that has ended."""
 
     def __init__(self, runs: Iterable[Run], usual: float, *, between: float, slope: float = SLOPE) -> None:
         by_group: dict[str, list[Run]] = {}
@@ -97,26 +97,26 @@ class Learned:
         self._fit_means()
         self.noise = Seen(*self._noise(), usual=0.8)
 
-    # --- what is foreseen ---
+    # --- forecasts ---
 
     def spread(self, group: str) -> float:
-        """Standard deviation of a run's logarithm around its mean."""
+        """Return the standard deviation of a run's logarithm around its mean."""
         known = self._groups.get(group)
         return sqrt(known.variance if known is not None else self._all)
 
     def uncertainty(self, group: str, x: float) -> float:
-        """Variance of the logarithm of the next run, all in all."""
+        """Return the total variance of the logarithm of the next run."""
         known, at = self._groups.get(group), x - self._centre
         (aa, ab), (_, bb) = self._covariance
         if known is None:
             return self._all + self._between + aa + 2 * at * ab + at * at * bb
-        # what the level lacks an effect of a group with runs makes up: only what is left of it counts
+        # the effect of a group with runs offsets an error of the level: only the rest of it counts
         kept = known.uncertain / self._between
         tilt = at - (1 - kept) * known.sum_x / len(known.runs)
         return known.variance + known.uncertain + kept * kept * aa + 2 * kept * tilt * ab + tilt * tilt * bb
 
     def draw(self, random: Random, groups: Iterable[str]) -> Means:
-        """Level, slope, and the effects of these groups."""
+        """Draw the level, the slope, and the effects of these groups."""
         (aa, ab), (_, bb) = self._covariance
         first, second = random.gauss(0.0, 1.0), random.gauss(0.0, 1.0)
         root = sqrt(aa)
@@ -132,23 +132,23 @@ class Learned:
         return Means(level, slope, effects)
 
     def factor(self, means: Means, group: str, x: float, chance: float, beyond: float) -> float:
-        """Actual over foreseen, of the runs in which it is larger than `beyond`: a `chance` of them has no more."""
+        """Return actual over estimated time at the quantile `chance` of the runs with more than `beyond`."""
         mean = means.level + means.slope * (x - self._centre) + means.effects[group]
         return _factor(mean, self.spread(group), self.noise, chance, beyond)
 
     def knows(self, group: str) -> bool:
-        """Whether a run of it is over."""
+        """Return whether a run of the group is over."""
         known = self._groups.get(group)
         return known is not None and known.over > 0
 
-    # --- how it is learned ---
+    # --- estimation ---
 
     def _effect(self, group: _Group, level: float, slope: float) -> float:
         rest = sum(group.errors) - len(group.runs) * level - slope * group.sum_x
         return rest / group.variance * group.uncertain
 
     def _fit_means(self) -> None:
-        """Level and slope by generalised least squares, and the effects given these."""
+        """Fit level and slope by generalised least squares, and the effects given these."""
         a = b = ab = ya = yb = 0.0
         b = self._prior
         for group in self._groups.values():
@@ -192,9 +192,9 @@ class Learned:
         self._between = max(LEAST_SPREAD**2, (effects + self._usual_between) / (len(self._groups) + 1))
 
     def _pull_of_all(self) -> tuple[float, float]:
-        """The number of runs that a typical variance counts for in that of a group, and that variance. The more spreads
-        of groups differ beyond chance, the fewer it counts for (Smyth, 2004, section 6.2; digamma and trigamma by their
-        series).
+        """Return the weight, in runs, of the typical variance in that of a group, and that variance. The more the
+        spreads of groups differ beyond chance, the lower the weight (Smyth, 2004, section 6.2; digamma and trigamma by
+        their series).
         """
         logs, chance = [], 0.0
         for group in self._groups.values():
@@ -212,7 +212,7 @@ class Learned:
         return pull, exp(mean - 1 / pull - 1 / (3 * pull**2))
 
     def _squares(self, group: _Group) -> float:
-        """The squared deviations from the group's mean, where that is the mean of its own runs."""
+        """Return the squared deviations from the mean of the group's own runs."""
         rests = [
             error - self._slope * (run.x - self._centre) for error, run in zip(group.errors, group.runs, strict=True)
         ]
@@ -223,8 +223,8 @@ class Learned:
         return self._level + self._slope * (run.x - self._centre) + group.mean
 
     def _noise(self) -> tuple[list[float], list[float]]:
-        """Factors by which runs that are over were off what was expected of them, one spread being a factor of e; and
-        those by which the others are at least.
+        """Return the factors by which finished runs differed from their expectation, where one spread is a factor of e;
+        and the lower limits of these factors for unfinished runs.
         """
         over, going = [], []
         for group in self._groups.values():
@@ -237,7 +237,7 @@ class Learned:
                         exp(max(-30.0, min(30.0, (run.error - self._expected(group, run)) / sqrt(group.variance))))
                     )
                     continue
-                # over the spread that the other runs alone tell of, or none would be far off
+                # divide by the spread of the other runs alone: otherwise no run would be far off
                 others = max(0.0, group.squares - off**2 * counts / max(1, counts - 1)) if counts > 1 else 0.0
                 variance = (others + self._pull * self._typical) / (max(0.0, group.free - 1) + self._pull)
                 spread = sqrt(kept * max(LEAST_SPREAD**2, variance))
@@ -246,7 +246,9 @@ class Learned:
 
 
 class Unlearned:
-    """The same where only the mean deviation of an estimate is known. Half of the variance is common to all of it."""
+    """The same interface where only the mean deviation of an estimate is known. Half of the variance is common to all
+    work.
+    """
 
     def __init__(self, deviation: float) -> None:
         self.noise = Unseen(deviation)
@@ -269,7 +271,7 @@ def _factor(mean: float, spread: float, noise: Errors, chance: float, beyond: fl
 
 
 def _at_least(bound: float, mean: float, spread: float) -> tuple[float, float]:
-    """Mean and variance of a normal variable of which is known that it is larger than a bound."""
+    """Return mean and variance of a normal variable that is known to exceed a lower limit."""
     at = (bound - mean) / spread
     if at > 6:
         return bound + spread / at, (spread / at) ** 2

@@ -1,8 +1,9 @@
-"""A scenario: all that is given to a simulated fleet from outside. It is data, and with its seed it decides everything.
+"""A scenario: all external input of a simulated fleet, as data. Together with its seed it determines the whole
+simulation.
 
-*Nemeses* say which faults come how often; `scenario_of` draws from the seed when each of them begins, how long it lasts
-and whom it meets. What was drawn is written out, so that a scenario can be made smaller, kept in a file, and run again
-when the drawing has long changed.
+*Nemeses* define how often each kind of fault occurs; `scenario_of` draws from the seed when each fault begins, how long
+it lasts and which node it affects. The drawn faults are written out, so that a scenario can be reduced, saved in a
+file, and run again after the way of drawing has changed.
 """
 
 import math
@@ -73,7 +74,7 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 CHANCES: frozenset[FaultKind] = frozenset(("lose-messages", "double-messages"))
-"""Kinds whose amount is a chance."""
+"""Kinds whose amount is a probability."""
 
 AMOUNTS: frozenset[FaultKind] = CHANCES | {"late-messages", "slow-disk", "wall-clock", "straggle"}
 """Kinds that need an amount."""
@@ -92,7 +93,7 @@ class Nemesis(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def compile_nemesis(document: Any) -> Nemesis:
-    """A parsed file of kind `nemesis`. Raises SpecError with everything that is wrong in it."""
+    """Compile a parsed file of kind `nemesis`. Raises SpecError with all errors in it."""
     found = Findings()
     nemesis = found.convert(document, Nemesis)
     for number, spec in enumerate(nemesis.faults if nemesis is not None else ()):
@@ -112,8 +113,8 @@ def compile_nemesis(document: Any) -> Nemesis:
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One time that a fault befalls: from `at` for `lasts` nanoseconds. `node` is whom it meets where it meets one,
-    `draw` decides what else is to be drawn when it begins.
+    """One occurrence of a fault: from `at` for `lasts` nanoseconds. `node` is the affected node, if any; `draw` seeds
+    the choices that are made when it begins.
     """
 
     at: int
@@ -134,9 +135,9 @@ ActKind = Literal["submit", "cancel", "drain", "empty", "undrain", "quota", "pol
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What somebody asks for: `document` is the job that is submitted, under `key`, after that of the key `of` if it
-    is known by then; else `of` is the key whose job is cancelled, the node, or the policy that is set. `amount` is a
-    quota in milli-CPU, 0 for none.
+    """A request of a user. `document` is the job to submit under `key`, after the job of the key `of` if that is known
+    by then. For other acts, `of` is the key of the job to cancel, the node, or the policy to set. `amount` is a quota
+    in milli-CPU, 0 for none.
     """
 
     at: int
@@ -149,12 +150,12 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def subject(self) -> str:
-        """What it is about: a job's key, a node, or a tenant."""
+        """The subject of the request: a job's key, a node, or a tenant."""
         return self.key or self.of or self.tenant
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Everything: at `heals` all faults end, and by `ends` everything must be over. Times in nanoseconds."""
+    """All input of a simulation: all faults end at `heals`, all work must be over by `ends`. Times in nanoseconds."""
 
     seed: int
     nodes: tuple[Node, ...]
@@ -168,11 +169,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
 
 
 CONFIGURED = 0.3
-"""The share of scenarios in which somebody sets another policy."""
+"""The share of scenarios in which a user sets another policy."""
 
 POLICIES = ("poise", "poise", "poise", "fifo", "srtf", "round-robin", "static")
 RESIZING = 0.7
-"""Of elastic gangs so many change their size in place; drawn apart, so that worlds without them are what they were."""
+"""The share of elastic gangs that resize in place; drawn from a separate seed, so that other scenarios keep their
+draws.
+"""
 
 TENANTS = ("default", "alice", "bob")
 MEETS_A_NODE: frozenset[FaultKind] = frozenset(
@@ -209,11 +212,13 @@ INSTANT: frozenset[FaultKind] = frozenset(
         "second-control",
     )
 )
-"""Kinds that happen at once, and last no time."""
+"""Kinds that have no duration."""
 
 
 def scenario_of(seed: int, nemeses: Sequence[Nemesis], *, faulty: float = 32.0, after: float = 1800.0) -> Scenario:
-    """What the seed makes of some nemeses: faults for `faulty` seconds, then `after` seconds to come to an end."""
+    """Draw a scenario from a seed: faults of these nemeses for `faulty` seconds, then `after` seconds for the work to
+    finish.
+    """
     random = Random(f"scenario {seed}")
     nodes = tuple(_node(random, number) for number in range(random.randint(2, 5)))
     heals = int(faulty * SECOND)
@@ -272,14 +277,14 @@ def _acts(random: Random, nodes: tuple[Node, ...], heals: int) -> list[Act]:
 
 
 def _configuring(random: Random, heals: int) -> list[Act]:
-    """Somebody sets another policy."""
+    """Set another policy, in some scenarios."""
     if random.random() >= CONFIGURED:
         return []
     return [Act(at=int(random.uniform(0, heals)), act="policy", key="policy", of=random.choice(POLICIES))]
 
 
 def _document(random: Random, most_gpus: int) -> dict[str, Any]:
-    """A job of some kind, such as people write."""
+    """Return a random job, such as users write."""
     seconds = random.choice((0.02, 0.5, 2, 8, 20))
     when = random.choice((["lost", "killed"], ["failed", "killed", "signal", "oom", "hung", "lost"]))
     retry = {"limit": random.choice((0, 2, 5)), "backoff": random.choice(("100ms", "2s")), "when": when}
@@ -306,7 +311,7 @@ def _document(random: Random, most_gpus: int) -> dict[str, Any]:
         seconds = min(seconds, 2)
     if random.random() < 0.5:
         document["priority"] = random.choice(("urgent", "urgent", "high", "low", "low"))
-    if document.get("priority") == "low" and random.random() < 0.5:  # what the urgent ones may interrupt
+    if document.get("priority") == "low" and random.random() < 0.5:  # urgent jobs may preempt it
         seconds = 40
         document |= {"checkpoint": "1s", "expect": "40s"}
     elif random.random() < 0.4:
@@ -324,7 +329,7 @@ def _document(random: Random, most_gpus: int) -> dict[str, Any]:
 
 
 def _devices(random: Random, most: int) -> dict[str, Any]:
-    """Whole devices, or a part of one."""
+    """Request whole devices, or a share of one."""
     if random.random() < 0.4:
         return {"gpu": 1, "gpu_share": random.choice((0.2, 0.4, 0.8)), "gpu_memory": random.choice(("2GiB", "8GiB"))}
     return {"gpu": random.randint(1, min(2, most))}
@@ -335,7 +340,7 @@ def _work(random: Random, seconds: float) -> str:
 
 
 def _draw(random: Random, spec: FaultSpec, nodes: tuple[Node, ...], heals: int) -> list[Incident]:
-    """Arrivals are exponential, so that any two faults may meet."""
+    """Draw incidents with exponential gaps, so that any two faults may coincide."""
     incidents, at = [], 0.0
     every, mean = parse_duration(spec.every) / SECOND, parse_duration(spec.lasts) / SECOND
     while (at := at + random.expovariate(1 / every)) * SECOND < heals:
@@ -356,7 +361,7 @@ def _draw(random: Random, spec: FaultSpec, nodes: tuple[Node, ...], heals: int) 
 
 
 def check_scenario(scenario: Scenario) -> None:
-    """Raise SpecError for what speaks of nodes or policies that are not there, or comes to no end."""
+    """Check a scenario. Raises SpecError for unknown nodes or policies, and where the times allow no end."""
     names = [node.name for node in scenario.nodes]
     found = Findings()
     if scenario.policy not in SHIPPED_POLICIES:
@@ -375,5 +380,5 @@ def check_scenario(scenario: Scenario) -> None:
 
 
 def smaller(scenario: Scenario, acts: Sequence[Act], incidents: Sequence[Incident]) -> Scenario:
-    """The same with fewer of its parts."""
+    """Return the scenario with only these acts and incidents."""
     return msgspec.structs.replace(scenario, acts=tuple(acts), incidents=tuple(incidents))

@@ -1,4 +1,4 @@
-"""Seeds: which nemeses each meets, what came of it, and the smallest scenario in which it still comes to that."""
+"""Runs seeds: selects the nemeses of each, reports the outcome, and reduces a failing scenario to the smallest one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 MOST_NEMESES = 4
 MOST_TRIES = 400
-"""Runs that making a scenario smaller may take."""
+"""Maximum number of runs for reducing a scenario."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What one scenario came to. `promise` is empty where every one was kept; `digest` is equal for equal runs, `met`
-    counts the faults by kind, `lines` are the last things that happened where a promise was broken.
+    """Outcome of one scenario. `promise` is empty where every promise was kept; `digest` is equal for equal runs, `met`
+    counts faults by kind, `lines` are the last events where a promise was broken.
     """
 
     seed: int
@@ -38,14 +38,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nemeses_of(seed: int, known: Mapping[str, Nemesis]) -> tuple[Nemesis, ...]:
-    """Which nemeses a seed meets when nobody says: one to four of those that are known."""
+    """Return the nemeses of a seed by default: one to four of the known ones."""
     random = Random(f"nemeses {seed}")
     names = random.sample(sorted(known), random.randint(1, min(MOST_NEMESES, len(known))))
     return tuple(known[name] for name in sorted(names))
 
 
 def try_seed(seed: int, known: Mapping[str, Nemesis], only: Sequence[str] = ()) -> Outcome:
-    """Run what a seed makes; `only` are the nemeses that it meets, where somebody says."""
+    """Run the scenario of a seed; `only` names its nemeses, if given."""
     nemeses = tuple(known[name] for name in only) if only else nemeses_of(seed, known)
     outcome = try_scenario(scenario_of(seed, nemeses))
     return msgspec.structs.replace(outcome, nemeses=tuple(nemesis.name for nemesis in nemeses))
@@ -54,7 +54,7 @@ def try_seed(seed: int, known: Mapping[str, Nemesis], only: Sequence[str] = ()) 
 def try_scenario(
     scenario: Scenario, *, until: int | None = None, watch: Callable[[Moment], None] | None = None
 ) -> Outcome:
-    """Run a scenario to its end, or to an instant; `watch` is given everything that happens."""
+    """Run a scenario to its end, or to an instant; `watch` receives each event."""
     simulation = Simulation(scenario, watch=watch)
     promise = what = ""
     try:
@@ -77,8 +77,8 @@ def try_scenario(
 
 
 def shrink(scenario: Scenario, promise: str) -> Scenario:
-    """Fewer faults, then fewer acts, as long as the same promise is broken (delta debugging: Zeller and Hildebrandt,
-    2002). The same seed draws the same for what is left.
+    """Remove faults, then acts, as long as the same promise is broken (delta debugging: Zeller and Hildebrandt, 2002).
+    The remaining parts draw the same values from the seed.
     """
     tries = MOST_TRIES
 

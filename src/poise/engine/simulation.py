@@ -1,8 +1,8 @@
-"""A whole fleet in one thread: the real control plane and node machines, people, a disk, a network, and what befalls
-them.
+"""The fault simulator: a whole fleet in one thread, with the real control plane and node machines, and simulated users,
+disk, network and faults.
 
-Phase one: anything may break, and nothing wrong may happen. Phase two: every fault has ended, and everything must come
-to its end. One scenario decides it all: the same one comes to the same, step by step, on any machine.
+Phase one: any fault may occur, and no promise may be broken. Phase two: all faults have ended, and all work must
+finish. The scenario determines everything: the same scenario gives the same run, step by step, on any machine.
 """
 
 from collections import deque
@@ -35,20 +35,20 @@ from poise.model.training import Orders
 from poise.units import MILLISECOND, SECOND
 
 LAST = 30
-"""Moments that tell how a simulation came to its end."""
+"""Number of latest moments that are kept to explain how a simulation ended."""
 
 CALM = 10 * SECOND
-"""L2: once faults have ended, what is wanted and what is there are the same within this time."""
+"""L2: the time after the end of all faults within which the actual state must match the desired state."""
 
 LOOK_EVERY = 5 * SECOND
-"""How often somebody looks who must not see everything."""
+"""Interval of the check that tenants see only their own jobs."""
 
 MOST_STEPS = 400_000
-"""More would be a simulation that goes round in circles."""
+"""Maximum number of steps; more would be a simulation that loops."""
 
 
 class Moment(NamedTuple):
-    """Something that happened; made into text only when somebody reads it."""
+    """An event of the simulation; it is formatted only when it is read."""
 
     at: int
     what: Any
@@ -60,7 +60,7 @@ class Moment(NamedTuple):
 
 
 def _as_text(record: msgspec.Struct) -> str:
-    """A record in one line."""
+    """Return a record as one line."""
     tag = record.__struct_config__.tag or type(record).__name__
     fields = {
         name: value
@@ -75,7 +75,7 @@ def _as_text(record: msgspec.Struct) -> str:
 
 
 class Simulation:
-    """`run` raises `Violation`; `moments` are the last things that happened."""
+    """One run of a scenario. `run` raises `Violation`; `moments` holds the latest events."""
 
     def __init__(self, scenario: Scenario, *, watch: Callable[[Moment], None] | None = None) -> None:
         self.scenario = scenario
@@ -124,14 +124,14 @@ class Simulation:
         self.timeline.call_at(scenario.heals, self._heal)
 
     def run(self, until: int | None = None) -> None:
-        """To its end, or to an instant. Raises `Violation`."""
+        """Run to the end, or to an instant. Raises `Violation`."""
         scenario = self.scenario
         end = scenario.ends if until is None else min(until, scenario.ends)
         try:
             self._go(min(end, scenario.heals))
             if end > scenario.heals:
                 self._finish(end)
-        except (Violation, OSError):  # an OSError is of whoever watches
+        except (Violation, OSError):  # `watch` may raise an OSError
             raise
         except InvariantBroken as error:
             raise Violation("ledger", str(error)) from error
@@ -146,7 +146,7 @@ class Simulation:
             self._decide_again()
 
     def _decide_again(self) -> None:
-        """From the log alone the same policy decides the same."""
+        """Check that replaying the log with the same policy gives the same decisions."""
         events = (decode_event(unseal(record)) for record in self.disk.sound(0, self.disk.synced))
         told = replay(list(events))
         if told.difference is not None:
@@ -171,9 +171,9 @@ class Simulation:
             self.judge.look_around(host.ledger, TENANTS)
 
     def _finish(self, end: int) -> None:
-        """Everything must come to its end: L1 to L4."""
+        """Check that all work finishes: L1 to L4."""
         timeline = self.timeline
-        self._go(timeline.now + 2 * CALM)  # people bring back a log, and undo what they did
+        self._go(timeline.now + 2 * CALM)  # users restore the log and undo their changes
         apart = timeline.now
         idle = timeline.now
         while timeline.now < end:
@@ -189,7 +189,7 @@ class Simulation:
             self.judge.has_reasons(host.ledger, host.clock.now())
             self.judge.at_rest(host.clock.now(), timeline.now - self.scenario.heals)
             self._give_up_what_never_fits(host.ledger)
-            for device in sorted(self.judge.closed - self._opened):  # a person has looked at it
+            for device in sorted(self.judge.closed - self._opened):  # an operator has checked it
                 self.people.act(Act(at=0, act="undrain", of=device))
             self._opened = set(self.judge.closed)
             jobs = [job for job in host.ledger.jobs.values() if not job.ended]
@@ -210,8 +210,8 @@ class Simulation:
         raise Violation("L4", f"not over by {end / SECOND:.0f} s: {self._left()}")
 
     def _give_up_what_never_fits(self, ledger: Ledger) -> None:
-        """What was accepted while no node was known may be more than any of them has, and the only device that would do
-        may have failed under it: its user cancels it.
+        """Cancel jobs that can never run, as their users would: a job accepted while no node was known may exceed every
+        node, and the only suitable device may have failed under it.
         """
         for job in ledger.jobs.values():
             if job.ended or job.id in self._given_up:
@@ -227,7 +227,7 @@ class Simulation:
                 self.people.act(Act(at=0, act="cancel", of=key, tenant=job.tenant))
 
     def _apart(self) -> str:
-        """How what is wanted differs from what is there; empty where it does not."""
+        """Return the difference between desired and actual state; empty if there is none."""
         host = self.home.host
         for name, machine in self.machines.items():
             wanted = self.judge.held_on(name)
@@ -259,7 +259,7 @@ class Simulation:
         jobs = [] if host is None else [job.id for job in host.ledger.jobs.values() if not job.ended]
         return f"jobs {jobs}, {self.people.open} requests; {self._why(jobs[0]) if jobs else ''}"
 
-    # --- who watches -------------------------------------------------------------------------------------------------
+    # --- the watcher of the machines ---------------------------------------------------------------------------------
 
     def started(self, node: str, launch: Launch, cpus: tuple[int, ...]) -> None:
         self.tell(f"{node} runs {launch.attempt}")
@@ -283,7 +283,7 @@ class Simulation:
             self._watch(moment)
 
     def catch_up(self) -> None:
-        """What became durable since."""
+        """Pass new durable events to the judge."""
         disk, start = self.disk, self._seen
         if disk.synced <= start:
             return
@@ -294,7 +294,9 @@ class Simulation:
         self.judge.durable(events)
 
     def _took(self, ledger: Ledger) -> None:
-        """Opening the log has made all of it durable, so the judge has it too, and the two are the same."""
+        """Check the ledger of a new control plane. Opening the log made all of it durable, so the judge must have the
+        same state.
+        """
         self.catch_up()
         self.judge.taken_up(ledger)
 
@@ -322,7 +324,7 @@ class Simulation:
             undo()
 
     def _heal(self) -> None:
-        """Every fault ends now; whatever is still off comes back."""
+        """End all faults and power all machines on."""
         for number in list(self._undos):
             self._undos.pop(number)()
         self.tell("all faults have ended")

@@ -1,10 +1,10 @@
-"""Storms: faults with known causes on a simulated fleet under load, to judge what is made of their symptoms.
+"""Storms: faults with known causes on a simulated fleet under load, to test the diagnosis of their symptoms.
 
     storm = storm_of(7)
     events = rage(storm)
 
-The real control plane and node machines run them (`Simulation`). A storm has one cause, or two at the same time that
-have nothing to do with each other. Attempts fail by chance as well, some of each hundred.
+They run on the real control plane and node machines (`Simulation`). A storm has one cause, or two independent ones at
+about the same time. Some attempts in a hundred also fail by chance.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ RACK_NODES = 4
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause: what is broken, from when on, and the nodes below it."""
+    """One cause: the broken element, the instant from which it is broken, and the nodes below it."""
 
     kind: StormKind
     cause: Element
@@ -49,7 +49,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Storm(msgspec.Struct, frozen=True, kw_only=True):
-    """A fleet under load, and what befalls it."""
+    """A fleet under load, and its faults."""
 
     seed: int
     scenario: Scenario
@@ -57,7 +57,7 @@ class Storm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def storm_of(seed: int) -> Storm:
-    """The storm of a seed."""
+    """Return the storm of a seed."""
     random = Random(f"storm {seed}")
     zones, racks = random.choice(((1, 3), (2, 2), (2, 3), (3, 2)))
     nodes = tuple(
@@ -101,7 +101,7 @@ def _tenant(random: Random) -> str:
 
 
 def _program(random: Random) -> str:
-    """One of a tenant, as the log names it."""
+    """Return a program of a random tenant, named as in the log."""
     tenant = _tenant(random)
     return f"{'' if tenant == DEFAULT else f'{tenant}:'}p{random.randrange(PROGRAMS)}"
 
@@ -127,7 +127,7 @@ def _fault(random: Random, kind: StormKind, nodes: tuple[Node, ...], at: int) ->
     match kind:
         case "rack" | "switch":
             return Fault(kind=kind, cause=Element("rack", f"{of.zone}/{of.rack}"), at=at, nodes=rack)
-        case "zone" if len(zone) < len(nodes) / 2:  # of most of the fleet nothing is given up
+        case "zone" if len(zone) < len(nodes) / 2:  # the control plane gives up no nodes if most of the fleet is lost
             return Fault(kind=kind, cause=Element("zone", of.zone), at=at, nodes=zone)
         case "node" | "flapping" | "zone":
             return Fault(
@@ -147,7 +147,7 @@ def _fault(random: Random, kind: StormKind, nodes: tuple[Node, ...], at: int) ->
 
 
 def rage(storm: Storm) -> list[Event]:
-    """Run a storm to its end; its durable events in order, the first of revision 1."""
+    """Run a storm to its end; return its durable events in order, from revision 1."""
     events: list[Event] = []
 
     def note(moment: Moment) -> None:
@@ -164,7 +164,7 @@ def rage(storm: Storm) -> list[Event]:
 
 
 def _turns(simulation: Simulation, fault: Fault, random: Random) -> list[tuple[int, Callable[[], None]]]:
-    """What is done, and when."""
+    """Return the instants and calls that cause the fault."""
     at, over = fault.at, fault.at + LASTS
 
     def one(kind: FaultKind, node: str = "", amount: float = 0.0, lasts: int = LASTS) -> Callable[[], None]:
@@ -214,7 +214,7 @@ def _ending(
     meets: Callable[[str, str], bool],
     outcomes: tuple[Outcome, ...],
 ) -> list[tuple[int, Callable[[], None]]]:
-    """Attempts that are met end soon after their start."""
+    """End matching attempts soon after their start."""
     step = 500 * MILLISECOND
 
     def end() -> None:

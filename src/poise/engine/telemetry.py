@@ -1,11 +1,11 @@
-"""Telemetry of a simulated gang: what its nodes report each minute, with a fault in one member, or none.
+"""Simulated telemetry of a gang: the reports of its nodes for each minute, with a fault in one member, or none.
 
     gang = gang_of(7)
     gang.values[minute, member, signal]
 
-All members work in step: load, pauses for checkpoints and evaluations, and a drift are common to them. Each has offsets
-of its own that do no harm, and noise with a memory. The first one coordinates: it has more to do for its CPU and its
-network. Now and then something else runs on a node for a minute or two, and some values are missing.
+All members work in step: load, pauses for checkpoints and evaluations, and drift are common to them. Each has harmless
+offsets, and autocorrelated noise. The first member coordinates, and so has more load on its CPU and network. Now and
+then another process runs on a node for a minute or two, and some values are missing.
 """
 
 from random import Random
@@ -26,18 +26,19 @@ USUAL = {
     "cpu": 300.0, "memory": 450.0, "disk": 60.0, "network": 400.0, "device": 900.0, "device_memory": 800.0,
     "device_bandwidth": 550.0, "power": 250_000.0, "device_power": 2_400_000.0, "failures": 0.0,
 }  # fmt: skip
-"""A node of eight devices that trains: thousandths, milliwatts, as in `SIGNALS`."""
+"""Usual values of a node of eight devices that trains: thousandths and milliwatts, as in `SIGNALS`."""
 
 OFFSET, NOISE, MEMORY = 0.02, 0.015, 0.6
-"""Relative deviation of members from each other and of each minute, and how much of a minute's noise is left in the
-next."""
+"""Relative deviation between members, relative noise of each minute, and the part of a minute's noise that remains in
+the next.
+"""
 
 BURSTS, MISSING = 1 / 600, 0.005
-"""By member and minute: something else begins to run; a value is missing."""
+"""Probabilities by member and minute: another process starts; a value is missing."""
 
 
 class Gang(NamedTuple):
-    """`member` is sick from the minute `since` on (-1: all are well)."""
+    """The telemetry. `member` has the fault from the minute `since` on (-1: no fault)."""
 
     values: npt.NDArray[np.float64]
     fault: FaultKind | None
@@ -46,7 +47,7 @@ class Gang(NamedTuple):
 
 
 def gang_of(seed: int, *, minutes: int = 60, size: int | None = None, sick: bool | None = None) -> Gang:
-    """The gang of a seed; every second one is sick unless it is said."""
+    """Return the gang of a seed; half of all gangs have a fault, unless `sick` is given."""
     random = Random(f"gang {seed}")
     size = size if size is not None else random.choice(SIZES)
     noise = np.random.default_rng(random.randrange(2**32))
@@ -91,7 +92,7 @@ def _break(
     random: Random,
     noise: np.random.Generator,
 ) -> None:
-    """In synchronous training all wait for the sick one: the devices of the others are less busy."""
+    """Add a fault. In synchronous training all members wait for the slow one; the other devices are less busy."""
     lasts = len(values) - since
     ramp = np.minimum(1.0, np.arange(1, lasts + 1) / random.uniform(1, 3))
     others = np.arange(values.shape[1]) != member

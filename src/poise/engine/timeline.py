@@ -1,7 +1,8 @@
-"""Virtual time: what happens next, in order of instant and then of asking. A second of it costs what happens in it.
+"""Virtual time: a queue of calls, ordered by instant and then by the order of scheduling. Time without calls costs
+nothing.
 
-A *process* is what can be killed, or paused, as a whole: it has timers, and a clock of its own that never steps back.
-What it has asked to be called for is dropped when it is killed, and comes late when it is paused.
+A *process* is a unit that can be killed or paused as a whole: it has timers, and its own clock, which never steps back.
+Its timers are dropped when it is killed, and delayed while it is paused.
 """
 
 import heapq
@@ -12,11 +13,11 @@ from poise.units import SECOND, Instant
 
 
 class Killed(BaseException):
-    """A process ends here, in the middle of what it does. Raised by a door, caught by nothing but the timeline."""
+    """Ends a process in the middle of a call. A port raises it, and only the timeline catches it."""
 
 
 class Timer:
-    """A call to come. `process` is whose it is."""
+    """A scheduled call. `process` owns it, if any."""
 
     __slots__ = ("arguments", "at", "call", "cancelled", "life", "process")
 
@@ -30,7 +31,7 @@ class Timer:
 
 
 class Timeline:
-    """`now` in nanoseconds since it began. `steps` counts what has been called."""
+    """`now` is in nanoseconds since the start. `steps` counts the calls."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -41,7 +42,7 @@ class Timeline:
     def call_at(
         self, at: int, call: Callable[..., object], /, *arguments: Any, process: "Process | None" = None
     ) -> Timer:
-        """Call at an instant; what lies in the past is called next."""
+        """Call at an instant, or as soon as possible if that has passed."""
         timer = Timer(max(at, self.now), call, arguments, process)
         self.push(timer)
         return timer
@@ -52,11 +53,11 @@ class Timeline:
 
     @property
     def pending(self) -> bool:
-        """Whether anything is still to be called."""
+        """Whether any call is scheduled."""
         return any(not timer.cancelled for _, _, timer in self._heap)
 
     def step(self, until: int | None) -> bool:
-        """Call what is next, unless it is later than `until`: then that is the time, and there was nothing to call."""
+        """Run the next call and return True. If none is due by `until`, set the time to that and return False."""
         while self._heap and (until is None or self._heap[0][0] <= until):
             at, _, timer = heapq.heappop(self._heap)
             self.now = at
@@ -78,13 +79,15 @@ class Timeline:
         return False
 
     def push(self, timer: Timer) -> None:
-        """Once more, at its instant."""
+        """Schedule a timer at its instant."""
         self._asked += 1
         heapq.heappush(self._heap, (timer.at, self._asked, timer))
 
 
 class Process:
-    """`on_kill` is called once it is dead. `wall_off` is by how many seconds its machine's wall clock is wrong."""
+    """A unit that can be killed or paused. `on_kill` is called after its death. `wall_off` is the error of its
+    machine's wall clock in seconds.
+    """
 
     def __init__(self, timeline: Timeline, name: str, *, wall_off: float = 0.0) -> None:
         self.timeline = timeline
@@ -100,7 +103,7 @@ class Process:
         self.alive = True
 
     def kill(self) -> None:
-        """As by kill -9: nothing that it has asked for comes."""
+        """Kill the process as by kill -9: its timers are dropped."""
         if self.alive:
             self.alive = False
             self.life += 1
@@ -109,12 +112,12 @@ class Process:
             self.on_kill()
 
     def pause(self, duration: int) -> None:
-        """As by SIGSTOP, and SIGCONT after so many nanoseconds."""
+        """Pause as by SIGSTOP, and SIGCONT after this many nanoseconds."""
         self.paused_until = max(self.paused_until, self.timeline.now + duration)
         self.timeline.call_at(self.paused_until, self.go_on)
 
     def go_on(self) -> None:
-        """What came meanwhile is done now, in its order; unless another pause lasts longer."""
+        """Run the delayed calls now, in their order, unless another pause lasts longer."""
         if self.timeline.now >= self.paused_until:
             put_off, self._put_off = self._put_off, []
             for timer in put_off:
@@ -126,10 +129,10 @@ class Process:
         self.go_on()
 
     def put_off(self, timer: Timer) -> None:
-        """It comes when the process goes on."""
+        """Delay a timer until the process continues."""
         self._put_off.append(timer)
 
-    # timers, as asyncio's loop has them: delays in seconds
+    # timers, like those of asyncio's loop: delays in seconds
 
     def call_soon(self, call: Callable[..., object], /, *arguments: Any) -> Timer:
         return self.timeline.call_at(self.timeline.now, call, *arguments, process=self)
@@ -142,7 +145,7 @@ WALL = 1_700_000_000.0
 
 
 class SimulatedClock:
-    """The clock of a process: `offset` continues the log's time; the wall clock is as wrong as its machine's."""
+    """The clock of a process: `offset` continues the log's time; the wall clock has the error of its machine."""
 
     def __init__(self, process: Process, offset: int = 0) -> None:
         self._process = process

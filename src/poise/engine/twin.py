@@ -1,11 +1,11 @@
-"""The twin of a control plane and its fleet: the real host, controller, ledger and policy, in virtual time.
+"""A digital twin of a control plane and its fleet: the real host, controller, ledger and policy, in virtual time.
 
-What differs from the live system is behind the doors. The log is durable at once, messages take no time, and a node is
-a few lines that run attempts as long as their `Truth` says: at the depth of attempts, where the fault simulator
-(`world`) goes to that of single messages. So months of a trace cost minutes, and what decides is the code that decides
-live.
+Only the implementations of the ports differ from the live system. The log is durable at once, messages take no time,
+and a node is a few lines that run attempts for as long as their `Truth` says. The twin models attempts; the fault
+simulator (`simulation`) models single messages. So months of a trace take minutes, and the live code makes the
+decisions.
 
-Nothing here is random: who wants chance in run times, failures or telemetry draws it beforehand, from a seed.
+Nothing here is random: callers that need random run times, failures or telemetry draw them beforehand, from a seed.
 """
 
 from collections import Counter, deque
@@ -55,10 +55,10 @@ FOREVER = float("inf")
 
 
 class Waste(NamedTuple):
-    """So many nanoseconds for which a unit held what it has, and did not get on or will have to do again what it did.
+    """Nanoseconds for which a unit held its resources without making progress, or made progress that it lost.
 
-    `cause`: `restoring` what it was, or getting ready at first · `saving` itself · `stalled`, as a part of it is gone ·
-    `lost`.
+    `cause`: `restoring` a checkpoint, or starting up · `saving` a checkpoint before it ends · `stalled`, as a member of
+    its gang is gone · `lost` work since the last checkpoint.
     """
 
     unit: str
@@ -67,11 +67,13 @@ class Waste(NamedTuple):
 
 
 DETECTED_AFTER = 10 * SECOND
-"""From the loss of a node to the control plane's knowing of it: the bound across a network, unless told otherwise."""
+"""Default time from the loss of a node until the control plane detects it: the limit across a network."""
 
 
 class VirtualStore:
-    """The `Store` port for a log that nobody reads: durable at once, and gone. `observe` is handed every event."""
+    """The `Store` port for a log that nobody reads: events are durable at once and not stored. `observe` receives each
+    event.
+    """
 
     def __init__(self, revision: int, observe: Observe) -> None:
         self.on_durable: Callable[[int], None] = lambda revision: None
@@ -93,7 +95,7 @@ class VirtualStore:
         return iter(())
 
     def checkpoint(self, revision: int, state: bytes) -> None:
-        """Not needed: there is nothing to start again from."""
+        """Do nothing: a twin is never restarted from its log."""
 
     def latest_checkpoint(self) -> StoredCheckpoint | None:
         return None
@@ -105,7 +107,7 @@ class VirtualStore:
         return True
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class VirtualDecider:
@@ -126,13 +128,13 @@ class VirtualDecider:
             answer(plan)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no process to stop."""
 
 
 class _Work:
-    """A placed unit: its attempts, where they are, and how far it has come. `since` is when it last began to get on at
-    the rate it has, `stands` since when it does not any more (-1: it does); `launches` are by attempt and node. Those
-    that `joined` it later have run since then.
+    """A placed unit: its attempts, their nodes, and its progress. `since` is the instant from which it progresses at
+    its current rate; `stands` is the instant at which it stopped progressing (-1: it progresses). `launches` maps
+    attempts to nodes and launches; `joined` maps attempts that joined the gang later to the instant at which they did.
     """
 
     __slots__ = (
@@ -168,9 +170,7 @@ class _Work:
 
 
 class VirtualNode:
-    """One node: a channel for what the control plane sends. `waiting` are launches queued behind their like, by shape;
-    `holds` counts what runs of each.
-    """
+    """One node: the channel that receives messages of the control plane. `waiting` holds queued launches by shape."""
 
     def __init__(self, twin: "Twin", node: Node) -> None:
         self.twin = twin
@@ -191,21 +191,21 @@ class VirtualNode:
                 self.twin.recall(self, attempt)
 
     def close(self) -> None:
-        """It is there until it is lost."""
+        """Do nothing: the node stays until it is lost."""
 
 
 class Twin:
-    """A control plane in virtual time. `interference` says by what factor work takes longer that holds a share of a
-    device (in thousandths) beside others that hold so much of it; `delay` is what deciding takes; `waste` is told of
-    time that brings nothing.
+    """A control plane in virtual time. `interference` returns the factor by which sharing slows work down, given its
+    share of a device and the shares of others on it, in thousandths. `delay` is the decision time in nanoseconds.
+    `waste` receives time without progress.
 
-    Add what happens (`add_nodes`, `arrive`, `lose`, `slow`), then `run`. Instants are nanoseconds from its beginning,
-    which is `began` on the log's clock. `ledger` starts it from a state that was recorded, as of the instant `at` of
-    its log; `truths` says what the work in it really has to do, by unit, and `progress` what of that earlier attempts
-    have kept. What runs on its nodes goes on there when they are added.
+    Add events (`add_nodes`, `arrive`, `lose`, `slow`), then `run`. Instants are nanoseconds since the twin's start,
+    which is `began` on the log's clock. `ledger` starts the twin from a recorded state, as of the instant `at` of its
+    log; `truths` gives the actual work of the units in it by id, and `progress` the part that earlier attempts have
+    kept. Attempts that run on a node in the ledger continue when that node is added.
 
-    Where a truth is not known to its end, a unit that comes to the end of what is known is `unsure`, and time has to
-    stand still until the twin is told more (`learn`).
+    Where only the first part of a truth is known, a unit that reaches the end of that part is `unsure`; time must then
+    stand still until the caller extends the truth with `learn`.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class Twin:
         self._progress = dict(progress or {})
         self._spent: dict[
             str, list[tuple[float, float, int]]
-        ] = {}  # from where to where in how long, as far as it holds
+        ] = {}  # progress before and after, nanoseconds between, where retained
         self._work: dict[str, _Work] = {}
         self._of: dict[Attempt, _Work] = {}
         self._on: dict[str, dict[str, _Work]] = {}
@@ -259,7 +259,7 @@ class Twin:
         )
         memory = ledger.snapshot(ledger.now).memory if ledger.leader.policy == policy.name else {}
         self.host.begin(boot="twin", boottime=self.began)
-        if memory:  # it is forgotten when a control plane begins, and here none has ended
+        if memory:  # a control plane drops the memory at its start; here none has ended
             self.host.post(Decided(Plan(base=ledger.revision, policy=policy.name, memory=dict(memory))))
 
     @property
@@ -268,7 +268,7 @@ class Twin:
 
     @property
     def now(self) -> int:
-        """Nanoseconds since it began."""
+        """Nanoseconds since the twin's start."""
         return self.timeline.now
 
     @property
@@ -276,31 +276,31 @@ class Twin:
         return self.decider.rounds
 
     def truth(self, unit: str) -> Truth:
-        """What only the world knows of a unit that was submitted, by its id."""
+        """Return the actual work of a submitted unit by its id; policies never see it."""
         return self._truths[unit]
 
     @property
     def busy(self) -> bool:
-        """Whether anything runs that will end by itself."""
+        """Whether the end of any attempt is scheduled."""
         return any(work.timer is not None for work in self._work.values())
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------------
 
     def add_nodes(self, nodes: Iterable[Node], at: int = 0) -> None:
-        """Nodes that join, or come back, at this instant."""
+        """Make nodes join, or return, at an instant."""
         self.timeline.call_at(at, self._join, tuple(nodes))
 
     def arrive(self, arrival: Arrival) -> None:
-        """A job that will be submitted at its instant."""
+        """Submit a job at the instant of its arrival."""
         self.timeline.call_at(arrival.at, self._submit, arrival)
 
     def take_in(self, job: Job, truths: Mapping[str, Truth], at: int) -> None:
-        """A job that another control plane accepts at this instant, under the id that it has there; truths by unit."""
+        """Accept a job of another control plane at an instant, under the id that it has there; `truths` are by unit."""
         self._truths.update(truths)
         self.timeline.call_at(at, self.host.ask, partial(TakeIn, job=job), lambda reply: None)
 
     def learn(self, unit: str, truth: Truth) -> None:
-        """More is known of what a unit has to do; its pace is the same as before."""
+        """Extend the truth of a unit; its pace must stay the same."""
         self._truths[unit] = truth
         self.unsure.discard(unit)
         work = self._work.get(unit)
@@ -310,7 +310,7 @@ class Twin:
             self._foresee(work)
 
     def renew(self, node: Node, at: int) -> None:
-        """A node that joins at this instant, comes back, or offers other devices."""
+        """Make a node join, return or offer other devices at an instant."""
         self.timeline.call_at(at, self._renew, node)
 
     def _renew(self, node: Node) -> None:
@@ -321,16 +321,16 @@ class Twin:
             self._join([node])
 
     def lose(self, node: str, at: int, *, detected_after: int = DETECTED_AFTER) -> None:
-        """A node that goes away, and all that it runs."""
+        """Lose a node and all attempts on it at an instant."""
         self.timeline.call_at(at, self._lose, node, detected_after)
 
     def slow(self, node: str, at: int, factor: float) -> None:
-        """From this instant on what runs there takes `factor` times as long."""
+        """Multiply the run times on a node by `factor` from an instant on."""
         self.timeline.call_at(at, self._slow_down, node, factor)
 
     def end_one(self, node: str, chance: int, outcome: Outcome) -> None:
-        """One of what runs there now ends like this; which one, `chance` decides. What it has done since its latest
-        checkpoint is lost.
+        """End one of the units that run on a node with this outcome; `chance` selects the unit. Its work since the
+        latest checkpoint is lost.
         """
         running = [work for work in self._on.get(node, {}).values() if work.seats is not None and not work.stopping]
         if running:
@@ -339,7 +339,7 @@ class Twin:
             self._end(work, outcome)
 
     def fail_device(self, node: str, index: int, lasts: int) -> None:
-        """A device gives no room from now on, and what runs on it is lost; somebody opens it again after so long."""
+        """Cordon a device now; the attempts on it are lost. It is reopened after `lasts` nanoseconds."""
         state = self.nodes.get(node)
         if state is None or not state.up:
             return
@@ -351,7 +351,7 @@ class Twin:
         self.timeline.call_in(lasts, self.host.ask, again, lambda reply: None)
 
     def change(self, node: Node) -> None:
-        """A node that is there offers other devices from now on; what ran on those that have gone is lost."""
+        """Change the devices that a node offers; attempts on devices that are removed are lost."""
         state = self.nodes.get(node.name)
         if state is None or not state.up:
             return
@@ -373,16 +373,16 @@ class Twin:
         self._again_on(name)
 
     def tell_load(self, node: str, at: int, load: Load) -> None:
-        """What the node says of how busy it is; heard at this instant."""
+        """Deliver the load report of a node at an instant."""
         self.timeline.call_at(at, self._hear, node, Beat(load=load))
 
     def ask(self, make: Callable[[int], Message], at: int) -> None:
-        """A request that somebody makes at this instant."""
+        """Post a request at an instant."""
         self.timeline.call_at(at, self.host.ask, make, lambda reply: None)
 
     def run(self, until: int | None = None, *, watch: Callable[[], bool] = lambda: True) -> bool:
-        """Let it all happen, until this instant if there is one; True if nothing more will happen. `watch` is asked
-        after every step and ends the run by saying False.
+        """Process events, up to an instant if one is given. Return True if no events are left. `watch` is called after
+        each step and ends the run by returning False.
         """
         step = self.timeline.step
         while step(until):
@@ -407,8 +407,8 @@ class Twin:
     # --- attempts ----------------------------------------------------------------------------------------------------
 
     def launch(self, node: VirtualNode, launch: Launch) -> None:
-        """A launch has reached its node. A unit starts when all of its tasks have; what is queued waits for another
-        of its shape to end.
+        """Deliver a launch to its node. A unit starts once all its tasks are launched; a queued launch waits until
+        another of its shape ends.
         """
         found, epoch = self.ledger.jobs.task(launch.attempt.task), launch.attempt.epoch
         if found is None or not found[1].active or (found[1].epoch or found[0].epoch) != epoch:
@@ -427,7 +427,7 @@ class Twin:
             self._start(work)
 
     def order(self, node: VirtualNode, attempt: Attempt, rank: int) -> None:
-        """One that is to leave a gang does so at once."""
+        """End a member that must leave its gang at once."""
         work = self._of.get(attempt)
         if work is None or rank >= 0 or work.stopping or len(work.launches) == 1:
             return
@@ -437,7 +437,7 @@ class Twin:
         self._go_on_without(work, {attempt})
 
     def _go_on_without(self, work: _Work, gone: Collection[Attempt]) -> None:
-        """A gang that resizes goes on in its new size."""
+        """Continue a gang that resizes, in its new size."""
         for attempt in gone:
             name, _ = work.launches.pop(attempt)
             self._of.pop(attempt, None)
@@ -448,7 +448,7 @@ class Twin:
             self._again_on(name)
 
     def _join_gang(self, work: _Work, attempt: Attempt) -> None:
-        """One more member of a gang that runs; it begins at once."""
+        """Add a member to a running gang; it starts at once."""
         self._come_to(work)
         work.joined[attempt] = self.timeline.now
         name = work.launches[attempt][0]
@@ -462,7 +462,7 @@ class Twin:
         self._foresee(work)
 
     def _running_of(self, name: str, shape: Shape) -> int:
-        """How many attempts of a shape run on a node."""
+        """Return the number of attempts of a shape that run on a node."""
         return sum(
             on == name and of.shape == shape
             for work in self._on.get(name, {}).values()
@@ -470,7 +470,7 @@ class Twin:
         )
 
     def stop(self, node: VirtualNode, attempt: Attempt) -> None:
-        """An attempt is asked to end: its unit saves itself, if it can."""
+        """Ask an attempt to end. Its unit saves a checkpoint first, if it can."""
         work = self._of.get(attempt)
         if work is None or work.stopping:
             return
@@ -485,7 +485,7 @@ class Twin:
         work.timer = self.timeline.call_in(work.truth.save, self._end, work, "stopped")
 
     def recall(self, node: VirtualNode, attempt: Attempt) -> None:
-        """Handed back if it still waits for a slot."""
+        """Return an attempt if it still waits for a slot."""
         work = self._of.get(attempt)
         if work is not None:
             self._hand_back(node, attempt, work)
@@ -501,7 +501,7 @@ class Twin:
         return True
 
     def _start(self, work: _Work) -> None:
-        """It runs, from where it was; coming back takes its time."""
+        """Start a unit from its kept progress; start-up or restore takes time first."""
         now = self.timeline.now
         work.began, work.since = now, now + _overhead(work)
         work.seats = self._seats(work)
@@ -518,7 +518,7 @@ class Twin:
             self.timeline.call_at(work.since, self._tell, work)
 
     def _tell(self, work: _Work) -> None:
-        """It says how it scales, if that has changed noticeably."""
+        """Report how the unit scales, if that has changed noticeably."""
         unit, truth = work.unit, work.truth
         if truth.telling is None or work.seats is None or work.stopping or self._work.get(unit.id) is not work:
             return
@@ -535,7 +535,7 @@ class Twin:
             self.timeline.call_in(truth.tells, self._tell, work)
 
     def _foresee(self, work: _Work) -> None:
-        """Set the instant at which it will end, as things are."""
+        """Schedule the end of a unit at its current rate."""
         if work.timer is not None:
             work.timer.cancel()
             work.timer = None
@@ -553,12 +553,12 @@ class Twin:
                 work.timer = self.timeline.call_at(at, self._ask, work)
 
     def _ask(self, work: _Work) -> None:
-        """Nobody knows whether it ends here."""
+        """Mark a unit as unsure: it has reached the end of what is known of its truth."""
         work.timer = None
         self.unsure.add(work.unit.id)
 
     def _come_to(self, work: _Work) -> None:
-        """Its progress is what it has reached by now."""
+        """Update the progress of a unit to the current instant."""
         now = self.timeline.now
         if work.seats is not None and now > work.since:
             seconds = (now - work.since) / SECOND / work.slowdown
@@ -566,7 +566,7 @@ class Twin:
             work.since = now
 
     def _end(self, work: _Work, outcome: Outcome) -> None:
-        """All of its attempts end now."""
+        """End all attempts of a unit now."""
         now = self.timeline.now
         if work.stands < 0:
             self._stand_still(work)
@@ -584,7 +584,7 @@ class Twin:
         self._leave(work)
 
     def _stand_still(self, work: _Work) -> None:
-        """From now on it does not get on."""
+        """Record that a unit makes no progress from now on."""
         work.stands = self.timeline.now
         self._wasted(work, "restoring", min(_overhead(work), work.stands - work.began))
 
@@ -593,8 +593,8 @@ class Twin:
             self._waste(Waste(work.unit.id, cause, time))
 
     def _keep(self, work: _Work, *, saved: bool) -> None:
-        """What is left of its progress: all of it, or that of its latest checkpoint. What was lost has cost the time
-        that was spent on it, on whatever devices that was.
+        """Set the progress that a unit keeps: all of it, or that of its latest checkpoint. The time spent on lost
+        progress counts as waste, whichever devices it was spent on.
         """
         unit, truth = work.unit.id, work.truth
         before = self._progress.get(unit, 0.0)
@@ -613,7 +613,9 @@ class Twin:
         self._progress[unit] = work.progress
 
     def _takes(self, work: _Work, progress: float, until: float) -> int:
-        """Nanoseconds from one progress to another, where it is now; 0 where it does not get on."""
+        """Return the nanoseconds between two progress values in the current placement; 0 where the unit makes no
+        progress.
+        """
         if work.seats is None:
             return 0
         pace = work.truth.pace
@@ -621,7 +623,7 @@ class Twin:
         return round(seconds * work.slowdown * SECOND) if seconds < FOREVER else 0
 
     def _spent_beyond(self, unit: str, reached: float) -> int:
-        """Nanoseconds that earlier attempts have spent on what is beyond this progress; it is not theirs any more."""
+        """Return the nanoseconds that earlier attempts spent beyond this progress, and remove them from the record."""
         spent, time = self._spent.get(unit, []), 0
         while spent and spent[-1][1] > reached:
             since, until, took = spent.pop()
@@ -632,7 +634,7 @@ class Twin:
         return time
 
     def _leave(self, work: _Work) -> None:
-        """It is gone from its nodes; what was queued behind it starts."""
+        """Remove a unit from its nodes, and start launches that were queued behind it."""
         names = {name for name, _ in work.launches.values()}
         for name, launch in work.launches.values():
             self._on.get(name, {}).pop(work.unit.id, None)
@@ -648,13 +650,13 @@ class Twin:
     def _drop(self, work: _Work) -> None:
         if work.timer is not None:
             work.timer.cancel()
-            work.timer = None  # it holds the work: without that, neither goes until cycles are looked for
+            work.timer = None  # the timer refers to the work: break the cycle, so that both are freed at once
         for attempt in work.launches:
             self._of.pop(attempt, None)
         if self._work.get(work.unit.id) is work:
             del self._work[work.unit.id]
 
-    # --- how fast ----------------------------------------------------------------------------------------------------
+    # --- rates -------------------------------------------------------------------------------------------------------
 
     def _seats(self, work: _Work) -> Seats:
         if len(work.launches) == 1:
@@ -671,7 +673,7 @@ class Twin:
         return Seats(models, len(names), apart, tuple(names.values()))
 
     def _slowdown_of(self, work: _Work) -> float:
-        """As slow as the slowest of its tasks is made by its node and by what shares devices with it there."""
+        """Return the slowdown of a unit: that of its slowest task, by its node and by other work on its devices."""
         slowest = 1.0
         for name, launch in work.launches.values():
             if launch.shape.share == WHOLE and not self._slow:
@@ -683,7 +685,7 @@ class Twin:
         return slowest
 
     def _sharing(self, name: str, launch: Launch, work: _Work) -> int:
-        """Thousandths of its devices that others hold."""
+        """Return the thousandths of a launch's devices that other units hold; the maximum over its devices."""
         return max(
             (
                 sum(
@@ -699,12 +701,12 @@ class Twin:
         )
 
     def _beside(self, work: _Work) -> None:
-        """What shares a device with it gets on at another rate from now on."""
+        """Update the rates of units that share a device with this one."""
         for name in {name for name, launch in work.launches.values() if launch.shape.share != WHOLE}:
             self._again_on(name)
 
     def _again_on(self, name: str) -> None:
-        """Look again at how fast things are on a node."""
+        """Recompute the rates of all units on a node."""
         for work in list(self._on.get(name, {}).values()):
             slowdown = self._slowdown_of(work)
             if slowdown != work.slowdown and not work.stopping:
@@ -719,7 +721,7 @@ class Twin:
     # --- nodes -------------------------------------------------------------------------------------------------------
 
     def _join(self, nodes: Sequence[Node]) -> None:
-        """They say hello; what the ledger has running on them goes on, if they are what they were."""
+        """Connect nodes. Attempts that the ledger shows as running on them continue."""
         for node in nodes:
             known = self.nodes.get(node.name)
             if known is None or not known.up:
@@ -732,8 +734,8 @@ class Twin:
             self._hear(node.name, Hello(node=node, running=self._running_on(node.name)))
 
     def _adopt(self) -> None:
-        """What the ledger had running at the beginning, on nodes that are there, goes on. What was placed and had not
-        started is launched anew when its node has said hello.
+        """Continue the attempts that ran in the initial ledger, once all their nodes are present. Units that were
+        placed but not started are launched again after their node says hello.
         """
         for unit in [unit for unit in self.ledger.active.values() if unit.id in self._inherited]:
             tasks = [(index, task) for index, task in enumerate(unit.tasks) if task.active and not task.leaving]
@@ -753,7 +755,7 @@ class Twin:
                 self._go_on(unit, launches, min(task.started for _, task in tasks if task.started))
 
     def _go_on(self, unit: UnitState, launches: dict[Attempt, tuple[str, Launch]], started: int) -> None:
-        """Its attempts run, and have since an instant of the log."""
+        """Continue attempts that have run since an instant on the log's clock."""
         work = self._work[unit.id] = _Work(unit, self._truths[unit.id], self._progress.get(unit.id, 0.0))
         work.launches = launches
         work.began = started - self.began
@@ -782,7 +784,7 @@ class Twin:
         )
 
     def _lose(self, name: str, detected_after: int) -> None:
-        """It is gone at once, and known to be after a while."""
+        """Remove a node at once; the control plane detects it later."""
         node = self.nodes.get(name)
         if node is None or not node.up:
             return
@@ -798,13 +800,13 @@ class Twin:
         self.timeline.call_in(detected_after, self._detect, node)
 
     def _detect(self, node: VirtualNode) -> None:
-        """Unless it is back by now, and has said itself what it has lost."""
+        """Give the node up, unless it has returned and reported its losses itself."""
         if self.nodes[node.node.name] is node:
             self.host.ask(lambda request: GiveUp(request, (node.node.name,)), lambda reply: None)
 
     def _keep_from_loss(self, work: _Work, gone: Collection[Attempt]) -> None:
-        """These of its attempts are gone; the others stand still until they are told to end, unless they go on as they
-        are told by whoever knows of it.
+        """Remove lost attempts of a unit. The others stall until they are stopped, or continue if their gang can
+        resize.
         """
         self._come_to(work)
         left = len(work.launches) - len(gone)
@@ -814,7 +816,7 @@ class Twin:
         if work.stands < 0:
             self._stand_still(work)
         self._keep(work, saved=False)
-        if work.timer is not None and not work.stopping:  # those elsewhere that save themselves still end
+        if work.timer is not None and not work.stopping:  # members that save a checkpoint elsewhere still end
             work.timer.cancel()
             work.timer = None
         work.seats = None
@@ -832,7 +834,7 @@ class Twin:
     def _report(
         self, name: str, *, running: Running | None = None, ended: Ended | None = None, told: Told | None = None
     ) -> None:
-        """What a node has to say at this instant is said at once."""
+        """Queue a node's report; all reports of an instant are sent together."""
         if not self._reports:
             self.timeline.call_at(self.timeline.now, self._send_reports)
         report = self._reports.setdefault(name, ([], [], []))
@@ -853,7 +855,7 @@ class Twin:
 
 
 def _overhead(work: _Work) -> int:
-    """Nanoseconds from the start of its attempts until it gets on."""
+    """Nanoseconds from the start of a unit's attempts until it makes progress."""
     return work.truth.restore if work.epoch > 1 else work.truth.start
 
 

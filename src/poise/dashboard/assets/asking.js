@@ -1,9 +1,9 @@
-// Ask for something again and again while a view is open and its page is seen; of a past moment, once for each moment.
+// Poll data while a view is open and its page is visible; for a past moment, request it once per moment.
 
-const BUSY = "E205"; // somebody else's question is being answered, or the log is still being read
+const BUSY = "E205"; // another request is being answered, or the log is still being read
 const AGAIN = 1500;
 
-// `ask` returns a promise; `drawn` gets its value, `failed` its error. `again` asks at once, `moved` if the moment is another one.
+// `ask` returns a promise; `drawn` gets its value, `failed` its error. `again` asks at once, `moved` if the moment has changed.
 export function follow(api, every, ask, drawn, failed) {
   let left = false;
   let wanted = 0;

@@ -1,4 +1,4 @@
-// Small pieces of page. Everything that comes from the server is put in as text, never as markup.
+// Helpers for page elements. Data from the server is inserted as text, never as markup.
 
 export function el(name, attributes = {}, ...children) {
   const made = document.createElement(name);
@@ -13,7 +13,7 @@ export function el(name, attributes = {}, ...children) {
 
 export const code = (text) => el("code", {}, text);
 
-// The command that prints what is shown.
+// The command that prints the same data.
 export const by = (...commands) => el("p", { class: "by" }, "Printed by ", commands.flatMap((one, at) => (at ? [", ", code(one)] : [code(one)])));
 
 export const link = (path, text) => el("a", { href: path }, text);
@@ -46,7 +46,7 @@ export function bytes(count) {
   return `${count < 10 && at ? count.toFixed(1) : Math.round(count)} ${units[at]}`;
 }
 
-// A status is a sign and a word: colour alone says nothing.
+// A status is a sign and a word: colour alone is not accessible.
 const SIGNS = {
   running: ["●", ""], placed: ["◕", ""], pending: ["◔", ""], waiting: ["○", ""], resting: ["○", ""], idle: ["○", ""], spare: ["○", ""],
   recovering: ["◌", "bad"], stopping: ["◍", ""], stopped: ["■", ""], done: ["✓", "good"], failed: ["✕", "bad"], cancelled: ["⊘", ""],
@@ -62,10 +62,10 @@ export function figures(entries) {
   return el("dl", { class: "figures" }, entries.map(([name, value, key]) => el("div", {}, el("dt", {}, name), el("dd", { "data-figure": key }, value))));
 }
 
-// --- tables: rows stay where they are, and only cells that say something new are drawn ---
+// --- tables: rows keep their places, and only changed cells are redrawn ---
 
-// Nodes in the order of their names, n2 before n10. The order is remembered as long as there are the same nodes: to sort
-// 10,000 of them takes a tenth of a second.
+// Nodes in the order of their names, n2 before n10. The order is cached while the set of nodes is the same: sorting 10,000
+// of them takes a tenth of a second.
 const names = new Intl.Collator("en", { numeric: true });
 let places = new Map();
 export function inOrder(nodes) {
@@ -77,7 +77,7 @@ export function inOrder(nodes) {
   return sorted;
 }
 
-// Columns are {title, text(item), node(item)?, number?}; `text` also says whether the cell has changed.
+// Columns are {title, text(item), node(item)?, number?}; `text` also shows whether the cell has changed.
 export class Table {
   constructor({ caption, columns, key, empty = "Nothing", page = 200 }) {
     this.columns = columns;
@@ -127,7 +127,7 @@ export class Table {
   }
 }
 
-// A text field by which rows are chosen, and what it says now.
+// A text field that filters rows, and its current value.
 export function filter(label, changed) {
   const field = el("input", { type: "search", autocomplete: "off", oninput: () => changed() });
   return { element: el("label", {}, label, field), matches: (...texts) => texts.join(" ").toLowerCase().includes(field.value.trim().toLowerCase()), value: () => field.value.trim() };

@@ -1,4 +1,4 @@
-// Pictures of SVG. Each has a label that says what it shows, and stands beside a table with the same figures.
+// SVG drawings. Each has a label that describes it, and a table with the same figures beside it.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -14,7 +14,7 @@ const HIGH = 160;
 const LEFT = 80;
 const FOOT = 20;
 
-// A line through points [x, y], with the ends of both scales.
+// A line chart of points [x, y], with the ends of both scales labelled.
 export function chart(label, points, x = String, y = String) {
   const known = points.filter((one) => one.every(Number.isFinite));
   if (known.length < 2) return null;
@@ -34,7 +34,7 @@ export function chart(label, points, x = String, y = String) {
 const BOX = [150, 30];
 const GAP = [40, 12];
 
-// Boxes {name, text, needs, critical} from left to right, each behind those that it needs.
+// A graph of boxes {name, text, needs, critical} from left to right, each after the boxes that it needs.
 export function graph(label, boxes) {
   const named = new Map(boxes.map((one) => [one.name, one]));
   const columns = new Map();

@@ -1,11 +1,11 @@
-// The time slider: which moment is shown. It is in the address as ?at=SECONDS, so that it can be kept and sent.
+// The time slider. The moment shown is in the address as ?at=SECONDS, so that it can be bookmarked and shared.
 //
-// `state` is what the stream would have shown at that moment, null for now; `changed` is called when it is another one.
+// `state` is the state of the stream at that moment, null for now; `changed` is called when the moment changes.
 
 import { clock, code, el } from "./dom.js";
 import * as place from "./place.js";
 
-const SETTLED = 150; // milliseconds after the last movement, before the moment is asked for
+const SETTLED = 150; // milliseconds without movement before the moment is requested
 const STEPS = 1000;
 const BUSY = "E205"; // the log is still being read
 const AGAIN = 1000;
@@ -30,7 +30,7 @@ export class Past {
 
   kept(path) { return this.moment === null ? path : `${path}?at=${this.moment}`; }
 
-  // The moment of the address, if it has one.
+  // Show the moment in the address, if there is one.
   async begin() {
     const given = place.moment();
     if (given > 0 && Number.isFinite(given)) await this.open(given);

@@ -1,4 +1,4 @@
-// Where the page is: the path of its view, and the moment that is shown. A kept page has another such module (`kept/place.js`).
+// The address of the page: the path of its view, and the moment shown. Recorded pages use `recorded/place.js` instead.
 
 export const path = () => location.pathname;
 export const moment = () => Number(new URLSearchParams(location.search).get("at"));

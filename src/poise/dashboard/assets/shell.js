@@ -1,4 +1,4 @@
-// The frame around the views: the way in, the stream, the navigation, the theme, and what to say when something is wrong.
+// The frame around the views: sign-in, stream, navigation, theme, and error messages.
 
 import { code, el } from "./dom.js";
 import * as place from "./place.js";
@@ -28,7 +28,7 @@ async function ask(name, parameters = {}) {
   return told;
 }
 
-// Of a past moment only what the log holds can be asked for.
+// Data functions whose data is not in the log, so that they have no answer for a past moment.
 const LIVE_ONLY = {
   explanation: "poise explain JOB", log: "poise logs JOB", profile: "poise profile", "why-not": "poise why-not JOB NODE",
   incidents: "poise incidents --all", incident: "poise incidents INCIDENT", services: "poise services",
@@ -47,7 +47,7 @@ function go(path) {
   open();
 }
 
-// Another moment is shown, or the present one again.
+// Redraw when another moment is shown, or the present again.
 const past = new Past(document.getElementById("past"), document.getElementById("look-back"), ask, () => {
   place.stay(past.kept(place.path()));
   if (!view || ended) return;
@@ -104,7 +104,7 @@ document.addEventListener("click", (event) => {
 });
 addEventListener("popstate", open);
 
-// --- what the stream tells ---
+// --- messages of the stream ---
 
 function say(message) {
   if (ended && message.kind !== "whole") return;
@@ -186,7 +186,7 @@ function useTheme() {
 button.addEventListener("click", () => { theme = themes[(themes.indexOf(theme) + 1) % themes.length]; useTheme(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { changed.add("theme"); draw(); });
 
-// --- the way in and out ---
+// --- sign-in and sign-out ---
 
 document.getElementById("leave").addEventListener("click", async () => {
   await fetch("/leave", { method: "POST" });

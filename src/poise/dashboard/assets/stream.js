@@ -1,7 +1,7 @@
-// The state of the fleet as the server streams it: parts (`head`, `nodes`, `jobs`, `waiting`, `running`) of records by key.
+// The state of the fleet from the server's stream: parts (`head`, `nodes`, `jobs`, `waiting`, `running`) of records by key.
 //
-// `tell` is called with what has happened: {kind: "whole", state}, {kind: "change", delta}, {kind: "link", up},
-// {kind: "end", why, text}. After an end nothing more comes, and the state is empty.
+// `tell` is called with each message: {kind: "whole", state}, {kind: "change", delta}, {kind: "link", up},
+// {kind: "end", why, text}. The end is the last message; the state is empty then.
 
 const AGAIN = 2000;
 
@@ -67,7 +67,7 @@ export class Stream {
     this.tell({ kind: "end", ...why });
   }
 
-  // The server has refused the stream: either there is no session, or it is busy and is asked again.
+  // The server has refused the stream: there is no session, or the server is busy and the stream is retried.
   async refused() {
     if (this.closed) return;
     const answer = await fetch("/data/whoami").catch(() => null);

@@ -1,5 +1,5 @@
 "use strict";
-// Before the first paint: the theme that was chosen here, if any was.
+// Set the theme chosen in this browser, if any, before the first paint.
 try {
   const chosen = localStorage.getItem("poise-theme");
   if (chosen) document.documentElement.dataset.theme = chosen;

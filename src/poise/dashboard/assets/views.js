@@ -1,11 +1,11 @@
 // All views, in the order of the navigation. A view is a module that exports
 //   title   its name
-//   path    where it is: this path, and everything below it
-//   show(element, state, api)   draw into `element`; may return a function that is called with the state after each
-//                               change, and with the parts that have changed (`time` each second)
-// `api` has `data(name, parameters)`, which asks the server's data function of that name (`poise.dashboard.data`),
-// `rest`, the parts of the path below the view's own, `go(path)`, `onLeave(function)`, and `at()`: the past moment that is
-// shown, in seconds since 1970, or null. Then `state` is that of the moment, and `data` answers for it where it can.
+//   path    its path; it also handles all paths below
+//   show(element, state, api)   draw into `element`; may return a function that is called after each change with
+//                               the state and the changed parts (`time` each second)
+// `api` has `data(name, parameters)`, which calls the server's data function of that name (`poise.dashboard.data`),
+// `rest`, the parts of the path below the view's own, `go(path)`, `onLeave(function)`, and `at()`: the past moment
+// shown, in seconds since 1970, or null. `state` and, where possible, `data` are of that moment.
 
 import * as now from "./views/now.js";
 import * as queue from "./views/queue.js";

@@ -1,4 +1,4 @@
-// One stream for all tabs of this browser: a tab connects, gets the state, and then every change.
+// One stream for all tabs of this browser: a tab connects, and receives the state and then every change.
 
 import { Stream } from "./stream.js";
 
@@ -13,7 +13,7 @@ addEventListener("connect", ({ ports: [tab] }) => {
   tabs.add(tab);
   tab.onmessage = ({ data }) => {
     if (data === "leave") tabs.delete(tab);
-    else if (data === "again") { stream.close(); stream = new Stream(tell); } // it came by a new link
+    else if (data === "again") { stream.close(); stream = new Stream(tell); } // the tab opened a new link
   };
   if (stream === null) stream = new Stream(tell);
   else if (stream.ended) tab.postMessage({ kind: "end", ...stream.ended });

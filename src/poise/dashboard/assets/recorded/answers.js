@@ -1,5 +1,5 @@
-// In a kept page: the stream and the data functions answer from what was recorded (`poise.dashboard.recording`), and it is
-// always the moment at which the recording ended.
+// For a recorded page: the stream and the data functions answer from the recording (`poise.dashboard.recording`), and the
+// current time is always the end of the recording.
 
 import { EMPTY, apply } from "../stream.js";
 

@@ -1,4 +1,4 @@
-// Of a page that is one file: the path is behind the `#`.
+// The address of a page that is one file: the path follows the `#`.
 
 const parts = () => (location.hash.slice(1) || "/").split("?");
 

@@ -1,4 +1,4 @@
-// Decisions: the rounds that decided something, the newest first: what, why, and what was weighed.
+// Decisions: rounds with decisions, the newest first: each decision, its reasons, and the alternatives.
 
 import { Table, by, clock, code, el, filter, jobOf, jobPath, link, nodePath } from "../dom.js";
 
@@ -14,7 +14,7 @@ export const termsOf = (score) => Object.entries(score ?? {}).map(([term, value]
 export function show(element, state, api) {
   let left = false;
   let rounds = [];
-  let first = 0; // the revision before which the page ends; 0: the newest
+  let first = 0; // the page shows rounds before this revision; 0: the newest rounds
   let asked = 0;
   let wanted = 0;
   api.onLeave(() => { left = true; clearTimeout(wanted); });

@@ -1,4 +1,4 @@
-// Energy and cost of a period: of the fleet, and by node, tenant and job; and room that brought nothing, by its cause.
+// Energy and cost of a period: of the fleet, and by node, tenant and job; and wasted resources by cause.
 
 import { follow, said } from "../asking.js";
 import { Table, by, clock, el, figures, jobPath, link, nodePath } from "../dom.js";

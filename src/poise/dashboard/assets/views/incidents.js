@@ -1,4 +1,4 @@
-// Incidents: symptoms with one suspected cause; and one incident with its evidence, its timeline, and what to do.
+// Incidents: symptoms with one suspected cause; and one incident with its evidence, timeline and remedies.
 
 import { follow, said } from "../asking.js";
 import { Table, ago, badge, by, clock, duration, el, figures, jobOf, jobPath, link, nodePath } from "../dom.js";

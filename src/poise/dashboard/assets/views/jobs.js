@@ -1,4 +1,4 @@
-// Jobs: the unfinished and the latest ended ones; and one job: its tasks and attempts, its reasons, its training, its output.
+// Jobs: the unfinished and the latest ended ones; and one job with its tasks, attempts, reasons, training and output.
 
 import { Table, ago, badge, by, bytes, clock, code, duration, el, figures, filter, jobPath, link, nanoseconds, nodePath } from "../dom.js";
 import { graph as drawnGraph } from "../drawing.js";
@@ -9,8 +9,8 @@ import { batchOf, courseTables, energyOf, lossChart } from "./training.js";
 export const title = "Jobs";
 export const path = "/jobs";
 
-const EVERY = 2000; // milliseconds between two looks at an open job
-const DRAWN = 80; // tasks of a graph that are drawn
+const EVERY = 2000; // milliseconds between two requests for an open job
+const DRAWN = 80; // maximum number of tasks in a drawn graph
 const ESCAPES = /\u001b\[[0-9;?]*[ -/]*[@-~]/g;
 
 export function show(element, state, api) {
@@ -110,7 +110,7 @@ function showJob(element, api, name) {
     }
   }
 
-  // While it is unfinished, and once more when it has ended.
+  // Poll the job until it has ended.
   async function follow() {
     while (!left) {
       await look();
@@ -151,7 +151,7 @@ function showJob(element, api, name) {
     if (!spent.childElementCount) spent.append(el("h2", {}, "Energy and cost"), el("p", {}, el("button", { type: "button", onclick: account }, "Compute energy and cost")));
   }
 
-  // From its submission on; it reads the log since then, so it is asked for by hand.
+  // Report since the job's submission. It reads the log since then, so it is made on request only.
   async function account() {
     const age = Math.ceil((Date.now() / 1000 - report.submitted) / 3600) + 1;
     const parameters = { job: name, period: age < 1000 ? `${age}h` : `${Math.min(999, Math.ceil(age / 24))}d` };
@@ -201,7 +201,7 @@ function showJob(element, api, name) {
   follow();
 }
 
-// What a gang says of its training.
+// The training that a gang reports.
 function drawTraining({ unit, heard, said }) {
   const saved = said.checkpoint;
   const entries = [

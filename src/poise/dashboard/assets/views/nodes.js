@@ -1,4 +1,4 @@
-// Nodes: how much of each is used, how busy it is, and why it is not used; and one node with its devices and its load history.
+// Nodes: allocation, load, and why a node is unused; and one node with its devices and its load history.
 
 import { Table, badge, bytes, by, clock, cpus, duration, el, figures, filter, inOrder, jobOf, jobPath, link, nodePath, percent } from "../dom.js";
 import { termsOf } from "./decisions.js";
@@ -7,14 +7,14 @@ import { stateOf } from "./now.js";
 export const title = "Nodes";
 export const path = "/nodes";
 
-const SCORES = 50; // rounds whose scores are shown
+const SCORES = 50; // maximum number of rounds whose scores are shown
 const SIGNALS_IN_WATTS = /power$/;
 
 export function show(element, state, api) {
   return api.rest.length ? showNode(element, state, api, api.rest[0]) : showAll(element, state);
 }
 
-// Why a node, or part of it, does no work now.
+// Why a node, or a part of it, is unused now.
 export function unused(node, waiting) {
   if (node.unfit) return `unfit: ${node.unfit}`;
   if (node.status !== "up") return node.status;
@@ -145,7 +145,7 @@ function showNode(element, state, api, name) {
     }
   }
 
-  // Placements for which this node was chosen or weighed, each with the score.
+  // Placements that chose or considered this node, each with its score.
   async function lookAtScores() {
     try {
       const told = await api.data("decisions", { node: name, count: SCORES, ...(api.at() === null ? {} : { before: state.head.revision + 1 }) });

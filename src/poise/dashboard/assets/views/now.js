@@ -1,4 +1,4 @@
-// Now: every node with its devices, coloured by job or by state. A large fleet is folded by rack.
+// Now: every node with its devices, coloured by job or by state. A large fleet is grouped by rack.
 
 import { Table, badge, bytes, by, cpus, el, figures, inOrder, jobOf, jobPath, link, nodePath, percent } from "../dom.js";
 
@@ -14,7 +14,7 @@ const LABEL = 15;
 const JOB_COLOURS = ["#8fc1ec", "#f2c078", "#9fd8a4", "#e7a6d3", "#c9b8f0", "#f0e08a", "#8fd9d3", "#f3b5a0"];
 const LOST = /^(lost|suspect|unfit)/;
 
-// --- what a device or a node is ---
+// --- states of devices and nodes ---
 
 export function stateOf(node, device) {
   if (device?.[3]) return "failed";
@@ -31,7 +31,7 @@ export function colourOf(job) {
   return JOB_COLOURS[sum % JOB_COLOURS.length];
 }
 
-// Racks of nodes, or blocks of nodes in order where no rack or zone is known.
+// Nodes grouped by rack, or in blocks of consecutive nodes where no rack or zone is known.
 export function groups(nodes) {
   const sorted = inOrder(nodes);
   const named = new Map();

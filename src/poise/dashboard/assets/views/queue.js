@@ -1,13 +1,13 @@
-// Queue: what waits for room, in which order, why, and when it is expected to start.
+// Queue: waiting units in order, with their reasons and expected starts.
 
 import { Table, ago, by, code, el, figures, filter, jobOf, jobPath, link, nanoseconds } from "../dom.js";
 
 export const title = "Queue";
 export const path = "/queue";
 
-const FORECAST = 5; // units at the head of the queue whose start is asked for without a click
+const FORECAST = 5; // units at the head of the queue whose start is forecast without a click
 const AGAIN_AFTER = 30_000;
-const SHARE = 20; // a forecast takes the control plane some time: it is not asked for again before 20 times as long
+const SHARE = 20; // wait 20 times the duration of a forecast before the next one, to limit the load on the control plane
 
 export function startText(start) {
   if (!start) return "unknown";
@@ -17,7 +17,7 @@ export function startText(start) {
   return start.why ? `unknown: ${start.why}` : "unknown";
 }
 
-// Every reason of its own, and every reason of nodes.
+// All reasons of the unit, and all reasons of nodes.
 export function reasonsOf(waiting) {
   const nodes = waiting.refusing.flatMap(({ count, nodes: some, reasons }) => (count === 1 ? reasons : [`${count} nodes (${some.join(", ")}${count > some.length ? ", …" : ""}): ${reasons.join("; ")}`]));
   return [...new Set([...waiting.reasons, ...nodes])];
@@ -82,7 +82,7 @@ export function show(element, state, api) {
     return now - begun;
   }
 
-  // One after the other, and with pauses, so that a page that stays open costs the control plane little.
+  // Request forecasts one at a time with pauses, so that an open page costs the control plane little.
   async function forecast() {
     while (!left) {
       const first = Object.values(state.waiting).filter((unit) => unit.place <= FORECAST);

@@ -1,4 +1,4 @@
-// Services: what the gateways of the home answer, how fast, in which batches, and what they refuse.
+// Services: requests, latency, batches and refusals of the home's gateways.
 
 import { follow, said } from "../asking.js";
 import { Table, by, code, el, figures, jobPath, link, nanoseconds } from "../dom.js";

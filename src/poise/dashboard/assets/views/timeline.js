@@ -1,5 +1,5 @@
-// Timeline: attempts by node and device. The server sends a window three times as wide and as high as what is seen, with
-// slices below a pixel merged; it is drawn once into a bitmap, so that to pan and to scroll is to copy a part of it.
+// Timeline: attempts by node and device. The server sends a window three times as wide and high as the visible part, with
+// slices below a pixel merged. It is drawn once into a bitmap; panning and scrolling copy a part of that.
 
 import { Table, by, clock, duration, el, filter, jobOf, jobPath, link } from "../dom.js";
 import { colourOf } from "./now.js";
@@ -12,9 +12,9 @@ const AXIS = 22;
 const LEVELS = 36;
 const HEAD = AXIS + LEVELS;
 const LABEL = 116;
-const MARGIN = 1; // windows beside the one that is seen, on each side
-const SETTLED = 80; // milliseconds after the last movement, before a window is asked for
-const LEAST = 0.01; // seconds that are seen at least
+const MARGIN = 1; // extra windows on each side of the visible one
+const SETTLED = 80; // milliseconds without movement before a window is requested
+const LEAST = 0.01; // minimum visible seconds
 const SPANS = [["1 minute", 60], ["15 minutes", 900], ["1 hour", 3600], ["6 hours", 21600], ["1 day", 86400], ["7 days", 604800]];
 const LISTED = 200;
 const FAILED = new Set(["failed", "killed", "signal", "oom", "hung", "timeout", "lost", "unstartable"]);
@@ -63,7 +63,7 @@ export function show(element, state, api) {
     el("ul", { class: "legend" }, [["running", "●", "running, coloured by job"], ["starting", "…", "starting"], ["stopping", "■", "stopping"], ["waiting", "○", "waiting"], ["failed", "✕", "failed"]].map(([kind, sign, words]) => el("li", {}, el("span", { class: kind }, sign), words))),
     note, table.element, by("poise timeline", "poise timeline --trace FILE"));
 
-  // --- what is seen ---
+  // --- the visible window ---
 
   function present() { return api.at() ?? Date.now() / 1000; }
   const width = () => Math.max(100, box.clientWidth - LABEL);
@@ -122,7 +122,7 @@ export function show(element, state, api) {
     }
   }
 
-  // Bars with times in seconds, and the bitmap of all of them.
+  // Convert bars to times in seconds, and draw them into the bitmap.
   function made(told) {
     const rows = told.rows.map(([node, name, beside, bars]) => ({
       label: `${node || "queue"} ${name}${beside && name.startsWith("device") ? ` (${beside + 1})` : ""}`,
@@ -263,7 +263,7 @@ export function show(element, state, api) {
     }
   }
 
-  // How many units waited (a line) and held room (filled).
+  // The numbers of waiting units (line) and of active ones (filled).
   function level(context, colour, x, wide) {
     const most = Math.max(1, ...loaded.levels.map(([, waiting, active]) => Math.max(waiting, active)));
     const y = (count) => AXIS + LEVELS - 3 - ((LEVELS - 6) * count) / most;
@@ -291,7 +291,7 @@ export function show(element, state, api) {
     if (loaded.levels.length) context.fillText(`units, at most ${most}`, 4, AXIS + LEVELS / 2, LABEL - 8);
   }
 
-  // --- movements ---
+  // --- panning and zooming ---
 
   function at(event) {
     const { left: x0, top: y0 } = canvas.getBoundingClientRect();

@@ -1,4 +1,4 @@
-// Training: every unit that says how it trains, and the course of its loss.
+// Training: every unit that reports its training, and its loss over time.
 
 import { follow, said } from "../asking.js";
 import { Table, badge, by, bytes, clock, el, figures, jobOf, jobPath, link, nanoseconds } from "../dom.js";
@@ -23,7 +23,7 @@ export function lossChart(course) {
   return chart(`Loss of ${course.unit} by step${last ? `: ${loss(first[1])} at step ${first[0]}, ${loss(last[1])} at step ${last[0]}` : ""}`, points, (step) => `step ${step}`, loss);
 }
 
-// Runs of points that say the same of phase, workers and batch.
+// Ranges of consecutive points with the same phase, workers and batch.
 function stretches(course) {
   const found = [];
   for (const one of course.points) {

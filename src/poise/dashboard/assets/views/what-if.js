@@ -1,4 +1,4 @@
-// What-if: two futures side by side, as they are and with a change. Nothing is changed.
+// What-if: two forecasts side by side, with and without a change. The fleet itself is not changed.
 
 import { Table, by, code, el, figures, inOrder, nanoseconds } from "../dom.js";
 
