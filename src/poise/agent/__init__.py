@@ -1,1 +1,1 @@
-"""The node side: keepers, the node machine, and a channel to the control plane. The same under every engine."""
+"""The node side: keepers, the node machine, and a channel to the control plane. It is the same under every engine."""

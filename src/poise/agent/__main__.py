@@ -18,7 +18,7 @@ With `--retire` it stops the remaining work of a node of an earlier fleet, remov
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # until `settle_memory`: what is imported lives long, and to walk it takes a fifth of the start
+    gc.disable()  # until `settle_memory`: imports live long, and scanning them takes a fifth of the start
 
 
 import argparse
@@ -100,43 +100,44 @@ from poise.ports import Held, carry_out
 from poise.units import SECOND
 
 RECONNECT_SECONDS = (0.05, 0.25, 1.0)
-"""Pauses until it connects anew: the first, the longest where all are on this machine, and where one is beyond."""
+"""Reconnect delays: the first, the longest on one machine, and the longest to another machine."""
 
 BUSY_SECONDS = 8.0, 60.0
-"""How long an agent waits for a channel at most: of one of several control planes, and of the only one. A control plane
-that has not answered in time may have thousands of others to answer, and gets twice as long the next time: an agent
-that gives up and dials again makes it more.
+"""Longest time that an agent waits for a channel: with several control planes, and with one. A control plane that does
+not answer in time may have thousands of others to answer, so the timeout doubles on the next try: an agent that gives
+up and reconnects adds to its load.
 """
 
 LONGEST_WAIT = 60.0
-"""Seconds that a control plane may put this node off for."""
+"""Longest delay in seconds that a control plane may request with `Retry-After`."""
 
 DIAL_SECONDS, SILENCE_SECONDS = 10.0, 2.0
-"""Where one of several control planes takes a connection and says nothing, another may lead and wait for its nodes."""
+"""Timeouts for an answer: with one control plane, and with several. If a silent one is not the leader, another may
+be."""
 
 TRY_SECONDS = 1.0, 64.0
-"""Pauses until a node that can start nothing is tried again: the first, and the longest; each is twice the last."""
+"""Retry delays of a node that cannot start commands: the first and the longest. Each is twice the last."""
 
 MAX_DECLARED = 2**16
-"""Devices of a declared node have lower indices. They are there for as long as work holds them."""
+"""Devices of a declared node have lower indices. They exist for as long as work holds them."""
 
 STILL_RUNS = 5
-"""Exit code of an agent that was told to end while commands of its node go on."""
+"""Exit code of an agent that was stopped while commands of its node still run."""
 
 DEFLATE = {"level": 1, "memLevel": 5}
-"""Between machines frames are compressed, in one stream for the whole connection: as quickly as may be, since the
-thread that compresses is the one that beats.
+"""Compression of frames between machines, in one stream per connection. It is set for speed, since the same thread
+sends the heartbeats.
 """
 
 FIRST_REFUSAL = 4400
-"""A channel that is closed by this number or a higher one was refused, and says why."""
+"""A close code from this number on means that the channel was refused; the close reason says why."""
 
 TIDY_SECONDS = 600.0
-"""How often the agent checks whether jobs whose files are here are gone."""
+"""Interval between checks for files of removed jobs."""
 
 SHIP_SECONDS = 0.05
 MAX_SHIPPED = 16
-"""Parts of output, or files that gangs meet by, that wait to be sent: beats come after them."""
+"""Longest send queue of output and gang files: heartbeats queue behind them."""
 
 _log = logging.getLogger("poise.agent")
 _to_agent: msgspec.msgpack.Decoder[tuple[int, ToNode]] = msgpack_decoder(tuple[int, ToNode])
@@ -145,7 +146,7 @@ _refused = json_decoder(dict[str, ErrorRecord])
 
 
 def host_signals(load: Load, without: str = "") -> dict[str, int]:
-    """The signals of a machine, but for one that is not measured there."""
+    """Return the signals of a machine, except for one that is not measured there."""
     of = {"cpu": load.cpu, "memory": load.memory, "disk": load.disk, "network": load.network}
     return {name: value for name, value in of.items() if name != without}
 
@@ -171,7 +172,7 @@ def _known(**signals: int | None) -> dict[str, int]:
 
 
 def lack(error: Exception, door: Door) -> str:
-    """Why there is no channel, where that may be for a person to mend; empty where it is enough to try again."""
+    """Return why there is no channel if a person may have to fix it, or "" if a retry is enough."""
     if isinstance(error, msgspec.DecodeError):
         return f"what the control plane says is not understood, which may be of another version: {error}"
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -185,18 +186,18 @@ def lack(error: Exception, door: Door) -> str:
     said = ""
     if isinstance(error, ConnectionClosed) and error.rcvd is not None and error.rcvd.code >= FIRST_REFUSAL:
         said = error.rcvd.reason
-    elif record is not None and record.code != NotLeading.default_code:  # else another one leads, or will
+    elif record is not None and record.code != NotLeading.default_code:  # otherwise another one leads
         said = "; ".join(part for part in (f"{record.code}: {record.message}", record.have, record.hint) if part)
     return f"this node is refused: {said}" if said else ""
 
 
 def patience_after(error: Exception, patience: float, shortest: float, most: float) -> float:
-    """Seconds that the next control plane has to answer, after this error of one that had `patience`."""
+    """Return the seconds that the next control plane has to answer, after this error of one that had `patience`."""
     return min(most, 2 * patience) if isinstance(error, TimeoutError) else shortest
 
 
 def retry_after(error: Exception) -> float:
-    """Seconds after which a control plane that is crowded wants to see this node again; 0 if it has not said so."""
+    """Return the delay in seconds that an overloaded control plane requests, or 0."""
     text = error.response.headers.get("Retry-After", "") if isinstance(error, InvalidStatus) else ""
     return min(float(text), LONGEST_WAIT) if text.isdecimal() else 0.0
 
@@ -211,7 +212,7 @@ class DeviceUse(msgspec.Struct):
 
 
 class Agent:
-    """One node's loop: effects of the node machine carried out on its keepers and its channel."""
+    """The event loop of one node: it carries out the node machine's effects on its keepers and its channel."""
 
     def __init__(self, home: Home, keepers: Keepers, node: NodeMachine, offer: "Offer") -> None:
         self._home = home
@@ -230,7 +231,7 @@ class Agent:
         self._inventory = offer.inventory
         self._sample = self._meter(offer)
         self._collecting = Collecting()
-        self._door: Door = home.socket  # of the control plane that is spoken to
+        self._door: Door = home.socket  # of the connected control plane
         self._pace = Pace(self._times.sample, self._times.sample_calm)
         self._stirred = asyncio.Event()
         self._toll = Toll()
@@ -247,11 +248,11 @@ class Agent:
         keepers.on_console = self._on_console
 
     def end_at(self, moment: float) -> None:
-        """The node ends then, in seconds since 1970."""
+        """Set when the node's allocation ends, in seconds since 1970."""
         self._node.until = self._clock.now() + round((moment - self._clock.wall()) * SECOND)
 
     def adopt(self, held: Iterable[Held], ended: Iterable[Ended]) -> None:
-        """Measure what an earlier agent's keepers hold."""
+        """Measure the work that an earlier agent's keepers hold."""
         for one in held:
             self._measure_devices_of(one.launch)
             self._meet(one.launch)
@@ -265,7 +266,7 @@ class Agent:
                 self._shipping.ended(done.attempt)
 
     async def run(self) -> None:
-        """Connect, and connect again, for ever."""
+        """Connect and reconnect for ever."""
         pause = RECONNECT_SECONDS[0]
         turns = itertools.count()
         shortest, most = (SILENCE_SECONDS, BUSY_SECONDS[0]) if self._home.others else (DIAL_SECONDS, BUSY_SECONDS[1])
@@ -288,8 +289,9 @@ class Agent:
                 self._keepers.leave_all()
                 self._giving.leave_all()
                 self._unsent.clear()
-                # A connection is a cycle, with 50 KiB of compression where it leads to another machine: a collector
-                # that waits for 50,000 objects would keep thousands. What lives long is frozen: this takes 1 ms.
+                # A connection is a reference cycle, with 50 KiB of compression state to another machine: a collector
+                # with a threshold of 50,000 objects would keep thousands. Long-lived objects are frozen, so this takes
+                # 1 ms.
                 gc.collect()
             if self._answered:
                 pause, patience = RECONNECT_SECONDS[0], shortest
@@ -310,14 +312,14 @@ class Agent:
             await asyncio.sleep(min(LOOK_SECONDS, left))
 
     def _tell_lack(self, why: str) -> None:
-        """Once, however often it is tried again."""
+        """Log a reason once, however often the connection is retried."""
         if why and why != self._told_lack:
             self._told_lack = why
             _log.warning("%s", why)
 
     @contextlib.asynccontextmanager
     async def _dial(self, turn: int, patience: float) -> AsyncIterator[ClientConnection]:
-        """A channel to the control plane, or to the one of several whose turn it is."""
+        """Open a channel to the control plane; with several, try them in turn."""
         token = token_for(self._home) if self._home.elsewhere is not None else read_token(self._home)
         door, scheme, secured = door_of(self._home, turn), "ws", dict[str, Any]()
         if isinstance(door, Address):
@@ -348,7 +350,8 @@ class Agent:
                 yield channel
 
     def _address(self) -> str:
-        """This machine's, for members of gangs on others; none where the control plane listens to no others."""
+        """Return this machine's address for gang members on other machines, or "" if the control plane listens locally
+        only."""
         if isinstance(self._door, Address) and self._sock is not None:
             name: str = self._sock.getsockname()[0]
             return name
@@ -389,7 +392,7 @@ class Agent:
             sender.cancel()
 
     async def _send(self, channel: ClientConnection, frames: Frames) -> None:
-        """What the machine says."""
+        """Send queued messages."""
         try:
             while True:
                 while self._unsent:
@@ -431,7 +434,7 @@ class Agent:
                 self._meetings.left(effect.attempts)
 
     def _arm(self) -> None:
-        """Wake when the machine wants to. Each message puts that off; the timer is left to be early."""
+        """Set a timer for the machine's next wakeup. Messages postpone it; a timer that is too early is kept."""
         due = self._node.wakeup()
         if due is None or (self._timer is not None and self._due <= due):
             return
@@ -491,9 +494,7 @@ class Agent:
         (self._unfit.set if why else self._unfit.clear)()
 
     async def tidy_work(self) -> None:
-        """Remove what attempts have left of jobs that are no longer known, also where this node was away when they were
-        removed.
-        """
+        """Remove the files of attempts of unknown jobs, including jobs that were removed while this node was away."""
         while True:
             await asyncio.sleep(TIDY_SECONDS)
             with contextlib.suppress(OSError, PoiseError):
@@ -543,11 +544,11 @@ class Agent:
 
     async def _sent(self) -> None:
         """Wait until the send queue has room."""
-        while len(self._unsent) > MAX_SHIPPED:  # noqa: ASYNC110 — it is emptied elsewhere, or cleared
+        while len(self._unsent) > MAX_SHIPPED:  # noqa: ASYNC110 — another task empties or clears it
             await asyncio.sleep(SHIP_SECONDS)
 
     def _meet(self, launch: Launch) -> None:
-        """A member of a gang starts, whose others may be on other machines."""
+        """Announce a starting gang member, since its other members may be on other machines."""
         if launch.gang:
             self._unsent.append(self._meetings.joined(launch))
             self._news.set()
@@ -586,7 +587,7 @@ class Agent:
             pause = min(pause, round(self._collecting.due(self._clock.wall()) * SECOND))
 
     def _stir(self) -> None:
-        """Something begins or ends: how busy the node is changes now."""
+        """Sample soon, because work begins or ends and changes the load."""
         self._pace.stir()
         self._stirred.set()
 
@@ -678,7 +679,7 @@ def declared_in(path: Path, name: str, folder: Path) -> Offer:
 
 
 async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
-    """The exit code."""
+    """Run the agent. Return the exit code."""
     name: str = options.name
     declared: Path | None = options.declared
     part = json_decoder(Part).decode(options.part) if options.part else None
@@ -744,7 +745,7 @@ async def _main(home: Home, folder: Path, options: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, everything.cancel)
     if options.attended:
-        loop.add_reader(sys.stdin.fileno(), everything.cancel)  # nothing is ever written there: it can only end
+        loop.add_reader(sys.stdin.fileno(), everything.cancel)  # nothing is ever written to it: it can only end
     _log.info("node %s: %d attempts adopted", name, len(observed.held))
     with contextlib.suppress(asyncio.CancelledError):
         await everything
@@ -761,7 +762,7 @@ async def _dismiss(home: Home, folder: Path) -> int:
 
 
 async def _retire(home: Home, folder: Path) -> None:
-    """Stops what the keepers of a folder run, as a cancelled job is stopped. Its outcome is history to everybody."""
+    """Stop everything that the keepers of a folder run, as for a cancelled job. The outcomes are not reported."""
     incarnation = incarnation_of(boot_id(), await asyncio.to_thread(identity, folder))
     cgroups = await asyncio.to_thread(probe_cgroups, incarnation[-12:])
     keepers = Keepers(folder / "keepers", home.logs, node=folder.name, gangs=home.gangs, cgroups=cgroups)
@@ -801,7 +802,7 @@ def main() -> int:
     parser.add_argument("--dismiss", action="store_true", help="end the keepers that run nothing, and leave")
     parser.add_argument("--retire", type=Path, help="folder of a node that is no longer part of the fleet")
     options = parser.parse_args()
-    faulthandler.enable()  # what it was at, if native code ends it, is among the messages
+    faulthandler.enable()  # prints the stack if native code crashes the process
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
         home = home_at(options.home)

@@ -73,8 +73,8 @@ def _keep(home: Home, cluster: Cluster) -> None:
     told: Sequence[Request] | None = None
     while not (stopping.wait(LOOK_SECONDS) or stopping.is_set()):  # the signal may come as the wait ends
         answer = _leads(home)
-        leads = leads if answer is None else answer  # it ends before this process does, in `poise down`
-        with contextlib.suppress(Fault):  # the control plane is away, or its disk is full: the next look repeats this
+        leads = leads if answer is None else answer  # it ends before this process does, on `poise down`
+        with contextlib.suppress(Fault):  # control plane unreachable, or its disk full: the next round repeats this
             unmet = pilots.keep() if answer else ()
             if unmet != told:
                 write_requests(home, cluster, unmet)
@@ -85,7 +85,7 @@ def _keep(home: Home, cluster: Cluster) -> None:
 
 
 def _connect(home: Home, cluster: Cluster, own: str) -> Substrate:
-    """Connect to the substrate of this home, and write down whether that worked for commands that wait for it."""
+    """Connect to the substrate of this home, and record the outcome for commands that wait for it."""
     try:
         substrate = driver_of(cluster.name).connect(cluster.address, own, str(home.substrate(cluster.name)))
     except PoiseError as error:
@@ -107,7 +107,7 @@ def _stopping() -> threading.Event:
 
 
 def _leads(home: Home) -> bool | None:
-    """Whether the control plane of this home is the one whose nodes these are; none if it does not answer."""
+    """Return whether the control plane of this home leads, and so owns these nodes; None if it does not answer."""
     if not home.store.exists():
         return True
     with contextlib.suppress(PoiseError):
@@ -116,14 +116,15 @@ def _leads(home: Home) -> bool | None:
 
 
 def _addresses(home: Home, own: Address, here: str) -> str:
-    """The address for the agents: of this control plane, as the machines of the substrate know it; of several, all."""
+    """Return the address for the agents, as the substrate's machines know it; with several control planes, all
+    addresses."""
     known = [door for door in home.others if isinstance(door, Address)]
     host = own.host if own.host in LOOPBACK else here
     return ",".join(door.text for door in known or [Address(host, own.port, own.authority)])
 
 
 def _node_token(home: Home, cluster: Cluster) -> str:
-    """A token for nodes, made at the first start."""
+    """Return the token for nodes, which is created at the first start."""
     file = home.substrate(cluster.name) / "token"
     with contextlib.suppress(FileNotFoundError):
         return file.read_text()
@@ -133,7 +134,7 @@ def _node_token(home: Home, cluster: Cluster) -> str:
 
 
 def _listening(home: Home, cluster: Cluster) -> Address:
-    """Where the control plane listens to its nodes, once it does."""
+    """Wait until the control plane listens for nodes, and return its address."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, msgspec.MsgspecError):

@@ -1,15 +1,15 @@
-"""Decides which pilots there are on the machines of a substrate: one on each, unless others need the machine.
+"""Decides which pilots run on the machines of a substrate: one on each, unless others need the machine.
 
-A pilot holds what is free of its machine, and its node offers that. So resources of others are never touched, those of
-Poise are not given to others, and a gang needs no reservation. When others wait for resources of a machine on which
-nothing of Poise runs, its pilot is released. Another pilot starts with what is free once they have got them. When all
-machines that they could use are busy, the work on one of them is preempted, unless it may not be. A machine that has
-more free than its pilot holds gets another pilot in the same way.
+A pilot holds the free resources of its machine, and its node offers them. So Poise never uses resources of others,
+others do not get those of Poise, and a gang needs no reservation. When others wait for resources of a machine on which
+Poise runs nothing, its pilot is released. Once they have them, another pilot starts with the remaining resources. When
+all machines that they could use are busy, the preemptible work on one of them is preempted. A machine with more free
+resources than its pilot holds gets another pilot in the same way.
 
-The machines of the substrate are compared with the nodes of Poise again and again. A node whose machine is missing, or
-was given back, is given up at once; its silence alone would tell ten seconds later. If the machine of a lost node is
-there, it gets a new agent, or a new pilot where that one does not answer. A node whose machine leaves is drained, and
-its pilot is released once nothing runs there, so that the substrate need not wait for it.
+The machines of the substrate are compared with the nodes of Poise periodically. A node whose machine is missing or was
+given back is given up at once; waiting for missed heartbeats would take ten seconds longer. If the machine of a lost
+node still exists, it gets a new agent, or a new pilot if the pilot does not answer. A node whose machine leaves is
+drained, and its pilot is released once nothing runs there, so that the substrate need not wait.
 """
 
 import contextlib
@@ -30,29 +30,29 @@ from poise.model.resources import ALLOCATED
 from poise.ports import Contact, GrowingSubstrate, Machine, Pilot, Substrate
 
 BEGIN_SECONDS = 20.0
-"""A pilot that has not begun by then found less free than there was, and is started again."""
+"""A pilot that has not begun by then found fewer free resources than expected, and is started again."""
 
 LEND_SECONDS = 30.0
-"""A machine that was given back is left for this long to those who wait for it, and is not given back again before."""
+"""Time for which a machine that was given back is left to others, and the minimum time between two such releases."""
 
 PREEMPT_SECONDS = 5.0
-"""Others wait for this long for a machine on which something runs, before that is preempted."""
+"""Time for which others wait for a busy machine before its work is preempted."""
 
 COMPARE_SECONDS = 5.0
-"""How often it is looked which nodes were given up."""
+"""Interval of checks for nodes that were given up."""
 
 AGAIN_SECONDS = 30.0
-"""A node that was given up gets a new agent no more often than this."""
+"""Minimum time between two new agents of a node that was given up."""
 
 CLOSED = ("drained", "emptying")
-"""Status of the nodes that are drained. The keeper of the agents opens those again that it has drained itself."""
+"""Status of drained nodes. The keeper of the agents reopens only those that it drained itself."""
 
 _log = logging.getLogger("poise.substrate")
 
 
 class Nodes:
-    """What the control plane knows of its nodes, and is told of them. Those that were open until their machines were
-    drained are kept in a file, with the ids of these, to be opened again by whoever keeps them then.
+    """The control plane's nodes. A file keeps the nodes that this process drained, with the ids of their machines, so
+    that this process or its successor can reopen them.
     """
 
     def __init__(self, client: Client, file: Path) -> None:
@@ -107,8 +107,8 @@ class Nodes:
 
     @contextlib.contextmanager
     def _kept_unless_refused(self, emptied: dict[str, str]) -> Iterator[None]:
-        """Keep this before nodes are drained: if this process is killed then, the next one opens them again. Keep it
-        also where nobody answers, since the nodes may be drained; a refusal has drained none.
+        """Save the drained nodes before draining: if this process is killed then, the next one reopens them. Keep them
+        also if the control plane does not answer, since the nodes may be drained; after a refusal none is.
         """
         before = self.emptied
         self._keep(emptied)
@@ -126,7 +126,7 @@ class Nodes:
 
 
 class Pilots:
-    """The pilots of one home on one substrate. `now` gives monotonic seconds."""
+    """The pilots of one home on one substrate. `now` returns monotonic seconds."""
 
     def __init__(
         self, substrate: Substrate, nodes: Nodes, contact: Contact, now: Callable[[], float] = time.monotonic
@@ -137,18 +137,18 @@ class Pilots:
         self._now = now
         self._begun = False
         self._known: set[Pilot] = set()
-        self._beginning: dict[Pilot, float] = {}  # until when each is to have begun
-        self._given_back: dict[str, float] = {}  # machines, and when
-        self._waited_for: float | None = None  # since when others have waited for what is busy
-        self._lending: set[Pilot] = set()  # released once what runs there has been preempted
+        self._beginning: dict[Pilot, float] = {}  # deadline by which each must have begun
+        self._given_back: dict[str, float] = {}  # machines, with the time
+        self._waited_for: float | None = None  # start of the others' wait for busy machines
+        self._lending: set[Pilot] = set()  # released once their work has been preempted
         self._compared = -math.inf
         self._restarted: dict[Pilot, float] = {}
 
     def keep(self) -> Sequence[Request]:
-        """A pilot on every machine that is there, and none for those that have gone. Returns what `want` does."""
+        """Keep a pilot on every available machine, and none for those that left. Return the result of `want`."""
         unmet: Sequence[Request] = ()
         if isinstance(self._substrate, GrowingSubstrate):
-            if not self._begun:  # machines that ended while nobody kept them
+            if not self._begun:  # machines that ended while no keeper ran
                 self._nodes.gone_but({pilot.node for pilot in self._substrate.pilots()})
                 self._begun = True
             unmet = self._substrate.want(self._nodes.demand())
@@ -171,26 +171,24 @@ class Pilots:
         return unmet
 
     def open_again(self) -> None:
-        """Open the nodes that were drained here and whose machines stay. Nobody else knows which were open."""
+        """Reopen nodes that were drained here and whose machines stay. No other process knows which were open."""
         if self._nodes.emptied:
             machines = {machine.id: machine for machine in self._substrate.machines()}
             leaving = self._leaving(self._substrate.pilots(), machines)
             self._nodes.open_but({pilot.node: pilot.machine for pilot in leaving})
 
     def end(self) -> bool:
-        """Release all pilots except those whose commands still run. Returns whether nothing of them is left."""
+        """Release all pilots except those whose commands still run. Return whether none is left."""
         machines, pilots = self._substrate.machines(), sorted(self._substrate.pilots())
         held = {pilot.machine for pilot in pilots}
         ended = self._substrate.release(pilots)
         return self._substrate.sweep([one for one in machines if one.id not in held]) and len(ended) == len(pilots)
 
     def _still_there(self, machines: dict[str, Machine]) -> set[Pilot]:
-        """The pilots whose machines are there; the others are removed. A machine that another has replaced is left out
-        of `machines`.
-        """
+        """Return the pilots whose machines exist, and remove the others. Remove replaced machines from `machines`."""
         pilots, names = set(self._substrate.pilots()), {machine.name for machine in machines.values()}
         left = sorted(pilot for pilot in pilots | self._known if pilot.machine not in machines)
-        # where another has come in the place of one, it says itself what it holds
+        # a machine that replaced one reports its work itself
         if gone := [pilot.node for pilot in left if pilot.node not in names]:
             self._nodes.gone(*gone)
         for pilot in left:
@@ -210,15 +208,15 @@ class Pilots:
         return pilots
 
     def _is_replaced(self, pilot: Pilot, machines: Mapping[str, Machine], pilots: Iterable[Pilot]) -> bool:
-        """Whether this one does not answer, and another machine has come under its name: it may take the substrate long
-        to see who is gone.
+        """Return whether this pilot does not answer and another machine has its name: the substrate may take long to
+        notice that a machine is gone.
         """
         held, name = {of.machine for of in pilots}, machines[pilot.machine].name
         same = [of for of in machines.values() if of.name == name and of.id not in held]
         return bool(same) and pilot not in self._beginning and pilot not in self._substrate.answering([pilot])
 
     def _leaving(self, pilots: Iterable[Pilot], machines: Mapping[str, Machine]) -> set[Pilot]:
-        """Those of these pilots that have begun, and whose machines are lent, or drained by the substrate."""
+        """Return the pilots that have begun and whose machines are lent, or drained by the substrate."""
         return {
             pilot
             for pilot in pilots
@@ -226,7 +224,7 @@ class Pilots:
         } - self._beginning.keys()
 
     def _let_go(self, leaving: Iterable[Pilot]) -> None:
-        """Drain the nodes of machines that leave, and release the pilots of those on which nothing runs any more."""
+        """Drain the nodes of leaving machines, and release the pilots of those that are idle."""
         if not leaving:
             return
         self._nodes.empty({pilot.node: pilot.machine for pilot in leaving})
@@ -242,8 +240,8 @@ class Pilots:
     def _share(
         self, staying: Sequence[Pilot], machines: Mapping[str, Machine], requests: Sequence[Mapping[str, float]]
     ) -> None:
-        """Give back one machine on which nothing runs, if others wait for it, or more of it could be had. Where others
-        have waited for what is busy, what runs on one of their machines is preempted.
+        """Give back one idle machine if others wait for it, or if more of it is free. If others have waited for busy
+        machines, preempt the work on one of them.
         """
         busy: list[Pilot] = []
         for pilot in staying:
@@ -263,7 +261,7 @@ class Pilots:
         self._ask_back(busy)
 
     def _ask_back(self, busy: Sequence[Pilot]) -> None:
-        """Preempt what runs on one of these machines, when others have waited for it for long enough."""
+        """Preempt the work on one of these machines once others have waited long enough."""
         if not busy or self._lending:
             self._waited_for = None
             return
@@ -271,13 +269,13 @@ class Pilots:
         if self._waited_for is None:
             self._waited_for = now
         elif now - self._waited_for > PREEMPT_SECONDS:
-            self._waited_for = now  # if nothing there may be preempted, it is asked again no sooner
+            self._waited_for = now  # if nothing may be preempted, the next request waits as long
             lent = self._nodes.lend({pilot.node: pilot.machine for pilot in busy})
             self._lending |= {pilot for pilot in busy if pilot.node == lent}
 
     def _hear_from_all(self, staying: Sequence[Pilot]) -> None:
-        """New agents for nodes that Poise has given up and the substrate has not. A pilot that does not answer then is
-        removed, and its machine gets another one.
+        """Start new agents for nodes that Poise has given up but the substrate has not. If a pilot does not answer
+        then, remove it; its machine gets another one.
         """
         now = self._now()
         due = [pilot for pilot, at in self._restarted.items() if now - at > AGAIN_SECONDS]
@@ -300,7 +298,7 @@ class Pilots:
                 self._restarted[pilot] = now
 
     def _has_had_time(self, machine: Machine) -> bool:
-        """Whether it is so long since a machine was given back that it may be taken, or given back again."""
+        """Return whether a machine was given back long enough ago to be taken or given back again."""
         return self._now() - self._given_back.get(machine.id, -math.inf) > LEND_SECONDS
 
     def _start(self, machine: Machine, node: str) -> None:
@@ -310,7 +308,8 @@ class Pilots:
         self._beginning[pilot] = self._now() + BEGIN_SECONDS
 
     def _are_beginning(self) -> bool:
-        """Whether a pilot is still to begin. One that does not had others come before it, and is started again."""
+        """Return whether a pilot has yet to begin. Remove one whose deadline has passed, because others took its
+        resources."""
         for pilot, until in list(self._beginning.items()):
             if self._substrate.has_begun(pilot):
                 del self._beginning[pilot]
@@ -320,7 +319,7 @@ class Pilots:
         return bool(self._beginning)
 
     def _release(self, pilots: Sequence[Pilot]) -> list[Pilot]:
-        """Those that have ended."""
+        """Release pilots, and return those that have ended."""
         ended = sorted(self._substrate.release(pilots)) if pilots else []
         for pilot in ended:
             self._forget(pilot)
@@ -337,5 +336,5 @@ class Pilots:
 
 
 def fits(request: Mapping[str, float], room: Mapping[str, float]) -> bool:
-    """Whether a machine with this room has all that a request needs of it."""
+    """Return whether a machine with this room has everything that a request needs."""
     return all(amount <= room.get(of, 0.0) for of, amount in request.items())

@@ -1,14 +1,13 @@
-"""`poise.agent.prepare PLAN -- COMMAND…`: makes the files of an attempt, and becomes its command.
+"""`poise.agent.prepare PLAN -- COMMAND…`: makes the files of an attempt, then executes its command.
 
-It runs in place of the command, as the first thing of its attempt: under its limits, with its logs, ended as it would
-be. So an agent that is killed meanwhile changes nothing, and a control plane that is away is waited for. What is wrong
-with the files or the environment ends the attempt with that as the reason; the node is not to blame.
+It runs in place of the command, first in its attempt, under the same limits, with the same logs, and is stopped in the
+same way. So it survives a killed agent, and it waits for an unreachable control plane. A problem with the files or the
+environment ends the attempt with that reason and does not count against the node.
 
-The plan is a file, because it holds the key of the attempt, which neither the command nor other users may see. It is
-removed once it is read. Pieces of files come from the control plane, and each is checked by its hash. They are kept in
-`fetched.db` of the state directory, for all attempts of this node; what is there is not fetched again. The copy of the
-tree is made of them, for this attempt alone: what it writes changes nothing else. `fetched.db` is a cache: when it is
-damaged, or fills the disk, it is removed and made again.
+The plan is a file, because it holds the attempt's key, which neither the command nor other users may see. It is removed
+once it is read. Pieces of files come from the control plane, and each is verified by its hash. `fetched.db` in the
+state directory caches them for all attempts of this node. The copy of the tree is made from them, for this attempt
+only: its writes change nothing else. When `fetched.db` is damaged, or fills the disk, it is removed and rebuilt.
 """
 
 import contextlib
@@ -36,34 +35,34 @@ from poise.model.calls import ATTEMPT
 from poise.model.trees import Entry, cut, decoded, digest
 
 NOT_PREPARED = 125
-"""Exit code where there is no command to become."""
+"""Exit code if there is no command to execute."""
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 PATIENCE = 1800.0
-"""Seconds for which a control plane that is away is waited for."""
+"""Seconds to wait for an unreachable control plane."""
 
 ASK_SECONDS = 60.0
 PAUSES = 0.1, 5.0
 MOST_ASKED = 2048
-"""Hashes in one question."""
+"""Maximum number of hashes in one request."""
 
 LONG = 2.0
-"""From this many seconds on, the log of the job says how long its files took."""
+"""Minimum seconds of fetching and copying that the job's log reports."""
 
 AT_ONCE = 4 * 2**20
-"""Bytes of files that are held in memory at once."""
+"""Maximum bytes of files in memory at once."""
 
 
 def home_of(plan: Plan) -> Home:
-    """The state directory of the node, and the way to its control plane."""
+    """Return the state directory of the node, with the addresses of its control plane."""
     if plan.addresses:
         return home_elsewhere(Path(plan.root), plan.addresses)
     return home_at(plan.root, {"POISE_CONTROL": plan.control})
 
 
 class Source:
-    """The control plane, as far as it gives an attempt its files."""
+    """The control plane as the source of an attempt's files."""
 
     def __init__(self, plan: Plan) -> None:
         self._home = home_of(plan)
@@ -72,8 +71,8 @@ class Source:
         self._turn = 0
 
     def ask(self, data: bytes, alive: "Alive") -> bytes:
-        """Pieces, or where nothing is asked for the hashes of the manifest's. Waits for a control plane that is away.
-        Raises PoiseError.
+        """Return pieces, or the hashes of the manifest's pieces for an empty request. Waits for an unreachable control
+        plane. Raises PoiseError.
         """
         deadline, pause, refused = time.monotonic() + PATIENCE, PAUSES[0], 0
         while True:
@@ -83,7 +82,7 @@ class Source:
                 failure: PoiseError = Unreachable("no control plane gives the files", have=str(error))
             except PoiseError as error:
                 failure = error
-                if error.status < 500:  # another one of several may have read more of the log, or hold the files
+                if error.status < 500:  # another replica may have read more of the log, or hold the files
                     refused += 1
                     if refused >= len(self._home.doors):
                         raise
@@ -119,7 +118,7 @@ class Source:
 
 
 class Alive:
-    """Says that the attempt gets on."""
+    """Reports progress of the attempt."""
 
     def __init__(self, progress: str) -> None:
         self._progress = progress
@@ -136,8 +135,8 @@ _pieces = msgpack_decoder(list[bytes])
 
 
 def prepared(plan: Plan) -> dict[str, str]:
-    """Make the files of an attempt. Returns the variables that its command gets in addition. Raises PoiseError,
-    OSError and sqlite3.Error.
+    """Make the files of an attempt. Return additional variables for its command. Raises PoiseError, OSError and
+    sqlite3.Error.
     """
     home, alive, begun = home_of(plan), Alive(plan.progress), time.monotonic()
     entries = copied(home, plan, Source(plan), alive)
@@ -153,9 +152,7 @@ _OfCache = (StoreFull, sqlite3.Error, OSError)
 
 
 def copied(home: Home, plan: Plan, source: Source, alive: Alive) -> tuple[Entry, ...]:
-    """Make the copy of the tree; once more with a new cache where the cache is damaged or has no room. Raises as
-    `prepared`.
-    """
+    """Copy the tree. If the cache is damaged or the disk is full, retry once with a new cache. Raises as `prepared`."""
     held(Path(plan.folder))
     try:
         return _copied(home, plan, source, alive)
@@ -182,7 +179,7 @@ def _copied(home: Home, plan: Plan, source: Source, alive: Alive) -> tuple[Entry
 
 
 def _remove_cache(path: Path) -> None:
-    """Processes that have it open continue with the removed file."""
+    """Remove the cache. Processes that have it open continue with the removed file."""
     with _locked(path, fcntl.LOCK_EX):
         for end in ("", "-wal", "-shm"):
             Path(f"{path}{end}").unlink(missing_ok=True)
@@ -190,7 +187,7 @@ def _remove_cache(path: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path, kind: int) -> Iterator[None]:
-    """Nobody opens the cache while another one removes its files."""
+    """Lock the cache, so that no process opens it while another one removes its files."""
     file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, kind)
@@ -200,7 +197,7 @@ def _locked(path: Path, kind: int) -> Iterator[None]:
 
 
 def fetched(blobs: Blobs, plan: Plan, source: Source, alive: Alive) -> tuple[Entry, ...]:
-    """The entries of an attempt's tree, once all its pieces are here."""
+    """Fetch all pieces of an attempt's tree, and return its entries."""
     tree = bytes.fromhex(plan.tree.hash)
     if not blobs.has("", tree):
         blobs.shrink()
@@ -232,8 +229,8 @@ def _fetch(blobs: Blobs, source: Source, wanted: Sequence[bytes], alive: Alive) 
 
 
 def written(blobs: Blobs, entries: Sequence[Entry], folder: Path, alive: Alive) -> None:
-    """Make the tree in a folder. No path is followed through a link, whoever makes one there meanwhile; what is there
-    already, which only the log of the attempt can be, stays. Raises OSError and PoiseError.
+    """Write the tree to a folder. No path is followed through a link, even one made meanwhile. An existing file, which
+    can only be the attempt's log, stays. Raises OSError and PoiseError.
     """
     with _Folders(folder) as folders:
         for few in _together(entries):
@@ -254,7 +251,7 @@ def written(blobs: Blobs, entries: Sequence[Entry], folder: Path, alive: Alive) 
 
 
 def _together(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Files in groups of a size that memory holds; a large one is alone."""
+    """Yield files in groups that fit in memory; a large file is alone."""
     group: list[Entry] = []
     size = 0
     for entry in entries:
@@ -281,7 +278,7 @@ def _write(blobs: Blobs, contents: dict[bytes, bytes], entry: Entry, folders: "_
             data = memoryview(contents[piece] if contents else blobs.get("", [piece])[0])
             while data:
                 data = data[os.write(file, data) :]
-    except BaseException:  # half of a file would count as there
+    except BaseException:  # a partial file would count as complete
         os.unlink(name, dir_fd=parent)
         raise
     finally:
@@ -289,14 +286,14 @@ def _write(blobs: Blobs, contents: dict[bytes, bytes], entry: Entry, folders: "_
 
 
 class _Folders:
-    """The folders of a tree, opened one below the other; none of them is a link."""
+    """The folders of a tree, opened one inside the other without following links."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._open: list[tuple[str, int]] = [("", os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))]
 
     def of(self, path: str) -> int:
-        """The folder that holds a path."""
+        """Return the folder that holds a path."""
         wanted = path.split("/")[:-1]
         depth = 0
         while depth < len(wanted) and depth + 1 < len(self._open) and self._open[depth + 1][0] == wanted[depth]:
@@ -320,13 +317,13 @@ class _Folders:
 
 
 def say(text: str) -> None:
-    """Nothing is buffered: where the disk is full, what is left in a buffer would change the exit code."""
+    """Write a line to standard error, unbuffered: on a full disk, buffered output would change the exit code."""
     with contextlib.suppress(OSError):
         os.write(sys.stderr.fileno(), f"poise: {text}\n".encode("utf-8", "replace"))
 
 
 def _fail(plan: Plan, why: str) -> int:
-    """The file for the reason has been there with the plan, so that it has room on a full disk."""
+    """Report a failure. The file for the reason was made with the plan, so that it has room on a full disk."""
     say(why)
     with contextlib.suppress(OSError):
         file = os.open(plan.failure, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""What an agent costs itself: bytes that it sends, and CPU."""
+"""The overhead of an agent: bytes that it sends, and CPU time."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from poise.model.load import Upkeep
 
 
 class _Counted:
-    """A transport, and how much was written to it: frames as they leave, compressed where they are, before TLS."""
+    """A transport that counts the bytes written: frames as sent, after compression and before TLS."""
 
     def __init__(self, transport: asyncio.Transport, toll: "Toll") -> None:
         self._transport = transport
@@ -25,7 +25,7 @@ class _Counted:
 
 
 class Toll:
-    """Counts over all connections of its `connection`, a class."""
+    """Counts the traffic of all connections of its class `connection`."""
 
     def __init__(self) -> None:
         toll = self
@@ -39,7 +39,7 @@ class Toll:
         self._last = (time.monotonic(), 0, time.process_time())
 
     def take(self) -> Upkeep:
-        """Since it was last taken."""
+        """Return the overhead since the last call."""
         before, self._last = self._last, (time.monotonic(), self.sent, time.process_time())
         seconds, sent, used = (new - old for new, old in zip(self._last, before, strict=True))
         return Upkeep(sent=round(sent / seconds), cpu=round(1e6 * used / seconds)) if seconds > 0 else Upkeep()

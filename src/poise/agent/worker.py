@@ -60,7 +60,7 @@ ALONE_SECONDS = 300.0
 
 LINGER_SECONDS = 5.0
 LOOK_SECONDS = (0.01, 1.0)
-"""Least and greatest pause between two looks at a call with a time limit; else 1/20 of the limit."""
+"""Minimum and maximum pause between two checks of a call with a time limit; otherwise 1/20 of the limit."""
 
 RECONNECT_SECONDS = (0.05, 1.0)
 
@@ -70,7 +70,8 @@ _END = -1
 
 
 class Started(NamedTuple):
-    """A call, or an item of a piece of a `map`, that has started `at` (monotonic, ns), after the results `before`."""
+    """A call, or an item of a `map` piece, that started at `at` (monotonic, ns); `before` are the piece's earlier
+    results."""
 
     at: int
     item: Any = None
@@ -78,8 +79,8 @@ class Started(NamedTuple):
 
 
 class Worker:
-    """`turn` makes calls in the main thread; `listen` is the other thread. `watch` ends a call that takes longer than
-    `time_limit`, or longer than `hang` without progress (nanoseconds; 0: no limit).
+    """`turn` makes calls in the main thread; `listen` runs in another thread. `watch` ends a call that takes longer
+    than `time_limit`, or longer than `hang` without progress (nanoseconds; 0: no limit).
     """
 
     def __init__(self, home: Home, attempt: Attempt, key: str, time_limit: int = 0, hang: int = 0) -> None:
@@ -101,7 +102,7 @@ class Worker:
         self._ending = False
         self._time_limit, self._hang = time_limit, hang
         self._started = Started(0)
-        self._deciding = threading.Lock()  # how a call has ended; `watch` keeps it until the process is gone
+        self._deciding = threading.Lock()  # decides how a call ended; `watch` holds it until the process exits
 
     # --- making calls ------------------------------------------------------------------------------------------------
 
@@ -114,9 +115,9 @@ class Worker:
             number = self._inbox.get()
             todo = self._todo.pop(number, None)
             if todo is None:
-                continue  # it was handed back, or it is time to end
+                continue  # it was handed back, or the worker ends
             if self._time_limit or self._hang:
-                self._start()  # it counts from here while its function is loaded
+                self._start()  # time counts from here while its function is loaded
             self._making = number
             began = clock()
             try:
@@ -147,7 +148,7 @@ class Worker:
         self._started = Started(time.monotonic_ns(), item, before)
 
     def watch(self) -> None:
-        """Fail the call that takes too long, and end the process: nothing else stops its code. A thread of its own."""
+        """Fail a call that takes too long, and exit: nothing else stops its code. It has its own thread."""
         progress = self._folder / f"{self._attempt}.progress"
         if self._hang:
             progress.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -180,7 +181,7 @@ class Worker:
             self._deciding.release()
 
     def _give_up(self, result: Result) -> None:
-        """End while a call runs, once it is known how it ended."""
+        """Exit while a call runs, once the control plane has its result or `LINGER_SECONDS` have passed."""
         self._ending = True
         self._unknown[result.number] = result
         back = tuple(self._todo)
@@ -279,8 +280,8 @@ class Worker:
 
 
 def _made(function: Callable[..., Any], arguments: Any, start: Callable[..., None] | None = None) -> Any:
-    """A call, or a piece of a `map`: the function with each item, or (`star`) with what each item holds. `start` is
-    called before each.
+    """Make a call, or a piece of a `map`: call the function with each item, or (`star`) with each item's elements as
+    arguments. `start` is called before each call.
     """
     kind, positional, named = arguments
     if kind == "call":
@@ -315,7 +316,7 @@ def _gang(folder: Path) -> int:
 
 
 def _filled(part: Any, inputs: dict[int, Any]) -> Any:
-    """The arguments, with results in place of earlier calls."""
+    """Return the arguments with results in place of earlier calls."""
     if isinstance(part, values.Placeholder):
         return inputs[part.number]
     if type(part) in (list, tuple):

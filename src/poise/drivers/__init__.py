@@ -1,1 +1,1 @@
-"""Doors made real: clock, processes, devices, storage. Each module implements a port for one piece of the world."""
+"""Implementations of the ports: clock, processes, devices, storage. Each module connects to one external resource."""

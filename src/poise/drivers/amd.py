@@ -1,8 +1,8 @@
-"""AMD devices, out of what `amd-smi` prints with `--json`.
+"""AMD devices, from the output of `amd-smi --json`.
 
-Written from recorded outputs (`tests/drivers/recorded/`), never run on such a card. Its answers have changed their
-shape: a list, or an object that holds the list as `gpu_data`; amounts are `{"value": 1, "unit": "MB"}`, `N/A` where
-nothing is known. `MB` and `GB` are binary there. The runtime counts devices in the order of their nodes (`node_id`).
+Written from recorded outputs (`tests/drivers/recorded/`), never run on real hardware. The output format has varied: a
+list, or an object with the list as `gpu_data`. Amounts are `{"value": 1, "unit": "MB"}`, or `N/A` if unknown. `MB` and
+`GB` are binary there. The runtime numbers devices in the order of their nodes (`node_id`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ from poise.model.resources import Device
 from poise.model.usage import UNKNOWN
 
 _SCALES = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40, "W": 1000, "GB/S": 10**9, "%": 10}
-"""What an amount of a unit is in ours: bytes, milliwatts, bytes per second, thousandths."""
+"""Factors from units to ours: bytes, milliwatts, bytes per second, thousandths."""
 
 
 class AmdSmi:
-    """Devices in the order in which the runtime counts them."""
+    """Devices in the runtime's order."""
 
     name = "amd-smi"
     hint = "install ROCm with `amd-smi`; `amd-smi list` must print devices"
@@ -40,7 +40,7 @@ class AmdSmi:
 
 
 def devices_of(listed: Any, static: Any) -> tuple[tuple[Device, ...], str]:
-    """Devices, and the driver's version, out of `amd-smi list` and `amd-smi static`. Raises `NoAnswerError`."""
+    """Return devices and driver version from `amd-smi list` and `amd-smi static`. Raises `NoAnswerError`."""
     order = _order(listed)
     uuids = {gpu: str(entry.get("uuid", "")) for gpu, entry in _entries(listed).items()}
     found = []
@@ -65,7 +65,7 @@ def devices_of(listed: Any, static: Any) -> tuple[tuple[Device, ...], str]:
 
 
 def uses_of(metric: Any) -> dict[int, Use]:
-    """By `amd-smi`'s own numbers, out of `amd-smi metric`."""
+    """Return device use by `amd-smi`'s own numbers, from `amd-smi metric`."""
     return {
         gpu: Use(
             _amount(entry, "usage", "gfx_activity"),
@@ -78,7 +78,7 @@ def uses_of(metric: Any) -> dict[int, Use]:
 
 
 def _order(listed: Any) -> dict[int, int]:
-    """By `amd-smi`'s number the one that the runtime counts by."""
+    """Return the runtime's number for each number of `amd-smi`."""
     entries = _entries(listed)
     places = sorted(entries, key=lambda gpu: (_whole(entries[gpu].get("node_id"), gpu), gpu))
     return {gpu: place for place, gpu in enumerate(places)}
@@ -111,7 +111,7 @@ def _text(entry: Mapping[str, Any], *path: str) -> str:
 
 
 def _amount(entry: Mapping[str, Any], *path: str) -> int:
-    """In our units; 0 for what is not said."""
+    """Return an amount in our units; 0 if it is missing."""
     value = _at(entry, path)
     if not isinstance(value, dict) or isinstance(value.get("value"), bool):
         return 0

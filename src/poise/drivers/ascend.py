@@ -1,9 +1,9 @@
-"""Ascend devices, out of the table that `npu-smi info` prints.
+"""Ascend devices, from the table that `npu-smi info` prints.
 
-Written from recorded outputs (`tests/drivers/recorded/`), never run on such a card. Each chip is a device: its first
-line has number, name, health and power, its second its bus address, how busy it is and its memory in MiB. Chips are
-counted from 0 in the order of the table, as the runtime counts those that it may use: in a container `npu-smi` shows
-the host's number 5 for the chip that is device 0 there.
+Written from recorded outputs (`tests/drivers/recorded/`), never run on real hardware. Each chip is a device. Its first
+line has number, name, health and power; its second line has bus address, utilization, and memory in MiB. Chips are
+numbered from 0 in the order of the table, as the runtime numbers its visible chips: in a container, `npu-smi` shows the
+host's number 5 for the chip that is device 0 there.
 """
 
 import re
@@ -15,7 +15,7 @@ from poise.model.catalogue import device_found
 from poise.model.usage import UNKNOWN
 
 USABLE = frozenset({"OK", "Warning"})
-"""What a chip says of its health where work can be given to it."""
+"""Health values of chips that can take work."""
 
 _VERSION = re.compile(r"\|\s*npu-smi\s+\S+\s+Version:\s*(\S+)")
 _FIRST = re.compile(r"\|\s*(\d+)\s+(\S[^|]*?)\s*\|\s*(\S+)\s*\|\s*(\d+(?:\.\d+)?)?")
@@ -25,7 +25,7 @@ _SECOND = re.compile(
 
 
 class Chip(NamedTuple):
-    """One chip of the table: memory in bytes, `busy` in thousandths, `power` in milliwatts (-1: not said)."""
+    """One chip of the table: memory in bytes, `busy` in thousandths, `power` in milliwatts (-1: unknown)."""
 
     name: str
     health: str
@@ -37,7 +37,7 @@ class Chip(NamedTuple):
 
 
 class NpuSmi:
-    """Devices in the order of the table. Chips that are not well are left out, and keep their number."""
+    """Devices in the order of the table. Unhealthy chips are left out, and keep their number."""
 
     name = "npu-smi"
     hint = "install the Ascend driver; `npu-smi info` must print a table"
@@ -68,7 +68,7 @@ class NpuSmi:
 
 
 def chips_of(text: str) -> list[Chip]:
-    """The chips of the table. Raises `NoAnswerError` where there is no table, or a line that does not belong there."""
+    """Return the chips of the table. Raises `NoAnswerError` if there is no table, or if a line is malformed."""
     if "| NPU" not in text or "Health" not in text:
         raise NoAnswerError("`npu-smi info` prints no table of chips")
     chips = []
@@ -93,6 +93,6 @@ def chips_of(text: str) -> list[Chip]:
 
 
 def _model(chip: Chip) -> str:
-    """`Ascend910B3` for `910B3`. An `Ascend910` with 64 GiB is a die of a later generation, not the first."""
+    """Return `Ascend910B3` for `910B3`. An `Ascend910` with 64 GiB is a die of a later generation, not the first."""
     name = chip.name if chip.name.startswith("Ascend") else f"Ascend{chip.name}"
     return "Ascend910C" if name == "Ascend910" and chip.memory > 48 << 30 else name

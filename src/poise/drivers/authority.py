@@ -1,9 +1,9 @@
-"""The authority of a home: what other machines trust its control plane by.
+"""The certificate authority of a home, by which other machines trust its control plane.
 
-A control plane that listens beyond its machine speaks TLS. Its certificate is signed by an authority of the home's own,
-made at the first such start and kept for its owner only. Whoever connects knows the authority by its fingerprint, the
-SHA-256 of its certificate, which is handed over with the address; so nobody has to be asked to sign anything, and a
-certificate of any other authority is refused.
+A control plane that listens beyond its machine speaks TLS. Its certificate is signed by the home's own authority, which
+is made at the first such start and readable by its owner only. Clients know the authority by its fingerprint, the
+SHA-256 of its certificate, which is part of the address. So no external authority is needed, and a certificate of any
+other authority is refused.
 """
 
 import datetime
@@ -29,14 +29,14 @@ except ModuleNotFoundError:
     raise InputError("listening for other machines needs a library for TLS", hint=extra("listen")) from None
 
 LASTS = datetime.timedelta(days=3650)
-"""The fingerprint is known on other machines: the authority lasts, and a control plane may run for as long."""
+"""Other machines know the fingerprint, so the authority is long-lived, as a running control plane may be."""
 
 BEFORE = datetime.timedelta(days=1)
-"""Clocks of other machines may be behind."""
+"""Allowance for clocks of other machines that are behind."""
 
 
 def names_here(listen: str) -> list[str]:
-    """Every name and address by which other machines may know this one; the one to be told to them comes first."""
+    """Return every name and address by which other machines may know this one, the preferred one first."""
     own = [socket.gethostname(), socket.getfqdn()]
     first = own[:1] if _is_any(listen) else [listen]
     found = [
@@ -49,11 +49,11 @@ def names_here(listen: str) -> list[str]:
 
 
 def ensure_authority(home: Home) -> bytes:
-    """The certificate of the home's authority (PEM), made now if there is none."""
+    """Return the certificate of the home's authority (PEM); create it if it is missing."""
     certificate, key = home.authority / "authority.pem", home.authority / "authority.key"
     try:
         home.authority.mkdir(mode=0o700, exist_ok=True)
-        if not certificate.exists():  # written last: the key of one that is there is whole
+        if not certificate.exists():  # written last: if it exists, its key is complete
             secret = ec.generate_private_key(ec.SECP256R1())
             name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Poise of {socket.gethostname()}"[:64])])
             built = _builder(name, name, secret.public_key(), secret.public_key())
@@ -69,8 +69,8 @@ def ensure_authority(home: Home) -> bytes:
 
 
 def server_context(home: Home, names: Iterable[str], of: str = "server") -> ssl.SSLContext:
-    """To listen with: a certificate for these names, made anew, since the machine's addresses may have changed. It is
-    kept under a name of its own for each program that listens.
+    """Return a TLS context for listening, with a new certificate for these names, since the machine's addresses may
+    have changed. Each program that listens stores it under its own name.
 
     The server sends no session tickets. Python does not lock a connection between threads: a client that reads in one
     thread and writes in another blocks in the write, if the other thread reads a ticket at that moment. One WebSocket
@@ -114,7 +114,7 @@ def _builder(
 
 
 def _usage(*, signs: bool) -> x509.KeyUsage:
-    """An authority signs certificates, and nothing else; what it signed proves who is met, and nothing else."""
+    """Return key usage: an authority only signs certificates; a server certificate only authenticates."""
     return x509.KeyUsage(
         digital_signature=not signs,
         key_cert_sign=signs,
@@ -149,8 +149,8 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, read: Callable[[Path], None] = lambda _: None) -> None:
-    """Whole or not at all, and for its owner only from the first byte. Others may write the same: `read` is given what
-    was written here.
+    """Write a file atomically, readable by its owner only from the start. Other processes may write the same file:
+    `read` gets this process's content.
     """
     draft = path.with_suffix(f".{secrets.token_hex(4)}.new")
     try:

@@ -1,11 +1,11 @@
-"""Measures devices, in a process of its own: run as `python -m poise.drivers.bench`; prints a JSON value a line.
+"""Measures devices in its own process: run as `python -m poise.drivers.bench`; prints one JSON value per line.
 
-    processor       numpy, or torch where it is installed: the CPUs that this process may use
+    processor       numpy, or torch if installed: the CPUs that this process may use
     accelerators    torch: every device that it sees, in its order (CUDA, ROCm, Ascend with `torch_npu`)
 
-Sizes are chosen so that a run lasts a while on this device; each is done once to warm up, then several times. numpy
-computes int8 and the 16-bit formats without the processor's units for them, so they are left out there; fp8 is left
-out everywhere, because torch has no stable call for it.
+Sizes are chosen so that a run lasts long enough on this device; each is run once to warm up, then several times. numpy
+computes int8 and the 16-bit formats without the processor's units for them, so they are left out there; fp8 is left out
+everywhere, because torch has no stable call for it.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from poise.model.measured import Sample, sample_of
 
 
 class Effort(NamedTuple):
-    """How long a run should last, in seconds, how many there are, and the bytes of a buffer that is copied."""
+    """The duration of a run in seconds, the number of runs, and the bytes of a buffer that is copied."""
 
     seconds: float
     runs: int
@@ -34,10 +34,10 @@ class Effort(NamedTuple):
 
 QUICK = Effort(0.1, 3, 64 * 2**20)
 THOROUGH = Effort(0.25, 9, 512 * 2**20)
-"""Buffers are larger than the caches of processors, or a copy would not reach the memory."""
+"""Buffers exceed the caches of processors; otherwise a copy would not reach the memory."""
 
 SIZES = (1024, 2048, 4096, 8192, 16384)
-"""Of matrices; multiples of what matrix units take at once."""
+"""Sizes of square matrices, in multiples of the tile sizes of matrix units."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def processor(effort: Effort) -> Iterator[Report]:
-    """One report: all CPUs of this process together."""
+    """Yield one report for all CPUs of this process together."""
     torch = _library("torch")
     if torch is not None:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -78,7 +78,7 @@ def processor(effort: Effort) -> Iterator[Report]:
 
 
 def accelerators(effort: Effort) -> Iterator[Report]:
-    """A report for each device that torch sees; it ends with an error where there is no torch."""
+    """Yield a report for each device that torch sees; exit with an error if torch is missing."""
     torch = _library("torch")
     if torch is None:
         raise SystemExit("torch is not installed")
@@ -145,7 +145,7 @@ def _numpy() -> Any:
 
 
 class _Torch:
-    """One device as torch has it. `wait` returns when all that was begun on it is done."""
+    """A torch device. `wait` returns when all work on it is done."""
 
     def __init__(self, torch: Any, name: str, wait: Callable[[], None]) -> None:
         self._torch = torch
@@ -157,7 +157,8 @@ class _Torch:
         return sample_of(2 * effort.buffer, _times(lambda: target.copy_(source), effort, self.wait))
 
     def links(self, effort: Effort, devices: list[str]) -> dict[str, Sample]:
-        """To and from the host, whose memory is pinned so that the link is the limit; and to the other devices."""
+        """Measure transfers to and from the host, whose memory is pinned so that the link is the limit, and to other
+        devices."""
         own = self._buffer(self.name, effort)
         host = self._torch.empty(effort.buffer, dtype=self._torch.uint8)
         with contextlib.suppress(RuntimeError):  # without pinned memory the copy is slower
@@ -178,7 +179,7 @@ class _Torch:
         return found
 
     def product(self, precision: str) -> Callable[[int], Callable[[], object]]:
-        """Makes the product of two matrices of a size. Raises what torch raises where it has none."""
+        """Return a function that makes the product of two matrices of a size. Raises as torch if it has none."""
         torch = self._torch
         kind = {
             "fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32,
@@ -208,7 +209,7 @@ def _torch_rates(
             torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         try:
             rates[precision] = _product_rate(device.product(precision), effort, device.wait)
-        except (RuntimeError, AttributeError, TypeError) as error:  # this device or this torch has no such product
+        except (RuntimeError, AttributeError, TypeError) as error:  # this device or this torch does not support it
             left_out[precision] = str(error).partition("\n")[0][:200]
     return rates, left_out
 
@@ -227,14 +228,14 @@ def _product_rate(
             break
         try:
             once = _once(product(larger), wait)
-        except (RuntimeError, MemoryError):  # no room for them
+        except (RuntimeError, MemoryError):  # out of memory
             break
         size = larger
     return sample_of(2 * size**3, _times(product(size), effort, wait))
 
 
 def _once(work: Callable[[], object], wait: Callable[[], None]) -> float:
-    """Seconds of the fastest of three times, after one to warm up."""
+    """Return the seconds of the fastest of three runs, after one to warm up."""
     seconds = []
     for _ in range(4):
         began = time.perf_counter()
@@ -245,7 +246,7 @@ def _once(work: Callable[[], object], wait: Callable[[], None]) -> float:
 
 
 def _times(work: Callable[[], object], effort: Effort, wait: Callable[[], None]) -> list[float]:
-    """Seconds of one time each; so often in a row that a run lasts long enough to be measured."""
+    """Return the mean seconds per call in each run; calls are repeated so that a run is long enough to measure."""
     often = max(1, round(effort.seconds / _once(work, wait)))
     seconds = []
     for _ in range(effort.runs):

@@ -1,4 +1,4 @@
-"""Encode what is large in a copy of this process: it goes on meanwhile, and nothing changes for the copy."""
+"""Encode large state in a fork of this process, which continues meanwhile; the fork's copy does not change."""
 
 import asyncio
 import contextlib
@@ -16,12 +16,12 @@ _libc = ctypes.CDLL(None)
 
 
 SECONDS = 60.0
-"""Limit on the time that a copy takes. Encoding a million units takes some seconds."""
+"""Time limit for the fork. Encoding a million units takes some seconds."""
 
 
 async def beside(encode: Callable[[], bytes]) -> bytes:
-    """Return what `encode` makes of the state of this process as it is now; the copy (fork(2)) is made before this
-    first waits. Raises OSError if there is no room for a copy, if it fails, or if it takes longer than `SECONDS`.
+    """Return the result of `encode` on this process's current state. The fork (fork(2)) is made before this function
+    first waits. Raises OSError if there is no memory for a fork, if it fails, or if it takes longer than `SECONDS`.
     """
     file = os.memfd_create("poise-state")
     try:
@@ -37,7 +37,7 @@ async def beside(encode: Callable[[], bytes]) -> bytes:
 
 
 async def _ended(child: int) -> int:
-    """Wait for the child, and kill it when its time is up, or nobody waits any more. Returns its wait status."""
+    """Wait for the child; kill it after `SECONDS` or on cancellation. Return its wait status."""
     waiting = asyncio.ensure_future(asyncio.to_thread(os.waitpid, child, 0))
     done: set[asyncio.Future[tuple[int, int]]] = set()
     try:
@@ -49,8 +49,8 @@ async def _ended(child: int) -> int:
 
 
 def _write_and_end(encode: Callable[[], bytes], file: int, parent: int) -> NoReturn:
-    """In the copy, which has one thread. It lets go of all files, so that no lock and no connection outlives the one
-    that holds it, and ends with it.
+    """Run in the fork, which has one thread. Closes all other files, so that no lock or connection outlives the parent,
+    and dies with the parent.
     """
     status = 1
     try:
@@ -67,8 +67,9 @@ def _write_and_end(encode: Callable[[], bytes], file: int, parent: int) -> NoRet
 
 
 def _close_all_but(file: int) -> None:
-    """One by one: without close_range(2), `os.closerange` tries each possible number, which takes minutes."""
+    """Close files one by one: without close_range(2), `os.closerange` tries each possible number, which takes
+    minutes."""
     for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         if number >= FIRST_FILE and number != file:
-            with contextlib.suppress(OSError):  # the one by which the folder was listed
+            with contextlib.suppress(OSError):  # the descriptor of the listed folder
                 os.close(number)

@@ -1,17 +1,16 @@
-"""Pieces of working trees in one SQLite file, by tenant and hash; and the process that keeps them for a control plane.
+"""Pieces of working trees in one SQLite file, by tenant and hash, and the process that stores them for a control plane.
 
     python -m poise.drivers.blobs FILE LIMIT
 
-A piece is stored under the hash that is computed here, so no client can store one under another name. Rows belong to
-a tenant: for another tenant the same hash is not there. A tree is registered once its manifest and all its pieces are
-there, and what is registered is complete until it is removed as a whole. All that is acknowledged is on the disk; each
-call can be repeated.
+A piece is stored under the hash that is computed here, so no client can store one under another name. Rows belong to a
+tenant: other tenants cannot see them. A tree is registered once its manifest and all its pieces are stored, and stays
+complete until it is removed as a whole. All acknowledged data is on disk; each call can be repeated.
 
-The file has a limit. Trees that no job needs are removed when they were not used for `KEPT`; when the file is full,
-when they were not used for `AT_HAND`, the oldest first; and pieces with the last tree that has them.
+The file has a size limit. A tree that no job needs is removed when it has not been used for `KEPT`, or, when the file
+is full, for `AT_HAND`, the oldest first. A piece is removed with the last tree that has it.
 
-As a process it reads requests from its standard input and answers on its standard output: a length in 4 bytes, and
-MessagePack. It ends with its input. So neither hashes nor the disk are ever waited for by the loop that decides.
+As a process it reads requests from its standard input and answers on its standard output, each as a 4-byte length and
+MessagePack. It exits at the end of its input. So the control plane's event loop never waits for hashing or the disk.
 """
 
 import contextlib
@@ -34,23 +33,23 @@ from poise.model.trees import CODE, HASH, MAX_MANIFEST, PIECE, Entry, cut, decod
 from poise.units import format_bytes
 
 LIMIT = 32 * 2**30
-"""Bytes of the file of a control plane, or of a node."""
+"""Maximum bytes of the file of a control plane or a node."""
 
 OF_ONE = 2
-"""The part of the limit that one tenant may take: one half."""
+"""One tenant may use the limit divided by this number."""
 
 KEPT, AT_HAND = 7 * 86_400, 3_600
-"""Seconds for which a tree that no job needs is kept: while there is room, and when there is none. In the second a
-client must have submitted the job for which it sends a tree."""
+"""Seconds for which a tree that no job needs is kept: with free room, and without. Within the second, a client must
+submit the job for which it sends a tree."""
 
 AT_ONCE = 500
-"""Hashes in one question to the database."""
+"""Maximum number of hashes in one SQL query."""
 
 ANSWER, FEW = 4 * 2**20, 16
-"""Bytes of pieces in one answer, and how many pieces are read at once."""
+"""Maximum bytes of pieces in one answer, and the number of pieces that are read at once."""
 
 PAGES, STEPS = 2**14, 16
-"""Pages that are given back in one transaction, and the most transactions at a time; 64 MiB and 1 GiB."""
+"""Pages vacuumed in one transaction, and the maximum number of transactions per call; 64 MiB and 1 GiB."""
 
 WAIT_SECONDS = 60.0
 
@@ -72,12 +71,12 @@ _needed = msgpack_decoder(list[tuple[str, bytes]])
 
 
 class Blobs:
-    """The file. Several processes may have it open."""
+    """The SQLite file. Several processes may have it open."""
 
     def __init__(self, path: Path, limit: int = LIMIT) -> None:
         self._path = path
         self._limit = limit
-        self._awaited: dict[tuple[str, bytes], dict[bytes, int]] = {}  # what registered trees lack, until it is tidied
+        self._awaited: dict[tuple[str, bytes], dict[bytes, int]] = {}  # missing pieces of trees, until the next `tidy`
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._db = sqlite3.connect(path, timeout=WAIT_SECONDS, isolation_level=None)
@@ -93,7 +92,7 @@ class Blobs:
     # --- pieces ------------------------------------------------------------------------------------------------------
 
     def missing(self, tenant: str, hashes: Iterable[bytes]) -> list[bytes]:
-        """Those of a tenant's pieces that are not here. The others count as used now."""
+        """Return the pieces that this tenant does not have here. The others count as used now."""
         wanted = list(dict.fromkeys(hashes))
         found: set[bytes] = set()
         with self._writing():
@@ -105,8 +104,8 @@ class Blobs:
         return [one for one in wanted if one not in found]
 
     def put(self, tenant: str, pieces: Sequence[bytes]) -> int:
-        """Store pieces of a tenant, each under its hash. Returns how many are new. Raises SpecError for one that is too
-        large, and StoreFull.
+        """Store pieces of a tenant, each under its hash, and return the number of new ones. Raises SpecError for a
+        piece that is too large, and StoreFull.
         """
         if any(len(one) > PIECE for one in pieces):
             need, have = f"at most {PIECE} bytes", str(max(map(len, pieces)))
@@ -129,7 +128,7 @@ class Blobs:
         return count
 
     def some(self, tenant: str, hashes: Sequence[bytes]) -> list[bytes]:
-        """The first of these pieces of a tenant, as many as fit into one answer. Raises as `get`."""
+        """Return the first of these pieces of a tenant, as many as fit into one answer. Raises as `get`."""
         found: list[bytes] = []
         size = 0
         for at in range(0, len(hashes), FEW):
@@ -141,7 +140,7 @@ class Blobs:
         return found
 
     def get(self, tenant: str, hashes: Sequence[bytes]) -> list[bytes]:
-        """Pieces of a tenant, in this order. Raises NotFound for one that is not here, or not that tenant's."""
+        """Return pieces of a tenant in this order. Raises NotFound for a piece that this tenant does not have here."""
         found: dict[bytes, bytes] = {}
         for some in _groups(list(dict.fromkeys(hashes))):
             marks = ",".join("?" * len(some))
@@ -155,8 +154,8 @@ class Blobs:
     # --- trees -------------------------------------------------------------------------------------------------------
 
     def register(self, tenant: str, tree: bytes, pieces: bytes) -> list[bytes]:
-        """Take in a tree of which the manifest has these pieces. Returns the pieces of files that are missing still;
-        the tree is registered when there are none. Raises SpecError for a manifest that is none, lies, or is not here.
+        """Register a tree whose manifest consists of these pieces. Return the file pieces that are still missing; the
+        tree is registered when there are none. Raises SpecError if the manifest is malformed, wrong or missing.
         """
         if len(pieces) > MAX_MANIFEST // PIECE * HASH or len(pieces) % HASH:
             raise SpecError("the manifest is too large", code=CODE, field="tree", need=format_bytes(MAX_MANIFEST))
@@ -174,7 +173,7 @@ class Blobs:
         return list(left)
 
     def pieces_of(self, tenant: str, tree: bytes) -> bytes:
-        """The pieces of the manifest of a registered tree, which counts as used now. Raises NotFound."""
+        """Return the pieces of a registered tree's manifest; the tree counts as used now. Raises NotFound."""
         row = self._db.execute("SELECT pieces FROM trees WHERE tenant = ? AND hash = ?", (tenant, tree)).fetchone()
         if row is None:
             raise NotFound("the tree is not here", code=DAMAGED, field="tree", have=tree.hex(), hint="submit again")
@@ -183,15 +182,15 @@ class Blobs:
         return bytes(row[0])
 
     def has(self, tenant: str, tree: bytes) -> bool:
-        """Whether a tree is registered; it counts as used now."""
+        """Return whether a tree is registered; it counts as used now."""
         with contextlib.suppress(NotFound):
             self.pieces_of(tenant, tree)
             return True
         return False
 
     def tidy(self, needed: Collection[tuple[str, bytes]]) -> int:
-        """Remove what no job needs; `needed` are the trees that one does, with their tenants. Returns how many trees
-        are gone.
+        """Remove everything that no job needs. `needed` are the needed trees with their tenants. Return the number of
+        removed trees.
         """
         gone = 0
         self._awaited.clear()
@@ -210,7 +209,7 @@ class Blobs:
         return gone
 
     def _drop_pieces(self, tenant: str) -> None:
-        """Those of a tenant that no tree has, and that no client has sent just now."""
+        """Remove a tenant's pieces that no tree has and no client has sent recently."""
         held: set[bytes] = set()
         for (pieces,) in self._db.execute("SELECT pieces FROM trees WHERE tenant = ?", (tenant,)).fetchall():
             held.update(cut(pieces))
@@ -224,8 +223,9 @@ class Blobs:
         self._give_back()
 
     def shrink(self) -> None:
-        """For a node, which can fetch all of it again: remove the pieces that were used least recently, to half of the
-        limit, and what is known of trees. The limit is smaller where the disk has less room, beside a twentieth of it.
+        """Shrink the file of a node, which can fetch everything again: remove the least recently used pieces, down to
+        half of the limit, and all trees. The limit is lower if the disk has less free space, not counting a reserve of
+        a twentieth.
         """
         disk, size = shutil.disk_usage(self._path.parent), self._size()
         limit = min(self._limit, size + max(0, disk.free - disk.total // SPARE))
@@ -246,8 +246,9 @@ class Blobs:
     # --- the file ----------------------------------------------------------------------------------------------------
 
     def _missing_of(self, tenant: str, of: "Sequence[Entry] | dict[bytes, int]") -> dict[bytes, int]:
-        """The pieces that are not here, of entries or of those that were not here before, with their sizes. Each piece
-        is as long as its file says, or a node would make a file that is not what it seems. Raises SpecError.
+        """Return the missing pieces with their sizes, out of a tree's entries or of the pieces missing before. Raises
+        SpecError unless each piece is as long as its file says; otherwise a node would make a file that differs from
+        its entry.
         """
         wanted = of if isinstance(of, dict) else self._sizes(of)
         left = dict(wanted)
@@ -263,7 +264,7 @@ class Blobs:
         return left
 
     def _sizes(self, entries: Sequence[Entry]) -> dict[bytes, int]:
-        """How long each piece is to be."""
+        """Return the expected size of each piece."""
         wanted: dict[bytes, int] = {}
         for entry in entries:
             left = entry.size
@@ -293,8 +294,8 @@ class Blobs:
         return self._db.execute(query, (tenant, *hashes)).fetchall()
 
     def _give_back(self) -> None:
-        """The room of what was removed, or a part of it: others wait. `execute` would give back one page only, as it
-        does not go on where no rows come.
+        """Vacuum the freed pages, or a part of them, since other requests wait. `execute` would free one page only,
+        because it stops when there are no rows.
         """
         for _ in range(STEPS):
             self._db.executescript(f"PRAGMA incremental_vacuum({PAGES})")
@@ -303,13 +304,13 @@ class Blobs:
         self._empty_log()
 
     def _empty_log(self) -> None:
-        """The write-ahead log keeps its size otherwise."""
+        """Truncate the write-ahead log, which otherwise keeps its size."""
         with contextlib.suppress(sqlite3.Error):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """One transaction. Raises StoreFull where the disk has no room."""
+        """Run one transaction. Raises StoreFull if the disk is full."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -345,7 +346,7 @@ LENGTH = struct.Struct(">I")
 
 
 class Asked(msgspec.Struct, array_like=True):
-    """A request: its number, the tenant whose pieces it is about, and what is to be done with which bytes."""
+    """A request: its number, the operation, its tenant, and its tree and data."""
 
     number: int
     deed: str
@@ -355,7 +356,7 @@ class Asked(msgspec.Struct, array_like=True):
 
 
 class Told(msgspec.Struct, array_like=True):
-    """The answer to the request of this number, or why there is none."""
+    """The answer to a request, or its error."""
 
     number: int
     data: bytes = b""
@@ -367,7 +368,7 @@ _asked = msgpack_decoder(Asked)
 
 
 def answered(blobs: Blobs, asked: Asked) -> bytes:
-    """What a request is answered with. Raises PoiseError."""
+    """Return the answer to a request. Raises PoiseError."""
     match asked.deed:
         case "missing":
             return b"".join(blobs.missing(asked.tenant, cut(asked.data)))
@@ -390,7 +391,7 @@ def answered(blobs: Blobs, asked: Asked) -> bytes:
 
 
 def serve(blobs: Blobs, reads: BinaryIO, writes: BinaryIO) -> None:
-    """Answer requests one after the other, until there are no more."""
+    """Answer requests one after another until the input ends."""
     while len(head := reads.read(LENGTH.size)) == LENGTH.size:
         asked = _asked.decode(reads.read(*LENGTH.unpack(head)))
         try:
@@ -408,7 +409,7 @@ def serve(blobs: Blobs, reads: BinaryIO, writes: BinaryIO) -> None:
 def main() -> int:
     os.umask(0o077)
     with contextlib.suppress(OSError):
-        os.nice(5)  # whoever decides comes first
+        os.nice(5)  # the control plane takes precedence
     try:
         blobs = Blobs(Path(sys.argv[1]), int(sys.argv[2]))
     except (OSError, sqlite3.Error) as error:

@@ -1,4 +1,4 @@
-"""Which working tree a job brings along. Each submission asks, so this module is small."""
+"""Chooses the working tree that a job uploads. Each submission imports this module, so it is small."""
 
 import os
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ CODE = "E141"
 
 
 class Brought(NamedTuple):
-    """What a job is to bring along: the folder `root`, in which its commands run in `folder`; where it was not asked
-    for, `by_default`. It is used `everywhere`, or only on nodes that do not see the folder itself.
+    """The tree to upload for a job: the folder `root`, and `folder`, in which its commands run. `by_default` means that
+    the job did not request it. It is used `everywhere`, or only on nodes that cannot see the folder itself.
     """
 
     root: Path
@@ -25,7 +25,7 @@ class Brought(NamedTuple):
     requirements: str
 
     def look(self, state: Path) -> "Snapshot":
-        """The tree as it is now. Raises SpecError, also where the lock file is not in it."""
+        """Return the tree as it is now. Raises SpecError, also if the lock file is not in it."""
         from poise.drivers.worktree import look  # here, since most jobs bring no files
 
         snapshot = look(self.root, state)
@@ -36,7 +36,7 @@ class Brought(NamedTuple):
         return snapshot
 
     def lock_file(self, snapshot: "Snapshot") -> str | None:
-        """Its path below the root: it is looked for in the folder of the job, then at the root."""
+        """Return its path below the root: it is searched in the job's folder, then in the root."""
         for start in (self.folder, self.root):
             path = os.path.normpath(start / self.requirements)
             below = os.path.relpath(path, snapshot.root)
@@ -45,7 +45,7 @@ class Brought(NamedTuple):
         return None
 
     def told(self, spec: dict[str, Any], snapshot: "Snapshot") -> dict[str, Any]:
-        """The job with the tree that was sent."""
+        """Return the job with the tree that was sent."""
         inside = self.folder.is_relative_to(snapshot.root)
         below = str(self.folder.relative_to(snapshot.root)) if inside else "."
         sent = {"tree": snapshot.hash, "folder": "" if below == "." else below, "everywhere": self.everywhere}
@@ -55,7 +55,7 @@ class Brought(NamedTuple):
         return {**spec, "sync": sent, **more}
 
     def _word(self, word: Any, snapshot: "Snapshot") -> Any:
-        """A word of the command; the full path of a file of the tree becomes one that leads to the copy."""
+        """Return a word of the command. The full path of a file in the tree becomes a path to the copy."""
         if not isinstance(word, str) or not word.startswith("/"):
             return word
         above, _, name = word.rpartition("/")
@@ -68,8 +68,8 @@ class Brought(NamedTuple):
 
 
 def brought(spec: Mapping[str, Any], *, remote: bool) -> Brought | None:
-    """What a job is to bring along, as it says itself; else by default its Git working tree. `remote`: the control
-    plane is on another machine. None where it brings nothing.
+    """Return the tree to upload for a job: the one it requests, or by default its Git working tree. Return None if it
+    uploads nothing. `remote`: the control plane is on another machine.
     """
     sync, requirements, folder = spec.get("sync"), spec.get("requirements"), spec.get("folder")
     by_default = sync is None and not requirements
@@ -78,7 +78,7 @@ def brought(spec: Mapping[str, Any], *, remote: bool) -> Brought | None:
     if by_default and (spec.get("serves") or spec.get("calls")):
         return None
     if not isinstance(requirements, str | None) or not isinstance(folder, str | None) or "\0" in f"{sync}{folder}":
-        return None  # whoever compiles it says what is wrong
+        return None  # compiling the job reports the error
     place = Path(folder or ".").expanduser().resolve()
     if isinstance(sync, str):
         root: Path | None = (place / Path(sync).expanduser()).resolve()
@@ -88,13 +88,13 @@ def brought(spec: Mapping[str, Any], *, remote: bool) -> Brought | None:
 
 
 def tree_root(folder: Path) -> Path | None:
-    """The top of the Git working tree that a folder is in; None where it is in none."""
+    """Return the top of the Git working tree that contains a folder, or None."""
     return next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
 
 
 def git_folder(top: Path) -> Path:
-    """The folder in which Git keeps what is common to the working trees of a repository, from the top of one. It is
-    elsewhere for a submodule and for what `git worktree add` makes.
+    """Return Git's common folder for the working trees of a repository, given the top of one. It is elsewhere for a
+    submodule and for a tree of `git worktree add`.
     """
     folder = top / ".git"
     try:

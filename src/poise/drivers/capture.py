@@ -2,11 +2,11 @@
 
     python -I -S capture.py KIND SECONDS
 
-`stacks` and `dump` are by py-spy, of the Python processes of the task. For `torch` it leaves a wish beside the file in
-which the task reports its training; the training session takes it up between two steps, and leaves a trace there.
+`stacks` and `dump` use py-spy on the task's Python processes. For `torch` it leaves a request beside the task's
+training report; the training session reads it between two steps, and writes a trace there.
 
-Standard library only: the environment is that of the task. An error is one JSON value on standard error, and exit code
-3; the command ends with the task, and when nobody reads it.
+Standard library only: the environment belongs to the task. An error is one JSON value on standard error, with exit code
+3. The command ends with the task, and when it has no reader.
 """
 
 import contextlib
@@ -20,19 +20,19 @@ import time
 
 FAILED = 3
 TAKEN_UP_WITHIN = 15.0
-"""Seconds in which a training session takes a wish up; its steps may take long."""
+"""Seconds within which a training session must accept a request; its steps may take long."""
 
 WRITTEN_WITHIN = 120.0
-"""Seconds in which a trace is written after its time."""
+"""Seconds within which a trace must be written after its duration."""
 
 LOOK_SECONDS = 0.05
 CHUNK = 64 << 10
 WISH, TAKEN, TRACE = ".wish", ".taken", ".trace.json.gz"
-"""What the names of files beside the report end with: the wish, the same once it is taken up, and the trace."""
+"""Suffixes of files beside the report: the request, the accepted request, and the trace."""
 
 
 class Failed(Exception):
-    """There is no capture: why, and what to type."""
+    """A capture failed: the reason and a hint."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -75,7 +75,7 @@ def by_py_spy(kind: str, seconds: float) -> None:
 
 
 def told(program: str, what: str, pid: int, *how: str) -> bytes:
-    """What py-spy prints about a process and those that it has started."""
+    """Return py-spy's output about a process and its descendants."""
     command = [program, what, "--pid", str(pid), "--subprocesses", *how]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)  # noqa: S603
     if done.returncode:
@@ -84,7 +84,7 @@ def told(program: str, what: str, pid: int, *how: str) -> bytes:
 
 
 def explained(said: str) -> tuple[str, str]:
-    """What py-spy says, for people, and what to do."""
+    """Return a readable form of py-spy's error, and a hint."""
     last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it ended without a word")
     if "ermission" in said or "ptrace" in said:
         return f"py-spy may not read the process: {last}", "`sudo sysctl kernel.yama.ptrace_scope=0` on the node"
@@ -92,7 +92,7 @@ def explained(said: str) -> tuple[str, str]:
 
 
 def python_roots() -> list[int]:
-    """The Python processes of this task that no other of them has started, the oldest first."""
+    """Return the task's Python processes that no other of them has started, sorted by process id."""
     own, parents = os.environ.get("POISE_RESULT", ""), {}
     mark = f"POISE_RESULT={own}".encode()
     for entry in os.listdir("/proc"):  # noqa: PTH208
@@ -108,7 +108,7 @@ def python_roots() -> list[int]:
 
 
 def is_ours(pid: int) -> bool:
-    """Whether it is this program, or runs beside the task as it does."""
+    """Return whether it is this program, or belongs to its session."""
     try:
         return os.getsid(pid) == os.getsid(0)
     except OSError:

@@ -18,7 +18,7 @@ _NAME = re.compile(
 
 
 class Draft:
-    """A capture that is being taken. `keep` gives it its name; without that nothing is left of it."""
+    """A capture in progress. `keep` gives it its final name; otherwise it is deleted."""
 
     def __init__(self, logs: Path, attempt: Attempt, kind: CaptureKind) -> None:
         self._stem = log_stem(str(logs), attempt)
@@ -33,7 +33,7 @@ class Draft:
         self.size += len(data)
 
     def keep(self) -> Capture:
-        """Under the next number that is free."""
+        """Store it under the next free number."""
         self._file.close()
         number = 1
         while True:
@@ -61,7 +61,7 @@ def captures_of(logs: Path, job: str) -> list[Capture]:
 
 
 def read_capture(logs: Path, job: str, name: str) -> bytes | None:
-    """What is in a capture; None where the job has none of that name."""
+    """Return the content of a capture; None if the job has no capture of this name."""
     if name not in {capture.name for capture in captures_of(logs, job)}:
         return None
     with contextlib.suppress(FileNotFoundError):

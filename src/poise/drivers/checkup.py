@@ -1,7 +1,7 @@
-"""Whether this machine and a home are fit for Poise: what `poise doctor` looks at, apart from the control plane.
+"""Checks whether this machine and a home are fit for Poise: the part of `poise doctor` outside the control plane.
 
-Looking changes nothing that lasts: a file is written into the home and removed, a cgroup is made and removed. Each
-check says what there is; where it is not well, what that means, and what to type.
+The checks leave nothing behind: a file is written into the home and removed, a cgroup is made and removed. Each check
+reports what it found; a problem comes with its consequence and a fix.
 """
 
 import ctypes
@@ -37,18 +37,18 @@ from poise.model.resources import Node
 from poise.units import format_bytes, format_cpu
 
 LEAST_FREE = 64 * 2**20
-"""Bytes under which a log cannot be kept going for long."""
+"""Minimum free bytes; with less, a log fails soon."""
 
 LITTLE_FREE = 2**30
 
 SLOW_SYNC = 0.02
-"""Seconds of an `fsync` above which every acknowledgement is felt."""
+"""Seconds of an `fsync` above which it delays every acknowledgement noticeably."""
 
 LEAST_FILES = 1024
 LEAST_PROCESSES = 512
 
 REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "lustre", "glusterfs"})
-"""File systems that other machines can write to: a lock, and what was synced, may not be what they are elsewhere."""
+"""File systems that other machines can write to: locks and syncs may not be reliable there."""
 
 EXTRAS = (
     ("aiohttp", "serve", "serves models over HTTP"),
@@ -62,22 +62,22 @@ EXTRAS = (
     ("aiohttp", "etcd", "keeps the log in etcd"),
     ("ray", "ray", "takes the machines of a Ray cluster as nodes"),
 )
-"""Module, extra, and what it gives."""
+"""Module, extra, and its purpose."""
 
 DEVICE_FILES = {"NVML": "/proc/driver/nvidia", "npu-smi": "/dev/davinci_manager", "amd-smi": "/dev/kfd"}
-"""What is there where a kernel driver is loaded, by the probe that should then find devices."""
+"""Files that exist when a kernel driver is loaded, by the probe that should then find devices."""
 
 _TIME_ERROR = 5
-"""What `adjtimex` returns while nothing keeps the clock right."""
+"""Return value of `adjtimex` while no service synchronizes the clock."""
 
 
 def examine(home: Home) -> Iterator[Check]:
-    """All checks, in the order of their importance to somebody whose machine does not work."""
+    """Yield all checks, starting with those most likely to explain a machine that does not work."""
     yield from software()
-    if home.elsewhere is None:  # what belongs to the owner is for the owner to look at
+    if home.elsewhere is None:  # another owner's home is for its owner to check
         yield from folder(home)
         yield from exposed(home)
-    with tempfile.TemporaryDirectory() as elsewhere:  # a home that is not there yet is not made by looking
+    with tempfile.TemporaryDirectory() as elsewhere:  # checking must not create a missing home
         inventory = Inventory("this machine", home if home.root.is_dir() else Home(Path(elsewhere)))
         node = inventory.look()
     yield from machine(node)
@@ -88,11 +88,11 @@ def examine(home: Home) -> Iterator[Check]:
 
 
 def software() -> Iterator[Check]:
-    """Poise, Python, kernel, clock."""
+    """Check Poise, Python, kernel and clock."""
     yield Check("poise", "ok", f"{__version__}, Python {platform.python_version()} ({sys.executable})")
     yield byte_code([Path(poise.__file__).parents[1] / name for name in PACKAGES])
     yield Check("kernel", "ok", f"{platform.system()} {platform.release()}, {platform.machine()}")
-    buffer = ctypes.create_string_buffer(512)  # `struct timex` is smaller; zeros ask and set nothing
+    buffer = ctypes.create_string_buffer(512)  # `struct timex` is smaller; zeros only read
     unkept = ctypes.CDLL(None).adjtimex(buffer) == _TIME_ERROR
     text = time.strftime("%Y-%m-%d %H:%M:%S %Z")
     if unkept:
@@ -105,7 +105,7 @@ def software() -> Iterator[Check]:
 
 
 def byte_code(packages: Sequence[Path]) -> Check:
-    """Whether Python finds its modules compiled, or can keep what it compiles: else each process compiles them anew."""
+    """Check that Python's modules are compiled, or can be cached: otherwise each process compiles them again."""
     sources = [source for package in packages for source in package.rglob("*.py")]
     compiled = sum(map(_is_compiled, sources))
     text = f"{compiled} of {len(sources)} modules are compiled"
@@ -116,7 +116,7 @@ def byte_code(packages: Sequence[Path]) -> Check:
 
 
 def _is_compiled(source: Path) -> bool:
-    """Whether there is byte code of this very file."""
+    """Return whether there is byte code of exactly this file."""
     state = source.stat()
     try:
         with Path(importlib.util.cache_from_source(str(source))).open("rb") as file:
@@ -124,11 +124,11 @@ def _is_compiled(source: Path) -> bool:
     except (OSError, struct.error):
         return False
     same = (changed, size) == (int(state.st_mtime) & 0xFFFFFFFF, state.st_size & 0xFFFFFFFF)
-    return magic == importlib.util.MAGIC_NUMBER and (same or flags != 0)  # with flags it goes by the content
+    return magic == importlib.util.MAGIC_NUMBER and (same or flags != 0)  # with flags, validity depends on the content
 
 
 def folder(home: Home) -> Iterator[Check]:
-    """The home, and the file system under it."""
+    """Check the home and its file system."""
     root = home.root
     if not root.exists():
         yield Check("home", "ok", f"{root} is not there yet; the first command that needs it makes it")
@@ -164,7 +164,7 @@ def folder(home: Home) -> Iterator[Check]:
 
 
 def exposed(home: Home) -> Iterator[Check]:
-    """Who could reach what: the token, the keys of secrets and the socket. What is bound is looked at where a control
+    """Check who could read the token, the keys of secrets and the socket. Bound addresses are checked where a control
     plane runs.
     """
     if not home.token.exists():
@@ -189,7 +189,7 @@ def exposed(home: Home) -> Iterator[Check]:
 
 
 def machine(node: Node) -> Iterator[Check]:
-    """What commands can be given, and whether it is enforced."""
+    """Check the resources for commands, and whether limits are enforced."""
     yield Check("cpu, memory", "ok", f"{format_cpu(node.cpu)} CPU, {format_bytes(node.memory)}")
     cgroups = probe_cgroups(f"doctor-{os.getpid()}")
     if cgroups.parent:
@@ -222,7 +222,7 @@ def machine(node: Node) -> Iterator[Check]:
 
 
 def probe(answer: Answer) -> Check:
-    """What one probe found, or why it found nothing and whether that is a surprise."""
+    """Report what one probe found, or why it found nothing, with a warning if that is unexpected."""
     name, finding = answer.probe.name, answer.finding
     if finding.devices and not finding.failed:
         driver = f", driver {finding.driver}" if finding.driver else ""
@@ -237,7 +237,7 @@ def probe(answer: Answer) -> Check:
 
 
 def devices(home: Home, node: Node) -> Iterator[Check]:
-    """What a person says of devices, and what was measured."""
+    """Check the declared facts about devices, and the measurements."""
     if home.devices.exists():
         try:
             unused = declared_devices(home).unused(node.devices)
@@ -261,7 +261,7 @@ def devices(home: Home, node: Node) -> Iterator[Check]:
 
 
 def extras() -> Iterator[Check]:
-    """What could be installed in addition."""
+    """List optional packages."""
     for module, extra, gives in EXTRAS:
         there = importlib.util.find_spec(module) is not None
         text = f"`{extra}` is {'' if there else 'not '}installed; it {gives}"
@@ -269,7 +269,7 @@ def extras() -> Iterator[Check]:
 
 
 def file_system_of(path: Path, mountinfo: str) -> str:
-    """The kind of file system that a path lies on, out of `/proc/self/mountinfo`; empty where it is not told."""
+    """Return a path's file system type, from `/proc/self/mountinfo`; "" if it is unknown."""
     best, kind = "", ""
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
@@ -283,7 +283,7 @@ def file_system_of(path: Path, mountinfo: str) -> str:
 
 
 def _writing(root: Path) -> Iterator[Check]:
-    """Whether files can be written, synced in time, and given back in part."""
+    """Check that files can be written, synced quickly, and freed in part."""
     block = bytes(4096)
     try:
         with tempfile.TemporaryFile(dir=root) as file:
@@ -317,7 +317,7 @@ def _remove(cgroup: Path) -> None:
     try:
         cgroup.rmdir()
     except OSError:
-        return  # somebody else's commands are in it
+        return  # it holds commands of others
 
 
 def _read(path: str) -> str:

@@ -1,11 +1,11 @@
-"""The cluster whose machines are the nodes of a home. Each substrate has a folder in the home, of its name:
+"""The cluster whose machines are the nodes of a home. Each substrate has a folder with its name in the home:
 
-    cluster.json   which cluster it is; where this is, its machines are the nodes
+    cluster.json   the cluster; if this file exists, the cluster's machines are the nodes
     answer.json    why it cannot be used, or `null` if it can; written by `poise.agent.on_substrate`
     requests.json  the machines that work waits for; written by that process
     lock           held by that process
 
-Other files there are those of that process, and of the driver.
+Other files there belong to that process and to the driver.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from poise.model.reports import Request
 
 
 def kept_cluster(home: Home) -> Cluster | None:
-    """The cluster of this home, if it has one."""
+    """Return the cluster of this home, or None."""
     for file in sorted(home.root.glob("*/cluster.json")):
         return msgspec.structs.replace(json_decoder(Cluster).decode(file.read_bytes()), name=file.parent.name)
     return None
 
 
 def keep_cluster(home: Home, cluster: Cluster | None) -> None:
-    """Make this the cluster of a home, or none."""
+    """Set the cluster of a home, or remove it."""
     for file in home.root.glob("*/cluster.json"):
         file.unlink()
     if cluster is not None:
@@ -39,7 +39,7 @@ def keep_cluster(home: Home, cluster: Cluster | None) -> None:
 
 
 def lock_of(home: Home, cluster: Cluster) -> Path:
-    """Held by the process that keeps the agents of a cluster."""
+    """Return the lock that the keeper of a cluster's agents holds."""
     return home.substrate(cluster.name) / "lock"
 
 
@@ -52,7 +52,7 @@ def forget_answer(home: Home, cluster: Cluster) -> None:
 
 
 def answer_of(home: Home, cluster: Cluster) -> Fault | None:
-    """Why a cluster cannot be used, if it cannot. Raises FileNotFoundError until that is known."""
+    """Return why a cluster cannot be used, or None if it can. Raises FileNotFoundError until that is known."""
     record = json_decoder(ErrorRecord | None).decode(_answer(home, cluster).read_bytes())
     if record is None:
         return None
@@ -66,7 +66,7 @@ def write_requests(home: Home, cluster: Cluster, requests: Sequence[Request]) ->
 
 
 def requests_of(home: Home, cluster: Cluster) -> tuple[Request, ...]:
-    """The requests for machines that are not met; none where nobody keeps the agents of the cluster."""
+    """Return the unmet requests for machines; none if no process keeps the agents of the cluster."""
     if is_held(lock_of(home, cluster)):
         with contextlib.suppress(FileNotFoundError):
             content = (home.substrate(cluster.name) / "requests.json").read_bytes()

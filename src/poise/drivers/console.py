@@ -1,7 +1,7 @@
-"""The keeper's ends of a command's files: standard input that comes in pieces, a pseudo-terminal, output to pass on.
+"""The keeper's side of a command's streams: standard input in pieces, a pseudo-terminal, and output to forward.
 
-`keeper.py` loads this file with the first command that needs it; like the keeper it uses the standard library only, and
-little of that. Nothing here waits: every end is non-blocking, and every buffer has a limit.
+`keeper.py` loads this file with the first command that needs it; like the keeper it uses only a small part of the
+standard library. Nothing here blocks: every file descriptor is non-blocking, and every buffer has a limit.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 MOST_WAITING = 1 << 20
-"""Bytes of input that wait for the command to read them; more is refused until it has."""
+"""Maximum bytes of input that wait for the command; more is refused until it reads."""
 
 LITTLE_WAITING = 32 << 10
-"""More input is asked for when at most this much waits."""
+"""More input is requested when at most this much waits."""
 
 AT_ONCE = 64 << 10
 ROWS, COLUMNS = 24, 80
 END_OF_FILE = b"\x04"
-"""What ends the input at a terminal: Ctrl-D."""
+"""The end of input at a terminal: Ctrl-D."""
 
 
 class Input:
@@ -57,13 +57,13 @@ class Input:
         self.write()
 
     def write(self) -> None:
-        """Passes on what the command has room for; at the end, closes a pipe."""
+        """Write as much as the command has room for; at the end, close a pipe."""
         try:
             while self._waiting:
                 self._waiting = self._waiting[os.write(self.fd, self._waiting[:AT_ONCE]) :]
         except BlockingIOError:
             return
-        except OSError:  # nobody reads
+        except OSError:  # no reader
             self._waiting, self.wanted = b"", False
         if self._ended:
             self.wanted = False
@@ -72,7 +72,7 @@ class Input:
 
     @property
     def waits(self) -> bool:
-        """Whether there is something to write as soon as there is room."""
+        """Whether there is input to write as soon as there is room."""
         return bool(self._waiting)
 
     def answers(self) -> bool:
@@ -96,8 +96,8 @@ class Ends:
     """
 
     def __init__(self, *, stdin: bool, tty: int = 0, piped: bool = False) -> None:
-        """`tty` is the size of a terminal, rows << 16 | columns; 0: none. `piped`: the keeper reads the output. Raises
-        OSError, and leaves nothing open then.
+        """`tty` is the size of a terminal, rows << 16 | columns; 0: none. With `piped`, the keeper reads the output.
+        Raises OSError, after closing everything.
         """
         self.actions: list[tuple[Any, ...]] = []
         self.input: Input | None = None
@@ -126,7 +126,8 @@ class Ends:
             raise
 
     def _open_terminal(self, tty: int) -> None:
-        """The command opens the terminal itself: the first that the leader of a session opens controls the session."""
+        """Set up a terminal, which the command opens itself: a session leader's first one becomes its controlling
+        terminal."""
         self.terminal, theirs = os.openpty()
         self._theirs.append(theirs)
         self.outputs[self.terminal] = "out"
@@ -144,13 +145,13 @@ class Ends:
         self.actions.append((os.POSIX_SPAWN_DUP2, fd, number))
 
     def spawned(self) -> None:
-        """The command has its ends, or never will."""
+        """Close the command's file descriptors once it has been spawned, or cannot be."""
         for fd in self._theirs:
             os.close(fd)
         self._theirs.clear()
 
     def resize(self, rows: int, columns: int) -> None:
-        """Sets the size of the terminal, where there is one; what runs in it gets SIGWINCH."""
+        """Set the size of the terminal, if there is one; its processes get SIGWINCH."""
         if self.terminal >= 0:
             size = struct.pack("HHHH", rows or ROWS, columns or COLUMNS, 0, 0)
             with contextlib.suppress(OSError):
@@ -162,11 +163,11 @@ class Ends:
             return os.read(fd, min(most, AT_ONCE)) or None
         except BlockingIOError:
             return b""
-        except OSError:  # of a terminal that no process has open
+        except OSError:  # no process has the terminal open
             return None
 
     def done(self, fd: int) -> None:
-        """There is nothing more to read at this end."""
+        """Stop reading from this file descriptor, which has reached its end."""
         del self.outputs[fd]
         if fd != self.terminal:
             os.close(fd)

@@ -1,4 +1,4 @@
-"""The dashboard of a home, as other processes find it."""
+"""Finds the running dashboard of a home."""
 
 import msgspec
 
@@ -8,8 +8,8 @@ from poise.drivers.lock import is_held
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A dashboard that runs: its port on loopback, and that at which other machines reach it by TLS (0: none). `kept`:
-    the supervisor keeps it.
+    """A running dashboard: its port on loopback, and its TLS port for other machines (0: none). With `kept`, the
+    supervisor keeps it alive.
     """
 
     port: int
@@ -21,7 +21,7 @@ class Running(msgspec.Struct, frozen=True):
         return f"http://127.0.0.1:{self.port}/"
 
     def url_beside(self, scheme: str, host: str) -> str:
-        """Its address for a browser that has reached the control plane in this way; empty where it has none."""
+        """Return its URL for a browser that reached the control plane in this way; "" if it has none."""
         if scheme != "https":
             return self.url
         name = host[: host.rindex("]") + 1] if host.startswith("[") else host.partition(":")[0]
@@ -29,13 +29,13 @@ class Running(msgspec.Struct, frozen=True):
 
 
 def found(home: Home) -> Running | None:
-    """The dashboard that runs on this machine for this home."""
+    """Return the dashboard that runs on this machine for this home, or None."""
     return noted(home) if home.elsewhere is None and is_held(home.dashboard) else None
 
 
 def noted(home: Home) -> Running | None:
-    """The one that runs, or that was killed, as far as it has said where it serves."""
+    """Return the dashboard that runs or was killed, if it has written its endpoint; otherwise None."""
     try:
         return json_decoder(Running).decode(home.dashboard_endpoint.read_bytes())
     except (OSError, msgspec.MsgspecError):
-        return None  # there is none, or it is just beginning
+        return None  # there is none, or it is starting

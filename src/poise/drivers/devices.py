@@ -1,8 +1,8 @@
-"""What this machine offers: the CPUs and the memory that may really be used, its accelerators, and its identity.
+"""The resources of this machine: its usable CPUs and memory, its accelerators, and its identity.
 
-Accelerators are found by probes (`probes.py`). What they can do comes from the catalogue, from what `poise
-bench-devices` measured on them, and from `devices.yaml` of the home, in the order of `model/figures.py`. A node without
-devices says why in the label `no-devices`.
+Probes find accelerators (`probes.py`). Their figures come from the catalogue, from the measurements of `poise
+bench-devices`, and from `devices.yaml` of the home, in the order of `model/figures.py`. A node without devices has the
+reason in its label `no-devices`.
 """
 
 import logging
@@ -30,9 +30,9 @@ _log = logging.getLogger("poise.devices")
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a machine may be offered, where others have the rest of it: milli-CPU, bytes of memory, and devices, each
-    by its index or by what its driver calls it. Its node has these `labels` too, and ends at the moment `until`
-    (seconds since 1970; 0: it does not).
+    """The part of a machine that its node may offer, if others have the rest: milli-CPU, bytes of memory, and devices,
+    each by its index or its driver's name. Its node gets these `labels` too, and ends at `until` (seconds since 1970;
+    0: never).
     """
 
     cpu: int
@@ -42,14 +42,14 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     until: float = 0.0
 
     def of(self, node: Node) -> Node:
-        """That part of the machine. How many CPUs may be used is for whoever gave the part to say."""
+        """Return that part of the machine. The number of CPUs is taken as given."""
         devices = tuple(of for of in node.devices if {str(of.index), of.uuid} & {*self.devices})
         memory, labels = min(self.memory, node.memory), node.labels | self.labels
         return msgspec.structs.replace(node, cpu=self.cpu, memory=memory, devices=devices, labels=labels)
 
 
 class Inventory:
-    """This machine as a node, or a part of it, looked at again and again. The folder of the home's node keeps a random
+    """This machine, or a part of it, as a node, probed periodically. The node's folder in the home holds a random
     identity.
     """
 
@@ -63,10 +63,11 @@ class Inventory:
         self._told = ""
         self._declared = Declared()
         self.answers: list[Answer] = []
-        self.there: set[int] = set()  # devices of the machine, where only a part of it is offered
+        self.there: set[int] = set()  # devices of the machine, if only a part of it is offered
 
     def look(self) -> Node:
-        """What is here now. A `devices.yaml` that cannot be read is told once, and left out."""
+        """Return the node as it is now. An unreadable `devices.yaml` is logged once, and its last valid content stays
+        in use."""
         self.answers = self._accelerators.look()
         cores = usable_cpu(len(os.sched_getaffinity(0)), cpu_quota())
         devices = [measured for answer in self.answers for measured in self._measured(answer)]
@@ -82,7 +83,7 @@ class Inventory:
         try:
             self._declared = declared_devices(self._home)
             self._told = ""
-        except SpecError as error:  # what it said before holds, until it can be read again
+        except SpecError as error:  # its last valid content applies until it can be read again
             told = f"{error.record.message} ({error.record.field})"
             if told != self._told:
                 self._told = told
@@ -96,12 +97,12 @@ class Inventory:
         return self._part.of(node)
 
     def use(self, indices: Iterable[int]) -> dict[int, Use]:
-        """How busy devices are, by index; one that does not answer is left out."""
+        """Return the use of devices by index; a device without an answer is left out."""
         return self._accelerators.use(indices)
 
     def faults(self, kernel: KernelLog) -> list[DeviceFault]:
-        """Devices that have failed since it was asked last, as their drivers or the kernel's log tell. One that
-        both tell is told once.
+        """Return devices that have failed since the last call, from their drivers and the kernel log. Each fault is
+        returned once, even if both report it.
         """
         indices = {device.uuid: device.index for of in self.answers for device in of.finding.devices}
         return list(dict.fromkeys([*self._accelerators.faults(), *kernel.faults(indices)]))
@@ -113,12 +114,12 @@ class Inventory:
 
 
 def probe_node(name: str, home: Home) -> Node:
-    """This machine as a node, looked at once."""
+    """Probe this machine once, and return it as a node."""
     return Inventory(name, home).look()
 
 
 def declared_devices(home: Home) -> Declared:
-    """What `devices.yaml` of a home says; nothing where there is none. Raises `SpecError`."""
+    """Return the content of a home's `devices.yaml`; empty if there is none. Raises `SpecError`."""
     if not home.devices.exists():
         return Declared()
     from poise.drivers.yamlfile import load_yaml, place_in_file
@@ -126,13 +127,13 @@ def declared_devices(home: Home) -> Declared:
     try:
         with located(place_in_file(home.devices)):
             return compile_devices(load_yaml(home.devices))
-    except SpecError as error:  # nobody has just named the file
+    except SpecError as error:  # name the file, which the user did not pass
         error.record = msgspec.structs.replace(error.record, message=f"`{home.devices.name}`: {error}")
         raise
 
 
 def processor_name() -> str:
-    """What the kernel calls the processor; the architecture where it has no name for it."""
+    """Return the kernel's name of the processor, or the architecture if it has none."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return " ".join(line.partition(":")[2].split())
@@ -140,17 +141,17 @@ def processor_name() -> str:
 
 
 def usable_cpu(cores: int, quota: int) -> int:
-    """Milli-CPU: the cores this process may run on, or its quota (0: none) if that is less."""
+    """Return milli-CPU: the cores this process may run on, or its quota (0: none) if that is less."""
     return min(cores * 1000, quota) if quota else cores * 1000
 
 
 def usable_memory(total: int, limit: int) -> int:
-    """Bytes: what the machine has, or the limit (0: none) if that is less."""
+    """Return bytes: the memory of the machine, or the limit (0: none) if that is less."""
     return min(total, limit) if limit else total
 
 
 def total_memory_of(meminfo: str) -> int:
-    """Bytes out of `/proc/meminfo`."""
+    """Return the total bytes, from `/proc/meminfo`."""
     for line in meminfo.splitlines():
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) << 10
@@ -158,12 +159,12 @@ def total_memory_of(meminfo: str) -> int:
 
 
 def incarnation_of(boot: str, own: str) -> str:
-    """Changes with a boot of the machine, and when the node's folder is made anew."""
+    """Return an id that changes with a boot of the machine, and when the node's folder is recreated."""
     return f"{boot[:8]}-{own[:8]}"
 
 
 def identity(home: Path) -> str:
-    """The random id in the node's folder; made when it is missing."""
+    """Return the random id in the node's folder; create it if it is missing."""
     path = home / "identity"
     try:
         text = path.read_text().strip()

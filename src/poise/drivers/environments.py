@@ -1,11 +1,11 @@
-"""Python environments of a node, built once from a lock file and then shared by all attempts that name it.
+"""Python environments of a node, each built once from a lock file and shared by all attempts that name it.
 
-An environment is known by the hash of its lock file, of the files that it includes, of the version of Python and of the
-platform; where the lock file names packages in the working tree, also by the hash of the tree. It is built with `uv`
-where that is in the PATH, else with `pip`. A lock keeps two attempts from building it at once, and a mark is written
-last: without it, what is there is half of an environment and is built again. An attempt that runs in it holds a lock on
-it, and so does every process that it starts, so it is not removed under them. Its folders are read-only: an attempt
-that wants more packages needs another lock file.
+An environment is identified by a hash of its lock file and the files that this includes, the Python version and the
+platform; if the lock file names packages in the working tree, also of the tree's hash. It is built with `uv` if that is
+in the PATH, else with `pip`. A lock prevents concurrent builds. A mark is written last: an environment without it is
+incomplete and is built again. A running attempt holds a lock on its environment, and so does every process that it
+starts, so it is not removed while in use. Its folders are read-only: an attempt that needs more packages needs another
+lock file.
 """
 
 import contextlib
@@ -32,16 +32,16 @@ CODE = "E217"
 
 MARK = ".complete"
 KEPT = 30 * 86_400
-"""Seconds for which an environment is kept that nobody uses."""
+"""Seconds for which an unused environment is kept."""
 
 BUILD_SECONDS = 3600.0
-"""Limit on the time of one step of a build."""
+"""Time limit for one step of a build."""
 
 LOOK_SECONDS = 0.2
 SAID = 2000
 
 LOCK_FILES = ("uv.lock", "pyproject.toml")
-"""Names of files with a form of their own; any other one is read as a requirements file of pip."""
+"""Names of files with their own format; any other file is read as a pip requirements file."""
 
 
 _NAME_FILES = {"-r": "--requirement", "-c": "--constraint", "-e": "--editable", "-f": "--find-links"}
@@ -49,9 +49,7 @@ _COMMENT = re.compile(r"(^|\s)#.*$")
 
 
 class Environments:
-    """The folder that holds them. `alive` is called every moment while something is built or waited for; `say` is told
-    what happens.
-    """
+    """The folder of environments. `alive` is called periodically during a build or a wait; `say` gets log messages."""
 
     def __init__(
         self, folder: Path, *, alive: Callable[[], None] = lambda: None, say: Callable[[str], None] = lambda text: None
@@ -61,8 +59,8 @@ class Environments:
         self._say = say
 
     def ensure(self, tree: Path, lock_file: str, tree_hash: str) -> dict[str, str]:
-        """The variables of the environment for a lock file of a tree; it is built now if it is not here. From now on
-        this process and its children hold it. Raises PoiseError with what is wrong.
+        """Return the variables of the environment for a lock file of a tree, and build it if it is missing. From now on
+        this process and its children hold it. Raises PoiseError.
         """
         path = tree / lock_file
         key = _key(tree, path, lock_file, tree_hash)
@@ -77,14 +75,14 @@ class Environments:
 
     @contextlib.contextmanager
     def _locked(self, place: Path) -> Iterator[None]:
-        """Alone while it is built; then together with all that use it, until this process and its children end."""
+        """Hold an exclusive lock while it is built, then a shared one until this process and its children end."""
         file = os.open(f"{place}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             while True:
                 is_built = _is_whole(place)
                 with contextlib.suppress(BlockingIOError):
                     fcntl.flock(file, (fcntl.LOCK_SH if is_built else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-                    if is_built <= _is_whole(place):  # else it was removed in between
+                    if is_built <= _is_whole(place):  # otherwise it was removed in between
                         break
                 self._alive()
                 time.sleep(LOOK_SECONDS)
@@ -128,7 +126,7 @@ class Environments:
         self._say(f"the environment is built, in {time.monotonic() - begun:.1f} s")
 
     def _run(self, command: list[str], folder: Path | None) -> None:
-        """One step. Raises Fault with the end of what it writes."""
+        """Run one step. Raises an error with the end of its output."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_"))}
         with subprocess.Popen(  # noqa: S603 — uv or pip
             command,
@@ -159,7 +157,7 @@ class Environments:
             )
 
     def _remove_old(self, but: str) -> None:
-        """Those that nobody has used for long, and nobody uses."""
+        """Remove environments that have not been used for `KEPT` seconds and are not in use."""
         for lock in self._folder.glob("*.lock"):
             place = lock.with_suffix("")
             if place.name == but:
@@ -182,7 +180,7 @@ class Environments:
 
 
 def _is_whole(place: Path) -> bool:
-    """Whether an environment was built to its end, and in this place: it does not work in another one."""
+    """Return whether an environment was built completely and at this path: it does not work elsewhere."""
     try:
         return (place / MARK).read_text() == str(place)
     except OSError:
@@ -190,7 +188,7 @@ def _is_whole(place: Path) -> bool:
 
 
 def _key(tree: Path, path: Path, lock_file: str, tree_hash: str) -> str:
-    """The name of the environment. Raises SpecError for a lock file that is none."""
+    """Return the name of the environment. Raises SpecError for an invalid lock file."""
     made = hashlib.sha256()
     for part in (platform.python_version(), sys.implementation.name, platform.system(), platform.machine(), path.name):
         made.update(part.encode() + b"\0")
@@ -205,7 +203,7 @@ def _key(tree: Path, path: Path, lock_file: str, tree_hash: str) -> str:
 
 
 def _files(tree: Path, path: Path, lock_file: str) -> list[Path]:
-    """The lock file and what it includes."""
+    """Return the lock file and the files that it includes."""
     found: list[Path] = []
     waiting = [path, *([path.with_name("pyproject.toml")] if path.name == "uv.lock" else [])]
     while waiting:
@@ -229,7 +227,7 @@ def _files(tree: Path, path: Path, lock_file: str) -> list[Path]:
 
 
 def _lines(content: bytes) -> Iterator[list[str]]:
-    """The words of each line, as pip reads them: lines are continued, and words are quoted."""
+    """Yield the words of each line as pip reads them, with continued lines and quotes."""
     for line in content.decode("utf-8-sig", "replace").replace("\\\r\n", "").replace("\\\n", "").splitlines():
         line = _COMMENT.sub("", line)
         try:
@@ -241,7 +239,8 @@ def _lines(content: bytes) -> Iterator[list[str]]:
 
 
 def _options(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Options that name files, by their long names, with their values. A name may be short, and its value joined on."""
+    """Yield options that name files, by their long names, with their values. Handles abbreviations and joined
+    values."""
     for word, after in itertools.zip_longest(words, words[1:], fillvalue=""):
         name, equals, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
         if not equals:
@@ -252,7 +251,7 @@ def _options(words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _is_local(content: bytes) -> bool:
-    """Whether a requirements file names packages by their place in the tree."""
+    """Return whether a requirements file names packages by a path in the tree."""
     for words in _lines(content):
         if any(option == "--find-links" and "://" not in value for option, value in _options(words)):
             return True
@@ -263,7 +262,7 @@ def _is_local(content: bytes) -> bool:
 
 
 def _dependencies(path: Path) -> list[str]:
-    """What a project needs, by its `pyproject.toml`."""
+    """Return the dependencies in a `pyproject.toml`."""
     try:
         project = tomllib.loads(path.read_text("utf-8")).get("project", {})
         needs = project.get("dependencies", [])

@@ -1,8 +1,8 @@
-"""How busy a node is, from exporters that people run already: Prometheus' node exporter, and NVIDIA's for DCGM.
+"""The load of a node, from existing exporters: Prometheus' node exporter, and NVIDIA's for DCGM.
 
-What they count is asked for every `REST` seconds, and the difference from one time to the next is what there was in
-between. Names and units: `node_exporter` 1.x (`node_cpu_seconds_total` and so on), and `dcgm-exporter`'s default
-counters (`DCGM_FI_DEV_GPU_UTIL` and so on).
+Counters are read every `REST` seconds; the difference between two reads is the use in between. Names and units:
+`node_exporter` 1.x (`node_cpu_seconds_total` and so on), and `dcgm-exporter`'s default counters (`DCGM_FI_DEV_GPU_UTIL`
+and so on).
 """
 
 import logging
@@ -23,31 +23,31 @@ TIMEOUT = 2.0
 MAX_BYTES = 8 * 2**20
 
 BLANK = 2.0**47
-"""From here on DCGM means that it does not know (`DCGM_FP64_BLANK` and, near 2**63, `DCGM_INT64_BLANK`)."""
+"""From this value on, DCGM means unknown (`DCGM_FP64_BLANK` and, near 2**63, `DCGM_INT64_BLANK`)."""
 
 _log = logging.getLogger("poise.exporters")
 
 Labels = tuple[tuple[str, str], ...]
 Samples = Mapping[str, Mapping[Labels, float]]
-"""By name of the metric, and by its labels."""
+"""Samples by name of the metric, then by labels."""
 
 
 class Answer(NamedTuple):
-    """What all exporters answered, and when it came (seconds, monotonic)."""
+    """The answers of all exporters, and their time (seconds, monotonic)."""
 
     at: float
     samples: Samples
 
 
 class Told(NamedTuple):
-    """The load, where all of it is known, and the signals (`model/usage.SIGNALS`) that are."""
+    """The load, if it is completely known, and the known signals (`model/usage.SIGNALS`)."""
 
     load: Load | None
     signals: dict[str, int]
 
 
 class Exporters:
-    """What the exporters of one node tell. One that does not answer is said so in the log once, and tells nothing."""
+    """The exporters of one node. One that does not answer is logged once, and contributes nothing."""
 
     def __init__(self, urls: Iterable[str]) -> None:
         self._urls = tuple(urls)
@@ -56,7 +56,7 @@ class Exporters:
         self._silent: set[str] = set()
 
     def sample(self) -> Told | None:
-        """What there was since it was last asked; none at first, and while it rests."""
+        """Return load and signals since the last read; None at first, and within `REST` seconds of it."""
         now = time.monotonic()
         if self._last is not None and now < self._last.at + REST:
             return None
@@ -77,7 +77,7 @@ class Exporters:
         return found
 
     def _answer(self, url: str) -> str:
-        """What it says, as a whole. Raises OSError, HTTPException, or ValueError."""
+        """Return an exporter's whole answer. Raises OSError, HTTPException, or ValueError."""
         late = time.monotonic() + TIMEOUT
         data = bytearray()
         with self._opener.open(url, timeout=TIMEOUT) as answer:
@@ -93,7 +93,7 @@ class Exporters:
 
 
 def samples_of(text: str) -> Iterable[tuple[str, Labels, float]]:
-    """Name, labels and value of each sample of an exporter's text. Raises ValueError for what is none."""
+    """Yield name, labels and value of each sample of an exporter's text. Raises ValueError if it is malformed."""
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             blank = sample.name.startswith("DCGM_") and sample.value >= BLANK
@@ -102,7 +102,7 @@ def samples_of(text: str) -> Iterable[tuple[str, Labels, float]]:
 
 
 def told_by(before: Answer, now: Answer) -> Told:
-    """What two answers tell, one after the other."""
+    """Return the load and signals between two answers."""
     elapsed = now.at - before.at
     grown = {
         name: {labels: value - before.samples.get(name, {}).get(labels, value) for labels, value in of.items()}
@@ -140,7 +140,7 @@ def told_by(before: Answer, now: Answer) -> Told:
 
 
 def _network(samples: Samples, grown: Samples, elapsed: float) -> int | None:
-    """Of the busiest link whose speed is known, the busier direction."""
+    """Return the use of the busier direction of the busiest link of known speed, or None."""
     uses = []
     for labels, speed in samples.get("node_network_speed_bytes", {}).items():
         ways = ("node_network_receive_bytes_total", "node_network_transmit_bytes_total")
@@ -150,7 +150,7 @@ def _network(samples: Samples, grown: Samples, elapsed: float) -> int | None:
 
 
 def _of_devices(samples: Samples) -> dict[str, int]:
-    """Of all devices: the mean of how busy they are, and their power in all."""
+    """Return the mean utilization of all devices, and their total power."""
     signals = {}
     for signal, name in (("device", "DCGM_FI_DEV_GPU_UTIL"), ("device_bandwidth", "DCGM_FI_DEV_MEM_COPY_UTIL")):
         if of := samples.get(name):
@@ -172,5 +172,5 @@ def _thousandths(share: float) -> int:
 
 
 def _whole(amount: float) -> int:
-    """Within what a message may say, whatever an exporter made up: one that may not be said loses its node."""
+    """Clamp a value to the range of messages: an invalid message would disconnect the node."""
     return round(min(float(MOST), max(0.0, amount)))

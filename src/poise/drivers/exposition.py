@@ -16,12 +16,12 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # the start time of 
 
 
 def text_of(registry: CollectorRegistry) -> bytes:
-    """The metrics of a registry."""
+    """Return the metrics of a registry."""
     return generate_latest(registry)
 
 
 def text(families: Families) -> bytes:
-    """These metrics, and those of this process (CPU, memory, open files, start time)."""
+    """Return these metrics, and those of this process (CPU, memory, open files, start time)."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Given(families))
     ProcessCollector(registry=registry)

@@ -17,8 +17,8 @@ from poise.model.trees import Tree
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How an attempt reaches the control plane, with which key, and the destination of its files. `failure` is the file
-    for the reason if they cannot be created; `progress` is the file to touch meanwhile (empty: none).
+    """The connection of an attempt to the control plane, its key, and the destination of its files. `failure` is the
+    file for the reason if they cannot be created; `progress` is the file to touch meanwhile (empty: none).
     """
 
     attempt: Attempt

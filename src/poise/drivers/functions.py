@@ -1,6 +1,4 @@
-"""How a function travels: by the name that a worker finds it under, with the hash of its source; by value only if it
-has no such name.
-"""
+"""How a function is sent: by its importable name, with the hash of its source; by value only if it has no such name."""
 
 import contextlib
 import hashlib
@@ -21,7 +19,8 @@ from poise.model.calls import Function, Value
 
 
 def reference(function: Callable[..., Any], folder: Path) -> Function:
-    """What a worker needs to find this function. One that cannot be found by name is written to `folder`."""
+    """Return a reference by which a worker finds this function. One without an importable name is written to
+    `folder`."""
     module, name = getattr(function, "__module__", "") or "", getattr(function, "__qualname__", "")
     if module == values.SCRIPT:  # in a worker that loaded the script itself
         module = "__main__"
@@ -33,7 +32,7 @@ def reference(function: Callable[..., Any], folder: Path) -> Function:
 
 
 def load(told: Function) -> Callable[..., Any]:
-    """The function here. Raises CallFailed when it cannot be found, or is not the one that was meant."""
+    """Return the function. Raises CallFailed if it cannot be found, or if its source differs."""
     if told.code.encoding:
         function: Callable[..., Any] = values.decode(told.code)
         return function
@@ -64,11 +63,11 @@ def load(told: Function) -> Callable[..., Any]:
 
 
 loading: list[str] = []
-"""The script that this process is loading; calls that it submits then would load it again, and so on."""
+"""The script that this process is loading; calls submitted meanwhile would load it again, recursively."""
 
 
 def load_script(path: str) -> None:
-    """Run a program as a module that is not `__main__`, so that it only defines; as `__main__` to what unpickles."""
+    """Run a program as a module other than `__main__`, so that it only defines; unpickling finds it as `__main__`."""
     if getattr(sys.modules["__main__"], "__poise_script__", "") != path:
         module = types.ModuleType(values.SCRIPT)
         loading.append(path)
@@ -80,7 +79,7 @@ def load_script(path: str) -> None:
 
 
 def source_of(function: Any) -> str:
-    """A hash of its source; empty where there is none to be had."""
+    """Return a hash of its source, or "" if that is not available."""
     with contextlib.suppress(OSError, TypeError, SyntaxError):
         text = textwrap.dedent(inspect.getsource(function))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -88,7 +87,7 @@ def source_of(function: Any) -> str:
 
 
 def unwrapped(found: Any) -> Any:
-    """The function in what stands under its name: `poise.task` leaves the function in `function`."""
+    """Return the function behind a name, because `poise.task` wraps it."""
     return getattr(found, "__poise_function__", found)
 
 
@@ -100,13 +99,13 @@ def _find(module: str, name: str) -> Any:
 
 
 def encode_failure(error: BaseException, folder: Path) -> Value:
-    """An exception with its traceback, from the function on: `[pickle or None, text, type, message, before]`; `before`
-    is what a piece of a `map` had until then.
+    """Encode an exception with its traceback, starting at the function: `[pickle or None, text, type, message,
+    before]`; `before` are the earlier results of a `map` piece.
     """
     inner = error.with_traceback(error.__traceback__.tb_next if error.__traceback__ is not None else None)
     try:
         text = "".join(traceback.format_exception(inner))
-    except Exception:  # it cannot say what it is
+    except Exception:  # formatting the exception failed
         text = "".join(traceback.format_tb(inner.__traceback__))
     data = before = None
     if BEFORE in getattr(error, "__dict__", ()):
@@ -115,7 +114,7 @@ def encode_failure(error: BaseException, folder: Path) -> Value:
     if isinstance(error, Exception):
         with contextlib.suppress(Exception):
             data = values.pickled(error)
-            values.decode(Value("p", data))  # some can be written, and not read
+            values.decode(Value("p", data))  # some can be pickled but not unpickled
     said = [readable(text[-65_536:]), type(error).__qualname__, readable(message_of(error)[:4096])]
     return values.encode([data, *said, before], folder)
 
@@ -125,7 +124,7 @@ BEFORE = "_poise_before"
 
 
 def message_of(error: BaseException) -> str:
-    """What it says; some exceptions raise when they are asked."""
+    """Return its message; some exceptions raise when they are formatted."""
     try:
         return str(error)
     except Exception:
@@ -133,12 +132,12 @@ def message_of(error: BaseException) -> str:
 
 
 def readable(text: str) -> str:
-    """Without lone surrogates, which no encoding takes."""
+    """Replace lone surrogates, which cannot be encoded."""
     return text.encode("utf-8", "replace").decode()
 
 
 class _RemoteTraceback(Exception):
-    """Where it happened, in the worker: shown as the cause of what it raises here."""
+    """The traceback in the worker, shown as the cause of the exception raised here."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -149,7 +148,7 @@ class _RemoteTraceback(Exception):
 
 
 def decode_failure(value: Value) -> Exception:
-    """The user's exception, with the traceback of the worker as its cause; CallFailed where it cannot be had."""
+    """Return the user's exception with the worker's traceback as its cause; CallFailed if it cannot be restored."""
     data, text, kind, message, before = values.decode(value)
     error: Exception | None = None
     if data is not None:
@@ -158,7 +157,7 @@ def decode_failure(value: Value) -> Exception:
     if error is None:
         error = CallFailed(f"{kind}: {message}", hint="its traceback is above")
     error.__cause__ = _RemoteTraceback(text)
-    if isinstance(error, StopIteration | StopAsyncIteration):  # raised here, it would end a loop without a word
+    if isinstance(error, StopIteration | StopAsyncIteration):  # raised here, it would silently end a loop
         raised, error = error, RuntimeError(f"the function raised {kind}")
         error.__cause__ = raised
     if before is not None:

@@ -1,9 +1,9 @@
-"""The folders in which the members of a gang meet: one for each gang and the epoch in which it was placed, shared by
-the nodes of a home.
+"""The folders in which gang members meet: one for each gang and the epoch in which it was placed, shared by the nodes
+of a home.
 
-Beside each folder lie its members' marks: `RANK.NODE.here`, and `RANK.NODE.left` when its end is durable; of those who
-joined later their epoch is part of it. When all have come and left, the folder goes. What a gang leaves of which not
-all members came goes when an agent starts and finds nobody in it for an hour.
+Beside each folder are its members' marks: `RANK.NODE.here`, then `RANK.NODE.left` once the member's ending is durable;
+for members that joined later, the name contains their epoch. When all members have joined and left, the folder is
+removed. If some members never joined, an agent removes the folder at its start once nobody has been in it for an hour.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from poise.drivers.tidy import remove_folder
 from poise.model.messages import Attempt, Launch
 
 ABANDONED = 3600.0
-"""Seconds after which a folder in which nobody is left is cleared away."""
+"""Seconds after which an abandoned folder is removed."""
 
 
 class Gangs:
@@ -26,7 +26,7 @@ class Gangs:
         self._members: dict[Attempt, tuple[str, str, int]] = {}
 
     def open(self, held: Iterable[Launch]) -> None:
-        """What this node's members were when its last agent went, set right; what was abandoned is cleared away."""
+        """Restore this node's members after a restart of the agent, fix their marks, and remove abandoned folders."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for launch in held:
             self._remember(launch)
@@ -42,7 +42,7 @@ class Gangs:
                 self._remove(name)
 
     def join(self, launch: Launch) -> str:
-        """The folder for a member that starts; empty when the first of its gang arrives."""
+        """Return the folder for a starting member; it is empty for the first of its gang."""
         name, member = self._remember(launch)
         with contextlib.suppress(OSError):
             (self._folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ class Gangs:
         return str(self._folder / name)
 
     def leave(self, attempts: Iterable[Attempt]) -> None:
-        """The ends of these are durable; those of no gang are not looked at."""
+        """Mark these members as left, because their endings are durable. Other attempts are ignored."""
         if not self._members:
             return
         for attempt in attempts:
@@ -68,7 +68,7 @@ class Gangs:
                     self._remove(name)
 
     def _remember(self, launch: Launch) -> tuple[str, str]:
-        """The name of its gang's folder, and that of its mark."""
+        """Return the name of its gang's folder, and the name of its mark."""
         epoch = launch.attempt.epoch
         founded = launch.founded or epoch
         name, member = f"{self._plain(launch.gang)}.{founded}", f"{launch.rank}" + f"-{epoch}" * (epoch != founded)

@@ -1,7 +1,7 @@
-"""Ask the gateways of a home for the figures of their services.
+"""Queries the gateways of a home for reports on their services.
 
-A program connects to a gateway's socket beside those of its replicas, sends the window in nanoseconds and a line feed,
-and gets the reports as one JSON value. The folder lets only its owner in. `poise_serve.reporting` is the other side.
+A client connects to a gateway's socket, beside those of its replicas, sends the window in nanoseconds and a line feed,
+and gets the reports as one JSON value. Only the owner can enter the folder. `poise_serve.reporting` is the server side.
 """
 
 from collections.abc import Iterator
@@ -16,29 +16,29 @@ from poise.model.reports import ServiceReport
 from poise.units import MINUTE
 
 ANSWER_SECONDS = 2.0
-"""Seconds that a gateway may take to report."""
+"""Seconds within which a gateway must report."""
 
 
 def service_reports(folder: Path, window: int = MINUTE) -> Iterator[tuple[str, list[ServiceReport] | None]]:
-    """Each gateway that is on file, by its mark, with its reports; None where it does not answer: it has just been
-    killed and not been replaced yet, or it hangs, or is of an older version.
+    """Yield each registered gateway by its mark, with its reports; None if it does not answer: it was just killed and
+    not yet replaced, hangs, or has an older version.
     """
     for record in sorted(folder.glob("*.gateway")):
         try:
             yield record.stem, _asked(socket_of(folder, record.stem), window)
         except (OSError, msgspec.DecodeError):
-            if record.exists():  # else it has just ended
+            if record.exists():  # otherwise it has just ended
                 yield record.stem, None
 
 
 def running_gateways(folder: Path) -> list[int]:
-    """The process of each gateway that runs: SIGTERM to it ends the gateway."""
+    """Return the process id of each running gateway. SIGTERM ends it."""
     found = (holder(record.with_suffix(".lock")) for record in sorted(folder.glob("*.gateway")))
     return [process for process in found if process]
 
 
 def socket_of(folder: Path, mark: str) -> Path:
-    """Where the gateway of this mark reports."""
+    """Return the reporting socket of the gateway with this mark."""
     return folder / f"{mark}.sock"
 
 

@@ -32,7 +32,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class GoneError(Exception):
-    """There is no such path."""
+    """The path does not exist."""
 
 
 class Giving:

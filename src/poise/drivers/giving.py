@@ -15,7 +15,7 @@ from poise.errors import Fault
 KEPT = 64 * 2**20
 AT_ONCE = 256 * 1024
 LOOK_SECONDS = 2.0
-"""How often it is looked whether the command was started again, while there is nothing to give."""
+"""Interval of checks whether the command was restarted, while there is no input."""
 
 
 class Source(Protocol):
@@ -29,7 +29,7 @@ class Source(Protocol):
     def size(self) -> str: ...
 
     def begun(self) -> None:
-        """The command runs."""
+        """Called when the command runs."""
 
     def next(self, at: int) -> tuple[bytes, bool]:
         """Return the bytes from an offset, and whether the input ends there; no bytes if none arrive for a while."""
@@ -48,7 +48,7 @@ class Giving:
         self._fd = fd
         self._most = kept
         self._kept = bytearray()
-        self._first = 0  # the place of the first byte that is kept
+        self._first = 0  # offset of the first buffered byte
         self._ended = False
         is_file = stat.S_ISREG(os.fstat(fd).st_mode)
         self._begins = os.lseek(fd, 0, os.SEEK_CUR) if is_file else -1
@@ -107,7 +107,7 @@ class Bytes:
 
 
 def comes_in(fd: int) -> bool:
-    """Whether this process is given a file, a pipe or a connection, and neither a terminal nor nothing."""
+    """Return whether this descriptor is a file, a pipe or a connection, and not a terminal or a null device."""
     try:
         mode = os.fstat(fd).st_mode
     except OSError:

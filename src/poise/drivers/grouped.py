@@ -16,13 +16,13 @@ from poise.model.record import seal
 from poise.ports import StoredCheckpoint
 
 QUEUE_LIMIT = 100_000
-"""Events appended and not yet durable; more are refused with `Busy`."""
+"""Maximum number of events that are not yet durable; more are refused with `Busy`."""
 
 GROUP_LIMIT = 20_000
-"""Events of one commit."""
+"""Maximum number of events in one commit."""
 
 KEEP = 1_000_000
-"""Events that pruning leaves in the log in any case, for history and replay."""
+"""Minimum number of events that pruning leaves in the log, for history and replay."""
 
 
 class Writer(Protocol):
@@ -85,7 +85,7 @@ class GroupedStore:
         self._thread: threading.Thread | None = None
 
     def _begin(self, writer: Writer, durable: int) -> None:
-        """Write behind this revision from now on."""
+        """Start writing after this revision."""
         self._writer = writer
         self._head = self._durable = durable
         if self._call_soon is not None:
@@ -93,7 +93,7 @@ class GroupedStore:
             self._thread.start()
 
     def append(self, events: Sequence[Any], *, expected: int) -> int:
-        """Queues events behind `expected`, which must be the last revision; returns the revision of the last event."""
+        """Queue events after `expected`, which must be the last revision; return the revision of the last event."""
         encode = self._encode
         rows = [(revision, seal(revision, encode(event))) for revision, event in enumerate(events, start=expected + 1)]
         with self._changed:
@@ -105,11 +105,12 @@ class GroupedStore:
         return last
 
     def durable(self) -> int:
-        """The last revision that would survive a power cut."""
+        """Return the last revision that would survive a power cut."""
         return self._durable
 
     def checkpoint(self, revision: int, state: bytes) -> None:
-        """Stores the state as of `revision` once that is durable; the newest request wins, the last two are kept."""
+        """Store the state as of `revision` once that is durable. The newest request wins; the last two checkpoints are
+        kept."""
         with self._changed:
             if revision > self._head:
                 raise Conflict(f"a checkpoint at revision {revision} is ahead of the log, which ends at {self._head}")
@@ -118,11 +119,11 @@ class GroupedStore:
         self._write_if_synchronous()
 
     def recover(self) -> bool:
-        """After `on_failed`: tries a real write. True if it went through, and appends are accepted again."""
+        """Try a real write after `on_failed`. Return True if it succeeded and appends are accepted again."""
         if self._failure is None:
             return True
         if not isinstance(self._failure, StoreFull):
-            return False  # a second writer or a damaged file: only opening the store again can tell what is there
+            return False  # a second writer or a damaged file: the store must be opened again
         try:
             with self._writing:
                 self._writer.probe()
@@ -173,7 +174,7 @@ class GroupedStore:
     def _write_until_closed(self) -> None:
         try:
             self._write_as_it_comes()
-        except Exception as error:  # nobody knows what is there now: only a new start from the log tells
+        except Exception as error:  # the state of the log is unknown: the control plane must restart from it
             have = f"{type(error).__name__}: {error}"
             failure = Conflict("the log is no longer written", code="E204", have=have)
             self._fail(failure)
@@ -187,7 +188,7 @@ class GroupedStore:
                     if self._closed:
                         return
                     if not self._changed.wait(rest):
-                        break  # nothing came for a while
+                        break  # timeout
             failure = self._write_once()
             rest = self._rest()
             if failure is not None:
@@ -202,7 +203,7 @@ class GroupedStore:
         with self._writing:
             failure = self._write_queue()
             durable = self._durable
-        if durable > before:  # told without the lock: without a thread the owner may append from inside
+        if durable > before:  # notify without the lock: without a thread the owner may append inside
             self._tell(lambda: self.on_durable(durable))
         with self._writing:
             self._write_checkpoint()
@@ -214,7 +215,7 @@ class GroupedStore:
             return self._writer.rest()
 
     def _write_queue(self) -> PoiseError | None:
-        """Commits what waits in one transaction. If that fails, all of it is dropped and the reason returned."""
+        """Commit the queued events in one transaction. If that fails, drop all of them and return the reason."""
         with self._changed:
             rows, self._queue = self._queue[:GROUP_LIMIT], self._queue[GROUP_LIMIT:]
         if not rows:
@@ -239,7 +240,7 @@ class GroupedStore:
         if self._call_soon is None:
             announcement()
         else:
-            with contextlib.suppress(RuntimeError):  # the owner's loop is closed: nobody is left to tell
+            with contextlib.suppress(RuntimeError):  # the owner's loop is closed
                 self._call_soon(announcement)
 
     def _write_checkpoint(self) -> None:
@@ -258,8 +259,8 @@ class GroupedStore:
             self._warn(f"the checkpoint at revision {wanted.revision} was not written: {error}")
 
     def _prune_some(self) -> None:
-        """Removes old records after each checkpoint, as far as the older one covers them and `keep` allows. One slice
-        per round, so that commits never wait long.
+        """Remove old records after each checkpoint, as far as the older checkpoint covers them and `keep` allows.
+        Remove one slice per round, so that commits never wait long.
         """
         before = min(self._durable - self._keep + 1, self._durable)
         try:

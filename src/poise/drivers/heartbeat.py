@@ -1,4 +1,4 @@
-"""How a process says that it gets on."""
+"""Progress reports of a process."""
 
 import contextlib
 import os
@@ -18,5 +18,5 @@ def step() -> None:
     if moment >= _next_step:
         _next_step = moment + _STEP_SECONDS
         if path := os.environ.get("POISE_PROGRESS"):
-            with contextlib.suppress(OSError):  # it is no reason to fail
+            with contextlib.suppress(OSError):  # a failed report is no reason to fail
                 Path(path).touch()

@@ -1,6 +1,6 @@
-"""HTTP/1.1 of a client, over a connection that is there: one question after the other, each with its answer.
+"""An HTTP/1.1 client over an existing connection: one request after another, each with its answer.
 
-`http.client` does the same, and costs a command a fifth of its start: it imports a parser of mail, and TLS
+`http.client` does the same, but takes a fifth of a command's start time: it imports a mail parser and TLS
 (docs/decisions/036-a-client-that-reads-http.md).
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
 MAX_LINE, MAX_HEADERS, MAX_DIGITS = 64 * 1024, 100, 16
-"""Bytes of a line before the content, how many headers there may be, and digits of a length."""
+"""Maximum bytes of a header line, number of headers, and digits of a length."""
 
 NOT_HTTP = "the answer is not HTTP/1.1"
 ENDED = "the connection has ended"
@@ -19,8 +19,8 @@ CONTINUE, NO_CONTENT, NOT_MODIFIED = 100, 204, 304
 
 
 class Answer:
-    """A status, headers by their names in lower case, and content, which is read once: whole or by lines. Raises
-    ConnectionError when it ends too early or is not HTTP, and what the connection raises.
+    """A status, headers by lower-case name, and content, which is read once: whole or by lines. Raises ConnectionError
+    if it ends too early or is not HTTP, and the connection's own errors.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -34,14 +34,14 @@ class Answer:
         self._length = -1 if length is None else _number(length.encode(), 10)
         ends = not self._chunked and self._length < 0
         self.is_last = ends or version != b"HTTP/1.1" or self.headers.get("connection", "").lower() == "close"
-        """The connection ends with it."""
+        """Whether the connection ends with this answer."""
 
     def read(self) -> bytes:
-        """The whole content."""
+        """Return the whole content."""
         return b"".join(self._pieces())
 
     def __iter__(self) -> Iterator[bytes]:
-        """Lines with their ends, each once it is there."""
+        """Yield lines with their line ends, each as soon as it is complete."""
         begun = b""
         for piece in self._pieces():
             *lines, begun = (begun + piece).split(b"\n")
@@ -100,14 +100,14 @@ def _number(text: bytes, base: int) -> int:
 
 
 class Connection:
-    """Questions over one socket, which it closes. The content of an answer is read before the next question."""
+    """Sends requests over one socket, which it closes. Read an answer's content before the next request."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._stream = sock.makefile("rb")
 
     def ask(self, method: str, path: str, headers: Mapping[str, str], content: bytes | None = None) -> Answer:
-        """Ask for a path that is quoted already. Raises OSError, and ValueError for headers that are none."""
+        """Send a request for a path that is already quoted. Raises OSError, and ValueError for invalid headers."""
         given = {"Host": "poise"} | dict(headers)
         if content is not None or method != "GET":
             given["Content-Length"] = str(len(content or b""))

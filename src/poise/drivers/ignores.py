@@ -1,4 +1,4 @@
-"""Rules of `.gitignore` and `.poiseignore`: which paths of a working tree are left out.
+"""Rules of `.gitignore` and `.poiseignore`, which leave paths of a working tree out.
 
 The syntax and the precedence are those of Git: the last matching rule decides, rules of a deeper folder come after
 those of the folders above, and the contents of an ignored folder are not checked. Within a folder the rules of
@@ -12,11 +12,11 @@ from typing import NamedTuple
 from poise.model.trees import IGNORED_BY
 
 FILES = (".gitignore", IGNORED_BY)
-"""In the order in which their rules stand."""
+"""Files with rules, in ascending precedence."""
 
 
 class Rule(NamedTuple):
-    """One line: `matches` is tried on the path below the folder `base` (empty, or ends in a slash)."""
+    """One line: `matches` is applied to the path below the folder `base` (empty, or ends in a slash)."""
 
     text: str
     file: str
@@ -30,7 +30,7 @@ class Rule(NamedTuple):
 
 
 def rules_of(text: str, file: str, base: str) -> list[Rule]:
-    """The rules in a file of the folder `base`, in order."""
+    """Return the rules in a file of the folder `base`, in order."""
     found = []
     for line in text.splitlines():
         pattern = _stripped(line)
@@ -46,7 +46,7 @@ def rules_of(text: str, file: str, base: str) -> list[Rule]:
 
 
 def deciding(rules: Sequence[Rule], path: str, *, is_folder: bool) -> Rule | None:
-    """The rule that decides about a path; None where none does."""
+    """Return the rule that decides about a path, or None."""
     for rule in reversed(rules):
         if rule.applies(path, is_folder=is_folder):
             return rule
@@ -82,7 +82,7 @@ def _compiled(pattern: str) -> re.Pattern[str] | None:
 
 
 def _parts(pattern: str) -> list[str]:
-    """Split at slashes, but for those in a class."""
+    """Split at slashes, except for those in a character class."""
     parts, at, begun = [], 0, 0
     while at < len(pattern):
         if pattern[at] == "[" and (end := _class_end(pattern, at + 1)) >= 0:
@@ -97,7 +97,7 @@ def _parts(pattern: str) -> list[str]:
 
 
 def _of_part(part: str) -> str | None:
-    """One part of a path as a regular expression; None where it can match nothing."""
+    """Return one part of a path as a regular expression; None if it cannot match."""
     made, at = "", 0
     while at < len(part):
         letter = part[at]
@@ -142,7 +142,7 @@ _NAMED = {"alpha": "a-zA-Z", "digit": "0-9", "alnum": "a-zA-Z0-9", "upper": "A-Z
 
 
 def _class(text: str) -> str:
-    """A class of letters; it never contains a slash."""
+    """Return a character class that never matches a slash."""
     negated = text[:1] in ("!", "^")
     text = text[negated:]
     made, at = "", 0

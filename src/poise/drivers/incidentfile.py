@@ -1,5 +1,5 @@
-"""The file in which incidents are kept as they were read up to some revision, so that a start need not read the log
-from its beginning. It is a copy: what is missing, damaged or of another log is read from the log again.
+"""Stores incidents as of some revision in a file, so that a start need not read the log from its beginning. The file is
+a copy: if it is missing, damaged or of another log, the log is read again.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from poise.model.events import Event, encode_event
 
 VERSION = 1
 BACK = 50_000
-"""Events that are read at most where nothing is kept: some ten seconds of a CPU."""
+"""Maximum number of events to read if there is no file; that takes about ten seconds of CPU time."""
 
 
 class Kept(msgspec.Struct, kw_only=True):
@@ -34,7 +34,7 @@ _decoder = msgpack_decoder(Kept)
 
 
 def load(path: Path, log: Log, ledger: Ledger) -> tuple[Incidents, Iterable[tuple[int, Event]]]:
-    """Incidents as they are kept, and the events to read next."""
+    """Return the stored incidents, and the events to read next."""
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         kept = _decoder.decode(path.read_bytes())
         last = kept.state.revision
@@ -51,13 +51,13 @@ def load(path: Path, log: Log, ledger: Ledger) -> tuple[Incidents, Iterable[tupl
 
 
 def save(path: Path, incidents: Incidents, last: Event) -> None:
-    """Keep them as they are after this event. Raises OSError."""
+    """Store the incidents as they are after this event. Raises OSError."""
     kept = Kept(version=VERSION, sum=sum_of(last), state=incidents.state())
     write_whole(path, msgspec.msgpack.encode(kept), 0o600)
 
 
 def sum_of(event: Event) -> int:
-    """The checksum of an event."""
+    """Return the checksum of an event."""
     return crc32(encode_event(event))
 
 

@@ -16,7 +16,7 @@ from poise.units import SECOND
 PIECE = 256 * 1024
 SOON, LATER = 0.03, 0.25
 AT_ONCE = 0.008
-"""How often a terminal is looked at: somebody waits to see what was typed."""
+"""Polling interval in seconds for a terminal, where a user waits for the echo of typed text."""
 
 
 class Wanted(NamedTuple):
@@ -32,7 +32,7 @@ EVERYTHING = Wanted()
 
 
 class _Stream:
-    """One output stream of one attempt, and up to where it was given."""
+    """One output stream of one attempt, and the offset up to which it has been returned."""
 
     def __init__(self, logs: Path, attempt: Attempt, err: bool, rank: int) -> None:
         self.path = log_paths(logs, attempt)[err]
@@ -112,7 +112,7 @@ async def follow_job(
 
 
 def _attempts(job: JobState, tasks: Collection[str]) -> list[tuple[Attempt, int]]:
-    """With the rank of each where several of a gang are asked for, or -1."""
+    """Return attempts, each with its rank if several tasks of a gang are requested, else -1."""
     attempts = []
     for unit in job.units:
         asked = [(spec, state) for spec, state in zip(unit.spec.tasks, unit.tasks, strict=True) if spec.name in tasks]

@@ -1,26 +1,26 @@
-"""The keeper of one slot: spawns its commands one after the other, and writes down how each of them ended.
+"""The keeper of one slot: it spawns the slot's commands one after another and records how each one ended.
 
     python -I -S -c START keeper.py DIR NAME
 
-A keeper is a process of its own that outlives the agent. When an agent or a control plane is killed, the command goes
-on, and the next agent finds the keeper by its socket and adopts what it holds: nothing is restarted, and there is no
-shim per command. It uses the standard library only, has one thread, and stays small.
+A keeper is a separate process that outlives the agent. When an agent or a control plane is killed, the command keeps
+running. The next agent finds the keeper by its socket and adopts its work: nothing is restarted, and no command needs
+its own shim. A keeper uses the standard library only, has one thread, and stays small.
 
 Rules it keeps
-    * One command at a time, in the order of arrival; the next starts at once, without asking anybody.
-    * An attempt is run at most once: a second order for an attempt that is held, running or ended is ignored.
-    * No record, no spawn: before a command is spawned its intent is on file, so is the ending of the last one, and
-      there is room on the disk for its own ending. After `kill -9` of the keeper the journal tells what may have run
-      from what has not. (It is not synced: it survives the death of the keeper, not of the machine, and after a reboot
-      no command is running anyway.) Where that cannot be had, all that waits is handed back, and `unfit` says why.
-    * Nothing of a command survives it: its group, its session and whatever was orphaned to the keeper are killed. What
-      outlives a killed keeper its agent finds by a mark that it gave the keeper (`process.mark_of`).
+    * It runs one command at a time, in the order of arrival, and starts the next one without asking the agent.
+    * It runs an attempt at most once: it ignores a second order for an attempt that is held, running or ended.
+    * It spawns a command only when the command's intent and the last command's ending are in the journal, and the
+      disk has room for the new ending. After `kill -9` of the keeper the journal shows which attempts may have run.
+      (The journal is not synced: it survives the death of the keeper, not of the machine, and no command runs
+      after a reboot anyway.) Otherwise it returns all queued attempts, and `unfit` gives the reason.
+    * Nothing of a command survives it: its group, its session and the orphans reparented to the keeper are killed.
+      An agent finds the survivors of a killed keeper by the mark that it gave the keeper (`process.mark_of`).
     * No work is lost to a broken connection or a full disk: endings are kept until the agent says `forget`.
-    * A command that runs beside another ends with it, and with the connection of the agent that asked for it.
+    * A side command ends with its main command, and with the connection of the agent that requested it.
 
-Beside a log that grew more than once while it was looked at is an index, `LOG.times`: records of 16 bytes, little-
-endian, of a size of the log and when it had that size, in nanoseconds since 1970. What came after the last of them was
-written when the log was changed last.
+A log that grew between two checks has an index, `LOG.times`, of 16-byte little-endian records: a size of the log, and
+the time at which it had that size, in nanoseconds since 1970. Output after the last record was written at the log's
+modification time.
 
 Files in DIR: `NAME.sock` the socket, `NAME.lock` locked for as long as the keeper lives, `NAME.journal`, and
 `NAME.trouble` if the keeper itself met an error that it did not expect.
@@ -29,51 +29,52 @@ Protocol: one JSON array per line, in both directions. ATTEMPT is `["job.task", 
     From the agent
     * `["hello", {"spare": prefix, "cgroup": {"version", "parent", "home"} or null}]` first; answered with all it holds.
     * `["run", ATTEMPT, ORDER, RECORD]`: RECORD is opaque and comes back on hello.
-    * `["renew", ATTEMPT, UNTIL]`: another deadline.
-    * `["limit", ATTEMPT, TIME_LIMIT]`: another time limit, in nanoseconds from its start (0: none).
-    * `["stop", ATTEMPT, HUNG]`: SIGTERM, `grace`, SIGKILL; one that has not started is `returned`. HUNG, if it is there
-      and not empty, is what was seen of one that hangs: its outcome is `hung` then.
+    * `["renew", ATTEMPT, UNTIL]`: set a new deadline.
+    * `["limit", ATTEMPT, TIME_LIMIT]`: set a new time limit, in nanoseconds from the start (0: none).
+    * `["stop", ATTEMPT, HUNG]`: SIGTERM, `grace`, SIGKILL; a queued attempt is `returned`. HUNG is optional: it
+      describes why the command counts as hung, and makes its outcome `hung`.
     * `["forget", [ATTEMPT, ...]]`: these endings are durable elsewhere.
-    * `["feed", WHOSE, PIECE]`: input for the command of an ATTEMPT, or for one beside it; answered with `fed` once more
-      can come. PIECE: at, data (base64), end, size (of the terminal, as `tty`), hold (ns), hang_up; all may be absent.
+    * `["feed", WHOSE, PIECE]`: input for the command of an ATTEMPT, or for a side command; answered with `fed` when
+      there is room for more. PIECE: at, data (base64), end, size (of the terminal, as `tty`), hold (ns), hang_up; all
+      optional.
       A terminal with a `hold` hangs up when the next piece does not come within it.
-    * `["exec", NAME, ATTEMPT, {argv, env, stdin, tty}]`: a command beside that of the attempt, in its folder, with its
-      environment, cores and memory limit. Its output comes as `said`, as much as there is `credit` for.
-    * `["credit", NAME, BYTES]`: so much more of its output may come.
-    * `["leave", NAME]`: it is to end: SIGHUP, then SIGKILL.
-    * `["try"]`: whether something could be started; answered with `unfit`.
-    * `["quit"]`: leave as soon as there is no work.
+    * `["exec", NAME, ATTEMPT, {argv, env, stdin, tty}]`: run a side command in the attempt's folder, with its
+      environment, cores and memory limit. Its output comes as `said`, as far as there is `credit`.
+    * `["credit", NAME, BYTES]`: allow this many more bytes of its output.
+    * `["leave", NAME]`: end the side command: SIGHUP, then SIGKILL.
+    * `["try"]`: check whether a command could be started; answered with `unfit`.
+    * `["quit"]`: exit as soon as there is no work.
     To the agent
     * `["keeper", version, pid]`, `["held", pid, ticks, RUN LINE]`..., `["ended", ...]`..., `["whole"]`: the answer to
       hello.
-    * `["started", ATTEMPT, pid, ticks]`: only of a command that runs for longer than a report waits.
+    * `["started", ATTEMPT, pid, ticks]`: sent only for a command that outlives the reporting delay.
     * `["ended", ATTEMPT, ENDING]`.
-    * `["unfit", WHY]`: it can start nothing for now, and has handed back what waited; empty: it can.
-    * `["fed", WHOSE, TAKEN, WANTED]`: bytes of input that were taken so far, and whether more will be.
-    * `["said", NAME, STREAM, DATA]`: what a command beside wrote to `out` or `err`, in base64.
-    * `["left", NAME, CODE, NOTE]`: a command beside has ended, with this exit code.
+    * `["unfit", WHY]`: it cannot start commands and has returned the queued attempts; empty: it can start them.
+    * `["fed", WHOSE, TAKEN, WANTED]`: bytes of input taken so far, and whether more can be taken.
+    * `["said", NAME, STREAM, DATA]`: output of a side command to `out` or `err`, in base64.
+    * `["left", NAME, CODE, NOTE]`: a side command has ended with this exit code.
     ORDER: argv, env, folder, cpus, memory, grace (ns), out, err, bound (bytes per log), result, until, hang (ns),
     progress, time_limit (ns), stdin, tty (rows << 16 | columns of a terminal; 0: none), output (a file that gets a copy
-    of both logs), append (to what is in it); only argv is needed. UNTIL and until: an instant on CLOCK_BOOTTIME in
-    nanoseconds. Then the command is killed, whatever has become of the agent, and the attempt is `lost`. ENDING:
+    of both logs), append (to that file); only argv is needed. UNTIL and until: an instant on CLOCK_BOOTTIME in
+    nanoseconds, at which the command is killed, whether or not the agent is alive, and the attempt is `lost`. ENDING:
     outcome, code, signal, run, cpu, peak, limit, note, result; zeros and empty texts are absent.
 
 The journal holds the same arrays behind a CRC-32 in hex: `["keeper", ...]`, `["starting", ATTEMPT]`,
 `["started", ...]`, `["ended", ...]`, `["forget", [ATTEMPT, ...]]`.
 
-What `peak` is: the cgroup's own figure where the limit is a cgroup; else the largest resident size that the kernel saw
-for the command or a child it waited for. A process spawned by sharing memory until `exec` inherits the spawner's mark,
-so a peak below some 12 MB reads as the keeper's own.
+`peak` is the cgroup's own figure where a cgroup limits memory. Otherwise it is the largest resident size that the
+kernel saw for the command or a child it waited for. A process spawned by sharing memory until `exec` inherits the
+spawner's peak, so a peak below some 12 MB reads as the keeper's own.
 
-What `timeout` is: a command that has run for its `time_limit` is stopped as by `stop`. The time counts from its start,
-by a clock that nobody sets, whatever becomes of the agent and the control plane.
+`timeout`: a command that has run for its `time_limit` is stopped as by `stop`. The time counts from its start on a
+monotonic clock, independently of the agent and the control plane.
 
-What `hung` is: a command with `hang` has to write to the file `progress`, or touch it, at least so often; what fails to
-is stopped as by `stop`. Silence is counted from look to look, by a clock that nobody sets: a keeper that was paused
-itself, or a machine that slept, does not count its own sleep as the command's.
+`hung`: a command with `hang` must write to or touch the file `progress` at least that often; otherwise it is stopped as
+by `stop`. Silence is summed between checks on a monotonic clock: a paused keeper or a suspended machine does not count
+its own pause as the command's.
 """
 
-# pathlib would make a keeper larger by a seventh:
+# pathlib would make a keeper's memory larger by a seventh:
 # ruff: noqa: PTH100, PTH102, PTH103, PTH104, PTH105, PTH106, PTH108, PTH110, PTH113, PTH116, PTH120, PTH123, PTH208
 
 from __future__ import annotations
@@ -107,45 +108,45 @@ START = (
     "import sys, importlib.util as of; spec = of.spec_from_file_location('keeper', sys.argv[1]); "
     "it = of.module_from_spec(spec); spec.loader.exec_module(it); sys.exit(it.main(*sys.argv[2:]))"
 )
-"""Runs a keeper as a module: the compiled file is used. A script is compiled anew by each process that runs it, which
-took a third of the time of a start."""
+"""Loads a keeper as a module, which uses the compiled file. Each process compiles a script again, which took a third of
+the start time."""
 
 VERSION = 1
 MILLISECOND = 1_000_000
 SECOND = 1_000_000_000
 
-REPORT_WITHIN = 5 * MILLISECOND  # an event waits at most so long for company
+REPORT_WITHIN = 5 * MILLISECOND  # an event waits at most this long to be sent with others
 WATCH_EVERY = 100 * MILLISECOND  # logs and watched memory of a running command
 WATCH_QUIET = 200 * MILLISECOND  # the same when its logs do not grow
-KILL_AGAIN = 100 * MILLISECOND  # a process may fork while it is being killed
-LEFTOVERS_WITHIN = 2 * SECOND  # then a left-over process is given up, by name
+KILL_AGAIN = 100 * MILLISECOND  # interval between kills: a process may fork while it is being killed
+LEFTOVERS_WITHIN = 2 * SECOND  # time limit for killing left-over processes; then they are given up and named
 HOUSEKEEPING = 5 * SECOND
-UNATTENDED = 300 * SECOND  # an idle keeper that no agent calls leaves; its journal stays
+UNATTENDED = 300 * SECOND  # an idle keeper exits after this long without an agent; its journal stays
 RETRY_WRITE = 500 * MILLISECOND
-LEFT_EVERY = 20 * MILLISECOND  # whether what a shell left behind has ended as it was asked to
-LOOK_EVERY = 1 * SECOND  # at most, whether a command gets on; a tenth of `hang` where that is less
+LEFT_EVERY = 20 * MILLISECOND  # check interval for a stopped command's remaining processes
+LOOK_EVERY = 1 * SECOND  # longest interval between progress checks; a tenth of `hang` if that is less
 
 LOG_BOUND = 64 << 20
 TIMES = ".times"  # the index of a log
 MOMENT = 16  # bytes of one record there
 TIMES_LIMIT = 1 << 20
 RESULT_LIMIT = 64 << 10
-ENDING_LIMIT = 4 * RESULT_LIMIT  # of an ending in the journal: quoted, a result takes up to three times its bytes
+ENDING_LIMIT = 4 * RESULT_LIMIT  # journal limit of an ending: quoting makes a result up to three times larger
 JOURNAL_LIMIT = 256 << 10  # rewritten when it is larger than this and mostly forgotten
-LINE_LIMIT = 16 << 20  # a longer line is no order
-SMALLEST_LIMIT = 1 << 20  # below this a cgroup could not even execute a program
-PROTECTED = -900  # score for the kernel's out-of-memory killer; commands get the score that the keeper was started with
+LINE_LIMIT = 16 << 20  # a longer line is not a valid order
+SMALLEST_LIMIT = 1 << 20  # a smaller cgroup could not even execute a program
+PROTECTED = -900  # OOM score adjustment; commands get the one that the keeper was started with
 BLOCK = 4096  # alignment of the holes that are punched, in bytes
 KEEP_SIZE, PUNCH_HOLE = 0x01, 0x02  # of fallocate
 CANNOT_ALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV)  # from file systems that do not support it
 PAGE = os.sysconf("SC_PAGE_SIZE")
 TICK = SECOND // os.sysconf("SC_CLK_TCK")  # nanoseconds
 
-CREDIT = 256 << 10  # bytes of output of a command beside another that may be on their way to who reads it
-COPIED = 1 << 20  # bytes of a log that are copied at once
+CREDIT = 256 << 10  # initial limit, in bytes, of a side command's output in transit to its reader
+COPIED = 1 << 20  # bytes of a log that are copied per write
 MOST_BESIDE = 16
-MOST_DRAINED = 64  # reads from one end
-LEAVE_WITHIN = 5 * SECOND  # between SIGHUP and SIGKILL of a command beside
+MOST_DRAINED = 64  # reads from one file descriptor
+LEAVE_WITHIN = 5 * SECOND  # time between SIGHUP and SIGKILL of a side command
 
 LEASE_OVER = "its lease ran out"
 HUNG_UP = "its terminal was hung up: nobody was there any more"
@@ -157,7 +158,7 @@ _scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # t
 
 
 def parse(line: bytes, start: int = 0) -> Any:
-    """The JSON value that begins at `start`; ValueError if there is none. `json.loads` prepares more than it reads."""
+    """Return the JSON value that begins at `start`; raise ValueError if there is none. Faster than `json.loads`."""
     try:
         return _scan(line.decode(), start)[0]
     except StopIteration:
@@ -165,7 +166,7 @@ def parse(line: bytes, start: int = 0) -> Any:
 
 
 def key_of(line: bytes) -> bytes:
-    """The ATTEMPT of a `run` line as the bytes it was written with. Names are ASCII without commas: `],` ends it."""
+    """Return the ATTEMPT of a `run` line as its original bytes. Names are ASCII without commas: `],` ends it."""
     return line[len(RUN) : line.index(b"],", len(RUN)) + 1]
 
 
@@ -174,7 +175,7 @@ def now() -> int:
 
 
 def left(until: int) -> int:
-    """Nanoseconds until an instant on the clock that goes on while the machine sleeps."""
+    """Return the nanoseconds until an instant on CLOCK_BOOTTIME, which includes suspended time."""
     return until - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
@@ -189,7 +190,8 @@ def write_file(path: str, text: str) -> None:
 
 
 def start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot: with the pid, its identity. 0 if there is none."""
+    """Return the start time of a process in clock ticks since boot, or 0. Together with the pid it identifies the
+    process."""
     try:
         return int(read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()[19])
     except (OSError, IndexError, ValueError):
@@ -197,7 +199,7 @@ def start_ticks(pid: int) -> int:
 
 
 def family(ancestor: int) -> dict[int, int]:
-    """Every living descendant of a process, and its resident bytes."""
+    """Return every living descendant of a process with its resident bytes."""
     children: dict[int, list[tuple[int, int]]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -219,7 +221,7 @@ def family(ancestor: int) -> dict[int, int]:
 
 
 def cpu_of(pids: Iterable[int]) -> int:
-    """CPU time in nanoseconds of these processes and of the children they have waited for."""
+    """Return the CPU time in nanoseconds of these processes and of the children they have waited for."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError, IndexError, ValueError):
@@ -229,7 +231,8 @@ def cpu_of(pids: Iterable[int]) -> int:
 
 
 def proportional(pids: Iterable[int]) -> int:
-    """Resident bytes of these processes with each shared page counted once; 0 if the kernel does not tell."""
+    """Return the resident bytes of these processes, counting each shared page once; 0 if the kernel does not report
+    it."""
     total = 0
     for pid in pids:
         try:
@@ -243,10 +246,10 @@ def proportional(pids: Iterable[int]) -> int:
 
 
 class Journal:
-    """Lines that survive the keeper. What could not be written waits in memory and is tried again.
+    """A file of lines that survives the keeper. Lines that could not be written wait in memory and are retried.
 
-    Blocks beyond the end of the file are reserved for the ending of the command that runs, so that a disk which fills
-    meanwhile cannot lose it. Where the file system cannot reserve (NFS, ZFS), such an ending waits in memory.
+    Blocks beyond the end of the file are reserved for the ending of the running command, so that it is not lost if the
+    disk fills. Where the file system cannot reserve blocks (NFS, ZFS), such an ending waits in memory.
     """
 
     def __init__(self, path: str) -> None:
@@ -261,11 +264,11 @@ class Journal:
         self._open()
 
     def whole(self) -> bool:
-        """Whether all of it is in the file."""
+        """Return whether all lines are in the file."""
         return not self._waiting
 
     def why_unfit(self) -> str:
-        """Why no command may be spawned: not all is in the file, or no room is left for an ending. Else empty."""
+        """Return why no command may be spawned (lines are unwritten, or there is no room for an ending), or ""."""
         if self._fd < 0:
             self._open()
         if self._fd < 0 or self._waiting:
@@ -280,14 +283,14 @@ class Journal:
         return os.strerror(number)
 
     def is_there(self) -> bool:
-        """Whether what is written can still be found: nobody has deleted the file."""
+        """Return whether the journal's file still exists: nobody has deleted it."""
         return self._fd < 0 or os.fstat(self._fd).st_nlink > 0
 
     def write(self, lines: list[bytes]) -> None:
         self._append(b"".join([b"%08x %b\n" % (zlib.crc32(line), line) for line in lines]))
 
     def retry(self) -> None:
-        """Writes what waits; the file is opened anew, because it may have been replaced."""
+        """Write the waiting lines. Reopen the file first, because it may have been replaced."""
         self.retry_at = 0
         text, self._waiting = self._waiting, b""
         if text:
@@ -310,7 +313,8 @@ class Journal:
             self.retry_at = now() + RETRY_WRITE
 
     def replace(self, lines: list[bytes]) -> bool:
-        """Starts over with these lines and room for one more ending, all or nothing. Whether it could."""
+        """Replace the journal with these lines and room for one more ending, all or nothing. Return whether it
+        succeeded."""
         text = b"".join([b"%08x %b\n" % (zlib.crc32(line), line) for line in lines])
         fresh = self.path + ".new"
         try:
@@ -335,7 +339,7 @@ class Journal:
         return True
 
     def read(self) -> Iterator[bytes]:
-        """Every line whose checksum holds; a torn tail and damaged lines are passed over."""
+        """Yield every line with a valid checksum; skip a torn tail and damaged lines."""
         try:
             text = read_file(self.path) if os.path.isfile(self.path) else b""
         except OSError:
@@ -357,15 +361,15 @@ class Journal:
 
 
 def reach(size: int) -> int:
-    """Up to where a journal of this size has blocks, so that one more ending fits."""
+    """Return the size up to which a journal of this size reserves blocks, so that one more ending fits."""
     return -(-(size + ENDING_LIMIT) // RESULT_LIMIT) * RESULT_LIMIT
 
 
 class Log:
-    """One output stream. It goes to a spare file that gets the attempt's name only if there is something to name.
+    """One output stream. It goes to a spare file, which is renamed to the attempt's log only if it has content.
 
-    A command that says nothing in the few milliseconds it runs costs no file operation at all; one that goes on is
-    given its file while it runs, so that it can be followed; a silent one leaves none behind.
+    A command that runs for a few milliseconds without output costs no file operation. A longer one gets its named file
+    while it runs, so that the log can be followed. A silent one leaves no file.
     """
 
     def __init__(self, fd: int, spare: str) -> None:
@@ -377,7 +381,7 @@ class Log:
         self._named = False
         self._punched = 0
         self._size = 0
-        self._changed = 0  # when it had that size
+        self._changed = 0  # time at which the log had that size
 
     def begin(self, path: str) -> None:
         self._path = path
@@ -387,7 +391,7 @@ class Log:
             self._open()
 
     def name(self) -> None:
-        """Gives the file the attempt's name."""
+        """Rename the file to the attempt's log."""
         if self._named or not self._path or self.note:
             return
         try:
@@ -396,12 +400,12 @@ class Log:
             self.note = f"no log: {error.strerror}"
 
     def bound(self, most: int, upto: int | None = None) -> bool:
-        """Frees older parts of a log that has grown beyond `most`, of what is before `upto`. Whether it has grown."""
+        """Free the older parts, before `upto`, of a log larger than `most` bytes. Return whether the log has grown."""
         state = os.fstat(self.fd)
         size, grown = state.st_size, state.st_size != self._size
         if grown:
             if self._size and self._named:
-                with contextlib.suppress(OSError):  # the disk is full: times are lost, and nothing else
+                with contextlib.suppress(OSError):  # the disk is full: only the index is lost
                     note_time(self._path, self._size, self._changed)
             self._size, self._changed = size, state.st_mtime_ns
         if size < self._punched:
@@ -416,14 +420,14 @@ class Log:
         return grown
 
     def finish(self, most: int) -> None:
-        """The command is gone: a file with text keeps its name, an empty one serves the next attempt."""
+        """End the log: a file with text keeps its name; an empty one serves the next attempt."""
         if self.note:
             self._close()
         elif os.lseek(self.fd, 0, os.SEEK_END):
             self.bound(most)
             self.name()
             self._close()
-        elif self._named:  # somebody may be reading it: it must not become another attempt's file
+        elif self._named:  # it may have a reader: it must not become another attempt's file
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
             self._close()
@@ -463,13 +467,13 @@ class Log:
 
 
 class Copy:
-    """A file that the user has named, with a copy of both logs. It is read as the logs grow, so that what a log loses
-    to its bound is there already.
+    """A user-named file that gets a copy of both logs. It is filled as the logs grow, before a log is truncated to its
+    limit.
     """
 
     def __init__(self, path: str, logs: tuple[Log, Log], *, append: bool) -> None:
-        """Raises OSError; only a file will do, since to write to it may not take long."""
-        self.places = [0, 0]  # up to where each log is copied
+        """Open the file. Raises OSError, also for anything but a regular file, since a write must not block."""
+        self.places = [0, 0]  # offset up to which each log is copied
         self._fd = -1
         self._sources: list[int] = []
         try:
@@ -486,11 +490,11 @@ class Copy:
             raise
 
     def take(self) -> str:
-        """Copies what there is by now; why that could not be done, or nothing."""
+        """Copy the new output. Return the reason if that failed, or ""."""
         try:
             for number, source in enumerate(self._sources):
                 size = os.fstat(source).st_size
-                if size < self.places[number]:  # it was cut short, and begins again
+                if size < self.places[number]:  # the log was truncated: start over
                     self.places[number] = 0
                 while (place := self.places[number]) < size:
                     self.places[number] += os.write(self._fd, os.pread(source, min(COPIED, size - place), place))
@@ -505,8 +509,8 @@ class Copy:
 
 
 def note_time(path: str, size: int, at: int) -> None:
-    """Adds to the index of a log when it had this size. A long index gets longer only where the log had not grown for a
-    while, and never longer than `TIMES_LIMIT`. Raises OSError.
+    """Append a size of a log and its time to the log's index. An index beyond half of `TIMES_LIMIT` grows only after a
+    pause in the log's growth, and never beyond `TIMES_LIMIT`. Raises OSError.
     """
     fd = os.open(path + TIMES, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -522,32 +526,33 @@ def note_time(path: str, size: int, at: int) -> None:
         if end >= TIMES_LIMIT // 2:
             span, gap = at - moment_at(fd, 0)[1], at - moment_at(fd, end - 2 * MOMENT)[1]
             if gap * (TIMES_LIMIT // 2 // MOMENT) < span:
-                end -= MOMENT  # in place of the last one
+                end -= MOMENT  # overwrite the last record
         os.pwrite(fd, struct.pack("<QQ", size, at), end)
     finally:
         os.close(fd)
 
 
 def moment_at(fd: int, place: int) -> tuple[int, int]:
-    """A record of the index of a log: a size, and when it had it."""
+    """Return a record of a log's index: a size and its time."""
     size, at = struct.unpack("<QQ", os.pread(fd, MOMENT, place))
     return size, at
 
 
 def punch(fd: int, start: int, length: int) -> bool:
-    """Gives a range of a file back to the disk and leaves every offset as it is; False if the file system cannot."""
+    """Free a range of a file and keep all offsets. Return False if the file system does not support it."""
     return allocate(fd, KEEP_SIZE | PUNCH_HOLE, start, length) == 0
 
 
 def allocate(fd: int, mode: int, start: int, length: int) -> int:
-    """`fallocate`; 0, or the number of the error."""
+    """Call `fallocate`. Return 0 or the error number."""
     call = ctypes.CDLL(None, use_errno=True).fallocate64
     call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
     return 0 if call(fd, mode, start, length) == 0 else ctypes.get_errno()
 
 
 class Cgroup:
-    """A memory limit for one command. The keeper steps in, spawns, and steps out: the child is inside from birth."""
+    """A memory limit for one command. The keeper enters the cgroup, spawns and leaves it: the child is in it from the
+    start."""
 
     def __init__(self, version: int, path: str, home: str, limit: int) -> None:
         self.version = version
@@ -577,7 +582,7 @@ class Cgroup:
             write_file(f"{self._home}/cgroup.procs", "0")
 
     def killed(self) -> bool:
-        """Whether the kernel killed a process in here for want of memory."""
+        """Return whether the kernel's out-of-memory killer killed a process in this cgroup."""
         text = self._read("memory.oom_control" if self.version == 1 else "memory.events")
         return any(line.startswith("oom_kill ") and line != "oom_kill 0" for line in text.splitlines())
 
@@ -613,7 +618,7 @@ class Cgroup:
 
 
 class Command:
-    """The command that is running."""
+    """The running command."""
 
     pid = 0
     ticks = 0
@@ -624,24 +629,24 @@ class Command:
     stopping = False
     lapsed = False
     oom = False
-    hung = ""  # what was seen when it was found to
+    hung = ""  # evidence for counting it as hung
     note = ""
     cgroup: Cgroup | None = None
     announce_at = 0
     watch_at = 0
     kill_at = 0
-    limit_at = 0  # when its time limit is over; 0: it has none, or is being stopped
+    limit_at = 0  # when its time limit expires; 0: it has none, or is being stopped
     overran = False
-    left_at = 0  # when its first process ended, if other processes that were asked to stop still run
+    left_at = 0  # next check for remaining processes after its first process ended while being stopped
     look_at = 0
     wake = 0
     looked = 0
     silent = 0
-    seen: tuple[int, ...] = ()  # the progress file as it was last
-    cpu_then = 0  # when it was first seen silent; -1: it has not been
-    ends: Ends | None = None  # of the command that is given input, or a terminal
+    seen: tuple[int, ...] = ()  # last seen state of the progress file
+    cpu_then = 0  # CPU time when it was first seen silent; -1: it is not silent
+    ends: Ends | None = None  # of a command with input or a terminal
     copy: Copy | None = None
-    hang_up_at = 0  # when its terminal hangs up, unless more is heard; 0: never
+    hang_up_at = 0  # when its terminal hangs up unless more input arrives; 0: never
 
     def __init__(self, key: bytes, line: bytes, order: dict[str, Any]) -> None:
         self.key = key
@@ -658,11 +663,11 @@ class Command:
         self.env: dict[str, str] = order.get("env") or {}
 
     def noted(self, note: str) -> None:
-        """One more thing that is to be known of it."""
+        """Append a note for the ending."""
         self.note = f"{self.note}; {note}" if self.note else note
 
     def plan(self) -> None:
-        """Sets `wake` to the first instant at which there is something to do about this command."""
+        """Set `wake` to the next instant at which this command needs attention."""
         self.wake = self.watch_at if self.announced else min(self.announce_at, self.watch_at)
         if self.kill_at and self.kill_at < self.wake:
             self.wake = self.kill_at
@@ -679,10 +684,10 @@ class Command:
 
 
 class Beside:
-    """A command that runs beside that of an attempt, for somebody who reads what it writes."""
+    """A side command: it runs beside an attempt's command, and a client reads its output."""
 
     credit = CREDIT
-    code: int | None = None  # once it has ended; negative: the signal
+    code: int | None = None  # exit code once it has ended; negative: the signal
     kill_at = 0
     note = ""  # why it was ended
 
@@ -694,7 +699,7 @@ class Beside:
 
 
 class Unstartable(Exception):
-    """The command could not be executed. `code` is what a shell would give."""
+    """The command could not be executed. `code` is the exit code that a shell would give."""
 
     def __init__(self, code: int, note: str) -> None:
         super().__init__(note)
@@ -703,7 +708,7 @@ class Unstartable(Exception):
 
 
 class Keeper:
-    """The loop: one socket, one child, a few timers."""
+    """The event loop: one socket, one child process, a few timers."""
 
     def __init__(self, folder: str, name: str, listener: socket.socket) -> None:
         self._folder = folder
@@ -725,11 +730,11 @@ class Keeper:
         self._endings: dict[bytes, bytes] = {}
         self._command: Command | None = None
         self._beside: dict[bytes, Beside] = {}
-        self._ends: dict[int, Command | Beside] = {}  # whose ends are watched
+        self._ends: dict[int, Command | Beside] = {}  # owners of the watched file descriptors
         self._leaving = False
         self._stuck: set[int] = set()
-        self._renewed: dict[bytes, int] = {}  # later deadlines of what has not begun
-        self._limits: dict[bytes, int] = {}  # other time limits of what has not begun
+        self._renewed: dict[bytes, int] = {}  # later deadlines of queued attempts
+        self._limits: dict[bytes, int] = {}  # other time limits of queued attempts
 
         self._events: list[bytes] = []
         self._entries: list[bytes] = []
@@ -757,14 +762,14 @@ class Keeper:
     # -- the loop
 
     def serve(self) -> None:
-        # What is ignored or blocked here would be so in every command; what is handled would not.
+        # Commands inherit ignored and blocked signals, but not handled ones.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             if signal.getsignal(number) == signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
-        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)  # else a signal would not end a wait
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)  # otherwise a signal would not end a wait
         self._score.protect()
         while not self._leaving or self._busy() or not self._journal.whole():
             try:
@@ -831,7 +836,7 @@ class Keeper:
             self._leaving = True
 
     def _depart(self) -> None:
-        """Leaves nothing but the endings that nobody has yet."""
+        """Remove everything but the endings that no agent has acknowledged."""
         self._flush()
         self._out.drop()
         self._err.drop()
@@ -862,7 +867,7 @@ class Keeper:
         if struct.unpack("3i", credentials)[1] not in (os.getuid(), 0):
             connection.close()
             return
-        while self._on_readable():  # what the last agent had still to say
+        while self._on_readable():  # read the last agent's remaining messages
             pass
         self._disconnect()
         connection.setblocking(False)
@@ -881,7 +886,7 @@ class Keeper:
             self._on_leave(beside)
 
     def _on_readable(self) -> bool:
-        """Takes in a part of what the agent has sent. Whether there was anything."""
+        """Read a part of the agent's messages. Return whether there was any."""
         if self._connection is None:
             return False
         try:
@@ -907,7 +912,7 @@ class Keeper:
                         self._queue.append((key, line))
                 else:
                     self._on_message(parse(line))
-            except (ValueError, LookupError, TypeError, AttributeError) as error:  # not what an agent says
+            except (ValueError, LookupError, TypeError, AttributeError) as error:  # not a valid message
                 self._trouble(error)
         if self._command is None and self._queue:
             self._start_next()
@@ -953,7 +958,7 @@ class Keeper:
             self._err.drop()
             self._out = Log(1, f"{spare}{self._name}.out")
             self._err = Log(2, f"{spare}{self._name}.err")
-        self._events.clear()  # what they say is in the answer
+        self._events.clear()  # the answer contains them
         self._flush()
         answer = [b'["keeper",%d,%d]' % (VERSION, os.getpid())]
         if self._command is not None:
@@ -980,7 +985,7 @@ class Keeper:
                 return
 
     def _end_gently(self, command: Command) -> None:
-        """SIGTERM now, SIGKILL after its grace; whether it gets on, or for how long it runs, is no longer looked at."""
+        """Send SIGTERM now and SIGKILL after the grace period; stop checking for progress and for the time limit."""
         command.look_at = command.limit_at = 0
         if not command.kill_at:
             numbers = [signal.SIGTERM, signal.SIGCONT]
@@ -1038,8 +1043,8 @@ class Keeper:
     # -- the journal
 
     def _recall(self) -> None:
-        """Takes over the endings that an earlier keeper of this slot left unforgotten. What that one began and did not
-        end is lost: whoever buried it may have found no room to write that down.
+        """Take over the unforgotten endings of an earlier keeper of this slot. An attempt that it began and did not end
+        is lost: the agent that cleaned up after it may have had no room to record an ending.
         """
         for line in self._journal.read():
             entry = parse(line)
@@ -1061,7 +1066,7 @@ class Keeper:
         return b'["keeper",%d,%d,"%b"]' % (VERSION, os.getpid(), boot)
 
     def _essence(self) -> list[bytes]:
-        """The journal without what is forgotten."""
+        """Return the journal without forgotten attempts."""
         lines = [self._header(), *self._endings.values()]
         if self._command is not None:
             lines.append(b'["starting",%b]' % self._command.key)
@@ -1078,14 +1083,14 @@ class Keeper:
         self._events.append(line)
 
     def _report(self) -> None:
-        """Sends now what the agent should hear in time to send more orders; else soon, in company."""
+        """Send events at once if the agent should send more orders; otherwise soon, batched."""
         if len(self._queue) < 2:
             self._flush()
         elif not self._flush_at:
             self._flush_at = now() + REPORT_WITHIN
 
     def _flush(self) -> None:
-        """Reports what has happened, to the file and then to the agent."""
+        """Write events to the journal, then send them to the agent."""
         self._flush_at = 0
         if self._entries:
             self._journal.write(self._entries)
@@ -1096,11 +1101,11 @@ class Keeper:
             self._events.clear()
             self._send(text)
 
-    # -- what a command reads, and what runs beside it
+    # -- input and output of a command, and side commands
 
     def _watch_ends(self, of: Command | Beside) -> None:
-        """Waits for what can be done at the ends of a command's files, and for nothing else: one that is ready and
-        left alone would keep the keeper awake.
+        """Poll only the file descriptors that can make progress: a ready one that is left alone would keep the keeper
+        awake.
         """
         ends = of.ends
         reads = ends is not None and (isinstance(of, Command) or of.credit > 0)
@@ -1117,7 +1122,7 @@ class Keeper:
             self._ends[fd] = of
 
     def _on_end(self, fd: int, what: int) -> None:
-        """An end of a command's files is ready, or a command beside another has ended."""
+        """Handle a ready file descriptor of a command, or the end of a side command."""
         of = self._ends[fd]
         if isinstance(of, Beside) and fd == of.pidfd:
             self._reap_beside(of)
@@ -1130,7 +1135,7 @@ class Keeper:
         self._after_ends(of)
 
     def _after_ends(self, of: Command | Beside) -> None:
-        """Something was done at the ends of a command's files: tell it, and wait for what comes next."""
+        """Report input that was taken, and poll for the next event, after work on a command's file descriptors."""
         given = of.ends.input if of.ends is not None else None
         if given is not None and given.answers():
             self._events.append(b'["fed",%b,%d,%b]' % (of.key, given.taken, b"true" if given.wanted else b"false"))
@@ -1141,7 +1146,7 @@ class Keeper:
         self._flush()
 
     def _pass_on(self, of: Command | Beside, fd: int) -> bool:
-        """Takes output where it belongs: into the log, or to who asked for it. Whether there was any."""
+        """Pass output to the log or to its reader. Return whether there was any."""
         ends = of.ends
         if ends is None:
             return False
@@ -1149,7 +1154,7 @@ class Keeper:
         if data is None:
             ends.done(fd)
         elif data and isinstance(of, Command):
-            with contextlib.suppress(OSError):  # the disk is full: a command would not get it there either
+            with contextlib.suppress(OSError):  # the disk is full: the command could not write it either
                 os.write(1, data)
         elif data and isinstance(of, Beside):
             of.credit -= len(data)
@@ -1158,7 +1163,7 @@ class Keeper:
         return bool(data)
 
     def _drain(self, of: Command | Beside) -> bool:
-        """Takes what is left of the output of a command that has ended; whether there may be more, and no credit."""
+        """Pass on the remaining output of an ended command. Return True if there may be more but no credit."""
         for fd in [] if of.ends is None else list(of.ends.outputs):
             for _ in range(MOST_DRAINED):
                 if isinstance(of, Beside) and of.credit <= 0:
@@ -1185,7 +1190,7 @@ class Keeper:
         self._after_ends(of)
 
     def _hang_up(self, command: Command) -> None:
-        """Takes its terminal away. The kernel would tell the first process only, and not the others of its group."""
+        """Close the command's terminal. The kernel would signal only its first process, not the rest of its group."""
         command.hang_up_at = 0
         if command.ends is not None:
             self._drain(command)
@@ -1243,7 +1248,7 @@ class Keeper:
         beside.pidfd = -1
 
     def _on_leave(self, beside: Beside) -> None:
-        """Nobody reads it any more."""
+        """End a side command that has no reader any more."""
         if beside.kill_at:
             return
         beside.kill_at = now() + LEAVE_WITHIN
@@ -1253,7 +1258,7 @@ class Keeper:
         self._close_ends(beside)
 
     def _leave(self, beside: Beside) -> None:
-        """It has ended, and all that it wrote is on its way."""
+        """Report an ended side command whose output is all on its way."""
         del self._beside[beside.key]
         code = 128 + signal.SIGKILL if beside.code is None else beside.code
         code = 128 - code if code < 0 else code
@@ -1261,7 +1266,7 @@ class Keeper:
         self._events.append(b'["left",%b,%d,%b]' % (beside.key, code, quote(beside.note)))
 
     def _end_ends(self, command: Command) -> None:
-        """The command has ended, and with it what ran beside."""
+        """End the side commands of an ended command, and close its file descriptors."""
         for beside in list(self._beside.values()):
             self._drain(beside)
             if beside.pidfd >= 0:
@@ -1274,7 +1279,7 @@ class Keeper:
     # -- the command
 
     def _start_next(self) -> None:
-        """Starts the first command of the queue that can be started."""
+        """Start the first queued command that can be started."""
         while self._queue and self._command is None:
             key, line = self._queue.popleft()
             if unfit := self._intend(key):
@@ -1292,7 +1297,7 @@ class Keeper:
             self._rest()
 
     def _intend(self, key: bytes) -> str:
-        """Writes down that this is going to be spawned. Why that cannot be done; empty if it is on file."""
+        """Record that an attempt is about to be spawned. Return why that failed, or ""."""
         if why := self._why_unfit():
             return why
         self._entries.append(b'["starting",%b]' % key)
@@ -1301,20 +1306,20 @@ class Keeper:
         return self._why_unfit()
 
     def _why_unfit(self) -> str:
-        """Why nothing may be spawned; empty if it may."""
+        """Return why nothing may be spawned, or ""."""
         there = self._journal.is_there() or self._journal.replace(self._essence())
         why = self._journal.why_unfit() if there else "it was deleted"
         return why and f"nothing can be started: `{self._journal.path}` cannot be written: {why}"
 
     def _hand_back(self, key: bytes, why: str) -> None:
-        """Nothing can be started: this and all that waits behind it is returned."""
+        """Return this attempt and all queued ones, because nothing can be started."""
         for one in (key, *(waiting for waiting, _ in self._queue)):
             self._end(one, b'"outcome":"returned","note":' + quote(why))
         self._queue.clear()
         self._events.append(b'["unfit",%b]' % quote(why))
 
     def _start(self, key: bytes, line: bytes) -> None:
-        order = parse(line, len(RUN) + len(key) + 1)  # the record behind it is not for us
+        order = parse(line, len(RUN) + len(key) + 1)  # the record after it is opaque
         command = Command(key, line, order)
         command.until = self._renewed.pop(key, command.until)
         command.time_limit = self._limits.pop(key, command.time_limit)
@@ -1412,7 +1417,7 @@ class Keeper:
         self._cpus_now = cpus
 
     def _find(self, argv: list[str], env: dict[str, str], folder: str) -> str:
-        """The file to execute, looked up in the command's own PATH and from its own folder."""
+        """Return the file to execute, found in the command's own PATH and relative to its own folder."""
         if not argv or not argv[0]:
             raise Unstartable(127, "there is no command")
         name = argv[0]
@@ -1457,7 +1462,7 @@ class Keeper:
             return None
 
     def _attend(self, command: Command, moment: int) -> None:
-        """What is due while a command runs."""
+        """Do everything that is due for a running command."""
         if not command.announced and moment >= command.announce_at:
             self._announce(command)
         if command.until and left(command.until) <= 0:
@@ -1496,7 +1501,7 @@ class Keeper:
     def _watch(self, command: Command, moment: int) -> None:
         places: list[int | None] = [None, None]
         if command.copy is not None:
-            command.copy.take()  # before a log loses what it has too much
+            command.copy.take()  # before a log loses its oldest output
             places[:] = command.copy.places
         grown = self._out.bound(command.bound, places[0])
         grown = self._err.bound(command.bound, places[1]) or grown
@@ -1511,8 +1516,8 @@ class Keeper:
         command.watch_at = now() + interval
 
     def _look(self, command: Command, moment: int) -> None:
-        """Whether it has got on since the last look. Its CPU time is taken at the first look that finds it silent and
-        at the last, since that costs more than to see a file.
+        """Check for progress since the last check. Read its CPU time only at the first silent check and at the last,
+        since that costs more than a `stat`.
         """
         every = look_every(command)
         seen = written(command.progress)
@@ -1545,7 +1550,7 @@ class Keeper:
 
     def _kill_all(self, command: Command) -> None:
         for beside in self._beside.values():
-            if beside.code is None:  # it may be gone before the command is
+            if beside.code is None:  # it may be gone before the command ends
                 beside.note = TASK_ENDED
         with contextlib.suppress(OSError):
             os.killpg(command.pid, signal.SIGKILL)
@@ -1556,7 +1561,7 @@ class Keeper:
                 os.kill(pid, signal.SIGKILL)
 
     def _reap(self, but: int) -> None:
-        """Collects orphans that have ended while the command runs."""
+        """Reap ended orphans while the command runs."""
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -1590,7 +1595,8 @@ class Keeper:
         run = now() - command.since
         os.close(self._pidfd)
         self._pidfd = -1
-        # What is left of a command is a child of ours by now. (`os.waitpid` would raise, at the price of the rest.)
+        # Remaining processes of a command are our children by now. (`os.waitpid` would raise an exception, which is
+        # slower.)
         if self._wait_any(-1, None, os.WNOHANG) >= 0:
             self._sweep(command)
         if command.ends is not None or self._beside:
@@ -1603,14 +1609,14 @@ class Keeper:
             self._look_away()
 
     def _look_away(self) -> None:
-        """There is no process whose end is waited for."""
+        """Stop polling: there is no process to wait for."""
         if self._watched >= 0:
             self._poll.unregister(self._watched)
             self._watched = -1
 
     def _asked_and_alive(self, command: Command) -> bool:
-        """Whether others of its process group, which were asked to end too, are still at it: a shell ends at once, and
-        what it runs may have something to save.
+        """Return whether other processes of its group, which were also asked to stop, still run: a shell ends at once,
+        but its children may have state to save.
         """
         for pid in family(os.getpid()):
             with contextlib.suppress(OSError):
@@ -1619,7 +1625,7 @@ class Keeper:
         return False
 
     def _sweep(self, command: Command) -> None:
-        """Kills what a command has left behind, generation by generation."""
+        """Kill the processes that a command has left behind, generation by generation."""
         until = now() + LEFTOVERS_WITHIN
         while True:
             members = [pid for pid in family(os.getpid()) if pid not in self._stuck]
@@ -1644,7 +1650,7 @@ class Keeper:
             time.sleep(0.001)
 
     def _finish(self, command: Command, status: int, usage: Any, run: int) -> None:
-        """Works out how a command ended, and tidies up after it."""
+        """Determine how a command ended, and clean up after it."""
         code, number = (0, os.WTERMSIG(status)) if os.WIFSIGNALED(status) else (os.WEXITSTATUS(status), 0)
         peak = max(command.peak, usage.ru_maxrss << 10)
         notes = [note for note in (command.hung, command.note) if note]
@@ -1691,7 +1697,7 @@ class Keeper:
         self._end(command.key, ending)
 
     def _rest(self) -> None:
-        """Nothing to do: keep no folder busy, and look programs up anew next time."""
+        """Go idle: leave the folder, and clear the program cache."""
         self._idle_since = now()
         self._found = None
         self._score.protect()
@@ -1701,10 +1707,10 @@ class Keeper:
 
 
 class Score:
-    """Shields the keeper from the kernel's out-of-memory killer, and not the commands it spawns.
+    """Protects the keeper, but not its commands, from the kernel's out-of-memory killer.
 
-    A command inherits the score, so the keeper takes its cover off to spawn, and puts it on once a command runs for
-    longer than a few milliseconds: a burst of short commands does not pay for it.
+    A command inherits the score. The keeper therefore drops its protection before a spawn and restores it once a
+    command runs for more than a few milliseconds: a burst of short commands avoids the cost.
     """
 
     def __init__(self) -> None:
@@ -1716,7 +1722,7 @@ class Score:
 
     def protect(self) -> None:
         if self._fd >= 0 and not self._covered:
-            with contextlib.suppress(OSError):  # without the right to it, it stays as it is
+            with contextlib.suppress(OSError):  # without the privilege, the score stays as it is
                 os.pwrite(self._fd, b"%d" % PROTECTED, 0)
                 self._covered = True
 
@@ -1727,7 +1733,7 @@ class Score:
 
 
 def console() -> Any:
-    """The module beside this file, which most keepers never need."""
+    """Load the module beside this file. Most keepers never need it."""
     global _console
     if _console is None:
         path = f"{os.path.dirname(__file__)}/console.py"
@@ -1752,7 +1758,7 @@ def look_every(command: Command) -> int:
 
 
 def written(path: str) -> tuple[int, ...]:
-    """What changes when a file is written to or touched: its identity, size and time, whatever clock that is of."""
+    """Return a value that changes when a file is written or touched: inode, size and mtime, whatever clock sets it."""
     try:
         state = os.stat(path)
     except OSError:
@@ -1765,12 +1771,12 @@ def quote(text: str) -> bytes:
 
 
 def text_of(attempt: list[Any]) -> bytes:
-    """An ATTEMPT as an agent writes it: its key."""
+    """Return the key of an ATTEMPT, formatted as an agent writes it."""
     return b'["%b",%d]' % (attempt[0].encode(), attempt[1])
 
 
 def read_result(path: str) -> tuple[str, str]:
-    """The JSON text that a command left as its result, or why it is refused. The file is removed."""
+    """Return the JSON text that a command left as its result, or the error. The file is removed."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -1796,7 +1802,7 @@ def read_result(path: str) -> tuple[str, str]:
 
 
 def listen(folder: str, name: str) -> socket.socket | None:
-    """Takes the slot: its lock, then its socket. None if another keeper has it."""
+    """Take the slot: its lock, then its socket. Return None if another keeper holds it."""
     if not take(f"{folder}/{name}.lock"):
         return None
     with contextlib.suppress(FileNotFoundError):
@@ -1815,7 +1821,7 @@ def listen(folder: str, name: str) -> socket.socket | None:
 
 
 def take(path: str) -> bool:
-    """Locks a file for as long as this process and its forks live."""
+    """Lock a file for as long as this process and its forks live. Return False if it is already locked."""
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -1831,7 +1837,7 @@ def take(path: str) -> bool:
 
 
 def detach() -> bool:
-    """Leaves the starter, its session and its files. False in the process that was started, which then ends."""
+    """Detach from the starter, its session and its files. Return False in the starter, which then exits."""
     if os.fork():
         return False
     os.setsid()
@@ -1847,17 +1853,18 @@ def detach() -> bool:
 
 
 def main(folder: str, name: str) -> int:
-    """Exit code 0 in the starter means that the keeper is listening; 3 that the slot has one already."""
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # what the starter left open is no command's business
+    """Run a keeper. In the starter, exit code 0 means that the keeper is listening, and 3 that the slot already has
+    one."""
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # commands must not inherit the starter's open files
     folder = os.path.abspath(folder)
     listener = listen(folder, name)
     if listener is None:
         return 3
     if detach():
-        listener.listen(8)  # once more: to whoever connects, it is this process that listens
+        listener.listen(8)  # again: peers now see this process as the listener
         gc.collect()
         gc.freeze()
         gc.disable()
         Keeper(folder, name, listener).serve()
-        os._exit(0)  # at once: to the agent the end of the connection is the end of the keeper
+        os._exit(0)  # at once: the agent takes the end of the connection as the end of the keeper
     return 0

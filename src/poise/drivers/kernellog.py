@@ -20,10 +20,10 @@ from poise.model.messages import DeviceFault
 LOG, DRIVER = Path("/dev/kmsg"), Path("/proc/driver/nvidia/gpus")
 
 MOST_RECORDS, MOST_RECORD = 1_000, 8192
-"""Records that are read at one look, and bytes of one; the kernel cuts records itself."""
+"""Maximum number of records per read, and bytes of one; the kernel truncates records itself."""
 
 _XID = re.compile(r"^[^;\n]*;NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): *(\d{1,3})\b", re.MULTILINE)
-"""At the beginning of a message: what the kernel quotes may hold anything."""
+"""The match must begin the message, because text that the kernel quotes may contain anything."""
 
 _UUID = re.compile(r"^GPU UUID:\s*(\S+)", re.MULTILINE)
 
@@ -45,7 +45,7 @@ class KernelLog:
             self._file = -1
 
     def faults(self, indices: Mapping[str, int]) -> list[DeviceFault]:
-        """Devices, known by what their driver calls them, that have failed since it was asked last."""
+        """Return devices, identified by their driver's names, that have failed since the last call."""
         found = [(xid[1], int(xid[2])) for record in self._records() for xid in _XID.finditer(record)]
         if not found:
             return []
@@ -64,7 +64,7 @@ class KernelLog:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno == errno.EPIPE:  # records were overwritten before they were read: it goes on behind them
+                if error.errno == errno.EPIPE:  # records were overwritten before they were read: continue
                     continue
                 return
             if not record:
@@ -82,7 +82,7 @@ class KernelLog:
 
 
 def _place(address: str) -> str:
-    """An address without its function, which the kernel leaves out.
+    """Return an address without its function, which the kernel leaves out.
 
     >>> _place("0000:3B:00.0"), _place("0000:3b:00")
     ('0000:3b:00', '0000:3b:00')

@@ -1,4 +1,4 @@
-"""A lock file held for as long as its process lives; the second to ask is refused, and told who holds it."""
+"""A lock file that is held for as long as its process lives; a second process is refused, and told the holder."""
 
 import contextlib
 import os
@@ -9,17 +9,17 @@ from pathlib import Path
 from poise.errors import Conflict, Denied
 
 with contextlib.suppress(ModuleNotFoundError):
-    import fcntl  # Windows has none, and no home of its own: there is never a lock to look at
+    import fcntl  # Windows lacks it, and has no homes: there is never a lock to check
 
 _ATTEMPTS = 50
 _PAUSE = 0.01
-"""Looking at a lock (`holder`, `is_held`) shares it for an instant: who wants it tries again before it is refused."""
+"""Checking a lock (`holder`, `is_held`) shares it briefly, so taking it is retried before it is refused."""
 
 
 @contextlib.contextmanager
 def take_lock(path: Path, what: str) -> Iterator[Callable[[], bool]]:
-    """Hold the lock; gives what tells whether others still find it held: its file may be removed, or another put there.
-    Raises `Conflict` (E204) naming the process that has it.
+    """Hold the lock, and yield a function that returns whether other processes still see it as held: its file may have
+    been removed or replaced. Raises `Conflict` (E204) with the process that holds it.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -37,7 +37,7 @@ def take_lock(path: Path, what: str) -> Iterator[Callable[[], bool]]:
                 hint="`poise down`, or another POISE_HOME",
             )
         name = b"%d\n" % os.getpid()
-        os.pwrite(handle, name, 0)  # before it is cut: a reader never finds the file empty, a full disk has room for it
+        os.pwrite(handle, name, 0)  # before truncation: a reader never finds the file empty, and a full disk has room
         os.ftruncate(handle, len(name))
         yield lambda: _is_there(path, handle)
     finally:
@@ -45,27 +45,27 @@ def take_lock(path: Path, what: str) -> Iterator[Callable[[], bool]]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a living process holds the lock."""
+    """Return whether a live process holds the lock."""
     return _look(path)[0]
 
 
 def is_ending(path: Path) -> bool:
-    """Whether a living process holds the lock and has written there, below its id, that it is ending."""
+    """Return whether a live process holds the lock and has written there, below its id, that it is ending."""
     return is_held(path) and path.read_bytes().endswith(b"\nending\n")
 
 
 def holder(path: Path) -> int:
-    """The process that holds the lock, 0 if nobody does."""
+    """Return the process id of the lock's holder, or 0."""
     for _ in range(_ATTEMPTS):
         held, process = _look(path)
         if process or not held:
             return process
-        time.sleep(_PAUSE)  # it has just been taken for the first time, and its holder is about to write who it is
+        time.sleep(_PAUSE)  # it has just been taken for the first time; its holder is about to write its id
     return 0
 
 
 def _is_there(path: Path, handle: int) -> bool:
-    """Whether the path still leads to the open file."""
+    """Return whether the path still leads to the open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(handle))
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def _look(path: Path) -> tuple[bool, int]:
             hint="set POISE_HOME to your own folder, or POISE_SOCKET to the shared socket",
         ) from None
     try:
-        # shared, or of two who look at once one takes the other for the holder, by the name of whoever held it last
+        # shared: with exclusive locks, two concurrent checks would each see the other as the holder, with a stale id
         return (False, 0) if _lock(handle, fcntl.LOCK_SH) else (True, _written(handle))
     finally:
         os.close(handle)

@@ -1,13 +1,13 @@
-"""A log to be gone through from its first record that is kept: that of a home where it lies, or one that was exported.
+"""Reads a whole log from its first remaining record: the log of a home, or an exported one.
 
-An exported log is one file that can be sent, kept and replayed elsewhere: what `poise replay --export` writes.
+An exported log is one file that can be sent, stored and replayed elsewhere; `poise replay --export` writes it.
 
-    poise log 1                    a line that tells what this is
-    frame                          the head: who wrote the log, and the state it begins with where it was pruned
-    frame, frame, …                the records, as they lie in the log
+    poise log 1                    a line that identifies the format
+    frame                          the head: the version that wrote the log, and its initial state if it was pruned
+    frame, frame, …                the records, as in the log
 
 A frame is four bytes of length, most significant first, and a record (`model/record`): format, content, checksum. The
-head is the record of the revision that the state is of, 0 where there is none.
+head is the record of the revision of its state, or 0 without one.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ MAGIC = b"poise log 1\n"
 FOR_EVER = 2**63
 
 DATABASE = ".db"
-"""How the name of a home's log ends; a copy of it may have any name."""
+"""Suffix of a home's log; a copy of it may have any name."""
 _LENGTH = 4
 
 Event = TypeVar("Event")
@@ -44,9 +44,9 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 def write_log(path: Path, events: Iterable[bytes], *, start: StoredCheckpoint | None, written_by: str) -> int:
-    """Write encoded events that follow `start`, or all from the first one; the file is whole or not there. Returns the
-    last revision. For nobody else to read: a log holds commands and environments. Raises `InputError`, also for a file
-    that is there already.
+    """Write encoded events that follow `start`, or all from the first one, atomically. Return the last revision. Only
+    the owner can read the file, because a log contains commands and environments. Raises `InputError`, also if the file
+    exists.
     """
     if path.exists():
         raise InputError("this file exists already", field=str(path), hint="another name")
@@ -72,8 +72,8 @@ def write_log(path: Path, events: Iterable[bytes], *, start: StoredCheckpoint | 
 
 
 class Recording(NamedTuple, Generic[Event]):
-    """The state that a log begins with, where earlier records were pruned; every event after it, to be gone through as
-    often as wanted; and the version that wrote it.
+    """The initial state of a log, if earlier records were pruned; every event after it, which can be iterated more than
+    once; and the version that wrote it.
     """
 
     start: StoredCheckpoint | None
@@ -82,13 +82,13 @@ class Recording(NamedTuple, Generic[Event]):
 
 
 def has_log(home: Home) -> bool:
-    """One that was deleted leaves its mark."""
+    """Return whether a home has a log. A deleted log leaves its mark."""
     return home.log.exists() or home.store.exists() or bool(read_mark(home.log))
 
 
 def read_home(home: Home, decode: Callable[[bytes], Event]) -> VerifiedLog[Event]:
-    """The log of a home, beside a control plane or without one: in its folder, or in a store that others share. Raises
-    `StoreDamaged` where its end is missing, or all of it.
+    """Open the log of a home, with or without a running control plane: in its folder, or in a shared store. Raises
+    `StoreDamaged` if its end is missing, or all of it.
     """
     if not home.store.exists():
         reader = LogReader(home.log, decode)
@@ -98,17 +98,17 @@ def read_home(home: Home, decode: Callable[[bytes], Event]) -> VerifiedLog[Event
             reader.close()
             raise
         return reader
-    from poise.drivers.led import log_at  # brings asyncio, and its driver's library
+    from poise.drivers.led import log_at  # imports asyncio and the driver's library
 
     return log_at(home.store.read_text().strip(), decode)
 
 
 @contextlib.contextmanager
 def open_log(path: Path, decode: Callable[[bytes], Event], until: int = 0) -> Iterator[Recording[Event]]:
-    """The log of a home (a folder), which may be written meanwhile, a copy of one, or an exported one; up to revision
-    `until`, or the last one now.
+    """Open the log of a home (a folder), which may be written meanwhile, a copy of one, or an exported log; up to
+    revision `until`, or up to the current end.
 
-    Raises `InputError` for what is neither, `StoreDamaged` and `StoreNewer`, also while events are read.
+    Raises `InputError` if it is none of these, `StoreDamaged` and `StoreNewer`, also while events are read.
     """
     if not (has_log(Home(path)) if path.is_dir() else path.is_file()):
         raise NotFound("there is no log", field=str(path), hint="a log.db of a home, or an exported log")
@@ -125,7 +125,7 @@ def open_log(path: Path, decode: Callable[[bytes], Event], until: int = 0) -> It
 
 
 class _Again(Generic[Event]):
-    """Events that can be gone through more than once, the last of them of a given revision."""
+    """Events up to a revision, which can be iterated more than once."""
 
     def __init__(self, read: Callable[[], Iterator[tuple[int, Event]]], last: int) -> None:
         self._read = read
@@ -139,9 +139,9 @@ class _Again(Generic[Event]):
 
 
 class LogFile(Generic[Event]):
-    """An exported log. Every record is verified on its way out.
+    """An exported log. Every record is verified when it is read.
 
-    Raises `InputError` for what is no such file, `StoreDamaged` and `StoreNewer` as a log does.
+    Raises `InputError` if it is not such a file, and `StoreDamaged` and `StoreNewer` as a log does.
     """
 
     def __init__(self, path: Path, decode: Callable[[bytes], Event]) -> None:
@@ -153,14 +153,14 @@ class LogFile(Generic[Event]):
         self.written_by = head.written_by
 
     def read(self) -> Iterator[tuple[int, Event]]:
-        """Revisions and events, from the first that follows `start`."""
+        """Yield revisions and events after `start`."""
         with self._opened() as file:
             revision = self._head(file).revision
             while (record := self._next(file, revision + 1)) is not None:
                 revision += 1
                 try:
                     yield revision, self._decode(self._content(record, revision))
-                except msgspec.MsgspecError as error:  # the checksum holds: it was written so on purpose
+                except msgspec.MsgspecError as error:  # the checksum is valid: this content was written on purpose
                     raise self._newer(f"revision {revision} holds an event unknown to this version: {error}") from error
 
     def _opened(self) -> BinaryIO:
@@ -209,7 +209,7 @@ class LogFile(Generic[Event]):
 
 
 def _is_database(path: Path) -> bool:
-    """Whether it begins as a file of SQLite does (sqlite.org/fileformat2.html)."""
+    """Return whether it has the header of an SQLite file (sqlite.org/fileformat2.html)."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         return file.read(16) == b"SQLite format 3\0"
     return False
@@ -220,7 +220,7 @@ def _write(file: BinaryIO, record: bytes) -> None:
 
 
 def _read(file: BinaryIO) -> bytes | None:
-    """The next record, empty where it is cut short; None at the end."""
+    """Read the next record; return empty bytes if it is truncated, and None at the end."""
     length = file.read(_LENGTH)
     if not length:
         return None

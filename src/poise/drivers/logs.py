@@ -1,7 +1,7 @@
-"""What commands wrote: reading a part, following two streams until their attempt has ended, and removing the oldest.
+"""Output of commands: reading parts, following two streams until their attempt has ended, and pruning the oldest.
 
-A log may have holes: the old part of one that grew beyond its bound has been given back to the disk, and every offset
-stays valid. Readers pass over holes. A log that does not exist is one that is empty: silent commands leave no file.
+A log may have holes: the old part of a log beyond its limit has been freed on disk, and every offset stays valid.
+Readers skip holes. A missing log counts as empty: silent commands leave no file.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from poise.drivers.keeper import MOMENT, TIMES
 Stream = Literal["out", "err"]
 
 KEEP_BYTES, KEEP_FILES = 4 * 2**30, 50_000
-"""What is kept of all logs of a home, and how many of them."""
+"""Maximum bytes and number of all logs of a home."""
 
 PRUNE_SECONDS = 60.0
 
@@ -30,7 +30,7 @@ _LATER = 0.25
 
 
 class Piece(NamedTuple):
-    """Bytes of one stream and where they begin."""
+    """Bytes of one stream, with their offset."""
 
     stream: Stream
     offset: int
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
 
 
 class Pruned(NamedTuple):
-    """What was removed, and what is left."""
+    """The removed and the remaining logs."""
 
     files: int
     bytes: int
@@ -47,7 +47,7 @@ class Pruned(NamedTuple):
 
 
 class Moments:
-    """When the bytes of a log were written, to about a fifth of a second, as its index and the file itself tell."""
+    """The times at which the bytes of a log were written, to about 0.2 s, from its index and its mtime."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -56,15 +56,15 @@ class Moments:
         self._times: list[int] = []
 
     def at(self, offset: int) -> tuple[int, int]:
-        """When the byte at this place was written, in nanoseconds since 1970 (0: not known), and up to which place the
-        same holds.
+        """Return when the byte at this offset was written, in nanoseconds since 1970 (0: unknown), and up to which
+        offset this time applies.
         """
         self._look()
         found = bisect_right(self._sizes, offset)
         return (self._times[found], self._sizes[found]) if found < len(self._sizes) else (self._changed(), _ENDLESS)
 
     def since(self, moment: int) -> int:
-        """The place of the first byte that was written at this time or later; the end where there is none."""
+        """Return the offset of the first byte written at this time or later, or else the end."""
         self._look()
         found = next((number for number, time in enumerate(self._times) if time >= moment), len(self._times))
         if found == len(self._times) and self._changed() < moment:
@@ -94,7 +94,7 @@ _ENDLESS = 2**62
 
 
 def line_at(path: Path, offset: int) -> int:
-    """Where the line begins that a place is in; of a line that is very long, the place itself."""
+    """Return where the line at an offset begins; for a very long line, the offset itself."""
     begin = max(0, offset - _PIECE)
     start, data = piece(path, begin, offset - begin)
     place = data.rfind(b"\n", 0, max(0, offset - start))
@@ -102,12 +102,13 @@ def line_at(path: Path, offset: int) -> int:
 
 
 def read(path: Path, offset: int = 0, limit: int = _PIECE) -> bytes:
-    """At most `limit` bytes from the first that is there at or after `offset`; a negative one counts from the end."""
+    """Read at most `limit` bytes from the first existing one at or after `offset`; a negative one counts from the
+    end."""
     return piece(path, offset, limit)[1]
 
 
 def last_lines(path: Path, lines: int) -> int:
-    """The offset at which the last `lines` of a log begin, of its last 64 MiB at most."""
+    """Return the offset at which the last `lines` of a log begin, within its last 64 MiB."""
     end = path.stat().st_size if path.exists() else 0
     if not lines:
         return end
@@ -115,8 +116,8 @@ def last_lines(path: Path, lines: int) -> int:
     while at > first:
         begin = max(first, at - _PIECE)
         start, data = piece(path, begin, at - begin)
-        if start < at:  # else it is a hole
-            place = len(data) - (at == end)  # the newline at the very end begins no line
+        if start < at:  # otherwise it is a hole
+            place = len(data) - (at == end)  # a newline at the very end does not begin a line
             while (place := data.rfind(b"\n", 0, place)) >= 0:
                 left -= 1
                 if not left:
@@ -126,7 +127,7 @@ def last_lines(path: Path, lines: int) -> int:
 
 
 async def keep_pruned(logs: Path) -> None:
-    """Remove the oldest for ever, as soon as there is more than is kept."""
+    """Prune logs periodically, for ever, down to `KEEP_BYTES` and `KEEP_FILES`."""
     while True:
         await asyncio.to_thread(prune, logs, KEEP_BYTES, KEEP_FILES)
         await asyncio.sleep(PRUNE_SECONDS)
@@ -138,15 +139,15 @@ async def follow(
     ended: Callable[[], bool],
     offsets: tuple[int, int] = (0, 0),
 ) -> AsyncIterator[Piece]:
-    """Both streams as they grow, until `ended()` holds and everything before that has been given.
+    """Yield both streams as they grow, until `ended()` is true and all earlier output has been yielded.
 
-    Looks every 30 ms while there is something to read, and less and less often (to 250 ms) when there is not.
+    Polls every 30 ms while there is output, and otherwise with growing pauses of up to 250 ms.
     """
     places: dict[Stream, int] = {"out": offsets[0], "err": offsets[1]}
     paths: dict[Stream, Path] = {"out": out, "err": err}
     pause = _SOON
     while True:
-        last = ended()  # asked before reading: what was written before the end is still to come
+        last = ended()  # asked before reading: output from before the end may still follow
         some = False
         for stream, path in paths.items():
             start, data = piece(path, places[stream], _PIECE)
@@ -162,7 +163,7 @@ async def follow(
 
 
 def prune(logs: Path, keep_bytes: int, keep_files: int, held: Collection[Path] = ()) -> Pruned:
-    """Removes the oldest logs until at most so many bytes (on disk) and files are left. Those of `held` stay."""
+    """Remove the oldest logs until these limits of bytes (on disk) and files are met. Logs in `held` stay."""
     found: list[tuple[float, int, Path]] = []
     for path in logs.glob("*/*"):
         if path.name.endswith(TIMES):  # goes with its log
@@ -189,7 +190,7 @@ def prune(logs: Path, keep_bytes: int, keep_files: int, held: Collection[Path] =
 
 
 def piece(path: Path, offset: int, limit: int) -> tuple[int, bytes]:
-    """Where the next bytes are, and the bytes."""
+    """Return the next bytes and their offset."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -198,13 +199,13 @@ def piece(path: Path, offset: int, limit: int) -> tuple[int, bytes]:
         size = os.fstat(fd).st_size
         if offset < 0:
             offset = max(size + offset, 0)
-        elif offset > size:  # cut short: it begins again
+        elif offset > size:  # truncated: start over
             offset = 0
         try:
             offset = os.lseek(fd, offset, os.SEEK_DATA)
             limit = min(limit, os.lseek(fd, offset, os.SEEK_HOLE) - offset)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing but a hole up to the end
+            if error.errno == errno.ENXIO:  # only a hole up to the end
                 return size, b""
         return offset, os.pread(fd, limit, offset)
     finally:

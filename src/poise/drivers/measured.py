@@ -1,7 +1,7 @@
-"""Measuring in a process of its own, and where measurements are kept: a small file for each device and driver.
+"""Runs measurements in a separate process, and stores them: one small file for each device and driver.
 
-Whatever a library does to the process that measures, nothing happens to the one that asks; it takes no longer than
-`LONGEST` seconds for each device.
+The separate process isolates the caller from faults of libraries. It may take at most `LONGEST` seconds for each
+device.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _log = logging.getLogger("poise.devices")
 def measure(
     what: Literal["processor", "accelerators"], visible: Mapping[str, str], *, devices: int = 1, quick: bool = False
 ) -> list[Report]:
-    """What each device can do, in their order. `visible` are variables that hide other devices. Raises `Fault`."""
+    """Measure each device, in order. `visible` are variables that hide other devices. Raises `Fault`."""
     command = [sys.executable, "-m", "poise.drivers.bench", what, *(["--quick"] if quick else [])]
     try:
         done = subprocess.run(  # noqa: S603 — our own program
@@ -46,7 +46,7 @@ def measure(
 
 
 def save_measured(folder: Path, measured: Measured) -> Path:
-    """Replaces what was measured of the same device under the same driver."""
+    """Store a measurement, replacing one of the same device and driver."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = profile_path(folder, measured.device, measured.driver)
     write_whole(path, msgspec.json.format(msgspec.json.encode(measured)))
@@ -54,7 +54,7 @@ def save_measured(folder: Path, measured: Measured) -> Path:
 
 
 def load_measured(folder: Path, device: str, driver: str) -> Measured | None:
-    """What was measured of a device under a driver; none where nothing was, and of a file that is damaged."""
+    """Return the measurement of a device with a driver; None if there is none or its file is damaged."""
     path = profile_path(folder, device, driver)
     try:
         found = json_decoder(Measured).decode(path.read_bytes())
@@ -67,7 +67,7 @@ def load_measured(folder: Path, device: str, driver: str) -> Measured | None:
 
 
 def profile_path(folder: Path, device: str, driver: str) -> Path:
-    """A name that people can read, and that no other device or driver has."""
+    """Return a path with a readable name that is unique to this device and driver."""
     name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{device} {driver}").strip("-.")[:80]
     digest = hashlib.sha256(b"\0".join((device.encode(), driver.encode()))).hexdigest()[:8]
     return folder / f"{name}-{digest}.json"

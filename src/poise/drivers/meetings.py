@@ -16,7 +16,7 @@ from poise.model.messages import Attempt, Launch, Met
 
 LARGEST = 64 * 1024
 MOST = 4096
-"""Files of one gang that are known to others."""
+"""Maximum number of files of one gang to share."""
 
 _NAME = re.compile(r"[A-Za-z0-9_\-][A-Za-z0-9._\-]{0,127}")
 
@@ -24,7 +24,7 @@ Seen = tuple[int, int, int]
 
 
 class Meetings:
-    """The node's side. A gang is known by its unit and the epoch in which it was placed."""
+    """The node's side. A gang is identified by its unit and the epoch in which it was placed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -36,7 +36,7 @@ class Meetings:
         return bool(self._gangs)
 
     def joined(self, launch: Launch) -> Met:
-        """A member of a gang starts here; the message asks what others have left for it."""
+        """Register a gang member that starts here. The message asks for its files from other nodes."""
         gang = self._gangs[launch.attempt] = (launch.gang, launch.founded or launch.attempt.epoch)
         return Met(gang=gang[0], founded=gang[1])
 
@@ -94,7 +94,7 @@ def keep(folder: Path, met: Met) -> Path:
 
 
 def kept(folder: Path, met: Met) -> Iterable[Met]:
-    """All that is kept of a gang."""
+    """Yield all stored files of a gang."""
     for path in _files(_place(folder, met.gang, met.founded)):
         with contextlib.suppress(OSError):
             yield Met(gang=met.gang, founded=met.founded, name=path.name, data=path.read_bytes())

@@ -1,4 +1,4 @@
-"""How much memory this process holds, has held, and may still have, as Linux tells; and of a GPU, as PyTorch does."""
+"""Current, peak and free memory: of this process as Linux reports it, and of a GPU as PyTorch reports it."""
 
 import contextlib
 import ctypes
@@ -18,18 +18,18 @@ class Counted(Protocol):
     def held(self) -> int: ...
 
     def peak(self) -> int:
-        """The most held since `forget`."""
+        """Return the peak since `forget`."""
 
     def forget(self) -> None: ...
 
     def free(self) -> int: ...
 
     def give_back(self) -> None:
-        """What is held and not used."""
+        """Release memory that is held but unused."""
 
 
 class Process:
-    """The memory of this process, of which its job may hold `limit` (0: no limit)."""
+    """The memory of this process; its job may hold `limit` bytes (0: no limit)."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -53,8 +53,8 @@ class Process:
 
 
 class Device:
-    """The memory of a GPU, as `torch.cuda` counts it, of which the process may hold `limit` (0: all of it). What it
-    keeps for later it gives back when it is short of it.
+    """The memory of a GPU, as `torch.cuda` counts it; the process may hold `limit` bytes (0: all of it). PyTorch
+    releases its cached memory by itself when memory is short.
     """
 
     def __init__(self, cuda: Any, limit: int = 0) -> None:
@@ -80,23 +80,23 @@ class Device:
 
 
 def limit_told() -> int:
-    """The bytes that the job may hold, by POISE_MEMORY; 0 where it does not tell."""
+    """Return the job's memory limit in bytes, from POISE_MEMORY; 0 if it is not set."""
     limit = os.environ.get("POISE_MEMORY", "")
     return int(limit) if limit.isdecimal() else 0
 
 
 def resident() -> int:
-    """Bytes that this process holds; 0 where that is not told."""
+    """Return the resident bytes of this process; 0 if they are unknown."""
     return _marked("VmRSS")
 
 
 def peak() -> int:
-    """The most bytes that it has held since `forget_peak`."""
+    """Return the peak of resident bytes since `forget_peak`."""
     return _marked("VmHWM")
 
 
 def forget_peak() -> None:
-    """The most is what it holds now (proc_pid_clear_refs(5))."""
+    """Reset the peak to the current value (proc_pid_clear_refs(5))."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

@@ -1,5 +1,5 @@
-"""What the processes of a home have to say to people, in one file that they all append to: bounded, whoever makes them
-say it.
+"""Log messages of a home's processes, in one file to which all of them append. Its size is limited, whoever causes the
+messages.
 """
 
 import contextlib
@@ -11,18 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 AT_FIRST, EVERY = 20, 5.0
-"""So many messages alike are told at once, and then one in so many seconds."""
+"""Burst of similar messages that is logged at once, and then the interval in seconds for one more."""
 
 MOST_KINDS = 1000
-"""Kinds of messages that are told apart; then all begin anew."""
+"""Maximum number of distinguished kinds of messages; beyond it, all counts restart."""
 
 KEEP_BYTES = 16 * 2**20
-"""The file is turned over beyond: what it held becomes `poise.log.1`."""
+"""Size limit of the file; beyond it, its content moves to `poise.log.1`."""
 
 
 class Seldom(logging.Filter):
-    """Lets few of many messages alike pass: whoever can make a process complain, with no token at all, could else fill
-    the disk. The next one that passes says how many did not.
+    """Limits the rate of similar messages: otherwise anybody who can make a process complain, even without a token,
+    could fill the disk. The next message that passes includes the number of dropped ones.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,8 +53,8 @@ class _Kind:
 
 
 def turn_over(file: Path) -> None:
-    """Begin the file anew where it has grown too large; processes go on appending to it. Where there is no room for
-    what it held, that is gone. Raises OSError where nothing can be done.
+    """Rotate the file if it has grown too large; processes continue to append to it. If the disk has no room for its
+    old content, that is lost. Raises OSError if the file cannot be rotated.
     """
     with contextlib.suppress(FileNotFoundError):
         if file.stat().st_size <= KEEP_BYTES:

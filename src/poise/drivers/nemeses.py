@@ -14,7 +14,7 @@ SHIPPED = Path(__file__).parent.parent / "engine" / "nemeses"
 
 
 def shipped() -> dict[str, Nemesis]:
-    """All that ship with Poise, by name."""
+    """Return all built-in nemeses, by name."""
     return {path.stem: read_nemesis(path) for path in sorted(SHIPPED.glob("*.yaml"))}
 
 
@@ -39,14 +39,14 @@ def known_nemeses(asked: tuple[str, ...], option: str) -> dict[str, Nemesis]:
 
 
 def read_nemesis(path: Path) -> Nemesis:
-    """A file of kind `nemesis`. Raises SpecError with everything that is wrong in it."""
+    """Read a file of kind `nemesis`. Raises SpecError with all of its errors."""
     document = load_yaml(path)
     with located(place_in_file(path)):
         return compile_nemesis(document)
 
 
 def read_scenario(path: Path) -> Scenario:
-    """A scenario that was kept. Raises NotFound and SpecError."""
+    """Read a stored scenario. Raises NotFound and SpecError."""
     try:
         scenario = json_decoder(Scenario).decode(path.read_bytes())
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def keep_scenario(scenario: Scenario, folder: Path, name: str) -> Path:
-    """Write a scenario down, to be run again for ever."""
+    """Store a scenario as a regression test."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(scenario), indent=1) + b"\n")

@@ -1,4 +1,4 @@
-"""NVIDIA devices, through NVML: `pynvml` must be installed and a driver must answer."""
+"""NVIDIA devices, through NVML. It needs `pynvml` and a working driver."""
 
 import contextlib
 import ctypes
@@ -15,19 +15,18 @@ from poise.model.resources import Device
 from poise.model.usage import UNKNOWN
 
 CRITICAL = {code: known.meaning for code, known in XID.items() if known.hardware}
-"""XID codes after which a device is not to be given work until somebody has looked at it: those for which NVIDIA points
-at the device or asks for its reset, and not at the program. Codes that a program can cause (13, 31, 43, 45) are not
-among them."""
+"""XID codes after which a device must not get work until a person has checked it: those for which NVIDIA blames the
+device or requires its reset, not those that a program can cause (13, 31, 43, 45)."""
 
 LIBRARY = "libnvidia-ml.so.1"
-"""The driver's. Without it there is nothing to import the binding for, which takes 50 ms of CPU."""
+"""The driver's library. If it is missing, the binding is not imported, which saves 50 ms of CPU time."""
 
 MOST_AT_ONCE = 256
-"""Events taken at one time; a driver may repeat one for ever."""
+"""Maximum number of events per call; a driver may repeat one for ever."""
 
 
 class Nvml:
-    """Devices in the order of their driver."""
+    """Devices in their driver's order."""
 
     name = "NVML"
     hint = extra("nvidia")
@@ -49,26 +48,26 @@ class Nvml:
             return Finding(why_none="`nvidia-ml-py` is not installed")
         try:
             nvml.nvmlInit()
-        except Exception as error:  # whatever it raises, this machine has no usable driver
+        except Exception as error:  # any error means that this machine has no usable driver
             return Finding(why_none=f"NVML does not answer: {error}", failed=True)
         try:
             devices = tuple(_device(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
             driver = ""
-            with contextlib.suppress(Exception):  # only what was measured under another driver asks for it
+            with contextlib.suppress(Exception):  # only measurements under another driver depend on it
                 driver = _text(nvml.nvmlSystemGetDriverVersion())
             return Finding(devices, "" if devices else "NVML answers, but there is no device", driver)
-        except Exception as error:  # a driver that fails half-way is reported like one that is not there
+        except Exception as error:  # a driver that fails midway is reported like a missing one
             return Finding(why_none=f"NVML failed: {error}", failed=True)
         finally:
             nvml.nvmlShutdown()
 
     def faults(self) -> list[DeviceFault]:
-        """By the driver's events: each is told once to whoever listened when it came."""
+        """Return faults from the driver's events; each event is delivered once, to the listener at that time."""
         nvml = self._open()
         if self._events is None:
             self._events = nvml.nvmlEventSetCreate()
             for index in range(nvml.nvmlDeviceGetCount()):
-                with contextlib.suppress(Exception):  # one that cannot tell is not listened to
+                with contextlib.suppress(Exception):  # a device without event support is skipped
                     handle = nvml.nvmlDeviceGetHandleByIndex(index)
                     nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._events)
                     self._handles[_address(handle)] = index
@@ -76,7 +75,7 @@ class Nvml:
         for _ in range(MOST_AT_ONCE if self._handles else 0):
             try:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
-            except nvml.NVMLError_Timeout:  # nothing more has come
+            except nvml.NVMLError_Timeout:  # no more events
                 break
             number, code = self._handles.get(_address(event.device)), int(event.eventData)
             if number is not None and event.eventType == nvml.nvmlEventTypeXidCriticalError and code in CRITICAL:
@@ -94,14 +93,14 @@ class Nvml:
         self._open()
         found = {}
         for index in indices:
-            with contextlib.suppress(Exception):  # it has gone, or its driver is being replaced
+            with contextlib.suppress(Exception):  # it is gone, or its driver is being replaced
                 handle = self._library.nvmlDeviceGetHandleByIndex(index)
                 rates, used = (
                     self._library.nvmlDeviceGetUtilizationRates(handle),
                     int(self._library.nvmlDeviceGetMemoryInfo(handle).used),
                 )
                 power = UNKNOWN
-                with contextlib.suppress(Exception):  # not every card tells
+                with contextlib.suppress(Exception):  # not every card reports it
                     power = int(self._library.nvmlDeviceGetPowerUsage(handle))
                 found[index] = Use(int(rates.gpu) * 10, used, int(rates.memory) * 10, power)
         return found
@@ -115,13 +114,13 @@ def _device(nvml: Any, index: int) -> Device:
         "memory": int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
         "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
     }
-    with contextlib.suppress(Exception):  # not every card tells; the catalogue knows what it may take
+    with contextlib.suppress(Exception):  # not every card reports it; the catalogue has its maximum
         known["power"] = int(nvml.nvmlDeviceGetPowerManagementLimit(handle))
     return device_found(_text(nvml.nvmlDeviceGetName(handle)), index, **known)
 
 
 def _address(handle: Any) -> Any:
-    """What tells handles apart: two that point to the same device are not equal. A lost device gives no number."""
+    """Return the identity of a handle: two for the same device do not compare equal. A lost device has no number."""
     return ctypes.cast(handle, ctypes.c_void_p).value if isinstance(handle, ctypes._Pointer) else handle
 
 

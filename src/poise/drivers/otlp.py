@@ -23,14 +23,14 @@ from poise.model.traces import Link, Span, SpanEvent, Value
 
 PATH = "/v1/traces"
 SECONDS = 10.0
-"""Time limit of a request, as of OpenTelemetry's exporters."""
+"""Time limit of a request, as in OpenTelemetry's exporters."""
 
 MOST_ANSWER = 64 * 1024
-"""Bytes of an answer that are read."""
+"""Maximum bytes of an answer to read."""
 
 AGAIN = frozenset({401, 403, 404, 408, 429, 502, 503, 504})
-"""Statuses after which the same spans are sent again: those that OTLP names, and those of a collector, an address or a
-token that a person mends."""
+"""Statuses after which the same spans are sent again: those that OTLP names, and those that fixing a collector, an
+address or a token would resolve."""
 
 
 STATUS_ERROR = 2
@@ -46,7 +46,7 @@ class Unsent(Exception):
 
 
 def endpoint(url: str, field: str) -> str:
-    """The URL to which spans are posted: `/v1/traces` below the URL or `HOST:PORT` of a collector. Raises `InputError`.
+    """Return the URL for spans: `/v1/traces` below the URL or `HOST:PORT` of a collector. Raises `InputError`.
 
     >>> endpoint("collector:4318", "--traces")
     'http://collector:4318/v1/traces'
@@ -68,7 +68,7 @@ def endpoint(url: str, field: str) -> str:
 
 
 def endpoint_in(environ: Mapping[str, str]) -> str:
-    """The URL that the environment names for spans, or an empty text. Raises `InputError`."""
+    """Return the URL that the environment names for spans, or "". Raises `InputError`."""
     if url := environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "").strip():
         return endpoint(url, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     if url := environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip():
@@ -121,7 +121,7 @@ class Collector:
         return _refused(content)
 
     def _post(self, body: bytes, seconds: float) -> tuple[int, str, bytes]:
-        """Once more over a new connection where the kept one has been closed meanwhile."""
+        """Send a request. Retry it over a new connection if the server has closed the persistent one."""
         kept = self._connection is not None
         try:
             return self._once(body, seconds)
@@ -143,7 +143,7 @@ class Collector:
         self._connection.request("POST", self._path, body, self._headers)
         with self._connection.getresponse() as answer:
             content = answer.read(MOST_ANSWER)
-            if not answer.isclosed():  # there is more than is read
+            if not answer.isclosed():  # the answer is longer than the limit
                 self.close()
             return answer.status, answer.headers.get("Retry-After", ""), content
 
@@ -154,7 +154,7 @@ class Collector:
 
 
 def encode(spans: Iterable[Span], resource: Mapping[str, Value]) -> bytes:
-    """A request of OTLP. Field numbers: `opentelemetry/proto/collector/trace/v1/trace_service.proto` and what that
+    """Return an OTLP request. Field numbers: `opentelemetry/proto/collector/trace/v1/trace_service.proto` and its
     imports, version 1.
     """
     scope = _text(1, "poise") + _text(2, __version__)
@@ -198,7 +198,7 @@ def _attributes(number: int, told: Mapping[str, Value]) -> bytes:
 
 @lru_cache(4096, typed=True)
 def _attribute(number: int, name: str, value: Value) -> bytes:
-    """Most values are those of other spans too: nodes, classes, reasons."""
+    """Encode an attribute, with a cache, because spans share most values: nodes, classes, reasons."""
     return _bytes(number, _text(1, name) + _bytes(2, _value(value)))
 
 
@@ -228,15 +228,15 @@ def _digits(value: int) -> bytes:
 
 
 _FEW = tuple(map(_digits, range(512)))
-"""Of numbers that come often: keys, lengths and small values."""
+"""Encodings of frequent numbers: keys, lengths and small values."""
 
 
 _LENGTH, _FIXED64, _FIXED32 = 2, 1, 5
-"""Wire types; that of numbers is 0."""
+"""Wire types; varints have type 0."""
 
 _TRACE_ID, _SPAN_ID, _PARENT_ID = (bytes((number << 3 | _LENGTH, size)) for number, size in ((1, 16), (2, 8), (4, 8)))
 _START, _END = (bytes((number << 3 | _FIXED64,)) for number in (7, 8))
-"""What each span begins with: the keys of its ids with their lengths, and of its times."""
+"""The start of each span: the keys of its ids with their lengths, and the keys of its times."""
 
 
 def _number(number: int, value: int) -> bytes:
@@ -291,7 +291,7 @@ def _found(number: int, message: bytes) -> bytes:
 
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    """The number there, and where it ends."""
+    """Return the number at a position, and the position after it."""
     value = shift = 0
     while True:
         value |= (message[at] & 0x7F) << shift
@@ -306,7 +306,8 @@ def _either(environ: Mapping[str, str], name: str) -> str:
 
 
 def _pairs(text: str, field: str) -> dict[str, str]:
-    """`a=1,b=two%20words`, as OpenTelemetry writes headers and attributes. Raises `InputError`, without the values."""
+    """Parse `a=1,b=two%20words`, OpenTelemetry's form of headers and attributes. Raises `InputError`, without the
+    values."""
     found = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, equals, value = part.partition("=")

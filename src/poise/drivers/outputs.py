@@ -1,4 +1,4 @@
-"""How the output of failed tasks ends: the template of the last lines, and what device error codes in them mean."""
+"""Summarizes the output of failed tasks: the template of the last lines, and the meaning of device error codes."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -9,19 +9,19 @@ from poise.kernel.templates import Templates
 from poise.model.device_codes import known
 
 MOST_TASKS = 16
-"""Outputs that are read at most."""
+"""Maximum number of outputs to read."""
 
 TAIL = 4096
-"""Bytes that are read of each."""
+"""Bytes to read from the end of each."""
 
 LINES = 5
-"""Last lines of each output in which device error codes are looked for."""
+"""Number of last lines of each output that are searched for device error codes."""
 
 MOST_TEXT = 200
 
 
 def endings(logs: Path, tasks: Sequence[str]) -> tuple[str, ...]:
-    """The most frequent last line of the latest attempts of these tasks, and the device error codes, in sentences."""
+    """Return the most frequent last line of these tasks' latest attempts, and the device error codes, as sentences."""
     tails = [tail for task in tasks[:MOST_TASKS] if (tail := _tail(logs, task))]
     if not tails:
         return ()
@@ -38,7 +38,7 @@ def endings(logs: Path, tasks: Sequence[str]) -> tuple[str, ...]:
 
 
 def _tail(logs: Path, task: str) -> list[str]:
-    """The last lines of the latest attempt: of its errors, or else of its output."""
+    """Return the last lines of the latest attempt: of its stderr, or else of its stdout."""
     job, _, name = task.partition(".")
     for stream in ("err", "out"):
         found = sorted((logs / job).glob(f"{_literal(name)}.*.{stream}"), key=_epoch)
@@ -55,12 +55,12 @@ def _tail(logs: Path, task: str) -> list[str]:
 
 
 def plain(line: str) -> str:
-    """A line without what a terminal would obey."""
+    """Return a line without terminal control characters."""
     return "".join(letter if letter.isprintable() else " " for letter in line)
 
 
 def _literal(name: str) -> str:
-    """A name in which no character has a meaning for glob."""
+    """Escape the glob characters in a name."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 

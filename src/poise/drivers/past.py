@@ -1,9 +1,9 @@
-"""The state at a past moment, from the log alone: the nearest checkpoint before it, and every event from there on.
+"""The state at a past moment, from the log alone: the nearest earlier checkpoint, and every event after it.
 
     then = state_at(log, Moment(wall=1_764_254_400.0))
     job_report(then.ledger, then.ledger.jobs["j7"], then.now, tasks=True)
 
-It reads the log, and asks no control plane. A log keeps its latest records only; an earlier moment is refused.
+It reads the log without a control plane. A pruned log keeps only its latest records; an earlier moment is refused.
 """
 
 import time
@@ -18,14 +18,14 @@ from poise.ports import StoredCheckpoint
 
 
 class Moment(NamedTuple):
-    """A revision, or where that is 0 a time in seconds since 1970."""
+    """A revision, or, if that is 0, a time in seconds since 1970."""
 
     wall: float = 0.0
     revision: int = 0
 
 
 class Past(NamedTuple):
-    """The ledger as it was, and the instant of the moment by its clock."""
+    """The ledger at that time, and the moment on the ledger's clock."""
 
     ledger: Ledger
     now: int
@@ -37,15 +37,15 @@ class Past(NamedTuple):
 
 
 class LogWithPast(Log, Protocol):
-    """A log that tells how far back it goes."""
+    """A log that reports how far back it goes."""
 
     def first_revision(self) -> int: ...
     def checkpoints(self) -> Iterator[StoredCheckpoint]: ...
 
 
 def state_at(log: LogWithPast, moment: Moment) -> Past:
-    """The state after the last event of the moment. Raises `NotFound` for one that the log does not have: before its
-    first record, before the oldest that is kept, or a revision after its last.
+    """Return the state after the last event of the moment. Raises `NotFound` if the log does not have it: it is before
+    the first record, before the oldest remaining one, or after the last revision.
     """
     ledger = start_at(log, moment)
     if _is_over(ledger, moment):
@@ -74,7 +74,7 @@ def state_at(log: LogWithPast, moment: Moment) -> Past:
 
 
 def start_at(log: LogWithPast, moment: Moment) -> Ledger:
-    """The state of the newest checkpoint that is not later than the moment; if there is none, the earliest state from
+    """Return the state of the newest checkpoint that is not later than the moment; without one, the earliest state from
     which the log has every event.
     """
     whole = log.first_revision() == 1
@@ -91,7 +91,7 @@ def start_at(log: LogWithPast, moment: Moment) -> Ledger:
 
 
 def _is_over(ledger: Ledger, moment: Moment) -> bool:
-    """Whether a state is later than the moment."""
+    """Return whether a state is later than the moment."""
     if moment.revision:
         return ledger.revision > moment.revision
     return ledger.leader.wall(ledger.now) > moment.wall

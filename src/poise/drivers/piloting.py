@@ -1,6 +1,6 @@
-"""The part of a pilot that is the same on every substrate: it keeps one agent alive on this machine.
+"""The substrate-independent part of a pilot: it keeps one agent alive on this machine.
 
-The agent ends with the process of its pilot. Its commands do not: the next agent of that node goes on with them.
+The agent ends with the pilot's process. Its commands continue under the next agent of that node.
 """
 
 import logging
@@ -19,19 +19,19 @@ from poise.ports import Contact
 STOP_SECONDS = 10.0
 DISMISS_SECONDS = 30.0
 PAUSES = (0.1, 5.0)
-"""Seconds before an agent that ended is started again: at first, and at most."""
+"""Restart delays of an agent in seconds: the first and the longest."""
 
 STEADY_SECONDS = 10.0
 
 STILL_RUNS = 5
-"""Exit code of an agent whose commands go on."""
+"""Exit code of an agent whose commands still run."""
 
 _log = logging.getLogger("poise.pilot")
 
 
 class AgentKeeper:
-    """Keeps the agent of a node alive, from now on. The node lives in the folder `root` and offers `part`. Variables of
-    this process that begin with one of `hidden` are not passed on.
+    """Keeps the agent of a node alive from its creation on. The node's files are in the folder `root`; it offers
+    `part`. Environment variables with a prefix in `hidden` are not passed on.
     """
 
     def __init__(self, root: Path, name: str, part: Part, contact: Contact, hidden: tuple[str, ...] = ()) -> None:
@@ -49,26 +49,26 @@ class AgentKeeper:
         self._thread.start()
 
     def tell(self, contact: Contact) -> None:
-        """Where the control plane is now. The agent is started again only if that has moved: the token of another
-        control plane that leads now is for the next agent, and that of this one is still good.
+        """Update the address of the control plane. The agent is restarted only if that has changed: the token of a new
+        leader is for the next agent, and the current token remains valid.
         """
         moved, self._contact = contact.address != self._contact.address, contact
         if moved and self._agent is not None:
             self._agent.terminate()
 
     def offer(self, part: Part) -> None:
-        """The node offers this from now on: another agent says so, and its commands go on."""
+        """Change what the node offers: restart the agent, while its commands continue."""
         self._part = part
         if self._agent is not None:
             self._agent.terminate()
 
     def begin_anew(self) -> None:
-        """Another agent in the place of this one, which nobody hears: it may hang, so it is not asked."""
+        """Kill an unresponsive agent, so that a new one starts. It may hang, so it gets no SIGTERM."""
         if self._agent is not None:
             self._agent.kill()
 
     def end(self) -> bool:
-        """End the agent, unless commands of its node go on; whether it has ended."""
+        """End the agent, unless commands of its node still run. Return whether it has ended."""
         if not self._thread.is_alive():
             return True
         self._ended.clear()
@@ -78,7 +78,7 @@ class AgentKeeper:
         return self._ended.wait(STOP_SECONDS) and self._code != STILL_RUNS
 
     def stop(self) -> None:
-        """End the agent, and start no other, also where commands of its node go on."""
+        """End the agent for good, even if commands of its node still run."""
         self._for_good = True
         self.end()
 
@@ -89,7 +89,7 @@ class AgentKeeper:
             try:
                 self._agent = self._start()
                 self._code = self._agent.wait()
-            except OSError as error:  # a full disk, too many processes: it is tried again
+            except OSError as error:  # a full disk or too many processes: retry
                 _log.warning("the agent of %s cannot be started: %s", self._name, error)
             self._ended.set()
             if self._over.is_set() and (self._for_good or self._code != STILL_RUNS):
@@ -106,7 +106,7 @@ class AgentKeeper:
         with (self._root / "poise.log").open("ab") as messages:
             return subprocess.Popen(  # noqa: S603 — our own program
                 [*program, *offer],
-                stdin=subprocess.PIPE,  # it ends with this process, and so the agent does
+                stdin=subprocess.PIPE,  # it ends with this process, which ends the agent
                 stdout=messages,
                 stderr=messages,
                 env=environment | {"POISE_TOKEN": self._contact.token},
@@ -115,12 +115,12 @@ class AgentKeeper:
 
 
 def dismiss(root: Path, name: str) -> bool:
-    """On a machine that has no agent: end the keepers of this node; whether none is left."""
+    """End the keepers of a node without an agent. Return whether none is left."""
     return _run_once(root, "--name", name, "--dismiss")
 
 
 def retire(root: Path) -> bool:
-    """On a machine that has no agent: end the commands of this node and its keepers; whether none is left."""
+    """End the commands and keepers of a node without an agent. Return whether none is left."""
     return _run_once(root, "--retire", str(root / "node"))
 
 

@@ -1,14 +1,14 @@
-"""Policies and terms that others wrote: found by name, loaded only where their code may run, tried before they count.
+"""Policies and terms of other packages: found by name, loaded only where their code may run, and tested before use.
 
-Installed packages offer them as entry points (names in `pyproject.toml`, so that they are known without running any of
-the package's code):
+Installed packages offer them as entry points (names in `pyproject.toml`, so that they are known without running the
+package's code):
 
-    poise.terms        node terms: a function of a `policy.score.Scoring` that gives one number for each row
-    poise.rank_terms   rank terms: a function of a `Candidate` and a `Snapshot` that gives a number
+    poise.terms        node terms: a function of a `policy.score.Scoring` that returns one number for each row
+    poise.rank_terms   rank terms: a function of a `Candidate` and a `Snapshot` that returns a number
     poise.policies     whole policies: an object with `name` and `decide(Snapshot) -> Plan`
 
-`choose` only reads names: the control plane does that. `build` imports, and tries each part on a small view: the worker
-does that, and the command line of whoever brings Poise up.
+`choose` reads names only; the control plane uses it. `build` imports the code and tests each part on a small view; the
+worker uses it, and so does the command line that starts Poise.
 """
 
 import os
@@ -50,7 +50,7 @@ _WORDS = {TERM_GROUP: "node term", RANK_TERM_GROUP: "rank term", POLICY_GROUP: "
 _TRY = "`docs/how-to/write-a-policy.md` shows how to try it in a small world"
 
 FIELD = "--policy"
-"""The flag of most commands that take a policy."""
+"""The flag of most commands for the policy."""
 
 FILE_ENDINGS = (".yaml", ".yml", ".json")
 
@@ -58,10 +58,10 @@ T = TypeVar("T")
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A policy as it was chosen, before any of its code is loaded: a recipe, or the name of a policy in Python.
+    """A chosen policy before its code is loaded: a recipe, or the name of a policy in Python.
 
-    `label` is what log and status call it: a shipped policy's own name, or else a name and a digest. `foreign` tells
-    that it needs code that does not ship with Poise, and so a process of its own. `field` is the flag or the field that
+    `label` is its name in log and status: a shipped policy's own name, or else a name and a digest. `foreign` means
+    that it needs code that does not ship with Poise, and therefore its own process. `field` is the flag or field that
     named it, for errors.
     """
 
@@ -73,9 +73,9 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def choose(name: str, field: str = FIELD) -> Choice:
-    """The policy of this name, shipped or an installed package's, or the one that the file of this name describes.
+    """Return the policy of this name, shipped or from an installed package, or the one in the file of this name.
 
-    Runs nobody's code. Raises `SpecError`, which names the `field` that had the name.
+    Runs no foreign code. Raises `SpecError`, which names the `field` that had the name.
     """
     if name in POLICIES:
         return Choice(label=name, name=name, field=field)
@@ -97,12 +97,12 @@ def choose(name: str, field: str = FIELD) -> Choice:
 
 
 def is_file(name: str) -> bool:
-    """Whether it is the name of a file and not of a policy, by how it is spelled."""
+    """Return whether it is spelled like the name of a file, not of a policy."""
     return name.endswith(FILE_ENDINGS) or os.sep in name
 
 
 def choose_document(document: Any, field: str = FIELD) -> Choice:
-    """The policy that a parsed file describes. Raises `SpecError`."""
+    """Return the policy that a parsed file describes. Raises `SpecError`."""
     terms, rank_terms = _points(TERM_GROUP), _points(RANK_TERM_GROUP)
     recipe = compile_recipe(document, [*TERMS, *terms], [*RANK_TERMS, *rank_terms])
     foreign = _foreign_points(Choice(label=recipe.name, recipe=recipe))
@@ -112,8 +112,8 @@ def choose_document(document: Any, field: str = FIELD) -> Choice:
 
 
 def choose_rule_policy(rule: str, written: str | dict[str, Any], place: int) -> Choice:
-    """The policy that a rule sets: a name, or the fields of a policy file, whose name is that of the rule unless it has
-    one. `place` is that of the rule in its file. Raises `SpecError`.
+    """Return the policy that a rule sets: a name, or the fields of a policy file, which is named after the rule by
+    default. `place` is the index of the rule in its file. Raises `SpecError`.
     """
     field = f"rules[{place}].actions"
     if isinstance(written, str):
@@ -122,8 +122,8 @@ def choose_rule_policy(rule: str, written: str | dict[str, Any], place: int) -> 
 
 
 def build(choice: Choice) -> ClusterPolicy:
-    """The policy, ready to decide. Imports what it needs and tries it; raises `SpecError` for what is not as it should
-    be, naming entry point and package.
+    """Return the policy, ready to decide. Imports the code and tests it; raises `SpecError` with entry point and
+    package if it is invalid.
     """
     recipe = choice.recipe
     if recipe is None:
@@ -139,7 +139,7 @@ def build(choice: Choice) -> ClusterPolicy:
 
 
 def check_needs(choice: Choice) -> None:
-    """Raise `SpecError` where a shipped policy needs a package that is not installed. Runs nobody's code."""
+    """Raise `SpecError` if a shipped policy needs a package that is not installed. Runs no foreign code."""
     policy = POLICIES.get(choice.name) if choice.recipe is None else None
     if not isinstance(policy, Rounds):
         return
@@ -154,16 +154,16 @@ def check_needs(choice: Choice) -> None:
 
 
 def tried(choice: Choice) -> ClusterPolicy:
-    """The policy, built, for a twin. Where it raises, or gives a plan that would not be taken live, its `decide` raises
-    a `PoiseError` that names policy and place: nobody takes over here, as the figures would be another's. Raises
-    `SpecError` where a package that it needs is missing.
+    """Return the policy, built for a simulation. If it raises, or returns an invalid plan, its `decide` raises a
+    `PoiseError` with policy and place: there is no fallback policy here, because the results would not be its own.
+    Raises `SpecError` if a required package is missing.
     """
     check_needs(choice)
     return _Tried(build(choice), choice)
 
 
 class _Tried:
-    """A policy whose failures are told as such."""
+    """A policy whose failures become errors that name it."""
 
     def __init__(self, policy: ClusterPolicy, choice: Choice) -> None:
         self.name = policy.name
@@ -194,8 +194,8 @@ class _Tried:
 
 
 def code_of(choice: Choice) -> str:
-    """A digest of the code by which this policy decides: what ships with Poise of models, policies and what they are
-    shown, and the files of others that it names. Runs none of it.
+    """Return a digest of the code by which this policy decides: Poise's models and policies, and the files of the
+    foreign packages that it names. Runs no code of these.
     """
     package = Path(__file__).parents[1]
     folders = (package / "policy", package / "model", package / "kernel" / "ledger")
@@ -209,8 +209,8 @@ def code_of(choice: Choice) -> str:
 
 
 def policy_of(began: Began, *, anyway: bool = False) -> ClusterPolicy | str:
-    """The policy that decided under a control plane that began so; or why there is none to compare with: it is not
-    here, or its code is another one now, unless that does not matter (`anyway`). Loads code of others.
+    """Return the policy of a control plane with this `Began` event, or the reason why it cannot be compared: it is not
+    installed here, or its code has changed, unless that is to be ignored (`anyway`). Loads foreign code.
     """
     try:
         choice = choice_of(began)
@@ -226,7 +226,7 @@ def policy_of(began: Began, *, anyway: bool = False) -> ClusterPolicy | str:
 
 
 def choice_of(began: Began | Settings) -> Choice:
-    """What was chosen then. Raises `SpecError` where it is not to be had here."""
+    """Return the policy that was chosen then. Raises `SpecError` if it is not available here."""
     if not began.recipe:
         return choose(began.policy.partition("@")[0])
     try:
@@ -240,29 +240,29 @@ def choice_of(began: Began | Settings) -> Choice:
 
 
 def choice_before(before: dict[str, Any]) -> Choice:
-    """What was chosen by the words of `Configured`. Raises `SpecError` where it is not to be had here."""
+    """Return the policy in the fields of `Configured`. Raises `SpecError` if it is not available here."""
     return choice_of(Settings(policy=before["policy"], recipe=before["recipe"], code=before["code"]))
 
 
 def policy_settings(choice: Choice, asked: float) -> dict[str, Any]:
-    """What a control plane is told of a policy that somebody asked for at `asked`, in seconds since 1970."""
+    """Return the settings of a policy that was requested at `asked`, in seconds since 1970."""
     recipe = msgspec.to_builtins(choice.recipe) if choice.recipe else {}
     return {"policy": choice.label, "recipe": recipe, "code": code_of(choice), "asked": asked}
 
 
 def with_latest_policy_here(settings: Settings, began: Began | None) -> Settings:
-    """What `with_latest_policy` gives, with the code that is here now."""
+    """Return the result of `with_latest_policy`, with the digest of the current code."""
     left = with_latest_policy(settings, began)
     if left is settings:
         return settings
     try:
         return msgspec.structs.replace(left, **policy_settings(choice_of(left), left.asked))
-    except SpecError:  # it is not to be had here, as each round will say
+    except SpecError:  # it is not available here, which each round reports
         return left
 
 
 def sample_view() -> Snapshot:
-    """Two nodes, one of them with a device, and a unit that waits: what every part is tried on."""
+    """Return a view for testing parts: two nodes, one with a device, and one waiting unit."""
     nodes = [
         Node(name="sample-1", incarnation="1", cpu=8000, memory=32 * 2**30),
         Node(name="sample-2", incarnation="1", cpu=16000, memory=64 * 2**30, devices=(Device(index=0, memory=2**34),)),
@@ -280,7 +280,7 @@ def sample_view() -> Snapshot:
 
 
 def _foreign_points(choice: Choice) -> list[metadata.EntryPoint]:
-    """The entry points of others that a policy is made of, those that are installed."""
+    """Return the installed foreign entry points that a policy uses."""
     if choice.recipe is None:
         wanted = [(POLICY_GROUP, choice.name)]
     else:
@@ -294,7 +294,7 @@ def _foreign_points(choice: Choice) -> list[metadata.EntryPoint]:
 
 
 def _files_of(point: metadata.EntryPoint) -> list[Path]:
-    """The Python files of the package, or the module, that an entry point is in, without importing it."""
+    """Return the Python files of an entry point's package or module, without importing it."""
     found = find_spec(point.module.partition(".")[0])
     if found is None or found.origin is None:
         return []
@@ -307,7 +307,7 @@ def _rank_terms_of(recipe: Recipe) -> Iterable[str]:
 
 
 def _points(group: str) -> dict[str, metadata.EntryPoint]:
-    """The entry points of a group by name. Raises `SpecError` for a name that is given twice, or is a shipped one."""
+    """Return the entry points of a group by name. Raises `SpecError` for a duplicate or shipped name."""
     found: dict[str, metadata.EntryPoint] = {}
     for point in sorted(metadata.entry_points(group=group), key=_source):
         shipped = point.name in _SHIPPED[group]
@@ -321,7 +321,7 @@ def _points(group: str) -> dict[str, metadata.EntryPoint]:
 
 
 def _load(group: str, name: str, attempt: Callable[[Any], str]) -> Any:
-    """Import what an entry point names, and try it: `attempt` gives what is wrong with it, or nothing."""
+    """Import and test the object of an entry point: `attempt` returns the problem with it, or ""."""
     point = _points(group).get(name)
     if point is None:
         raise SpecError(
@@ -330,7 +330,7 @@ def _load(group: str, name: str, attempt: Callable[[Any], str]) -> Any:
         )  # fmt: skip
     try:
         loaded = point.load()
-    except Exception as error:  # whatever a module does when it is imported
+    except Exception as error:  # a module may raise anything when it is imported
         problem = f"it cannot be imported: {type(error).__name__}: {error}"
         raise _refused(group, point, problem, f"`python -c 'import {point.module}'`") from error
     try:
@@ -389,7 +389,7 @@ def _refused(group: str, point: metadata.EntryPoint, problem: str, hint: str) ->
 
 
 def _source(point: metadata.EntryPoint) -> str:
-    """The package and its version."""
+    """Return the package and its version."""
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "an unnamed package"
 
 

@@ -1,13 +1,12 @@
-"""How the accelerators of this machine are found: a probe for each maker, and those that installed packages bring.
+"""Discovery of this machine's accelerators: one probe per vendor, and the probes of installed packages.
 
-A probe asks a driver's library or its tool. Drivers hang, tools are missing, print warnings before their answer, or
-something that nobody understands: none of it may stop or delay the agent. So every probe answers in a thread of its
-own within `ANSWER_SECONDS` (how busy its devices are: `USE_SECONDS`), a tool is ended after `TOOL_SECONDS` and may
-write `MAX_OUTPUT` bytes, and a probe that has not come back is not asked again until it has. A driver that failed is
-believed to have the devices that it had, for `PATIENCE` looks: one hiccup of a tool is no reason to give up the work on
-its devices.
+A probe queries a driver's library or tool. Drivers hang; tools are missing, print warnings before their answer, or
+print garbage. None of that may stop or delay the agent. So every probe runs in its own thread and must answer within
+`ANSWER_SECONDS` (for device use: `USE_SECONDS`). A tool is killed after `TOOL_SECONDS` and may print `MAX_OUTPUT`
+bytes. A probe that has not returned is not queried again until it has. For `PATIENCE` checks, a failed driver keeps its
+last known devices: one failure of a tool must not end the work on its devices.
 
-Installed packages offer probes as entry points of the group `poise.probes`, each an object as `Probe` describes it.
+Installed packages offer probes as entry points of the group `poise.probes`, each an object that implements `Probe`.
 """
 
 import contextlib
@@ -34,10 +33,10 @@ from poise.model.usage import UNKNOWN
 GROUP = "poise.probes"
 
 ANSWER_SECONDS = 8.0
-"""For all probes together, since they are asked at once; joining the fleet may wait for it."""
+"""Time limit for all probes together, since they run concurrently; joining the fleet may wait for it."""
 
 USE_SECONDS = 0.5
-"""For how busy devices are, which is asked every second: what comes later is handed out the next time."""
+"""Time limit for device use, which is queried every second; a later answer is used the next time."""
 
 TOOL_SECONDS = 5.0
 MAX_OUTPUT = 4 * 2**20
@@ -47,8 +46,8 @@ _log = logging.getLogger("poise.probes")
 
 
 class Use(NamedTuple):
-    """How busy a device was in the driver's last sampling period, in thousandths, and its used memory in bytes; the
-    thousandths of that time in which its memory was read or written, and its power in milliwatts (-1: not said).
+    """Use of a device in the driver's last sampling period, in thousandths, and its used memory in bytes; the
+    thousandths of that time in which its memory was read or written, and its power in milliwatts (-1: unknown).
     """
 
     busy: int
@@ -58,9 +57,9 @@ class Use(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What one probe found: its devices, each with its driver's number as `index`; or why there are none.
+    """The result of one probe: its devices, each with its driver's number as `index`, or why there are none.
 
-    `driver` is the driver's version. `failed` tells that something is there and does not answer as it should.
+    `driver` is the driver's version. `failed` means that a driver exists but does not answer correctly.
     """
 
     devices: tuple[Device, ...] = ()
@@ -70,10 +69,10 @@ class Finding(NamedTuple):
 
 
 class Probe(Protocol):
-    """Asks one driver. `name` is what it asks, `hint` what to type where it is missing, and `rest` for how many seconds
-    not to ask again how busy its devices are: starting a tool every second would cost more than it tells.
+    """Queries one driver. `name` is what it queries, `hint` the fix if that is missing, and `rest` the minimum seconds
+    between two queries of device use, since starting a tool every second would be expensive.
 
-    Both functions may take long, fail and lie; whoever asks is prepared. `use` is told the driver's numbers.
+    Both functions may be slow, fail, or return wrong data; the caller handles that. `use` takes the driver's numbers.
     """
 
     name: str
@@ -86,25 +85,25 @@ class Probe(Protocol):
 
 @runtime_checkable
 class TellsFaults(Protocol):
-    """A probe that can also tell which devices have failed since it was asked last, by the driver's numbers. The first
-    time it begins to listen. It does not wait for a fault, and is asked every second.
+    """A probe that also reports devices that have failed since its last call, by the driver's numbers. Its first call
+    starts listening. It does not block, and is called every second.
     """
 
     def faults(self) -> Sequence[DeviceFault]: ...
 
 
 class Answer(NamedTuple):
-    """What one probe had to say."""
+    """The answer of one probe."""
 
     probe: Probe
     finding: Finding
 
 
 class Accelerators:
-    """The accelerators of this machine, looked for again and again.
+    """The accelerators of this machine, probed periodically.
 
-    On the node they are numbered from 0 in the order of the probes; `driver_index` is the number that their driver
-    gives them where it is another one.
+    On the node they are numbered from 0 in the order of the probes; `driver_index` is their driver's number where it
+    differs.
     """
 
     def __init__(self, probes: Sequence[Probe] | None = None) -> None:
@@ -112,7 +111,7 @@ class Accelerators:
         self._owners: dict[int, tuple[_Asked, int]] = {}
 
     def look(self) -> list[Answer]:
-        """Every probe's answer, with the devices as this node numbers them."""
+        """Return every probe's answer, with the devices as this node numbers them."""
         deadline = time.monotonic() + ANSWER_SECONDS
         for asked in self._asked:
             asked.begin()
@@ -127,14 +126,14 @@ class Accelerators:
                     break
                 owners[index] = (asked, device.index)
                 own = None if index == device.index else device.index
-                model = device.model.replace("@", " ")[:MAX_TEXT]  # profiles are told apart by `class@model`
+                model = device.model.replace("@", " ")[:MAX_TEXT]  # profiles are keyed by `class@model`
                 numbered.append(msgspec.structs.replace(device, index=index, driver_index=own, model=model))
             answers.append(Answer(asked.probe, finding._replace(devices=tuple(numbered))))
         self._owners = owners
         return answers
 
     def use(self, indices: Iterable[int]) -> dict[int, Use]:
-        """How busy devices are, by their index on the node; one of which nothing new is known is left out."""
+        """Return the use of devices by their index on the node, except for those without a new measurement."""
         wanted: dict[_Asked, dict[int, int]] = {}
         for index in indices:
             if index in self._owners:
@@ -148,7 +147,7 @@ class Accelerators:
         }
 
     def faults(self) -> list[DeviceFault]:
-        """Which devices have failed since it was asked last, by their index on the node."""
+        """Return the devices that have failed since the last call, by their index on the node."""
         numbers = {of: index for index, of in self._owners.items()}
         return [
             msgspec.structs.replace(fault, index=numbers[asked, fault.index])
@@ -159,13 +158,13 @@ class Accelerators:
 
 
 def why_none(answers: Sequence[Answer]) -> str:
-    """In words, for a node without devices: what fails first of all, else what is missing for the first maker."""
+    """Return why a node has no devices: all failing probes, or else what the first probe lacks."""
     failing = [f"{answer.probe.name}: {answer.finding.why_none}" for answer in answers if answer.finding.failed]
     return "; ".join(failing) or next((answer.finding.why_none for answer in answers), "nothing looks for them")
 
 
 def shipped_and_installed() -> list[Probe]:
-    """The probes of Poise, then those of installed packages in order of their names."""
+    """Return the probes of Poise, then those of installed packages in order of their names."""
     from poise.drivers.amd import AmdSmi
     from poise.drivers.ascend import NpuSmi
     from poise.drivers.nvidia import Nvml
@@ -183,11 +182,11 @@ def shipped_and_installed() -> list[Probe]:
     return found
 
 
-# --- asking tools ----------------------------------------------------------------------------------------------------
+# --- querying tools --------------------------------------------------------------------------------------------------
 
 
 class NoAnswerError(Exception):
-    """A tool gave none that can be used. `absent`: it is not installed."""
+    """A tool gave no usable answer. `absent` means that it is not installed."""
 
     def __init__(self, why: str, *, absent: bool = False) -> None:
         super().__init__(why)
@@ -198,7 +197,7 @@ class NoAnswerError(Exception):
 
 
 def ask(*command: str, seconds: float = TOOL_SECONDS, most: int = MAX_OUTPUT) -> str:
-    """What a tool prints. Raises `NoAnswerError` where it is missing, takes too long, prints too much, or fails."""
+    """Return a tool's output. Raises `NoAnswerError` if it is missing, takes too long, prints too much, or fails."""
     program = shutil.which(command[0])
     if program is None:
         raise NoAnswerError(f"`{command[0]}` is not installed", absent=True)
@@ -228,7 +227,7 @@ def ask(*command: str, seconds: float = TOOL_SECONDS, most: int = MAX_OUTPUT) ->
 
 
 def parse_json(text: str) -> Any:
-    """The JSON value in what a tool printed, after whatever warnings it printed first. Raises `NoAnswerError`."""
+    """Return the JSON value in a tool's output, after any warnings. Raises `NoAnswerError`."""
     starts = [at for at, sign in enumerate(text) if sign in "[{" and (at == 0 or text[at - 1] == "\n")]
     for start in starts[:8]:
         try:
@@ -239,7 +238,7 @@ def parse_json(text: str) -> Any:
 
 
 def _read(process: "subprocess.Popen[bytes]", deadline: float, most: int) -> bytes | None:
-    """All that it writes until it ends, or a little more than `most`; none if it has not ended by the deadline."""
+    """Read its output until it exits, or slightly more than `most`; return None if it has not ended by the deadline."""
     pipe, text = process.stdout, bytearray()
     if pipe is None:
         return b""
@@ -264,7 +263,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()  # a driver that hangs may keep it for ever: then this probe is not asked again
+        process.wait()  # a hung driver may block it for ever: then this probe is not queried again
     if process.stdout is not None:
         process.stdout.close()
 
@@ -273,7 +272,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 class _Asked:
-    """A probe that is asked in a thread of its own, and what is believed of it."""
+    """A probe with its threads, its last answers and its failures."""
 
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
@@ -295,7 +294,7 @@ class _Asked:
             self._thread.start()
 
     def end(self, deadline: float) -> Finding:
-        """What it found; if it does not answer, for a while what it found last."""
+        """Return its findings; while it fails, return the last good ones for a limited number of checks."""
         if self._thread is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()))
         finding = self._answer or Finding(why_none=f"it has not answered within {ANSWER_SECONDS:g} s", failed=True)
@@ -310,7 +309,7 @@ class _Asked:
         return self._good if patient and self._good is not None else finding
 
     def use(self, indices: Sequence[int]) -> dict[int, Use]:
-        """What came since the last time; waits for a little."""
+        """Return measurements since the last call; wait for at most `USE_SECONDS`."""
         idle = self._using is None or not self._using.is_alive()
         if idle and not self._used and time.monotonic() >= self._rests_until:
             self._rests_until = time.monotonic() + self.probe.rest
@@ -324,7 +323,7 @@ class _Asked:
         return used
 
     def faults(self) -> list[DeviceFault]:
-        """What came since the last time; waits for a little."""
+        """Return faults since the last call; wait for at most `USE_SECONDS`."""
         if not isinstance(self.probe, TellsFaults):
             return []
         if not self._faults and (self._telling is None or not self._telling.is_alive()):
@@ -340,7 +339,7 @@ class _Asked:
     def _ask_faults(self, probe: TellsFaults) -> None:
         try:
             self._faults = list(probe.faults())
-        except Exception as error:  # whatever it raises, there is nothing to listen to
+        except Exception as error:  # a plug-in may raise anything; then there are no faults
             _log.debug("%s: %s", self.probe.name, error)
 
     def _ask_use(self, indices: Sequence[int]) -> None:
@@ -353,12 +352,12 @@ class _Asked:
         try:
             found = self.probe.find()
             self._answer = Finding(tuple(found.devices), str(found.why_none), str(found.driver), bool(found.failed))
-        except Exception as error:  # a probe that fails is reported like a driver that is not there
+        except Exception as error:  # a probe that fails is reported like a driver that fails
             self._answer = Finding(why_none=f"{type(error).__name__}: {error}", failed=True)
 
 
 class _Unusable:
-    """In place of a package's probe that cannot be loaded."""
+    """A stand-in for a package's probe that cannot be loaded."""
 
     hint = "install its package again, or remove it"
     rest = 0.0

@@ -1,11 +1,11 @@
 """The processes of one machine: an `Executor` over keepers, one per slot.
 
-A keeper (`keeper.py`) runs the commands of one slot and outlives this process. Here is its other end: keepers are
-started when a slot is first used, told what to run in batches, found again by the next agent, and buried when they were
-killed: what they left running is ended, and reported as `lost`.
+A keeper (`keeper.py`) runs the commands of one slot and outlives this process. This module is the agent's side: it
+starts a keeper when a slot is first used, sends it commands in batches, and finds it again after a restart of the
+agent. After a killed keeper it ends the remaining processes and reports their attempts as `lost`.
 
-Everything is level-triggered. The slots in memory say what should be there; on every connection a keeper says what it
-holds, and is then sent the difference.
+Everything is level-triggered. The slots in memory hold the desired state; on every connection a keeper reports the
+attempts it holds and is then sent the difference.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ _BURY_SECONDS = 5.0
 
 
 class Order(Limits, frozen=True, kw_only=True, omit_defaults=True):
-    """What a keeper needs to run one command; see the protocol at the head of `keeper.py`."""
+    """All that a keeper needs to run one command; see the protocol at the head of `keeper.py`."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -151,7 +151,7 @@ class _Header(msgspec.Struct, frozen=True, array_like=True, tag="keeper"):
 
 
 CAPTURE = str(Path(__file__).with_name("capture.py"))
-"""The program that takes captures beside attempts."""
+"""The program that takes captures of attempts, run as a side command."""
 
 _TRY = b'["try"]\n'
 _encode = msgspec.json.Encoder().encode
@@ -162,7 +162,8 @@ _entries = json_decoder(_Header | _Starting | _Started | _Ended | _Forgotten)
 def environment(
     launch: Launch, *, result: str, gang_folder: str = "", gang_address: str = "", devices: Mapping[int, Device]
 ) -> dict[str, str]:
-    """The complete environment of a command: what the job declares, who it is, and only its own devices."""
+    """Return the complete environment of a command: the job's variables, the attempt's identity, and its own devices
+    only."""
     task = launch.attempt.task
     env = {"PATH": _PATH, **launch.env, **visible(launch.devices, devices)}
     env["POISE_TASK"] = task
@@ -197,9 +198,9 @@ def environment(
 
 
 def _as_torchrun(launch: Launch, unit: str) -> dict[str, str]:
-    """The variables that torchrun sets, as for one worker on each machine: a member sees only its own devices, numbered
-    from 0. All members compute the same port; another attempt has another one. A job may declare `MASTER_ADDR` and
-    `MASTER_PORT` itself.
+    """Return the variables that torchrun sets for one worker per machine: a member sees only its own devices, numbered
+    from 0. All members of an attempt compute the same port; another attempt gets another one. A job may declare
+    `MASTER_ADDR` and `MASTER_PORT` itself.
     """
     rank, world = str(launch.rank), str(launch.world)
     drawn = zlib.crc32(f"{unit}.{launch.founded or launch.attempt.epoch}".encode())
@@ -214,10 +215,10 @@ def _as_torchrun(launch: Launch, unit: str) -> dict[str, str]:
 
 
 TERMINAL = "xterm-256color"
-"""The `TERM` of a terminal whose user has not told it."""
+"""The `TERM` of a terminal whose client did not send one."""
 
 PORTS = range(20_000, 30_000)
-"""Of gangs, for `MASTER_PORT`: below those that the system gives to whoever asks for any (32768 on Linux)."""
+"""`MASTER_PORT` range of gangs, below the ephemeral ports (from 32768 on Linux)."""
 
 _NO_DEVICES = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -229,10 +230,10 @@ _NO_DEVICES = {
 
 
 def visible(indices: Sequence[int], devices: Mapping[int, Device]) -> dict[str, str]:
-    """The variables by which the drivers of accelerators hide all devices but these.
+    """Return the variables by which accelerator drivers hide all devices but these.
 
-    ROCm's runtime hides devices first (`ROCR_…`), and HIP counts what it left from 0: so HIP is told to take all of
-    them, because some frameworks look at its variable only. Ascend's takes its numbers in ascending order only.
+    ROCm's runtime hides devices first (`ROCR_…`), and HIP numbers the remaining ones from 0. HIP is set to use all of
+    them, because some frameworks read only its variable. Ascend's driver accepts only ascending numbers.
     """
     if not indices:
         return _NO_DEVICES
@@ -255,16 +256,17 @@ def visible(indices: Sequence[int], devices: Mapping[int, Device]) -> dict[str, 
 
 
 class Keepers:
-    """The executor of one node. `open` first; all calls and `on_change` are on the loop that opened it. Members of
-    gangs meet in `gangs`, which nodes may share.
+    """The executor of one node. Call `open` first; all calls and `on_change` run on the loop that opened it. Members of
+    gangs meet in the folder `gangs`, which nodes may share.
     """
 
     on_change: Callable[[Sequence[Running], Sequence[Ended]], None]
     on_console: Callable[[FromConsole], None]
-    """What commands have taken of their input, and what those beside others write."""
+    """Called with input that commands have taken, and with output of side commands."""
 
     on_fitness: Callable[[str], None]
-    """Why nothing can be started here, and has been handed back; empty when it was tried and could be."""
+    """Called with the reason when this node cannot start commands and has returned them, and with "" once it can
+    again."""
 
     def __init__(
         self,
@@ -282,10 +284,10 @@ class Keepers:
         serving: Callable[[Launch], Mapping[str, str]] = lambda launch: {},
         following: Callable[[Launch, str], tuple[str, ...]] = lambda launch, result: (),
     ) -> None:
-        """`serving` gives the variables by which an attempt that serves calls finds the control plane; training keeps
-        its checkpoints in `checkpoints`. `following` makes ready for an attempt that brings its files, and gives the
-        folder of its command and the program, with arguments, that goes before the command; nothing where it runs in
-        the folder that is named.
+        """`serving` returns the variables by which an attempt that serves calls finds the control plane. Training keeps
+        its checkpoints in `checkpoints`. `following` prepares an attempt with uploaded files: it returns the command's
+        folder, followed by the program and arguments to put before the command; or nothing if the command runs in the
+        folder that the job names.
         """
         self.on_change = lambda running, ended: None
         self.on_fitness = lambda why: None
@@ -295,9 +297,9 @@ class Keepers:
         self.devices = {device.index: device for device in devices}
         self.log_bound = log_bound
         self.address = ""
-        """Of this machine to the others that a gang may be on; none where there are no others."""
+        """Address of this machine for gang members on other machines; empty if there are none."""
         self.until: dict[Attempt, int] = {}
-        self.limits: dict[Attempt, int] = {}  # time limits other than those that attempts were launched with
+        self.limits: dict[Attempt, int] = {}  # time limits that differ from those at launch
         self.closing = False
         self._serving = serving
         self._following = following
@@ -314,16 +316,16 @@ class Keepers:
         self._idle_seconds = idle_seconds
         self._slots: dict[int, _Slot] = {}
         self._where: dict[Attempt, _Slot] = {}
-        self._beside: dict[str, _Slot] = {}  # where the commands of these names run
+        self._beside: dict[str, _Slot] = {}  # slots of the named side commands
         self._gangs = Gangs(gangs or self.folder / "gangs", node, plain_name)
         self._checkpoints = checkpoints or self.folder / "checkpoints"
         self._adopted: list[Launch] = []
-        self._members: set[Attempt] = set()  # of elastic gangs: there is a file of orders for each
+        self._members: set[Attempt] = set()  # members of elastic gangs: each has a file of orders
         self._retiring: asyncio.Task[None] | None = None
         self._observed: list[Ended] | None = None
 
     async def open(self) -> Observation:
-        """Finds what an earlier agent left: adopts keepers that live, buries those that were killed."""
+        """Adopt the live keepers of an earlier agent, and clean up after killed ones."""
         for place in (self.folder, self.logs, self.folder / "results"):
             await asyncio.to_thread(place.mkdir, mode=0o700, parents=True, exist_ok=True)
         self._observed = []
@@ -344,7 +346,7 @@ class Keepers:
         return Observation(tuple(held), tuple(ended))
 
     def start(self, slot: int, launch: Launch, cpus: tuple[int, ...] = ()) -> None:
-        """Runs an attempt on a slot, after those that were given to it before. Idempotent per attempt."""
+        """Run an attempt on a slot, after the attempts already queued there. Idempotent per attempt."""
         if launch.attempt in self._where:
             return
         if not _TASK.fullmatch(launch.attempt.task) or "\0" in "".join(launch.argv):
@@ -359,41 +361,41 @@ class Keepers:
         place.start(Held(slot, launch, cpus, None))
 
     def try_out(self) -> None:
-        """Look whether something could be started, with the keeper of the first slot; `on_fitness` has the answer."""
+        """Check with the keeper of the first slot whether a command could be started; `on_fitness` gets the answer."""
         slot = self._slots.get(0)
         if slot is None:
             slot = self._slots[0] = _Slot(self, 0)
         slot.try_out()
 
     def stop(self, attempt: Attempt, hung: str = "") -> None:
-        """Ends a running attempt, hands a waiting one back; nothing if it is not held. `hung` is what was seen of one
-        that hangs: that is its outcome then.
+        """Stop a running attempt, or return a waiting one; do nothing if it is not held. `hung` describes why it counts
+        as hung, and makes its outcome `hung`.
         """
         slot = self._where.get(attempt)
         if slot is not None:
             slot.stop(attempt, hung)
 
     def renew(self, attempt: Attempt, until: int) -> None:
-        """The keeper kills the attempt at this instant of CLOCK_BOOTTIME, unless it is told another."""
+        """Make the keeper kill the attempt at this instant of CLOCK_BOOTTIME, unless renewed."""
         self.until[attempt] = until
         slot = self._where.get(attempt)
         if slot is not None:
             slot.renew(attempt, until)
 
     def limit(self, attempt: Attempt, time_limit: int) -> None:
-        """The keeper stops the attempt when it has run for so long, and not when it had been told before (0: never)."""
+        """Replace the attempt's time limit, after which the keeper stops it (0: never)."""
         slot = self._where.get(attempt)
         if slot is not None:
             self.limits[attempt] = time_limit
             slot.limit(attempt, time_limit)
 
     def order(self, attempt: Attempt, orders: Orders) -> None:
-        """Tells a member of an elastic gang who belongs to it from now on; it is there, or comes, to read it."""
+        """Tell a member of an elastic gang its new members. A member may also start later and read them then."""
         if attempt in self._where:
             self._write_orders(attempt, orders)
 
     def console(self, message: ToConsole) -> None:
-        """Passes on what somebody says to a command. What runs nowhere here has left."""
+        """Pass a client's message to a command. A message to an unknown command is answered with `Left`."""
         match message:
             case Exec():
                 slot = self._where.get(message.attempt)
@@ -417,24 +419,25 @@ class Keepers:
                     slot.say("leave", message.name)
 
     def leave_all(self) -> None:
-        """Nobody waits any more for what runs beside attempts."""
+        """End all side commands, because they have no client any more."""
         for name in list(self._beside):
             self.console(Leave(name=name))
 
     def heard(self, message: FromConsole) -> None:
-        """Called by slots."""
+        """Handle a message of a slot's keeper."""
         if isinstance(message, Left):
             self._beside.pop(message.name, None)
         self.on_console(message)
 
     def gone(self, slot: "_Slot") -> None:
-        """The connection of a slot is lost: its keeper has ended what ran beside, or will be ended itself."""
+        """Report a slot's side commands as ended: its connection is lost, so the keeper has ended them or will be
+        ended."""
         for name in [name for name, place in self._beside.items() if place is slot]:
             self.heard(Left(name=name, code=137, note="its keeper has gone"))
 
     def _write_orders(self, attempt: Attempt, orders: Orders) -> None:
-        """All of it or nothing. Where the disk is full the member goes on as it is, and is told again when this agent
-        connects anew.
+        """Write the orders atomically. If the disk is full, the member keeps its current orders and gets new ones when
+        this agent reconnects.
         """
         path = Path(orders_path(result_path(self._results, attempt)))
         fresh = path.with_suffix(".orders.new")
@@ -445,7 +448,7 @@ class Keepers:
             _log.warning("%s could not be told of its gang: %s", attempt, error)
 
     def forget(self, attempts: Sequence[Attempt]) -> None:
-        """These endings are durable elsewhere."""
+        """Discard these endings, which are durable elsewhere."""
         by_slot: dict[_Slot, list[Attempt]] = {}
         for attempt in attempts:
             if attempt in self._members:
@@ -463,11 +466,11 @@ class Keepers:
 
     @property
     def holding(self) -> bool:
-        """Whether anything runs here, or waits to."""
+        """Return whether any attempt runs or waits here."""
         return any(slot.held for slot in self._slots.values())
 
     async def close(self, quit: bool = False) -> None:
-        """Lets go of the keepers, which go on; with `quit` those without work leave."""
+        """Disconnect from the keepers, which continue; with `quit`, idle keepers exit."""
         self.closing = True
         if self._retiring is not None:
             self._retiring.cancel()
@@ -479,7 +482,7 @@ class Keepers:
     # -- what slots call
 
     def launched(self, held: Held) -> bytes:
-        """The `run` line of an attempt."""
+        """Return the `run` line of an attempt."""
         launch = held.launch
         attempt = launch.attempt
         followed = self._following(launch, result_path(self._results, attempt)) if launch.tree is not None else ()
@@ -530,7 +533,7 @@ class Keepers:
             self.on_change(running, ended)
 
     async def _retire(self) -> None:
-        """Sends keepers away that have had nothing to do for a while, but for a few."""
+        """Dismiss keepers that have been idle for `idle_seconds`, except for `spare` of them."""
         while True:
             await asyncio.sleep(self._idle_seconds / 4)
             moment = time.monotonic()
@@ -541,7 +544,7 @@ class Keepers:
 
 
 class _Slot(asyncio.Protocol):
-    """One slot: its keeper's connection, and what it should hold."""
+    """One slot: the connection to its keeper, and the attempts it should hold."""
 
     def __init__(self, keepers: Keepers, number: int) -> None:
         self.number = number
@@ -556,18 +559,18 @@ class _Slot(asyncio.Protocol):
         self._work: asyncio.Task[None] | None = None
         self._whole: asyncio.Future[None] | None = None
         self._lost: asyncio.Event = asyncio.Event()
-        self._keeper = 0  # its process, once connected
+        self._keeper = 0  # pid of the keeper, once connected
         self._partial = b""
         self._outbox: list[bytes] = []
-        self._stopping: dict[Attempt, str] = {}  # and what was seen of those that hang
-        self._endings: set[Attempt] = set()  # the keeper, or its journal, still has them
-        self._forgotten: set[Attempt] = set()  # not told yet
-        self._named: set[Attempt] = set()  # what an answer to hello has named so far
+        self._stopping: dict[Attempt, str] = {}  # with the evidence for those that hang
+        self._endings: set[Attempt] = set()  # endings still in the keeper or its journal
+        self._forgotten: set[Attempt] = set()  # not sent yet
+        self._named: set[Attempt] = set()  # attempts named so far in an answer to hello
         self._dismissed = False
         self._recalled = False
         self._trying = False
 
-    # -- what should be there
+    # -- desired state
 
     def start(self, held: Held) -> None:
         self.held[held.launch.attempt] = held
@@ -584,12 +587,12 @@ class _Slot(asyncio.Protocol):
             self._call()
 
     def _call(self) -> None:
-        """There is to be a keeper."""
+        """Ensure that there is a keeper."""
         if not self._dismissed or self._transport is None:
             self._ensure()
         elif not self._recalled:
             self._recalled = True
-            self._transport.write(self._keepers.hello)  # it may have left already; then another is started
+            self._transport.write(self._keepers.hello)  # it may have exited already; then another is started
 
     def stop(self, attempt: Attempt, hung: str = "") -> None:
         if attempt in self.held and attempt not in self._stopping:
@@ -606,7 +609,7 @@ class _Slot(asyncio.Protocol):
             self._say(_encode(["limit", attempt, time_limit]) + b"\n")
 
     def say(self, *message: Any) -> None:
-        """For what is only now: without a connection it is not said later either."""
+        """Send a message that is valid only now: without a connection it is dropped."""
         if self.up:
             self._say(_encode(message) + b"\n")
 
@@ -626,7 +629,7 @@ class _Slot(asyncio.Protocol):
         self._flush()
 
     async def adopt(self) -> None:
-        """Connects to the keeper of an earlier agent, or buries it."""
+        """Connect to the keeper of an earlier agent, or clean up after it."""
         for pause in _PAUSES:
             if not await self._still_locked():
                 await self._bury({})
@@ -645,10 +648,10 @@ class _Slot(asyncio.Protocol):
         )
 
     async def _end_keeper(self) -> None:
-        """It lives and does not answer: stopped, or hung. Nothing that it holds can be watched, nor ended when its
-        lease is over, so that it is ended itself, and what it ran is buried.
+        """Kill a keeper that lives but does not answer: it is stopped or hung. Its commands could be neither watched
+        nor ended when their lease expires. The caller then cleans up after it.
         """
-        self._whole = self._loop.create_future()  # the end of the connection is ours to see
+        self._whole = self._loop.create_future()  # this method handles the end of the connection
         with contextlib.suppress(OSError):
             os.kill(self._keeper, signal.SIGKILL)
             await asyncio.wait_for(self._whole, _BURY_SECONDS)
@@ -692,7 +695,7 @@ class _Slot(asyncio.Protocol):
         try:
             for message in _messages.decode_lines(data[:end]):
                 self._on_message(message, running, ended)
-        except msgspec.DecodeError:  # not what a keeper says: connect anew
+        except msgspec.DecodeError:  # not a valid message: reconnect
             if self._transport is not None:
                 self._transport.abort()
         if not self.held:
@@ -707,7 +710,7 @@ class _Slot(asyncio.Protocol):
         self._keepers.gone(self)
         if self._whole is not None and not self._whole.done():
             self._whole.set_exception(ConnectionResetError("the keeper has closed the connection"))
-            return  # whoever waits for the answer goes on from here
+            return  # the waiter continues
         if not self._keepers.closing and self._work is None:
             self._work = self._loop.create_task(self._after_loss())
 
@@ -755,7 +758,7 @@ class _Slot(asyncio.Protocol):
             running.append(now_running)
 
     def _on_whole(self) -> None:
-        """The keeper has said what it holds: it is sent what is missing."""
+        """Send a keeper what is missing, once it has reported what it holds."""
         self.up = True
         self._dismissed = self._recalled = False
         for attempt, held in self.held.items():
@@ -778,7 +781,7 @@ class _Slot(asyncio.Protocol):
             self._whole.set_result(None)
 
     def _say(self, line: bytes) -> None:
-        """Queues a line; all of one turn of the loop leave together."""
+        """Queue a line. All lines of one turn of the loop are sent together."""
         if not self._outbox:
             self._loop.call_soon(self._flush)
         self._outbox.append(line)
@@ -788,14 +791,14 @@ class _Slot(asyncio.Protocol):
             self._transport.write(b"".join(self._outbox))
         self._outbox.clear()
 
-    # -- the keeper's life
+    # -- the keeper's lifecycle
 
     def _ensure(self) -> None:
         if self._transport is None and self._work is None and not self._keepers.closing:
             self._work = self._loop.create_task(self._bring_up())
 
     async def _bring_up(self) -> None:
-        """Starts a keeper and connects to it; hands everything back if that cannot be done."""
+        """Start a keeper and connect to it; return all attempts if that fails."""
         try:
             was_up = await self._brought_up()
         finally:
@@ -837,7 +840,7 @@ class _Slot(asyncio.Protocol):
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             raise
-        if process.returncode not in (0, 3):  # 3: it has one already, which is as good
+        if process.returncode not in (0, 3):  # 3: the slot already has a keeper, which will do
             last = said.decode(errors="replace").strip().rpartition("\n")[2]
             raise OSError(last or f"it ended with code {process.returncode}")
 
@@ -850,7 +853,7 @@ class _Slot(asyncio.Protocol):
             connection.setblocking(False)
             connection.connect(f"/proc/self/fd/{where}/{self.name}.sock")
             peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            self._keeper = struct.unpack("3i", peer)[0]  # who listens there
+            self._keeper = struct.unpack("3i", peer)[0]  # pid of the listener
             set_mark(self._keeper, self.mark)
             await self._loop.create_unix_connection(lambda: self, sock=connection)
         except BaseException:
@@ -864,7 +867,8 @@ class _Slot(asyncio.Protocol):
             self._whole = None
 
     async def _after_loss(self) -> None:
-        """The connection has ended: the keeper left, or was killed, or only the connection broke."""
+        """Reconnect or clean up after the connection has ended: the keeper exited, was killed, or only the connection
+        broke."""
         try:
             pauses = iter(_PAUSES)
             while not self._dismissed and await self._still_locked():  # it lives: its command is not lost
@@ -874,7 +878,7 @@ class _Slot(asyncio.Protocol):
                         return
                 await asyncio.sleep(next(pauses, _PAUSES[-1]))
             gone: dict[Attempt, Held] = {}
-            if not self._dismissed:  # else it has been sent nothing since
+            if not self._dismissed:  # otherwise nothing has been sent to it since
                 gone, self.held = self.held, {}
             self._dismissed = self._recalled = False
             await self._bury(gone)
@@ -886,7 +890,7 @@ class _Slot(asyncio.Protocol):
             self._bury_if_empty()
 
     async def _still_locked(self) -> bool:
-        """Whether the keeper lives; one that is dying is given a moment to be dead."""
+        """Return whether the keeper lives. Allow up to 40 ms for a dying one to exit."""
         for _ in range(20):
             if not self._locked():
                 return False
@@ -907,7 +911,7 @@ class _Slot(asyncio.Protocol):
         return False
 
     async def _bury(self, gone: dict[Attempt, Held]) -> None:
-        """Ends what a dead keeper left running, and reports how every attempt of it ended."""
+        """End the remaining processes of a dead keeper, and report the ending of each of its attempts."""
         grave = Grave(
             self._keepers.folder, self._keepers.logs, self._keepers.spares, self.name, self._keepers.cgroup_parent
         )
@@ -926,7 +930,7 @@ class _Slot(asyncio.Protocol):
         self._keepers.changed([], ended)
 
     def _bury_if_empty(self) -> None:
-        """Without unforgotten endings a dead keeper's files serve nobody."""
+        """Remove a dead keeper's files if no ending in them is still needed."""
         if self._endings or self.held or self._transport or self._work or self._locked():
             return
         self._forgotten.clear()
@@ -937,13 +941,13 @@ class _Slot(asyncio.Protocol):
         gone, self.held = self.held, {}
         self._stopping.clear()
         self._trying = False
-        self._keepers.on_fitness(note)  # first: else what is handed back comes back at once
+        self._keepers.on_fitness(note)  # first: otherwise the returned attempts come back at once
         ending = Ending(outcome="returned", note=note)
         self._keepers.changed([], [Ended(attempt=attempt, ending=ending) for attempt in gone])
 
 
 class Grave(NamedTuple):
-    """What a killed keeper leaves: a journal, perhaps a command that still runs, perhaps output without a name."""
+    """The remains of a killed keeper: a journal, and perhaps a running command and unnamed output."""
 
     folder: Path
     logs: Path
@@ -952,10 +956,10 @@ class Grave(NamedTuple):
     cgroups: str = ""
 
     def clear(self, suspects: frozenset[Attempt]) -> dict[Attempt, Ending]:
-        """Ends what still runs, and says how every attempt that was started has ended.
+        """End the running processes, and return the ending of every attempt that was started.
 
-        `suspects` are attempts that the keeper may have started without a word. Endings found here for the first time
-        are added to the journal, so that they outlive this process too.
+        `suspects` are attempts that the keeper may have started without reporting it. New endings are appended to the
+        journal, so that they outlive this process too.
         """
         boot, endings, open_attempts = self.read()
         self._clear_cgroups()
@@ -973,7 +977,7 @@ class Grave(NamedTuple):
         return endings | dict.fromkeys(lost, _lost(left))
 
     def read(self) -> tuple[str, dict[Attempt, Ending], dict[Attempt, _Started | None]]:
-        """The boot it was written in, the endings that nobody has forgotten, and what was started but has not ended."""
+        """Return the boot id of the journal, its unforgotten endings, and the attempts that started but did not end."""
         boot = ""
         endings: dict[Attempt, Ending] = {}
         begun: dict[Attempt, _Started | None] = {}
@@ -994,7 +998,7 @@ class Grave(NamedTuple):
         return boot, endings, begun
 
     def _clear_cgroups(self) -> None:
-        """Kills what is in the cgroups that this keeper made, and removes them."""
+        """Kill the processes in this keeper's cgroups, and remove the cgroups."""
         for place in Path(self.cgroups).glob(f"{self.name}.*") if self.cgroups else ():
             for _ in range(100):
                 with contextlib.suppress(OSError):
@@ -1021,7 +1025,7 @@ class Grave(NamedTuple):
             file.write(text)
 
     def _rescue_output(self, attempt: Attempt) -> None:
-        """Output of the last command that had not been given its name yet."""
+        """Rename the last command's output if it was still in a spare file."""
         for suffix, path in zip(("out", "err"), log_paths(self.logs, attempt), strict=True):
             spare = Path(f"{self.spares}{self.name}.{suffix}")
             with contextlib.suppress(OSError):
@@ -1031,7 +1035,7 @@ class Grave(NamedTuple):
 
 
 def journal_entries(text: bytes) -> Iterator[Any]:
-    """The entries whose checksum holds; a torn tail and damaged lines are passed over."""
+    """Yield the entries with a valid checksum; skip a torn tail and damaged lines."""
     for line in text.split(b"\n"):
         if line[8:9] == b" " and line[:8] == b"%08x" % zlib.crc32(line[9:]):
             with contextlib.suppress(msgspec.DecodeError):
@@ -1039,8 +1043,8 @@ def journal_entries(text: bytes) -> Iterator[Any]:
 
 
 def end_orphans(results: str, mine: Callable[[Attempt], bool], mark: int = 0) -> tuple[set[Attempt], list[int]]:
-    """Kills every process that bears this mark, or whose environment says that it belongs to one of these attempts;
-    returns those that were named, and the processes that had not ended after `_BURY_SECONDS`.
+    """Kill every process that has this mark, or whose environment names one of these attempts. Return the attempts that
+    were named, and the processes that had not ended after `_BURY_SECONDS`.
     """
 
     def is_stray(pid: int, attempt: Attempt | None) -> bool:
@@ -1060,18 +1064,18 @@ def end_orphans(results: str, mine: Callable[[Attempt], bool], mark: int = 0) ->
 
 
 def mark_of(slot: str) -> int:
-    """What tells the processes of a slot's commands from all others: a soft limit of the CPU time that a real-time
-    thread may take without a break, in microseconds, that is 70,000 years and a hash.
+    """Return the mark that identifies processes of a slot's commands: a soft limit (RLIMIT_RTTIME) of the CPU time that
+    a real-time thread may use without blocking, in microseconds: 70,000 years plus a hash.
 
-    Every process inherits it, whatever becomes of its parent, session and environment, nobody needs rights to set it,
-    and it is read by one call. Only what sets that limit itself gets rid of it.
+    Every process inherits it, independently of its parent, session and environment. Setting it needs no privileges, and
+    reading it takes one call. Only a process that sets this limit itself loses the mark.
     """
     return 1 << 61 | int.from_bytes(hashlib.blake2s(slot.encode(), digest_size=7).digest())
 
 
 def set_mark(pid: int, mark: int) -> None:
-    """Marks a keeper, and with it all that it spawns from now on. Where a hard limit forbids it, processes are told
-    apart by their session and environment alone; `poise doctor` says so.
+    """Mark a keeper and all processes that it spawns from now on. Where a hard limit forbids it, processes are
+    identified by their session and environment only; `poise doctor` reports that.
     """
     with contextlib.suppress(OSError, ValueError):
         _, hard = resource.prlimit(pid, resource.RLIMIT_RTTIME)
@@ -1079,7 +1083,7 @@ def set_mark(pid: int, mark: int) -> None:
 
 
 def _bears(pid: int, mark: int) -> bool:
-    """Whether a process lives and bears this mark; one of another user can be neither asked nor ended."""
+    """Return whether a live process has this mark. Another user's process can be neither checked nor killed."""
     try:
         marked = mark > 0 and resource.prlimit(pid, resource.RLIMIT_RTTIME)[0] == mark
         return marked and Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
@@ -1088,7 +1092,7 @@ def _bears(pid: int, mark: int) -> bool:
 
 
 def _processes(results: str) -> Iterator[tuple[int, Attempt | None]]:
-    """Every process of this machine, and the attempt that its environment names."""
+    """Yield every process of this machine with the attempt that its environment names."""
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             yield int(entry.name), _attempt_of(int(entry.name), results)
@@ -1113,7 +1117,7 @@ def _environ(pid: int) -> bytes:
 
 
 def _end_group(pid: int, ticks: int) -> None:
-    """Kills the process group of a command, if its leader is the process that the journal means."""
+    """Kill the process group of a command, if its leader is the process in the journal."""
 
     def same() -> bool:
         try:
@@ -1128,7 +1132,7 @@ def _end_group(pid: int, ticks: int) -> None:
 
 
 def _kill(pid: int, still: Callable[[], bool]) -> None:
-    """SIGKILL to a process that is checked after it can no longer be mistaken for another."""
+    """Send SIGKILL to a process; check its identity first, through a pidfd, so that a reused pid is safe."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
@@ -1142,13 +1146,13 @@ def _kill(pid: int, still: Callable[[], bool]) -> None:
 
 
 def _lost(left: Sequence[int]) -> Ending:
-    """`left` are processes that would not end."""
+    """Return the ending of a lost attempt. `left` are processes that could not be killed."""
     note = f"; left-over processes could not be killed: {left}" if left else ""
     return Ending(outcome="lost", note="its keeper was killed" + note)
 
 
 def output_path(launch: Launch, folder: str) -> str:
-    """The file that a user has named for the output of an attempt, below its folder; empty where there is none."""
+    """Return the user-named output file of an attempt, below its folder; "" if there is none."""
     if not launch.output:
         return ""
     job, _, task = launch.attempt.task.partition(".")
@@ -1158,12 +1162,12 @@ def output_path(launch: Launch, folder: str) -> str:
 
 
 def orders_path(result: str) -> str:
-    """The file in which a member of an elastic gang is told who belongs to it, beside the one for its result."""
+    """Return the file with the orders of a member of an elastic gang, beside the file for its result."""
     return result.removesuffix(".json") + ".orders"
 
 
 def _progress(result: str) -> str:
-    """The file by which a command says that it gets on, beside the one for its result."""
+    """Return the file by which a command reports progress, beside the file for its result."""
     return result.removesuffix(".json") + ".progress"
 
 

@@ -1,7 +1,8 @@
-"""The way to a control plane: the socket of a home, or TLS to another machine.
+"""Connects to a control plane: through the socket of a home, or over TLS to another machine.
 
-Another machine's is known by its address, which ends with the fingerprint of its authority. The authority's certificate
-is fetched from there, believed only if it has that fingerprint, and everything else is said to whom it has signed for.
+A remote control plane's address ends with the fingerprint of its certificate authority. The authority's certificate is
+fetched from there and trusted only if it has that fingerprint. All further traffic requires a server certificate that
+this authority has signed.
 """
 
 import functools
@@ -23,23 +24,23 @@ if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
 AUTHORITY = "/v1/authority"
-"""Where the certificate of the authority is given to anybody who asks."""
+"""The public path of the authority's certificate."""
 
 STANDBY = "Poise-Standby-For"
-"""The header of answers of a control plane that stands by; its value is the address of the one that leads."""
+"""The header in answers of a standby control plane; its value is the address of the leader."""
 
 MAX_CERTIFICATE = 64 * 1024
 
 ALONE_SECONDS, SILENCE_SECONDS = 15.0, 3.0
-"""How long a connection to another machine may take; where there is another one to go to, it is not waited for."""
+"""Timeouts in seconds for connecting to another machine: with one control plane, and with several."""
 
 PING_SECONDS, CLOSE_SECONDS = 2.0, 1.0
-"""How often one of several is asked whether it is there still, and how long a connection that is given up may take."""
+"""Ping interval if there are several control planes, and the time limit for closing an abandoned connection."""
 
 
 def reach(home: Home, timeout: float | None = None, turn: int = 0) -> socket.socket:
-    """A connection to the control plane of a home, or to the one of several whose `turn` it is; raises OSError when
-    nobody listens, `Denied` when it is not the one that was meant.
+    """Connect to the control plane of a home; with several, to the one whose `turn` it is. Raises OSError if there is
+    no listener, and `Denied` if it is not the expected one.
     """
     door = door_of(home, turn)
     if isinstance(door, Path):
@@ -60,11 +61,11 @@ def reach(home: Home, timeout: float | None = None, turn: int = 0) -> socket.soc
 def channel_to(
     home: Home, path: str, secret: str, turn: int, headers: Mapping[str, str] | None = None
 ) -> "ClientConnection":
-    """A WebSocket to the control plane of a home, or to the one of several whose turn it is: that one is left for the
-    next when it stands still, or its machine is gone, of which nobody tells. Raises what `reach` does, and
+    """Open a WebSocket to the control plane of a home. With several, it goes to the one whose turn it is, and timeouts
+    detect a hung control plane or a lost machine, so that the caller can try the next. Raises as `reach`, and
     WebSocketException.
     """
-    from websockets.sync.client import connect  # commands need none
+    from websockets.sync.client import connect  # most commands do not need it
 
     sock, watched = reach(home, turn=turn), dict[str, Any](ping_interval=None)
     if len(home.doors) > 1:
@@ -87,26 +88,26 @@ def channel_to(
 
 
 def _send_within(sock: socket.socket, seconds: float) -> None:
-    """Who does not read what is sent for so long is gone. (With TLS it is for TCP to find out.)"""
+    """Set a timeout for a peer that does not read sent data. (With TLS, TCP detects it.)"""
     if sys.platform == "win32":
-        return  # a client that is suspended there is found out by keep-alive only
+        return  # a suspended client is detected there by keepalive only
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), 0))
     if sys.platform == "linux" and sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
 
 def door_of(home: Home, turn: int) -> Door:
-    """Of the one of several whose turn it is."""
+    """Return the control plane's endpoint; with several, the one whose turn it is."""
     return home.doors[turn % len(home.doors)]
 
 
 @functools.cache
 def trusting(address: Address) -> "ssl.SSLContext":
-    """Trusts the authority of an address, and no other. Fetched once by each process."""
+    """Return a context that trusts only the authority of an address. Each process fetches it once."""
     import ssl
 
     anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE  # nothing is said that is not public
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE  # only public data is exchanged
     question = f"GET {AUTHORITY} HTTP/1.1\r\nHost: poise\r\nConnection: close\r\n\r\n"
     with (
         socket.create_connection((address.host, address.port), SILENCE_SECONDS) as plain,
@@ -134,9 +135,9 @@ def trusting(address: Address) -> "ssl.SSLContext":
 
 
 def names_at(address: Address) -> list[str]:
-    """What the control plane at an address is called by its certificate; nothing where that cannot be told."""
+    """Return the names in the certificate of the control plane at an address; empty if they are unavailable."""
     try:
-        context = trusting.__wrapped__(address)  # one of its own, which asks for no name
+        context = trusting.__wrapped__(address)  # a separate context that does not check names
         context.check_hostname = False
         with (
             socket.create_connection((address.host, address.port), SILENCE_SECONDS) as plain,
@@ -149,7 +150,7 @@ def names_at(address: Address) -> list[str]:
 
 
 def fingerprint(certificate: bytes) -> str:
-    """SHA-256 of a certificate (PEM), in hexadecimal digits. Raises ValueError for what is none."""
+    """Return the SHA-256 of a certificate (PEM) in hexadecimal digits. Raises ValueError if it is malformed."""
     import hashlib
     import ssl
 
@@ -157,7 +158,7 @@ def fingerprint(certificate: bytes) -> str:
 
 
 def home_at(path: Path | str, environment: Mapping[str, str] = os.environ) -> Home:
-    """The home at this path, with the others of which one leads where the environment names it among them."""
+    """Return the home at this path, with its peers if POISE_CONTROL lists it among several control planes."""
     home = Home(Path(path).expanduser().resolve())
     named = environment.get("POISE_CONTROL", "")
     others = tuple(_door(name) for name in map(str.strip, named.split(",")) if name)
@@ -165,7 +166,8 @@ def home_at(path: Path | str, environment: Mapping[str, str] = os.environ) -> Ho
 
 
 def _door(text: str) -> Door:
-    """Raises InputError, also for a path that would be another one where agents and control planes run."""
+    """Parse an address or a path. Raises InputError, also for a relative path, which agents would resolve
+    differently."""
     if "#" in text:
         return Address.parse(text, "POISE_CONTROL")
     path = Path(text).expanduser()
@@ -181,8 +183,8 @@ def _door(text: str) -> Door:
 
 
 def environment_home(environment: Mapping[str, str] = os.environ) -> Home:
-    """The home that the environment names: POISE_HOME, or `~/.poise`; or what is elsewhere: a socket that somebody
-    shares, or the address of a control plane on another machine, or of several of which one leads.
+    """Return the home that the environment names: POISE_HOME, or `~/.poise`; or a control plane elsewhere: a shared
+    socket, or the addresses of one or several control planes on other machines.
     """
     home = home_at(environment.get("POISE_HOME") or "~/.poise", environment)
     shared, addresses = environment.get("POISE_SOCKET"), environment.get("POISE_ADDRESS")
@@ -199,6 +201,6 @@ def environment_home(environment: Mapping[str, str] = os.environ) -> Home:
 
 
 def home_elsewhere(root: Path, addresses: str) -> Home:
-    """A home that uses a control plane on another machine, or several of which one leads: addresses with commas."""
+    """Return a home that uses one or several control planes on other machines; addresses are separated by commas."""
     first, *others = [Address.parse(text) for text in addresses.split(",")]
     return Home(root, first, tuple(others))

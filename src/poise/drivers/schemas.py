@@ -1,8 +1,8 @@
-"""JSON Schema of every file that Poise reads: job, fleet, policy, and what is said of devices.
+"""JSON Schema of every file that Poise reads, such as jobs, fleets, policies and devices.
 
-Shapes come from the records that the files are read into; what a field means, and which texts and numbers it takes,
-stands here. A schema is never stricter than Poise: what is accepted is valid. What is not valid is refused.
-`poise schema` prints them; those in docs/reference are made of them.
+Shapes come from the records that the files are decoded into. This module adds the meaning of each field and the texts
+and numbers it takes. A schema is never stricter than Poise: everything that Poise accepts is valid. `poise schema`
+prints the schemas, and docs/reference is generated from them.
 """
 
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ FILES = {
     "rules": "What follows from signals: `poise rules apply FILE.yaml`",
     "shares": "How tenants share the fleet: `poise shares apply FILE.yaml`",
 }
-"""The kinds of files, and what each is for."""
+"""The kinds of files, with the purpose of each."""
 
 _ROOTS: dict[str, type[msgspec.Struct]] = {
     "job": JobSpec,
@@ -127,20 +127,21 @@ _CONDITION: Schema = {
 
 
 def _within(name: str) -> str:
-    """How the fields of a record are named in `MEANING`: those of a device that is found are a device's, mostly."""
+    """Return the prefix of a record's fields in `MEANING`. Most fields of a found device share the meanings of
+    `device`."""
     whole = name.removesuffix("Spec").lower()
     return "" if whole in ("job", "task") else f"{whole}."
 
 
 def _of_jobs() -> Iterator[tuple[str, Declared]]:
-    """The fields of a job file, named as in `MEANING`."""
+    """Yield the fields of a job file, named as in `MEANING`."""
     for record in RECORDS:
         for name, of in declared(record).items():
             yield f"{_within(record.__name__)}{name}", of
 
 
 def _forms_of_jobs() -> dict[str, Schema]:
-    """What these take: their own form, a record in its place, or nothing."""
+    """Return the forms of these fields: their own form, a record in its place, or null."""
     forms = {}
     for key, of in _of_jobs():
         if of.field.form is not None:
@@ -394,7 +395,7 @@ _FORMS: dict[str, Schema] = _forms_of_jobs() | {
     "triggers.hot_for": DURATION,
     "triggers.settles": DURATION,
 }
-"""What a field takes beyond its type."""
+"""The values that a field takes, beyond its type."""
 
 _RULES: dict[str, Schema] = {
     "job": {
@@ -418,7 +419,7 @@ _RULES: dict[str, Schema] = {
     "KeySpec": {"required": ["name"]},
     "TaskSpec": {"anyOf": [{"required": ["run"]}, {"required": ["artifacts"]}]},
 }
-"""What has to be there."""
+"""The required fields of each file."""
 
 MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "notifications.kind": "`notifications`.",
@@ -736,11 +737,11 @@ MEANING = {key: of.field.meaning for key, of in _of_jobs()} | {
     "health.failures": "Number of failed probes in a row after which an upstream gets no requests until a probe "
     "succeeds.",
 }
-"""What each field means. Fields of a mapping are named with what they lie in, those of a task alone."""
+"""The meaning of each field. A field of a mapping is prefixed with its parent; a field of a task is not."""
 
 
 def schema_of(kind: str) -> Schema:
-    """The JSON Schema (draft 2020-12) of one of `FILES`."""
+    """Return the JSON Schema (draft 2020-12) of one of `FILES`."""
     root = _ROOTS[kind]
     _, shapes = msgspec.json.schema_components([root], ref_template="#/$defs/{name}")
     definitions: dict[str, Schema] = {}
@@ -758,19 +759,19 @@ def schema_of(kind: str) -> Schema:
 
 
 def _field(name: str, form: Schema) -> Schema:
-    """A field with its meaning, and what it takes. A form with a type of its own takes the place of the record's."""
+    """Return a field with its meaning and accepted values. A form with its own type replaces the record's."""
     if name not in MEANING:
         name = name.replace("found.", "device.")
     taken = _FORMS.get(name, {})
     if taken.keys() & {"type", "anyOf", "enum", "const"}:
         form = {key: value for key, value in form.items() if key == "default"}
     if not form.get("default", True) and not isinstance(form["default"], bool | int | float):
-        del form["default"]  # nothing, which an editor need not offer
+        del form["default"]  # an empty default, which an editor need not offer
     return {"description": MEANING[name]} | form | taken
 
 
 def _sorted_enums(value: Any) -> Any:
-    """Words of a literal type come in no order of their own."""
+    """Sort enums, because the words of a literal type have no fixed order."""
     if isinstance(value, dict):
         return {key: sorted(item) if key == "enum" else _sorted_enums(item) for key, item in value.items()}
     return [_sorted_enums(item) for item in value] if isinstance(value, list) else value

@@ -1,7 +1,7 @@
-"""Lines in a terminal that are drawn over and over: in place, or on a screen of their own.
+"""Lines that are redrawn in a terminal: in place, or on the alternate screen.
 
-A line may be styled by SGR sequences, as `click.style` writes them. What is wider than the terminal is cut, and so is
-what is higher; the cursor is hidden meanwhile, and shown again however it ends.
+A line may be styled by SGR sequences, as `click.style` writes them. Lines are cropped to the terminal's size. The
+cursor is hidden while drawing, and always restored.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ BAR = 40
 """Columns of a progress bar."""
 
 EVERY = 0.1
-"""Seconds between two drawings of progress."""
+"""Minimum seconds between two drawings of progress."""
 
 _STYLE = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 class Screen:
-    """Draws lines over those that it drew before."""
+    """Draws lines over the ones that it drew before."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -36,7 +36,7 @@ class Screen:
         return columns, lines
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Show these lines and nothing else of what was drawn before."""
+        """Replace the lines drawn before by these."""
         columns, height = self.size
         shown = [cropped(line, columns) for line in lines[: height - 1]]
         up = f"\x1b[{self._drawn}A" if self._drawn else ""
@@ -48,8 +48,8 @@ class Screen:
 
 @contextlib.contextmanager
 def drawing(out: TextIO, *, whole: bool = False, transient: bool = False) -> Iterator[Screen]:
-    """A screen to draw on. With `whole` it takes the terminal, and gives it back as it was; with `transient` nothing of
-    it is left.
+    """Yield a screen to draw on. With `whole` it uses the alternate screen, and restores the terminal; with `transient`
+    it clears its lines at the end.
     """
     screen = Screen(out)
     out.write("\x1b[?1049h\x1b[H\x1b[?25l" if whole else "\x1b[?25l")
@@ -63,7 +63,7 @@ def drawing(out: TextIO, *, whole: bool = False, transient: bool = False) -> Ite
 
 
 class Progress:
-    """A bar for each of several things, drawn at most ten times a second."""
+    """Progress bars for several items, drawn at most ten times a second."""
 
     def __init__(self, screen: Screen, names: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._screen = screen
@@ -74,7 +74,7 @@ class Progress:
         self._state: list[tuple[int, int | None, str]] = [(0, None, "")] * len(names)
 
     def at(self, number: int, done: int, total: int | None, said: str = "") -> None:
-        """`done` of `total` (None: nobody knows of how many) of the thing of this number."""
+        """Set the progress of the item with this number: `done` of `total` (None: unknown)."""
         self._state[number] = (done, total, said)
         if self._clock() - self._drawn >= EVERY:
             self.draw()
@@ -94,7 +94,7 @@ class Progress:
 
 
 def bar(done: int, total: int | None) -> str:
-    """A bar of a fixed width.
+    """Return a bar of a fixed width.
 
     >>> bar(1, 4) == 10 * "━" + 30 * "─", bar(3, None) == 40 * "─"
     (True, True)
@@ -104,7 +104,7 @@ def bar(done: int, total: int | None) -> str:
 
 
 def cropped(line: str, width: int) -> str:
-    """The line cut to so many columns, with its styles.
+    """Return the line cropped to this number of columns, with its styles.
 
     >>> cropped("\\x1b[1mabcdef\\x1b[0m", 3)
     '\\x1b[1mabc\\x1b[0m'

@@ -15,7 +15,7 @@ from poise.model.messages import Attempt
 TOKEN_BYTES = 32
 
 ASK = "ask the owner for a token (`poise token add`), and write nothing but it into the file POISE_TOKEN_FILE names"
-"""What somebody does whose token is no good, and not that of their own home."""
+"""Hint for an invalid token that is not the token of the user's own home."""
 
 
 def ensure_home(home: Home) -> None:
@@ -32,14 +32,15 @@ def ensure_home(home: Home) -> None:
 
 
 def ensure_token(home: Home) -> str:
-    """The home's token, made now if there is none. Nobody sees half of it, and others never may read it."""
+    """Return the home's token; create it if it is missing. It is written atomically and never readable by other
+    users."""
     ensure_home(home)
     if not home.token.exists():
         draft = home.root / f"token.{os.getpid()}.{os.urandom(4).hex()}"
         try:
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(new_secret())
-            with contextlib.suppress(FileExistsError):  # somebody else was first: theirs holds
+            with contextlib.suppress(FileExistsError):  # another process was first: its token is used
                 os.link(draft, home.token)
         except OSError as error:
             raise InputError(
@@ -51,8 +52,8 @@ def ensure_token(home: Home) -> str:
 
 
 def token_for(home: Home) -> str:
-    """The token with which to ask: POISE_TOKEN, what the file POISE_TOKEN_FILE holds, or else the home's own. Raises
-    `Denied`, and InputError where it would be sent to somebody else.
+    """Return the token for requests: POISE_TOKEN, the content of the file POISE_TOKEN_FILE, or the home's own token.
+    Raises `Denied`, and InputError if it would be sent to another user.
     """
     if isinstance(home.elsewhere, Path):
         check_shared(home.elsewhere)
@@ -70,13 +71,13 @@ def token_for(home: Home) -> str:
 
 
 def read_token(home: Home) -> str:
-    """The home's token. Raises `Denied` when it cannot be read or others may read it."""
+    """Return the home's token. Raises `Denied` if it is unreadable, or readable by other users."""
     return _read(home.token, f"rm {home.token}, then `poise up`")
 
 
 def new_secret() -> str:
     """Return a random token that cannot be guessed."""
-    import secrets  # here and below, since most commands need none of it, and OpenSSL comes with it
+    import secrets  # imported here and below, because it loads OpenSSL, which most commands do not need
 
     return secrets.token_urlsafe(TOKEN_BYTES)
 
@@ -89,7 +90,7 @@ def digest(secret: str) -> str:
 
 
 NONE_YET = ("there is no token yet", "`poise up` makes that of a home")
-"""Message and hint where a home has no token."""
+"""Message and hint for a home without a token."""
 
 
 def _read(path: Path, remedy: str, missing: tuple[str, str] = NONE_YET) -> str:
@@ -104,7 +105,7 @@ def _read(path: Path, remedy: str, missing: tuple[str, str] = NONE_YET) -> str:
         raise Denied("this is a folder, not a token", field=str(path), hint=remedy) from None
     except UnicodeDecodeError:
         raise Denied("the token is damaged", field=str(path), hint=remedy) from None
-    if sys.platform != "win32" and mode & 0o077:  # Windows has access lists, which say it otherwise
+    if sys.platform != "win32" and mode & 0o077:  # Windows uses access lists instead of modes
         raise Denied("other users can read the token", field=str(path), hint=f"chmod 600 {path}")
     if not token:
         raise Denied("the token file is empty", field=str(path), hint=remedy)
@@ -140,7 +141,7 @@ def caller_key(token: str, job: str, tenant: str) -> str:
 
 
 def same_token(given: str, token: str) -> bool:
-    """Compared in constant time."""
+    """Compare tokens in constant time."""
     import hmac
 
     return hmac.compare_digest(given.encode(), token.encode())

@@ -1,5 +1,5 @@
-"""Lines that go out while their answers come in, over one connection after another: what has no answer yet when a
-connection is lost goes out again over the next one.
+"""Sends lines while their answers arrive, over successive connections: lines without an answer when a connection is
+lost are sent again over the next one.
 """
 
 import contextlib
@@ -14,25 +14,25 @@ from collections.abc import Iterable
 from typing import Any
 
 LAST = b"0\r\n\r\n"
-"""Ends the body of a request that is sent in chunks."""
+"""The end of a chunked request body."""
 
 MOST = 1000
-"""Lines that are made and have no answer yet."""
+"""Maximum number of lines without an answer."""
 
 NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Sending:
-    """Sends `lines` as chunks of HTTP, each soon after it is made, and they are made in a thread. What has had no
-    answer for `silence` seconds will not have one over that connection.
+    """Sends `lines` as HTTP chunks, each soon after it is produced, in a thread. A line without an answer for `silence`
+    seconds will not get one over that connection.
     """
 
     def __init__(self, lines: Iterable[bytes], silence: float) -> None:
         self.failure: BaseException | None = None
-        """What was raised by whoever makes the lines, of which there are no more then."""
+        """The exception of the producer, after which there are no more lines."""
         self.silence = silence
         self.unanswered: deque[bytes] = deque()
-        self.moved = 0.0  # when there was an answer, or a first line without one
+        self.moved = 0.0  # time of the last answer, or of the first line without one
         self._lines = lines
         self._made: deque[bytes] = deque()
         self._ended = self._over = False
@@ -42,12 +42,12 @@ class Sending:
 
     @property
     def is_done(self) -> bool:
-        """Every line has gone out and was answered."""
+        """Whether every line was sent and answered."""
         return self._ended and not self._made and not self.unanswered
 
     def over(self, sock: socket.socket, head: bytes) -> io.BufferedReader:
-        """From now on over this connection: `head`, then all that has no answer, then what comes. Returns its answers,
-        by whose reader the rest is sent.
+        """Start using this connection: send `head`, then all lines without an answer, then new ones. Return the reader
+        for its answers; reading also sends the rest.
         """
         if not self._maker.ident:
             self._maker.start()
@@ -55,8 +55,8 @@ class Sending:
         return io.BufferedReader(Duplex(self, sock, head + b"".join(map(_chunk, self.unanswered))))
 
     def made(self) -> tuple[bytes, bool]:
-        """Chunks of what was made since, and whether that is all there will be."""
-        ended, chunks = self._ended, []  # in this order: what is made before the end is there by then
+        """Return chunks of the lines produced since the last call, and whether they are the last ones."""
+        ended, chunks = self._ended, []  # read in this order: lines from before the end are present by then
         if self._made and not self.unanswered:
             self.moved = time.monotonic()
         while self._made:
@@ -66,13 +66,13 @@ class Sending:
         return b"".join(chunks), ended
 
     def answered(self) -> None:
-        """The oldest one."""
+        """Record the answer to the oldest line."""
         self.unanswered.popleft()
         self.moved = time.monotonic()
         self._room.release()
 
     def close(self) -> None:
-        """No more is made."""
+        """Stop the production of lines."""
         self._over = True
         self._room.release()
         self._bell.close()
@@ -92,13 +92,13 @@ class Sending:
         self._ring()
 
     def _ring(self) -> None:
-        with contextlib.suppress(OSError):  # whoever listens has left
+        with contextlib.suppress(OSError):  # the listener has left
             self._bell.send(b".")
 
 
 class Duplex(io.RawIOBase):
-    """One connection: whoever reads from it sends what there is to be sent, so that one thread alone has to do with it,
-    as TLS asks for. Raises TimeoutError where no answer comes.
+    """One connection. Reading from it also sends pending data, so that only one thread uses it, as TLS requires. Raises
+    TimeoutError if no answer comes.
     """
 
     def __init__(self, sending: Sending, sock: socket.socket, begin: bytes) -> None:
@@ -123,7 +123,7 @@ class Duplex(io.RawIOBase):
                 self._wait()
 
     def _send(self) -> bool:
-        """Whether anything has gone out."""
+        """Send pending data. Return whether any was sent."""
         if not self._all:
             chunks, self._all = self._sending.made()
             self._out += chunks + (LAST if self._all else b"")
@@ -134,7 +134,7 @@ class Duplex(io.RawIOBase):
         return False
 
     def _wait(self) -> None:
-        """Until something may be read or sent, or has been made."""
+        """Wait until data can be read or sent, or has been produced."""
         self._poll.register(self._sock, select.POLLIN | (select.POLLOUT if self._out else 0))
         left = self._sending.moved + self._sending.silence - time.monotonic() if self._sending.unanswered else None
         if not self._poll.poll(None if left is None else max(0.0, 1000 * left)) and left is not None:

@@ -1,8 +1,7 @@
-"""How busy each node has been, in files of bounded size: the windows of a day by minute, of four weeks by hour.
+"""The load history of each node, in files of fixed size: a day by minute, and four weeks by hour.
 
-One file for each node. A window has its place by its time, so that the file is written without a head that could be
-torn, and what is older than a ring is long is what stands in the place of something newer. Not the log: what is lost
-here is lost.
+There is one file per node. A window's position follows from its time, so there is no header that a crash could corrupt,
+and new windows overwrite old ones in a ring. These files are not part of the log: lost data is not restored.
 
     poise series 1\\n                                 16 bytes
     24 * 60 windows of a minute, 28 * 24 of an hour, each
@@ -26,18 +25,18 @@ _WINDOW = struct.Struct(f"<Q{2 * len(SIGNALS)}q")
 _SUM = struct.Struct("<I")
 _SIZE = _WINDOW.size + _SUM.size
 _BYTES = len(MAGIC) + (MINUTES + HOURS) * _SIZE
-"""Of a whole file."""
+"""Size of a complete file."""
 
 
 class Series:
-    """The files of a folder."""
+    """The load history files in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def add(self, node: str, windows: Iterable[Window]) -> None:
-        """Windows of a minute; of each hour that they belong to the window is made anew. Raises OSError where the disk
-        cannot take them; a file that is none of ours is begun anew.
+        """Add windows of a minute, and recompute the windows of their hours. Raises OSError if the disk is full or
+        fails; a file with another format is replaced.
         """
         self._folder.mkdir(mode=0o700, exist_ok=True)
         file = os.open(self._path(node), os.O_RDWR | os.O_CREAT, 0o600)
@@ -54,8 +53,8 @@ class Series:
             os.close(file)
 
     def read(self, node: str, now: float) -> tuple[list[Window], list[Window]]:
-        """The windows of a minute and those of an hour that are kept as of `now`, oldest first. Raises `StoreDamaged`
-        for a file that is none of ours, or cannot be read; what is torn in one that is, is left out.
+        """Return the stored windows of minutes and of hours as of `now`, oldest first. Raises `StoreDamaged` for a file
+        with another format, or an unreadable one; corrupt windows in a valid file are left out.
         """
         path = self._path(node)
         try:
@@ -67,7 +66,7 @@ class Series:
             hint = f"`ls -ld {path.parent} {path}`: a folder and a file that their owner may read"
             have = os.strerror(error.errno or 0)
             raise StoreDamaged("this load history cannot be read", field=str(path), have=have, hint=hint) from error
-        if MAGIC.startswith(data):  # begun, when the disk was full
+        if MAGIC.startswith(data):  # created when the disk was full
             return [], []
         if not data.startswith(MAGIC):
             hint = f"`rm {path}`: it is begun anew"
@@ -75,7 +74,7 @@ class Series:
         return _of(data, 0, MINUTES, MINUTE, now), _of(data, MINUTES, HOURS, HOUR, now)
 
     def profiles(self, nodes: Iterable[str], now: float) -> list[NodeProfile]:
-        """The profile of each as of `now`; of one whose file is damaged, nothing but that."""
+        """Return the profile of each node as of `now`; for a damaged file, only the error."""
         return [self._profile(node, now) for node in nodes]
 
     def _profile(self, node: str, now: float) -> NodeProfile:
@@ -87,7 +86,7 @@ class Series:
             return NodeProfile(node=node, signals={}, why=why)
 
     def forget(self, kept: Iterable[str]) -> None:
-        """The files of all other nodes go, as far as they can: nothing else depends on it."""
+        """Remove the files of all other nodes. Errors are ignored, because nothing else depends on it."""
         keep = {self._path(node).name for node in kept}
         with contextlib.suppress(OSError):
             for path in list(self._folder.iterdir()):
@@ -122,7 +121,7 @@ def _of(data: bytes, first: int, count: int, every: int, now: float) -> list[Win
 
 
 def _whole(data: bytes) -> Window | None:
-    """None for what was never written, or not as a whole."""
+    """Return the window, or None if it was never or not completely written."""
     if len(data) < _SIZE or _SUM.unpack_from(data, _WINDOW.size)[0] != crc32(data[: _WINDOW.size]):
         return None
     at, *values = _WINDOW.unpack_from(data)

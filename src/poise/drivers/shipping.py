@@ -37,7 +37,7 @@ class Shipping:
 
     @property
     def follows(self) -> bool:
-        """Whether anything may be written that is to be sent."""
+        """Return whether there may be output to send."""
         return bool(self._followed and self._to)
 
     def began(self, attempt: Attempt) -> None:

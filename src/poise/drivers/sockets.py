@@ -18,7 +18,7 @@ TAKEN_SECONDS = 10
 """As long as a node of another machine may be silent."""
 
 LOOK_SECONDS = 0.005
-"""How often to look for a new socket while nobody listens."""
+"""Polling interval in seconds for a new socket while there is no listener."""
 
 
 def listen(path: Path, backlog: int = 1024) -> socket.socket:

@@ -1,6 +1,6 @@
-"""Between the exporter of traces and the other processes of its home: how far it has come, and spans of requests.
+"""Shared state of the trace exporter and other processes of its home: its position in the log, and spans of requests.
 
-Nothing here imports what the exporter needs to send them.
+This module does not import the exporter's dependencies for sending.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from poise.drivers.whole import write_whole
 from poise.model.traces import Exported, Span
 
 MOST_DATAGRAM = 64 * 1024
-"""Bytes of one datagram with spans."""
+"""Maximum bytes of one datagram with spans."""
 
 
 def read_exported(home: Home) -> Exported | None:
-    """How far the exporter has come; None where there never was one."""
+    """Return the exporter's position; None if it has never run."""
     try:
         return json_decoder(Exported).decode(_state(home).read_bytes())
     except (FileNotFoundError, msgspec.MsgspecError):
@@ -34,8 +34,9 @@ def write_exported(home: Home, known: Exported) -> None:
 
 
 def settle_traces(home: Home, revision: int, *, traced: bool) -> None:
-    """A control plane begins at this revision: traces are exported from here on, or from where they have been before;
-    or they are not, and the exporter that comes later has nothing to catch up. A full disk costs all traces.
+    """Set the exporter's initial position when a control plane starts at this revision: with `traced`, keep an earlier
+    position or begin here; otherwise remove it, so that a later exporter has no backlog. On a full disk no traces are
+    exported.
     """
     with contextlib.suppress(OSError):
         if not traced:
@@ -49,14 +50,14 @@ def _state(home: Home) -> Path:
 
 
 class Telling:
-    """How a gateway passes on spans of requests: in datagrams. It waits for nobody; spans without room are lost."""
+    """Sends spans of requests from a gateway as datagrams. It never blocks; spans without buffer space are lost."""
 
     def __init__(self, home: Home) -> None:
         self._path = home.traces / "socket"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     def tell(self, spans: Sequence[Span]) -> None:
-        """In as many datagrams as it takes."""
+        """Send spans in as many datagrams as needed."""
         data = msgspec.msgpack.encode(spans)
         if len(data) > MOST_DATAGRAM and len(spans) > 1:
             middle = len(spans) // 2

@@ -1,6 +1,6 @@
-"""The machine itself: its clock, its identity, how busy it is, and whether memory can be limited by cgroups here.
+"""The machine itself: its clock, its identity, its load, and whether cgroups can limit memory here.
 
-Reading is kept apart from understanding: functions that end in `_of` take text that a kernel wrote and are tested on
+Reading is separate from parsing: functions whose names end in `_of` parse text from the kernel and are tested on
 recorded text.
 """
 
@@ -21,33 +21,33 @@ from poise.model.load import Load
 from poise.units import MINUTE, SECOND, Instant
 
 PATIENCE = 3
-"""Seconds that pass at most for each second of CPU time, where somebody waits (`Effort`)."""
+"""Maximum wall-clock seconds per second of CPU time in work that somebody waits for (`Effort`)."""
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def give_way() -> None:
-    """From now on this process computes when nothing else of the machine wants to. Linux shares a core among sessions
-    before it looks at the niceness of their processes (`sched(7)`, autogroups): so it gets a session of its own, as
-    nice as itself. A core on which only such a process computes counts as idle: what wakes is put there at once.
+    """Give this process the lowest CPU priority. Linux divides a core among sessions before it considers the niceness
+    of their processes (`sched(7)`, autogroups), so the process gets its own session with the same niceness. A core that
+    runs only such a process counts as idle: waking tasks are put there at once.
     """
     os.nice(19)
     with contextlib.suppress(OSError):  # a sandbox may forbid it
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    with contextlib.suppress(OSError):  # it leads a group, or there are no autogroups
+    with contextlib.suppress(OSError):  # it already leads a group, or there are no autogroups
         os.setsid()
         Path("/proc/self/autogroup").write_text("19", encoding="ascii")
 
 
 class SystemClock:
-    """A clock that continues from an instant of the log, goes on while the machine sleeps, and never steps back."""
+    """A clock that continues from an instant of the log, runs while the machine sleeps, and never steps back."""
 
     def __init__(self, start: Instant = Instant(0)) -> None:  # noqa: B008 — a constant
         self._offset = start - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     @classmethod
     def of_the_boot(cls) -> "SystemClock":
-        """CLOCK_BOOTTIME itself, which every process of the machine reads alike."""
+        """Return a clock that reads CLOCK_BOOTTIME itself, which is the same for every process of the machine."""
         clock = cls()
         clock._offset = 0
         return clock
@@ -60,8 +60,8 @@ class SystemClock:
 
 
 class Effort:
-    """Seconds of CPU time of the thread that calls it, since its first call; a third of the time since then where that
-    is more, as for work that waits for other processes.
+    """Seconds of CPU time of the calling thread since its first call, or a third of the wall-clock time since then if
+    that is more, for work that waits for other processes.
     """
 
     def __init__(self) -> None:
@@ -74,18 +74,18 @@ class Effort:
 
 
 def boottime() -> int:
-    """Nanoseconds since this boot."""
+    """Return the nanoseconds since this boot."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def boot_id() -> str:
-    """What tells this boot of the machine from every other."""
+    """Return the unique id of this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 @contextlib.contextmanager
 def making_records() -> Iterator[None]:
-    """While very many records are made that live long: the collector of cycles does not look at them, now or later."""
+    """Create many long-lived records: disable the cycle collector meanwhile, and exempt them from it afterwards."""
     gc.disable()
     try:
         yield
@@ -95,11 +95,11 @@ def making_records() -> Iterator[None]:
 
 
 def settle_memory() -> None:
-    """Call once what lives long has been made: the collector of cycles then leaves it alone, and looks less often; it
-    may have been disabled until then.
+    """Call once all long-lived objects exist: the cycle collector then ignores them, and runs less often. It may have
+    been disabled until then.
 
-    Records hold no cycles, but the collector walks all of them again and again as their number grows: a quarter of the
-    control plane's work before this. Cycles that imports have left, 0.3 MiB, stay: to find them takes 20 ms and more.
+    Records hold no cycles, but the collector scans all of them repeatedly as their number grows, which took a quarter
+    of the control plane's work. Cycles left by imports (0.3 MiB) stay: finding them takes 20 ms and more.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
@@ -107,8 +107,8 @@ def settle_memory() -> None:
 
 
 def open_many_files() -> None:
-    """Call first in what holds a connection for each node or client: as many as this process may have at the most. The
-    limit that a shell gives, 1024 on most machines, is for programs that use `select`.
+    """Raise the limit of open files to the hard limit. Call it first in a process with a connection for each node or
+    client: the usual soft limit, 1024, is for programs that use `select`.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -116,9 +116,9 @@ def open_many_files() -> None:
 
 
 class Cgroups(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the memory of commands can be limited. `parent` holds a cgroup per command, `home` is where keepers live.
+    """Where the memory of commands can be limited. `parent` holds a cgroup per command; keepers live in `home`.
 
-    Not `writable`: memory is watched instead, and `why_not` says so in words.
+    If not `writable`, memory is watched instead, and `why_not` gives the reason.
     """
 
     version: Literal[0, 1, 2] = 0
@@ -129,7 +129,7 @@ class Cgroups(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mount(msgspec.Struct, frozen=True):
-    """A mounted cgroup hierarchy: its version, which part of it is mounted (`root`), and where (`point`)."""
+    """A mounted cgroup hierarchy: its version, the mounted part (`root`), and the mount point (`point`)."""
 
     version: Literal[1, 2]
     root: str
@@ -137,10 +137,10 @@ class Mount(msgspec.Struct, frozen=True):
 
 
 def probe_cgroups(name: str) -> Cgroups:
-    """Finds a place for cgroups by making one, moving a process into it and removing it again.
+    """Find a place for cgroups by making one, moving a process into it and removing it again.
 
-    `name` becomes the folder in which the cgroups of this node's commands are made. Version 1 is preferred where its
-    memory controller is mounted, because a controller is in one hierarchy only.
+    `name` becomes the folder for the cgroups of this node's commands. Version 1 is preferred where its memory
+    controller is mounted, because a controller belongs to one hierarchy only.
     """
     membership = _read("/proc/self/cgroup")
     found = mount_of(_read("/proc/self/mountinfo"))
@@ -163,7 +163,7 @@ def probe_cgroups(name: str) -> Cgroups:
 
 
 def mount_of(mountinfo: str) -> Mount | None:
-    """The hierarchy with the memory controller, out of `/proc/self/mountinfo`."""
+    """Return the hierarchy with the memory controller, from `/proc/self/mountinfo`."""
     unified = None
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
@@ -178,7 +178,7 @@ def mount_of(mountinfo: str) -> Mount | None:
 
 
 def own_cgroup_of(membership: str, mount: Mount) -> str | None:
-    """The path of a process below the mount point, out of `/proc/self/cgroup`; None if it lies outside."""
+    """Return a process's path below the mount point, from `/proc/self/cgroup`; None if it is outside."""
     for line in membership.splitlines():
         number, controllers, path = [*line.split(":", 2), "", ""][:3]
         if "memory" in controllers.split(",") if mount.version == 1 else number == "0":
@@ -189,13 +189,13 @@ def own_cgroup_of(membership: str, mount: Mount) -> str | None:
 
 
 def memory_limit_of(text: str) -> int:
-    """The limit that a cgroup file states in bytes; 0 for none."""
+    """Return the limit in bytes that a cgroup file contains; 0 for none."""
     stripped = text.strip()
     return int(stripped) if stripped.isdigit() and int(stripped) < 2**60 else 0
 
 
 def quota_of(text: str) -> int:
-    """Milli-CPU out of `cpu.max` (`200000 100000`), or of a quota and a period joined by a blank; 0 for none."""
+    """Return milli-CPU from `cpu.max` (`200000 100000`), or from a quota and a period joined by a blank; 0 for none."""
     quota, _, period = text.strip().partition(" ")
     if not quota.isdigit() or not period.strip().isdigit() or int(period) == 0:
         return 0
@@ -203,23 +203,23 @@ def quota_of(text: str) -> int:
 
 
 def memory_limit() -> int:
-    """The smallest memory limit of this process's cgroup and those above it, in bytes; 0 for none."""
+    """Return the smallest memory limit of this process's cgroup and its ancestors, in bytes; 0 for none."""
     return min((limit for limit, _ in _memory_limits()), default=0)
 
 
 def free_memory() -> int:
-    """Bytes that this process could have without swapping, of the machine and within the limits of its cgroups."""
+    """Return the bytes that this process could allocate without swapping, within the limits of its cgroups."""
     free = _amounts_of(_read("/proc/meminfo")).get("MemAvailable", 0)
     return max(0, min([free, *(limit - _memory_held(place) for limit, place in _memory_limits())]))
 
 
 def cpu_quota() -> int:
-    """The smallest CPU quota of this process's cgroup and those above it, in milli-CPU; 0 for none."""
+    """Return the smallest CPU quota of this process's cgroup and its ancestors, in milli-CPU; 0 for none."""
     return min((quota for quota, _ in _cpu_quotas()), default=0)
 
 
 def _memory_limits() -> list[tuple[int, Path]]:
-    """Limits in bytes, and the cgroups that have them."""
+    """Return the limits in bytes with their cgroups."""
     found = mount_of(_read("/proc/self/mountinfo"))
     own = own_cgroup_of(_read("/proc/self/cgroup"), found) if found else None
     if found is None or own is None:
@@ -231,13 +231,13 @@ def _memory_limits() -> list[tuple[int, Path]]:
 
 
 def _memory_held(place: Path) -> int:
-    """Bytes of a cgroup that it would not give back."""
+    """Return the bytes of a cgroup that it cannot reclaim."""
     used = _read(place / "memory.current") or _read(place / "memory.usage_in_bytes")
     return int(used or 0) - inactive_file_of(_read(place / "memory.stat"))
 
 
 def _cpu_quotas() -> list[tuple[int, Path]]:
-    """Quotas in milli-CPU, and the cgroups that have them."""
+    """Return the quotas in milli-CPU with their cgroups."""
     quotas = []
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -253,17 +253,17 @@ def _cpu_quotas() -> list[tuple[int, Path]]:
 # --- how busy it is --------------------------------------------------------------------------------------------------
 
 MAX_PROCESSES = 10_000
-"""Processes of a node's commands that one sample looks at."""
+"""Maximum number of processes of a node's commands per sample."""
 
 _TICK = SECOND // os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Counts(NamedTuple):
-    """Counters that only grow, and the moment at which they were read, in nanoseconds.
+    """Monotonic counters, and the time at which they were read, in nanoseconds.
 
-    `cpu` in nanoseconds of one core, `disks` in nanoseconds that each was busy, `links` in bytes that each received and
-    sent.
+    `cpu` is in nanoseconds of one core, `disks` in busy nanoseconds per disk, `links` in bytes received and sent per
+    interface.
     """
 
     at: int
@@ -273,10 +273,10 @@ class Counts(NamedTuple):
 
 
 class HostMeter:
-    """The load of what this process may use of its machine: its cores, or the cgroup whose quota or limit it is under.
+    """The load of the part of the machine that this process may use: its cores, or a cgroup with a quota or limit.
 
-    `cpu` in milli-CPU and `memory` in bytes are what the node offers; `network` is its capacity in bits per second, 0
-    for what its interfaces say of themselves.
+    `cpu` in milli-CPU and `memory` in bytes are the node's offer. `network` is its capacity in bits per second; 0 means
+    the speed that its interfaces report.
     """
 
     def __init__(self, cpu: int, memory: int, network: int = 0) -> None:
@@ -290,7 +290,7 @@ class HostMeter:
         self._last: Counts | None = None
 
     def sample(self) -> Load | None:
-        """Since the last sample; none at the first."""
+        """Return the load since the last sample; None at the first."""
         now, last = self._counts(), self._last
         self._last = now
         if last is None or now.at <= last.at:
@@ -317,7 +317,7 @@ class HostMeter:
         return _memory_held(place)
 
     def _link_use(self, name: str, now: Counts, last: Counts) -> int:
-        """The busier of its two directions."""
+        """Return the use of the busier of its two directions."""
         speed = self._network or speed_of(_read(f"/sys/class/net/{name}/speed"))
         before = last.links.get(name, now.links[name])
         most = max(after - earlier for after, earlier in zip(now.links[name], before, strict=True))
@@ -325,15 +325,15 @@ class HostMeter:
 
 
 class PowerMeter:
-    """Power of this machine's processors, by the energy that they count (RAPL), where its owner may read it."""
+    """Power of this machine's processors, from their energy counters (RAPL), where these are readable."""
 
     def __init__(self, folder: Path = Path("/sys/class/powercap")) -> None:
         found = sorted(folder.glob("intel-rapl:[0-9]*"))
-        self._packages = [one for one in found if one.name.count(":") == 1]  # parts of these are in them
+        self._packages = [one for one in found if one.name.count(":") == 1]  # subdomains are included in their packages
         self._last: tuple[int, dict[str, int]] | None = None
 
     def sample(self) -> int | None:
-        """Milliwatts since the last sample; none at the first, and where nothing is told."""
+        """Return milliwatts since the last sample; None at the first, and if nothing is reported."""
         read = {one.name: _read(one / "energy_uj").strip() for one in self._packages}
         counted = {name: int(text) for name, text in read.items() if text.isdigit()}
         now, last = (time.monotonic_ns(), counted), self._last
@@ -347,11 +347,11 @@ class PowerMeter:
 
 
 class ProcessMeter:
-    """The load that a node's commands make, for a node that offers more or less than its machine has.
+    """The load of a node's commands, for a node that offers more or less than its machine has.
 
-    `cpu` in milli-CPU and `memory` in bytes are what the node offers. The run queue is counted as the kernel counts it:
-    threads that run, wait for a CPU or for a disk, as an exponential mean over one minute. Of memory what is resident,
-    what is shared counted for each; disks are the machine's, and of the network nothing is known.
+    `cpu` in milli-CPU and `memory` in bytes are the node's offer. The run queue is counted as in the kernel: threads
+    that run or wait for a CPU or a disk, as an exponential mean over one minute. Memory is resident memory, with shared
+    pages counted for each process. Disk load is the machine's; network load is unknown.
     """
 
     def __init__(self, cpu: int, memory: int) -> None:
@@ -362,8 +362,8 @@ class ProcessMeter:
         self._last: tuple[int, int] | None = None
 
     def sample(self, roots: Iterable[int], ended: int) -> Load | None:
-        """Since the last sample; none at the first. `roots` are the process ids of the commands that run, `ended` is
-        the CPU time in nanoseconds of all that have ended.
+        """Return the load since the last sample; None at the first. `roots` are the process ids of the running
+        commands; `ended` is the CPU time in nanoseconds of all ended ones.
         """
         host = self._host.sample()
         used, memory, threads = ended, 0, 0
@@ -385,7 +385,7 @@ class ProcessMeter:
 
 
 class Process(NamedTuple):
-    """CPU time in nanoseconds with that of its children which have ended, resident bytes, threads in the run queue."""
+    """CPU time in nanoseconds including ended children, resident bytes, and threads in the run queue."""
 
     cpu: int
     memory: int
@@ -393,7 +393,7 @@ class Process(NamedTuple):
 
 
 def busy_of(stat: str, cores: Collection[int]) -> int:
-    """Nanoseconds that these cores have been busy, out of `/proc/stat`. Time of guests is in that of users already."""
+    """Return the busy nanoseconds of these cores, from `/proc/stat`. User time already includes guest time."""
     busy = 0
     for line in stat.splitlines():
         name, *fields = line.split()
@@ -404,13 +404,13 @@ def busy_of(stat: str, cores: Collection[int]) -> int:
 
 
 def load1_of(loadavg: str) -> int:
-    """The 1-minute load in thousandths, out of `/proc/loadavg`."""
+    """Return the 1-minute load in thousandths, from `/proc/loadavg`."""
     first = loadavg.partition(" ")[0]
     return round(float(first) * 1000) if first else 0
 
 
 def memory_used_of(meminfo: str) -> int:
-    """Bytes that could not be had without swapping, out of `/proc/meminfo`."""
+    """Return the bytes that could not be allocated without swapping, from `/proc/meminfo`."""
     amounts = _amounts_of(meminfo)
     return amounts.get("MemTotal", 0) - amounts.get("MemAvailable", 0)
 
@@ -422,13 +422,13 @@ def _amounts_of(meminfo: str) -> dict[str, int]:
 
 
 def inactive_file_of(stat: str) -> int:
-    """Bytes of file cache that a cgroup would give back, out of `memory.stat` (`total_` of version 1 comes last)."""
+    """Return the bytes of reclaimable file cache of a cgroup, from `memory.stat` (`total_` in version 1)."""
     amounts = dict(line.partition(" ")[::2] for line in stat.splitlines())
     return int(amounts.get("total_inactive_file") or amounts.get("inactive_file") or 0)
 
 
 def disks_of(diskstats: str) -> dict[str, int]:
-    """Nanoseconds that each disk has been busy, out of `/proc/diskstats`; what lies in memory or in files is none."""
+    """Return the busy nanoseconds of each disk, from `/proc/diskstats`, except for RAM and loop devices."""
     busy = {}
     for line in diskstats.splitlines():
         fields = line.split()
@@ -438,7 +438,7 @@ def disks_of(diskstats: str) -> dict[str, int]:
 
 
 def traffic_of(interfaces: str) -> dict[str, tuple[int, int]]:
-    """Bytes that each interface received and sent, out of `/proc/net/dev`."""
+    """Return the bytes that each interface received and sent, from `/proc/net/dev`."""
     traffic = {}
     for line in interfaces.splitlines():
         name, colon, rest = line.partition(":")
@@ -449,18 +449,18 @@ def traffic_of(interfaces: str) -> dict[str, tuple[int, int]]:
 
 
 def speed_of(text: str) -> int:
-    """Bits per second out of an interface's `speed`; 0 where it does not say."""
+    """Return bits per second from an interface's `speed`; 0 if it reports none."""
     return int(text) * 1_000_000 if text.strip().isdigit() else 0
 
 
 def process_of(stat: str) -> tuple[int, str]:
-    """CPU time in nanoseconds, that of ended children included, and the state; out of `/proc/PID/stat`."""
+    """Return the CPU time in nanoseconds, including ended children, and the state, from `/proc/PID/stat`."""
     fields = stat.rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) * _TICK, fields[0]
 
 
 def tree(roots: Iterable[int]) -> Iterator[Process]:
-    """The processes that still run, and all that they started."""
+    """Yield these processes, if they still run, and all their descendants."""
     waiting = list(roots)
     for _ in range(MAX_PROCESSES):
         if not waiting:
@@ -479,18 +479,18 @@ def tree(roots: Iterable[int]) -> Iterator[Process]:
 
 
 def cpu_used(roots: Iterable[int]) -> int:
-    """CPU time in nanoseconds so far of these processes and all that they started."""
+    """Return the CPU time in nanoseconds so far of these processes and all their descendants."""
     return sum(process.cpu for process in tree(roots))
 
 
 def _tightest(places: list[tuple[int, Path]], offered: int) -> Path | None:
-    """The cgroup that allows least, if that is less than what is offered without it."""
+    """Return the most limited cgroup, if its limit is below the offer without it."""
     least = min(places, default=None)
     return least[1] if least is not None and least[0] < offered else None
 
 
 def _cgroup_cpu(place: Path) -> int:
-    """Nanoseconds of CPU that a cgroup has used."""
+    """Return the nanoseconds of CPU that a cgroup has used."""
     version2 = dict(line.partition(" ")[::2] for line in _read(place / "cpu.stat").splitlines())
     if "usage_usec" in version2:
         return int(version2["usage_usec"]) * 1000
@@ -498,7 +498,7 @@ def _cgroup_cpu(place: Path) -> int:
 
 
 def _share(part: int, whole: int) -> int:
-    """Thousandths, between none and all."""
+    """Return a part in thousandths of the whole, clamped to [0, 1000]."""
     return min(1000, max(0, part * 1000 // whole)) if whole else 0
 
 
@@ -507,7 +507,7 @@ def _upwards(place: Path, top: Path) -> list[Path]:
 
 
 def _prepare(parent: Path, version: int) -> None:
-    """Makes the folder, and tries it out with a process that does nothing."""
+    """Make the folder, and test it with an idle process."""
     made = not parent.exists()
     parent.mkdir(exist_ok=True)
     try:

@@ -1,14 +1,14 @@
-"""Whoever asks for something takes it, or is hung up on: what waits for it holds memory, a descriptor and a task."""
+"""Disconnects clients that do not read their answer, because a waiting answer holds memory, a descriptor and a task."""
 
 import asyncio
 
 SECONDS = 30.0
 LEAST = 32 * 1024
-"""Bytes that have to be taken within so long, while there is more to be sent."""
+"""Minimum bytes that a client must read within `SECONDS` while more data waits."""
 
 
 class Taking(asyncio.Protocol):
-    """In front of a protocol of uvicorn's: watches its connection while more waits to be sent than it has room for."""
+    """A mixin for uvicorn's protocols: it watches a connection while its write buffer is full."""
 
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport

@@ -22,11 +22,11 @@ _log = logging.getLogger("poise.agent")
 _Seen = tuple[int, int, int]
 
 MOST_NOTED = 1000
-"""Bytes of the reason why files could not be made."""
+"""Maximum bytes of the reason why files could not be created."""
 
 
 def result_path(folder: str, attempt: Attempt) -> str:
-    """The file for the result of an attempt; `folder` ends in a slash."""
+    """Return the path of the file for the result of an attempt; `folder` ends in a slash."""
     return f"{folder}{attempt.task}.{attempt.epoch}.json"
 
 
@@ -86,9 +86,10 @@ class Tellings:
             return None
 
     def last_word(self, done: Ended) -> Ended:
-        """An ending with what the attempt's last report says about it: how much need not be done again of what was not
-        done, and whether it was training that somebody else than Poise had asked to end. That one saves itself and
-        ends in order, in a gang all of its members, so its exit code says as little of the work as SIGKILL would.
+        """Return an ending with the information in the attempt's last report: the progress that is saved, if it did not
+        finish; and whether it was training that received SIGTERM from outside Poise. Such training saves a checkpoint
+        and exits in order, in a gang all members do, so its exit code, like SIGKILL, does not mean that the work
+        failed.
         """
         ending = done.ending
         if ending.outcome == "failed" and (why := self._why_unprepared(done.attempt)):
@@ -124,7 +125,7 @@ class Tellings:
             self._unplanned[attempt] = why_not
 
     def forget(self, attempts: Iterable[Attempt]) -> None:
-        """These have ended, and that is known elsewhere."""
+        """Remove the files of attempts whose endings are stored elsewhere."""
         for attempt in attempts:
             self._refused.discard(attempt)
             self._unplanned.pop(attempt, None)
@@ -142,7 +143,7 @@ class Tellings:
                     path.unlink()
 
     def _files(self, name: str) -> list[Path]:
-        """Reports whose names begin like this, and drafts of them beside."""
+        """Return reports whose names begin like this, with their drafts."""
         return [path for path in Path(self._folder).glob("*.report*") if path.name.startswith(name)]
 
     def _path(self, attempt: Attempt) -> str:
@@ -156,8 +157,8 @@ def told_of(attempt: Attempt, training: Training) -> Told:
 
 
 def _read(path: str) -> bytes | None:
-    """The first bytes of a file, one more than are allowed; None if there is none. It must be a file: a pipe would make
-    the reader wait.
+    """Return the first bytes of a file, one more than allowed; None if it does not exist. It must be a regular file: a
+    pipe would block the reader.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""What nobody will read any more is removed."""
+"""Removes files and folders that are no longer needed."""
 
 import contextlib
 import os
@@ -9,16 +9,16 @@ from pathlib import Path
 
 GANGS = "gang-"
 GANG_SECONDS = 30 * 86_400.0
-"""A gang may train for weeks, and nothing changes in its folder meanwhile."""
+"""Gangs get more time, because one may train for weeks without a change in its folder."""
 
 SPARE = 20
-"""The part of a disk that caches and copies leave free: a twentieth."""
+"""Caches and copies leave one part in this many of a disk free: a twentieth."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_abandoned(folder: Path, kept: Set[str], seconds: float) -> None:
-    """Remove each folder in `folder` whose name is not kept and in which nothing was made or removed for so long."""
+    """Remove folders in `folder` whose names are not in `kept` and that were last changed more than `seconds` ago."""
     for path in folder.iterdir() if folder.is_dir() else ():
         try:
             unchanged = time.time() - path.stat().st_mtime
@@ -30,7 +30,7 @@ def remove_abandoned(folder: Path, kept: Set[str], seconds: float) -> None:
 
 
 def remove_folders(folders: Iterable[Path], jobs: Iterable[str]) -> None:
-    """Remove the folders of these jobs, where there are any. Ids of jobs are names of folders, not paths."""
+    """Remove the folders of these jobs if they exist. Job ids are folder names, not paths."""
     names = tuple(jobs)
     for folder in folders:
         for job in names:
@@ -38,10 +38,10 @@ def remove_folders(folders: Iterable[Path], jobs: Iterable[str]) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder and all that is in it. A link is not followed, and what cannot be removed stays.
+    """Remove a folder and its contents. Links are not followed, and items that cannot be removed stay.
 
-    A job makes folders as deep as it likes. So a folder gives the folders in it to `path` before it is removed: no
-    path grows long, and two folders are open at a time.
+    A job may nest folders to any depth. So the subfolders of a folder are moved to `path` before it is removed: no path
+    grows long, and at most two folders are open at a time.
     """
     with contextlib.suppress(OSError):
         root = os.open(path, _FOLDER)
@@ -62,7 +62,7 @@ def remove_folder(path: Path) -> None:
 
 
 def _emptied(folder: int, root: int) -> list[str]:
-    """Remove the files of an open folder, and move its folders to the root. Returns their names there."""
+    """Remove the files of an open folder, and move its subfolders to the root. Return their names there."""
     with contextlib.suppress(OSError):
         os.fchmod(folder, 0o700)
     moved: list[str] = []
@@ -80,7 +80,7 @@ def _emptied(folder: int, root: int) -> list[str]:
 
 
 def _raised(name: str, folder: int, root: int) -> str:
-    """Move a folder to the root, under a new name. One that is read-only could not be moved."""
+    """Move a folder to the root, under a new name. A read-only folder could not be moved, so it is made writable."""
     with contextlib.suppress(OSError):
         inner = os.open(name, _FOLDER, dir_fd=folder)
         try:

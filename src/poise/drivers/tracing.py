@@ -1,8 +1,8 @@
-"""The exporter of traces: it reads the log of a home beside the control plane, and sends spans to a collector.
+"""The trace exporter: it reads the log of a home beside the control plane, and sends spans to a collector.
 
-The log is its queue. It reads no further while the collector is away, and remembers the revision up to which all spans
-were taken: what the log still has is sent later, and what is sent twice has the same ids. Spans of requests come from
-gateways on a socket of datagrams; of these the latest are kept while the collector is away, and the others are lost.
+The log is its queue. It stops reading while the collector is unreachable, and remembers the revision up to which all
+spans were accepted: spans of later records are sent later, and spans that are sent twice have the same ids. Spans of
+requests come from gateways on a datagram socket; while the collector is unreachable, only the latest are kept.
 """
 
 import contextlib
@@ -31,39 +31,39 @@ from poise.model.traces import Exported, Span
 from poise.ports import StoredCheckpoint
 
 BATCH = 512
-"""Spans in one request, as of OpenTelemetry's exporters."""
+"""Maximum number of spans in one request, as in OpenTelemetry's exporters."""
 
 PAGE = 1000
-"""Events that are read at once."""
+"""Maximum number of events per read."""
 
 LOOK_SECONDS, PROGRESS_SECONDS = 0.5, 10.0
-"""How often the log is read, and how often it is looked which jobs take long."""
+"""Interval in seconds for reading the log, and for checking which jobs take long."""
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Seconds before each further try while the collector is away; the last one from then on."""
+"""Retry delays in seconds while the collector is unreachable; the last one repeats."""
 
 LONGEST_AFTER = 300.0
-"""The longest that a collector may ask to be left alone, in seconds."""
+"""Maximum retry delay, in seconds, that a collector may request."""
 
 LAST_SECONDS = 2.0
-"""Time limit of a request when this process was told to end."""
+"""Time limit in seconds of a request after this process was told to end."""
 
 MOST_REQUESTS = 4096
-"""Spans of requests that wait to be sent."""
+"""Maximum number of request spans that wait to be sent."""
 
 DATAGRAMS_AT_ONCE = 128
-"""Datagrams with such spans that are read before the log has its turn again."""
+"""Maximum number of datagrams with such spans that are read before the log is read again."""
 
 _log = logging.getLogger("poise.traces")
 _spans = msgpack_decoder(list[Span])
 
 
 class _Behind(Exception):
-    """The log does not go on where it was read to: it was pruned, or is another one."""
+    """The log does not continue at the exporter's position: it was pruned, or is another log."""
 
 
 class Exporter:
-    """Exports the traces of one home until it is `stopping`; `wake` becomes readable when that changes."""
+    """Exports the traces of one home until `stopping` returns true; `wake` becomes readable when that changes."""
 
     def __init__(self, home: Home, collector: Collector, *, stopping: Callable[[], bool], wake: int) -> None:
         self._home, self._collector = home, collector
@@ -79,7 +79,7 @@ class Exporter:
         self._collector.close()
 
     def run(self) -> None:
-        """Follow the log, from wherever it has to be read again. A log that cannot be read is tried again later."""
+        """Follow the log, starting over when necessary. If the log is unreadable, retry later."""
         while not self._stopping():
             try:
                 if has_log(self._home) and (known := read_exported(self._home)) is not None:
@@ -95,7 +95,7 @@ class Exporter:
     # --- the log -----------------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Until it is time to stop. Raises `_Behind`."""
+        """Follow the log until it is time to stop. Raises `_Behind`."""
         self._batch.clear()
         with contextlib.closing(read_home(self._home, decode_event)) as log:
             spans = Spans(ledger_at(self._checkpoint(log), log.written_by, plans=False))
@@ -126,12 +126,13 @@ class Exporter:
             _log.warning("the log was pruned before its traces were sent, from revision %d on", after + 1)
             raise _Behind
         if not page and log.last_revision() < after:
-            self._remember(revision=0)  # all of another log is new
+            self._remember(revision=0)  # everything in another log is new
             raise _Behind
         return page
 
     def _checkpoint(self, log: VerifiedLog[Event]) -> StoredCheckpoint | None:
-        """Where to begin to read: the latest state before what is to be sent, or the oldest that is left."""
+        """Return the state from which to read: the latest one before the first unsent record, or the oldest remaining
+        one."""
         last = log.last_revision()
         if self._known.revision > last:
             self._known = msgspec.structs.replace(self._known, revision=0)
@@ -141,8 +142,8 @@ class Exporter:
     # --- sending -----------------------------------------------------------------------------------------------------
 
     def _flush(self, revision: int) -> None:
-        """Send what there is, however long that takes, and remember that all up to `revision` is dealt with; where it
-        was told to end, the rest is sent at the next start.
+        """Send all spans, retrying without limit, and record that everything up to `revision` is done. After a stop
+        request, the rest is sent at the next start.
         """
         taken = True
         while taken and self._batch:
@@ -154,7 +155,7 @@ class Exporter:
         self._remember(revision=max(revision if taken else 0, self._known.revision), lost=lost)
 
     def _sent(self, spans: Sequence[Span]) -> bool:
-        """Whether the collector has answered before it was time to stop."""
+        """Send spans. Return whether the collector answered before it was time to stop."""
         tries = 0
         while True:
             try:
@@ -180,7 +181,7 @@ class Exporter:
             return True
 
     def _pause(self, seconds: float) -> None:
-        """Take in spans of requests meanwhile; cut short when it is time to stop."""
+        """Receive spans of requests during a pause, which a stop request ends early."""
         end = time.monotonic() + seconds
         while not self._stopping() and (left := end - time.monotonic()) > 0:
             select.select([self._wake, self._listening.fileno()], [], [], left)
@@ -198,7 +199,7 @@ class Exporter:
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def _remember(self, **known: Any) -> None:
-        """A full disk costs that spans are sent again at the next start."""
+        """Update and save the exporter's state. If the disk is full, spans are sent again at the next start."""
         self._known = msgspec.structs.replace(self._known, **known)
         if self._known != self._written:
             with contextlib.suppress(OSError):
@@ -207,5 +208,5 @@ class Exporter:
 
 
 def sampled(spans: Iterable[Span]) -> Iterator[Span]:
-    """Spans of traces that are to be told of."""
+    """Return the spans of sampled traces."""
     return (span for span in spans if span.context.sampled)

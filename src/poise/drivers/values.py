@@ -1,13 +1,13 @@
-"""Values of calls, between a caller's process and its workers: encoded by the one, decoded by the other, opaque to all
-between them.
+"""Values of calls, between a caller's process and its workers: encoded by one, decoded by the other, opaque to all
+processes in between.
 
-* `m`: msgpack, for what comes back from it as it was: None, truth values, numbers, texts, bytes, and lists and
-  dictionaries (with texts as keys) of these;
+* `m`: msgpack, for values that it restores exactly: None, booleans, numbers, texts, bytes, and lists and dictionaries
+  (with text keys) of these;
 * `a`: a numpy array, as its type, its shape and its raw bytes;
-* `p`: anything else, as the pickle that the user's own process wrote and the user's own process reads. Functions and
-  classes that cannot be imported (those of a notebook, say) go by value, through cloudpickle.
+* `p`: anything else, as a pickle that the user's own process wrote and the user's own process reads. Functions and
+  classes that cannot be imported (of a notebook, for example) are sent by value, through cloudpickle.
 
-Up to `INLINE` bytes travel inside records; more goes to a file.
+Up to `INLINE` bytes are sent inside records; larger values go to a file.
 """
 
 import functools
@@ -25,7 +25,7 @@ from poise.errors import NotFound
 from poise.model.calls import INLINE, Value
 
 _MOST_LOOKED_AT = 256
-"""Elements of a value that are looked at one by one; more are faster pickled."""
+"""Maximum number of elements to check one by one; larger values are faster to pickle."""
 
 _INT = range(-(2**63), 2**64)
 _pack = msgspec.msgpack.Encoder().encode
@@ -34,13 +34,13 @@ _PLAIN = frozenset((type(None), bool, float, str, bytes))
 
 
 SCRIPT = "__poise_main__"
-"""The name under which a worker loads the script that is `__main__` to the caller; to the caller it is another name of
-`__main__`, so that both find what the other pickled.
+"""The name under which a worker loads the script that is the caller's `__main__`. In the caller it is an alias of
+`__main__`, so that both can unpickle the other's data.
 """
 
 
 class Placeholder:
-    """Stands in the arguments of a call for the result of an earlier one."""
+    """A placeholder in the arguments of a call for the result of an earlier one."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -51,7 +51,7 @@ def encode(value: Any, folder: Path) -> Value:
     if is_plain(value):
         try:
             return _placed("m", _pack(value), folder)
-        except (ValueError, RecursionError):  # a lone surrogate, say
+        except (ValueError, RecursionError):  # a lone surrogate, for example
             return _placed("p", pickled(value), folder)
     numpy = sys.modules.get("numpy")
     if numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject and value.dtype.names is None:
@@ -62,7 +62,7 @@ def encode(value: Any, folder: Path) -> Value:
 
 
 def decode(value: Value) -> Any:
-    """The value again. Raises NotFound when its file has gone, and whatever unpickling raises."""
+    """Return the decoded value. Raises NotFound if its file is gone, and any exception of unpickling."""
     data = value.data
     if value.file:
         try:
@@ -89,7 +89,7 @@ def discard(value: Value) -> None:
 
 
 def pickled(value: Any) -> bytes:
-    """Standard pickle where that is enough, cloudpickle where it is not: for lambdas, and what a notebook defines."""
+    """Use the standard pickle if possible, else cloudpickle: for lambdas, and definitions in a notebook."""
     if program():
         try:
             return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
@@ -102,8 +102,8 @@ MODULE = "-m "
 
 
 def program() -> str:
-    """What `__main__` is: a script, or `-m` and the name of a module; empty for a notebook or a prompt, which workers
-    cannot load.
+    """Return the program that is `__main__`: a script, or `-m` and the name of a module; "" for a notebook or a prompt,
+    which workers cannot load.
     """
     main = sys.modules["__main__"]
     loaded = getattr(main, "__poise_script__", "")
@@ -115,14 +115,14 @@ def program() -> str:
 
 @functools.cache
 def _program_in(path: str, module: str) -> str:
-    """Looked at once: every value that is pickled asks."""
+    """Return the program's name, cached because every pickled value needs it."""
     if not Path(path).is_file():
         return ""
     return MODULE + module if module else str(Path(path).resolve())
 
 
 def is_plain(value: Any) -> bool:
-    """Whether msgpack gives back exactly this: no tuple, no subclass, no key but a text, no enormous integer."""
+    """Return whether msgpack restores exactly this value: no tuple, no subclass, only text keys, no huge integer."""
     kind = type(value)
     if kind in _PLAIN:
         return True
@@ -132,7 +132,7 @@ def is_plain(value: Any) -> bool:
 
 
 def _look(value: Any, left: int) -> int:
-    """How many more elements may be looked at; negative once one of them is not plain, or there are too many."""
+    """Return how many more elements may be checked; negative if one is not plain, or there are too many."""
     kind = type(value)
     if kind in _PLAIN:
         return left - 1
@@ -161,7 +161,7 @@ def _placed(encoding: str, data: bytes, folder: Path) -> Value:
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)
-    except OSError:  # half a value on a full disk would keep it full
+    except OSError:  # a partial value would keep a full disk full
         path.unlink(missing_ok=True)
         raise
     return Value(encoding, b"", str(path), len(data))

@@ -1,12 +1,12 @@
-"""The keys by which a home seals the secrets of its jobs, and what is done with them.
+"""Encrypts and decrypts the secrets of jobs with the keys of a home.
 
-The file `secrets.key` of a home holds one key a line, 256 bits in hexadecimal digits, for its owner only. The first
-seals; all of them open. The file is made with the first secret, and read each time, so a key that is added or put back
-counts at once.
+The file `secrets.key` of a home holds one key per line, 256 bits in hexadecimal digits, readable by its owner only. The
+first key encrypts; all keys decrypt. The file is created with the first secret and read each time, so an added or
+restored key takes effect at once.
 
-A sealed text is `ID.DATA`: eight digits that tell which key it was, and in base64 a nonce and what AES-256-GCM makes of
-the value. The tenant and the name of the secret are authenticated with it: a text that is copied to a job of another
-tenant, or to another variable, does not open.
+An encrypted text is `ID.DATA`: eight digits that identify the key, and, in base64, a nonce and the AES-256-GCM
+ciphertext. The tenant and the name of the secret are authenticated too: a text that is copied to another tenant's job,
+or to another variable, does not decrypt.
 """
 
 import base64
@@ -32,19 +32,19 @@ CODE = "E215"
 
 
 class Key(NamedTuple):
-    """A key, and the digits by which it is known."""
+    """A key, with the digits that identify it."""
 
     id: str
     secret: bytes
 
 
 class Vault:
-    """Seals and opens with the keys of one file. That of a home whose log others share is not made here: each of them
-    needs the same keys, so an operator makes it and copies it.
+    """Encrypts and decrypts with the keys of one file. It does not create the file for a home whose log is shared: all
+    control planes need the same keys, so an operator creates and copies it.
     """
 
     def __init__(self, path: Path, *, shared: bool = False, in_use: Callable[[], Iterable[str]] = lambda: ()) -> None:
-        """`in_use` gives the sealed texts that will have to be opened: while there are any, no new key is made."""
+        """`in_use` returns the encrypted texts that are still needed: while there are any, no new key is created."""
         self.path = path
         self._shared = shared
         self._in_use = in_use
@@ -55,11 +55,11 @@ class Vault:
         return cls(home.secrets_key, shared=home.store.exists(), in_use=in_use)
 
     def sealed(self, document: Any, tenant: str) -> Any:
-        """A tenant's request with its secrets sealed; what has none is as it was. Raises `SpecError`, and as `seal`."""
+        """Return a tenant's request with its secrets encrypted, if it has any. Raises `SpecError`, and as `seal`."""
         return sealed(document, partial(self.seal, tenant))
 
     def seal(self, tenant: str, name: str, value: str) -> Sealed:
-        """A tenant's secret of this name. Makes a key if there is none. Raises `Fault` and `InputError`."""
+        """Encrypt a tenant's secret of this name. Create a key if there is none. Raises `Fault` and `InputError`."""
         cipher_of = _cipher()
         key = self._ensure_keys()[0]
         nonce = secrets.token_bytes(NONCE_BYTES)
@@ -67,7 +67,7 @@ class Vault:
         return Sealed(f"{key.id}.{base64.b64encode(nonce + data).decode()}")
 
     def open(self, tenant: str, name: str, text: str) -> str:
-        """The value that was sealed as this text. Raises `Fault`, which says what is missing."""
+        """Decrypt a text. Raises `Fault`, which names the missing key."""
         cipher_of = _cipher()
         from cryptography.exceptions import InvalidTag
 
@@ -92,14 +92,14 @@ class Vault:
         return opened.decode()
 
     def missing(self, texts: Iterable[str]) -> list[str]:
-        """The keys of sealed texts that are not in the file, each the first time. Raises `Fault` as `keys`."""
+        """Return keys of encrypted texts that are not in the file, each only once. Raises `Fault` as `keys`."""
         wanted = {text.partition(".")[0] for text in texts} - self._missed
         found = sorted(wanted - {key.id for key in self.keys()}) if wanted else []
         self._missed.update(found)
         return found
 
     def keys(self) -> list[Key]:
-        """The keys of the file; none where there is no file. Raises `Fault` for a file that is no file of keys."""
+        """Return the keys of the file; none if it does not exist. Raises `Fault` for a malformed file."""
         try:
             mode, text = self.path.stat().st_mode, self.path.read_text(encoding="ascii")
         except FileNotFoundError:
@@ -113,7 +113,8 @@ class Vault:
         return [_key(line.strip(), self.path) for line in text.splitlines() if line.strip()]
 
     def _ensure_keys(self) -> list[Key]:
-        """Nobody sees half of the file, and of two that make it at once one wins."""
+        """Return the keys; create the file atomically if it is missing. If two processes create it at once, one
+        wins."""
         if keys := self.keys():
             return keys
         if self._shared:
@@ -160,7 +161,7 @@ def _key(line: str, path: Path) -> Key:
 
 
 def _bound(tenant: str, name: str) -> bytes:
-    """Neither has a zero byte in it."""
+    """Return the authenticated data. Neither part contains a zero byte."""
     return f"poise secret\0{tenant}\0{name}".encode()
 
 

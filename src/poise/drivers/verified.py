@@ -1,4 +1,4 @@
-"""Reading a log from a database, whichever it is: every record is verified on its way out."""
+"""Reads a log from any database; every record is verified when it is read."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -11,13 +11,13 @@ from poise.ports import StoredCheckpoint
 
 Event = TypeVar("Event")
 
-READ_ROWS = 5_000  # rows per query: short read transactions let a database tidy up
+READ_ROWS = 5_000  # rows per query: short read transactions let a database clean up
 
 log = logging.getLogger("poise.drivers.log")
 
 
 class VerifiedLog(ABC, Generic[Event]):
-    """`name` is what the log is called in messages: a file, or a database."""
+    """`name` identifies the log in messages: a file, or a database."""
 
     def __init__(self, name: str, decode: Callable[[bytes], Event], warn: Callable[[str], None]) -> None:
         self._name = name
@@ -25,9 +25,9 @@ class VerifiedLog(ABC, Generic[Event]):
         self._warn = warn
 
     def read(self, after: int = 0, limit: int = 0) -> Iterator[tuple[int, Event]]:
-        """Events from revision `after + 1` on, or from `first_revision()` where earlier ones were pruned.
+        """Yield events from revision `after + 1` on, or from `first_revision()` if earlier ones were pruned.
 
-        A `limit` of 0 means all. Raises `StoreDamaged` or `StoreNewer` at the first record that cannot be trusted.
+        A `limit` of 0 means all. Raises `StoreDamaged` or `StoreNewer` at the first record that is invalid or unknown.
         """
         last = max(after, self.first_revision() - 1)
         end = last + limit
@@ -39,9 +39,9 @@ class VerifiedLog(ABC, Generic[Event]):
                 last = revision
 
     def latest_checkpoint(self) -> StoredCheckpoint | None:
-        """The newest whole checkpoint; a damaged one is passed over loudly.
+        """Return the newest intact checkpoint; damaged ones are skipped with a warning.
 
-        Raises `StoreDamaged` when there is no whole one and the log alone cannot give the state, because it was pruned.
+        Raises `StoreDamaged` if there is none and the log alone cannot restore the state, because it was pruned.
         """
         found = self._first_whole(reversed(self._checkpoints()), "an older")
         if found is None and (first := self.first_revision()) > 1:
@@ -49,14 +49,14 @@ class VerifiedLog(ABC, Generic[Event]):
         return found
 
     def checkpoints(self) -> Iterator[StoredCheckpoint]:
-        """Every whole checkpoint, the newest first."""
+        """Return every intact checkpoint, the newest first."""
         found = map(self._whole_checkpoint, reversed(self._checkpoints()))
         return (one for one in found if one is not None)
 
     def oldest_checkpoint(self) -> StoredCheckpoint | None:
-        """The oldest whole checkpoint after which every event is kept; None in a log that was not pruned.
+        """Return the oldest intact checkpoint after which every event remains; None in a log that was not pruned.
 
-        Raises `StoreDamaged` when there is none in one that was.
+        Raises `StoreDamaged` if a pruned log has none.
         """
         first = self.first_revision()
         if first == 1:
@@ -71,27 +71,27 @@ class VerifiedLog(ABC, Generic[Event]):
 
     @abstractmethod
     def first_revision(self) -> int:
-        """The oldest revision that is kept: 1 until the log is pruned."""
+        """Return the oldest remaining revision: 1 until the log is pruned."""
 
     @abstractmethod
     def last_revision(self) -> int:
-        """The newest committed revision, 0 in an empty log."""
+        """Return the newest committed revision; 0 in an empty log."""
 
     @abstractmethod
     def written_by(self) -> str:
-        """The version of Poise that wrote it last, empty where that is not known."""
+        """Return the version of Poise that last wrote the log; "" if it is unknown."""
 
     @abstractmethod
     def _rows(self, after: int, count: int) -> list[tuple[int, Any]]:
-        """So many records after this revision, in order."""
+        """Return up to `count` records after this revision, in order."""
 
     @abstractmethod
     def _checkpoints(self) -> list[int]:
-        """The revisions of all checkpoints, in order."""
+        """Return the revisions of all checkpoints, in order."""
 
     @abstractmethod
     def _whole_checkpoint(self, revision: int) -> StoredCheckpoint | None:
-        """None where it is damaged."""
+        """Return the checkpoint; None if it is damaged."""
 
     @abstractmethod
     def _damaged(self, message: str) -> PoiseError: ...
@@ -114,7 +114,7 @@ class VerifiedLog(ABC, Generic[Event]):
             raise self._newer(f"revision {revision} of the log has format {record[0]}; this version reads {FORMAT}")
         try:
             return self._decode(unseal(record))
-        except Exception as error:  # the checksum holds, so whatever the decoder objects to was written on purpose
+        except Exception as error:  # the checksum is valid, so the content was written on purpose
             raise self._newer(f"revision {revision} holds an event unknown to this version: {error}") from error
 
     def _newer(self, message: str) -> StoreNewer:

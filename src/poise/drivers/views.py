@@ -1,11 +1,11 @@
 """Views and plans as bytes, so that a policy can decide in another process. No pickle: columns are raw bytes.
 
-A fleet's fixed columns follow from its nodes and are made again; only what changes travels. Nodes are left out when
-whoever reads has them from the view before.
+A fleet's fixed columns are recomputed from its nodes; only changing columns are sent. Nodes are left out if the reader
+has them from the last view.
 
     view = decode_view(encode_view(view))
 
-A plan that comes back is not trusted: `decode_plan` checks its types, `check_plan` that it suits the view.
+A returned plan is not trusted: `decode_plan` checks its types, and `check_plan` checks it against the view.
 """
 
 from collections.abc import Iterable
@@ -23,15 +23,15 @@ from poise.model.views import Candidate, Snapshot
 from poise.policy.feasible import can_do
 
 MAX_MEMORY = 2**20
-"""Bytes of what a policy asks to be handed back: it is written to the log each time that it changes."""
+"""Maximum bytes of a policy's memory, which is written to the log each time it changes."""
 
 
 class Unsound(ValueError):
-    """A plan that is none, or not one for the view."""
+    """A plan that is malformed, or does not fit the view."""
 
 
 class Column(msgspec.Struct, frozen=True, array_like=True):
-    """An array: `dtype` as numpy writes it (`<i8`), its shape, its bytes in C order."""
+    """An array: `dtype` in numpy's notation (`<i8`), its shape, its bytes in C order."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Column(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Fleet(msgspec.Struct, frozen=True, array_like=True):
-    """A fleet as it travels; `nodes` is None where the reader has them. `columns` are those of `Fleet.CHANGING`."""
+    """An encoded fleet; `nodes` is None if the reader has them. `columns` are those of `Fleet.CHANGING`."""
 
     nodes: tuple[Node, ...] | None
     columns: tuple[Column, ...]
@@ -48,14 +48,14 @@ class _Fleet(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _View(msgspec.Struct, frozen=True, array_like=True):
-    """A snapshot as it travels: its fleet, and all its fields but that one."""
+    """An encoded snapshot: its fleet, and all its other fields."""
 
     fleet: _Fleet
     rest: msgspec.Raw
 
 
 def _left_out(of: Any) -> None:
-    """Stands in a snapshot for its fleet, which travels beside it."""
+    """Replaces a snapshot's fleet, which is encoded separately."""
     if not isinstance(of, Fleet):
         raise NotImplementedError(f"a view holds what cannot be written: {type(of).__name__}")
 
@@ -72,7 +72,7 @@ _plans = msgpack_decoder(Plan)
 
 
 def encode_view(view: Snapshot, known: tuple[Node, ...] | None = None) -> bytes:
-    """`known` are the nodes of the view that the reader had last."""
+    """Encode a view. `known` are the nodes of the last view that the reader got."""
     fleet = view.fleet
     sent = _Fleet(
         nodes=None if fleet.nodes is known else fleet.nodes,
@@ -84,9 +84,9 @@ def encode_view(view: Snapshot, known: tuple[Node, ...] | None = None) -> bytes:
 
 
 def decode_view(data: bytes, before: Fleet | None = None) -> Snapshot:
-    """The snapshot; its columns that change cannot be written to. `before` is the fleet of the view read last.
+    """Return the snapshot; its changing columns are read-only. `before` is the fleet of the view read last.
 
-    Raises ValueError for what is no view, or has its nodes left out where there is no `before`.
+    Raises ValueError for an invalid view, and for one without nodes if there is no `before`.
     """
     read = _views.decode(data)
     sent = read.fleet
@@ -103,7 +103,7 @@ def decode_view(data: bytes, before: Fleet | None = None) -> Snapshot:
 
 
 def encode_plan(plan: Plan) -> bytes:
-    """Raises `Unsound` for what is no plan, or holds what cannot travel."""
+    """Encode a plan. Raises `Unsound` if it is not a plan, or cannot be encoded."""
     if not isinstance(plan, Plan):
         raise Unsound(f"`decide` gave a `{type(plan).__name__}`, not a Plan")
     try:
@@ -113,7 +113,7 @@ def encode_plan(plan: Plan) -> bytes:
 
 
 def decode_plan(data: bytes, view: Snapshot) -> Plan:
-    """The plan, if it is one for this view. Raises `Unsound` with the first thing that is wrong with it."""
+    """Return the plan, if it is valid for this view. Raises `Unsound` with the first problem."""
     try:
         plan = _plans.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -130,8 +130,8 @@ def decode_plan(data: bytes, view: Snapshot) -> Plan:
 
 
 def check_plan(plan: Plan, view: Snapshot) -> None:
-    """Raise `Unsound` unless a decoded plan speaks of what the view shows, decides on each unit once, and asks for no
-    more room than there is in the view. The ledger would refuse the same, round after round, and nothing would start.
+    """Raise `Unsound` unless a decoded plan refers only to items of the view, decides on each unit once, and fits into
+    the view's free room. Otherwise the ledger would refuse it round after round, and nothing would start.
     """
     waiting = {candidate.unit: candidate for candidate in view.candidates}
     residents = (*view.fleet.residents, view.elastic)
@@ -192,7 +192,7 @@ def _check_spots(unit: str, spots: Iterable[Spot], fleet: Fleet) -> None:
 
 
 class _Taking:
-    """What a plan takes of every node and device, added up."""
+    """The total that a plan takes of every node and device."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet

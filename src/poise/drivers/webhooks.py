@@ -1,8 +1,8 @@
-"""Sending notices: to webhooks over HTTP, and to commands of the home.
+"""Delivers notices to webhooks over HTTP, and to commands of the home.
 
-A webhook gets one POST of JSON. Its address is looked up once and used as it was found, so that a name cannot lead
-elsewhere after it was checked. Redirects are not followed. Unless its job is trusted, a webhook at a loopback,
-link-local or private address is refused: it would let tenants reach what only the control plane can.
+A webhook gets one POST with JSON. Its address is resolved once and then used as is, so that a name cannot lead
+elsewhere after the check. Redirects are not followed. Unless its job is trusted, a webhook at a loopback, link-local or
+private address is refused: it would let tenants reach targets that only the control plane can reach.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ from urllib.parse import urlsplit
 from poise import __version__
 
 SECONDS = 10.0
-"""For which a receiver may be silent."""
+"""Timeout in seconds of connecting and reading."""
 
 COMMAND_SECONDS = 30.0
-"""For which a command may run."""
+"""Time limit in seconds of a command."""
 
 MOST_ANSWER = 64 * 1024
-"""Bytes of an answer that are read."""
+"""Maximum bytes of an answer to read."""
 
 AGAIN = frozenset({408, 425, 429})
 """Statuses below 500 after which a notice is sent again."""
@@ -33,11 +33,11 @@ AGAIN = frozenset({408, 425, 429})
 SIGNATURE = "Poise-Signature"
 
 _NEVER_PUBLIC = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")))
-"""Addresses that stand for IPv4 addresses, which may be private."""
+"""Addresses that map to IPv4 addresses, which may be private."""
 
 
 class Undelivered(Exception):
-    """A notice was not taken. It is `worth_retrying` unless that cannot change."""
+    """A notice was not accepted. `worth_retrying` is false if a retry cannot succeed."""
 
     def __init__(self, why: str, *, worth_retrying: bool = True) -> None:
         super().__init__(why)
@@ -45,10 +45,10 @@ class Undelivered(Exception):
 
 
 def post(url: str, body: bytes, notice: str, *, key: str = "", private: bool = False) -> None:
-    """Send a notice to a webhook, which has to answer with a status from 200 to 299. Signed where there is a `key`.
-    With `private`, its address may be a private one. Raises `Undelivered`.
+    """Send a notice to a webhook, which must answer with a status from 200 to 299. A `key` signs it. With `private`,
+    its address may be private. Raises `Undelivered`.
     """
-    import http.client  # what parses mail comes with it, and a start need not wait for that
+    import http.client  # it imports a mail parser, which a start should not wait for
 
     split = urlsplit(url)
     host, secure = split.hostname or "", split.scheme == "https"
@@ -79,7 +79,7 @@ def post(url: str, body: bytes, notice: str, *, key: str = "", private: bool = F
 
 
 def address_of(host: str, port: int, *, private: bool) -> str:
-    """An address of a host. Raises OSError, and `Undelivered` where one is private that may not be."""
+    """Return an address of a host. Raises OSError, and `Undelivered` if one is private and that is not allowed."""
     found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     if not private and not all(map(is_public, found)):
         raise Undelivered(f"{host} is at a private address", worth_retrying=False)
@@ -87,7 +87,7 @@ def address_of(host: str, port: int, *, private: bool) -> str:
 
 
 def is_public(address: str) -> bool:
-    """Whether anybody could reach an address: it is not loopback, link-local, private, multicast or reserved.
+    """Return whether an address is public: not loopback, link-local, private, multicast or reserved.
 
     >>> [is_public(of) for of in ("93.184.216.34", "127.0.0.1", "10.1.2.3", "::ffff:169.254.169.254")]
     [True, False, False, False]
@@ -100,7 +100,7 @@ def is_public(address: str) -> bool:
 
 
 def run(argv: Sequence[str], body: bytes, told: dict[str, str]) -> None:
-    """Run a command with a notice on its standard input, and what it is `told` in its environment. It has to end with
+    """Run a command with a notice on its standard input, and the variables `told` in its environment. It must exit with
     0 in time. Raises `Undelivered`.
     """
     environment = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ} | told
@@ -129,7 +129,7 @@ def run(argv: Sequence[str], body: bytes, told: dict[str, str]) -> None:
 
 
 def is_private_literal(host: str, private: Collection[str]) -> bool:
-    """Whether a host is known to be at a private address without looking it up, and may not be."""
+    """Return whether a host is evidently at a private address, without a look-up, and not in `private`."""
     if host in private:
         return False
     if host == "localhost" or host.endswith(".localhost"):

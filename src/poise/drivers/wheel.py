@@ -1,4 +1,4 @@
-"""The running Poise as a wheel, to install the same version on another machine, whatever it was installed from here."""
+"""Packs the running Poise as a wheel, to install the same version on another machine."""
 
 import zipfile
 from importlib import metadata
@@ -17,14 +17,14 @@ PACKAGES = (
     "poise_slurm",
     "poise_train",
 )
-"""All that are in it."""
+"""All packages in the wheel."""
 
 PYTHON = (3, 11)
-"""The oldest version of Python that runs it."""
+"""The oldest supported version of Python."""
 
 
 def pack(folder: Path) -> Path:
-    """Write the wheel into a folder; returns its path. Raises Fault where Poise is not installed as a package."""
+    """Write the wheel into a folder; return its path. Raises Fault if Poise is not installed as a package."""
     try:
         requires = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:

@@ -1,14 +1,14 @@
-"""A working tree on this machine: which files of it are sent, and the hash of each.
+"""A working tree on this machine: the files to send, and the hash of each.
 
-The content of a file is read once. An index of the tree, in the state directory, keeps the hashes with what the file
-system said of each file: size, times, inode, mode. A file is read again unless all of that is the same *and* the file
-was last changed well before it was read: a file that is changed within the same tick of the clock looks the same (Git
-calls such an entry racily clean). The time that counts is the change time (ctime), which no program can set, so
-`touch -r`, `rsync -t`, a rename and a checkout are all seen. On file systems of other machines, whose clock is not
-ours, nothing is believed. So an unchanged tree costs one list of names and stats, and a stale file is never sent.
+Each file's content is read once. An index in the state directory holds the hashes with each file's size, times, inode
+and mode. A file is read again unless all of these are unchanged *and* the file was last changed well before it was
+read: a file that changes within the same clock tick looks the same (Git calls such an entry racily clean). The check
+uses the change time (ctime), which no program can set, so `touch -r`, `rsync -t`, renames and checkouts are all
+detected. Entries on network file systems, whose clock differs from ours, are never trusted. So an unchanged tree costs
+one listing with stats, and a stale file is never sent.
 
-What is left out: version control, caches and environments, and what `.gitignore` and `.poiseignore` name. What cannot
-be sent, or looks like a secret, is an error that names it.
+Left out are version control, caches, environments, and paths that `.gitignore` and `.poiseignore` name. Files that
+cannot be sent, or look like secrets, are errors that name them.
 """
 
 import hashlib
@@ -47,10 +47,10 @@ from poise.model.trees import (
 )
 
 VERSION = 2
-"""Of the index, and of the rules by which files are chosen; an index of another one is not read."""
+"""Version of the index and of the rules for choosing files; an index with another version is ignored."""
 
 SETTLED = 2 * 10**9
-"""Nanoseconds that must lie between the last change of a file and its reading: the coarsest clock of a file system."""
+"""Minimum nanoseconds between a file's last change and its reading: the coarsest clock of a file system."""
 
 ALWAYS_OUT = {
     ".git": "version control",
@@ -62,14 +62,14 @@ ALWAYS_OUT = {
     ".ruff_cache": "a cache",
     ".ipynb_checkpoints": "a cache",
 }
-"""Names that are left out wherever they are, and why."""
+"""Names that are left out everywhere, with the reason."""
 
 ENVIRONMENT = "a virtual environment; `requirements` builds one on the node"
 
 NOT_UTF8 = "its name is not UTF-8"
 
 LOCAL = frozenset(("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"))
-"""File systems whose clock is that of this machine."""
+"""File systems that use this machine's clock."""
 
 SECRET_NAMES = re.compile(
     r"\.env(?:\.(?!example$|sample$|template$|dist$)[^/]*)?|[^/]*\.(?:pem|key|p12|pfx|jks|keystore|kdbx|token)"
@@ -83,25 +83,25 @@ SECRET_TEXTS = re.compile(
     rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----|\bAKIA[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{36}|\bgithub_pat_\w{60}"
     rb"|\bhf_[A-Za-z]{34}\b|\bglpat-[\w-]{20}|\bxox[abprs]-[\w-]{20}|\bAIza[\w-]{35}\b|\bsk-(?:proj-|ant-)?[\w-]{40}"
 )
-"""Keys and tokens as their makers write them, in texts."""
+"""Patterns of known keys and tokens in texts."""
 
 SCANNED = 1 << 20
-"""Bytes up to which a file is looked at for tokens."""
+"""Largest file, in bytes, that is scanned for tokens."""
 
 TRIES = 3
 SHOWN = 5
 
 READING = os.O_RDONLY
 for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
-    READING |= getattr(os, name, 0)  # each system has some of them
-"""How a file is opened: never through a link, and without waiting for whoever writes to a pipe."""
+    READING |= getattr(os, name, 0)  # no system has all of them
+"""Flags for opening a file: never follow a link, and never wait for the writer of a pipe."""
 
 MOST_SENT, SENT = 20_000, 2 * PIECE
-"""Pieces in one request, and their bytes."""
+"""Maximum number of pieces in one request, and of their bytes."""
 
 
 class Known(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A file as it was when it was read; `settled` says whether it may be believed to be the same."""
+    """A file as it was when it was read. `settled` means that equal stats prove it unchanged."""
 
     size: int
     modified: int
@@ -115,8 +115,8 @@ class Known(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Folder(msgspec.Struct, array_like=True):
-    """A folder of the index: the hash of the rules that hold in it, its files and links, its folders, and what was left
-    out of it, with the reason; the name of a folder that was left out ends in a slash.
+    """A folder of the index: the hash of its rules, its files and links, its subfolders, and the names left out with
+    the reason. The name of a folder that was left out ends in a slash.
     """
 
     rules: bytes
@@ -126,7 +126,7 @@ class Folder(msgspec.Struct, array_like=True):
 
 
 class Index(msgspec.Struct, array_like=True):
-    """A tree as it was last seen, and its hash. Folders by their path below the root; the root has an empty one."""
+    """A tree as it was last seen, with its hash. Folders are keyed by their path below the root, which is "" itself."""
 
     version: int
     root: str
@@ -142,12 +142,13 @@ class Left(NamedTuple):
 
 
 class Snapshot:
-    """A tree as it is now. `read` counts the files whose content was read; `size` is that of all files together."""
+    """A tree as it is now. `read` is the number of files whose content was read; `size` is the total size of all
+    files."""
 
     def __init__(
         self, root: Path, folders: dict[str, Folder], left: Sequence[Left], *, read: int = 0, known: str = ""
     ) -> None:
-        """`known` is the hash of the tree, where that is known."""
+        """`known` is the hash of the tree if it is already known."""
         self.root = root
         self.folders = folders
         self.left = left
@@ -159,14 +160,14 @@ class Snapshot:
         return self._known or digest(self.manifest).hex()
 
     def holds(self, path: str) -> bool:
-        """Whether a file, or a link, is in it at this path below its root."""
+        """Return whether it has a file or a link at this path below its root."""
         above, _, name = path.rpartition("/")
         folder = self.folders.get(f"{above}/" if above else "")
         return folder is not None and name in folder.entries
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """Everything in it, by path."""
+        """All of its entries, sorted by path."""
         found = []
         for below, folder in self.folders.items():
             for name, of in folder.entries.items():
@@ -189,7 +190,7 @@ class Snapshot:
         return sum(one.size for folder in self.folders.values() for one in folder.entries.values())
 
     def contents(self, wanted: set[bytes]) -> Iterator[bytes]:
-        """These pieces of its files, each once. Raises Conflict where a file has changed since it was looked at."""
+        """Yield these pieces of its files, each once. Raises Conflict if a file has changed since it was scanned."""
         left = set(wanted)
         for entry in self.entries if left else ():
             if entry.kind not in ("file", "program"):
@@ -200,7 +201,7 @@ class Snapshot:
                     yield _read_piece(self.root / entry.path, number, piece, entry.path)
 
     def told(self) -> str:
-        """What was left out, in one line; empty where nothing was."""
+        """Return the paths left out, with reasons, in one line; "" if there are none."""
         reasons: dict[str, list[str]] = {}
         for one in self.left:
             reasons.setdefault(one.why, []).append(one.path)
@@ -208,8 +209,8 @@ class Snapshot:
 
 
 def look(root: Path, state: Path) -> Snapshot:
-    """The tree below a folder. `state` is the state directory, in which its index is kept. Raises SpecError with all
-    that keeps it from being sent.
+    """Scan the tree below a folder. Its index is kept in the state directory `state`. Raises SpecError with all
+    problems that prevent sending it.
     """
     root = root.resolve()
     if not root.is_dir():
@@ -231,12 +232,12 @@ def look(root: Path, state: Path) -> Snapshot:
 
 
 Ask = Callable[[str, str, bytes | None], bytes]
-"""Asks a control plane: method, path and content; returns the content of its answer."""
+"""Sends a request to a control plane (method, path, content) and returns the content of the answer."""
 
 
 def sending(tree: Snapshot, ask: Ask) -> Iterator[list[bytes]]:
-    """Send what the control plane lacks of a tree, and yield what was sent, request by request. Where it lacks nothing
-    it is asked once.
+    """Send the pieces of a tree that the control plane lacks, and yield them request by request. If it lacks nothing,
+    one request suffices.
     """
     try:
         ask("GET", f"/v1/trees/{tree.hash}", None)
@@ -272,7 +273,7 @@ def _batches(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 class _Below(NamedTuple):
-    """A folder that is still to be taken in, with the rules that hold above it."""
+    """A folder that is still to be scanned, with the rules from above it."""
 
     below: str
     rules: list[Rule]
@@ -306,7 +307,7 @@ class _Scan:
         self.differs = self.differs or self._known.keys() != self.folders.keys()
 
     def check(self) -> None:
-        """Raise SpecError for what cannot be sent, all of it at once."""
+        """Raise SpecError with everything that cannot be sent."""
         errors = []
         for why, paths in self._problems.items():
             hint = f"add `{paths[0]}` to {IGNORED_BY} to leave it out"
@@ -320,8 +321,8 @@ class _Scan:
             raise first
 
     def _rules_above(self) -> tuple[list[Rule], bytes]:
-        """The rules that Git follows in the root from elsewhere: `info/exclude`, and the folders above it up to the top
-        of its Git working tree; and their hash.
+        """Return the rules that Git applies in the root from elsewhere (`info/exclude`, and the folders above it up to
+        the top of its Git working tree), and their hash.
         """
         rules: list[Rule] = []
         chain = b""
@@ -336,7 +337,8 @@ class _Scan:
         return rules, chain
 
     def _more_rules(self, rules: list[Rule], chain: bytes, base: str, name: str, path: str) -> tuple[list[Rule], bytes]:
-        """The rules, and their hash, with those of a file of the folder `base` after them. A link is no such file."""
+        """Return the rules and their hash, extended by a file of the folder `base`. A link does not count as such a
+        file."""
         try:
             state = os.lstat(path)
             text = Path(path).read_bytes() if stat.S_ISREG(state.st_mode) else None
@@ -351,19 +353,19 @@ class _Scan:
         return rules + rules_of(text.decode("utf-8", "replace"), name, base), chain
 
     def _folder(self, below: str, rules: list[Rule], chain: bytes, device: int, local: bool) -> list["_Below"]:
-        """Take in the folder at the path `below` the root, which ends in a slash where it is not the root. Returns the
-        folders in it.
+        """Scan the folder at the path `below` the root (with a trailing slash unless it is the root). Return its
+        subfolders.
         """
         try:
             with os.scandir(self._root + "/" + below) as entries:
                 found = sorted(entries, key=_name_of)
         except FileNotFoundError:
-            return []  # it was removed since its name was read, as happens while something works in the tree
+            return []  # it was removed since its name was read: the tree is in use
         except OSError as error:
             self._problem(f"it cannot be read: {error.strerror}", below or ".")
             return []
         if any(one.name in FILES for one in found):
-            for name in FILES:  # in their order, which is not that of the folder
+            for name in FILES:  # in the order of FILES, not of the folder
                 path = f"{self._root}/{below}{name}"
                 rules, chain = self._more_rules(rules, chain, self._above + below, name, path)
         before = self._known.get(below)
@@ -433,7 +435,7 @@ class _Scan:
         one: "os.DirEntry[str]",
         is_folder: bool,
     ) -> str | None:
-        """Why a path is left out; None where it is not."""
+        """Return why a path is left out, or None if it is not."""
         if is_folder and one.path == self._state:
             return "the state directory of Poise"
         if name in ALWAYS_OUT:
@@ -453,7 +455,7 @@ class _Scan:
         rules: Sequence[Rule],
         local: bool,
     ) -> None:
-        """A file or a link that is new, or may have changed."""
+        """Add a file or link that is new or may have changed."""
         if not _is_utf8(name):
             self._problem(NOT_UTF8, ascii(path))
             return
@@ -501,8 +503,8 @@ class _Scan:
         entries[name] = Known(0, 0, 0, state.st_ino, state.st_mode, "link", b"", target, settled=False)
 
     def _hashed(self, path: str, local: bool) -> tuple[Known, bool]:
-        """A file with the hashes of its pieces, and whether a secret is in it. Raises OSError where it changes while it
-        is read, each time.
+        """Return a file with the hashes of its pieces, and whether it contains a secret. Raises OSError if it changes
+        during each of `TRIES` reads.
         """
         full = f"{self._root}/{path}"
         self.read += 1
@@ -545,7 +547,7 @@ class _Scan:
         self.differs = True
 
     def _is_local(self, path: str) -> bool:
-        """Whether the times of files there are by the clock of this machine."""
+        """Return whether file times in this folder come from this machine's clock."""
         if self._mounts is None:
             return sys.platform == "darwin"
         at = path.rstrip("/")
@@ -575,7 +577,7 @@ def _same(one: os.stat_result, other: os.stat_result) -> bool:
 
 
 def _whole_piece(file: int) -> bytes:
-    """The next piece of a file; shorter at its end only."""
+    """Read the next piece of a file; only the last one is shorter."""
     data = os.read(file, PIECE)
     while 0 < len(data) < PIECE and (more := os.read(file, PIECE - len(data))):
         data += more
@@ -604,7 +606,7 @@ def _what(mode: int) -> str:
 
 
 def _mounts() -> dict[str, str] | None:
-    """The file system of each mount point; None where the system does not say."""
+    """Return the file system of each mount point, or None if the system does not report them."""
     try:
         lines = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines()
     except OSError:
@@ -628,7 +630,7 @@ def _index_path(root: Path, state: Path) -> Path:
 
 
 def _load(path: Path, root: Path) -> Index | None:
-    """The index of a tree; None where there is none that can be used: all files are read then."""
+    """Return the index of a tree, or None if there is no usable one; then all files are read."""
     try:
         index = _index.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError):
@@ -637,7 +639,7 @@ def _load(path: Path, root: Path) -> Index | None:
 
 
 def _save(path: Path, index: Index) -> None:
-    """Where that cannot be done, all files are read again the next time."""
+    """Save the index. If that fails, all files are read again the next time."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, msgspec.msgpack.encode(index), mode=0o600)

@@ -1,6 +1,6 @@
-"""Between the control plane and the process of simulated fleets: which policies are in shadow, and what came of them.
+"""Shared state of the control plane and the simulation process: the policies in shadow, and their results.
 
-Nothing here imports what simulating needs.
+This module does not import the simulation's dependencies.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from poise.model.worlds import WorldsTold
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy that somebody has put in shadow, `since` a time in seconds since 1970."""
+    """A policy that was put in shadow at `since`, in seconds since 1970."""
 
     choice: Choice
     since: float
@@ -27,7 +27,7 @@ _told = msgpack_decoder(WorldsTold)
 
 
 def read_asked(home: Home) -> list[Asked]:
-    """The policies in shadow; none where nobody has asked, or the file is damaged."""
+    """Return the policies in shadow; none if there are none, or the file is damaged."""
     try:
         return _asked.decode((home.shadow / "asked.json").read_bytes())
     except (FileNotFoundError, msgspec.MsgspecError):
@@ -35,7 +35,7 @@ def read_asked(home: Home) -> list[Asked]:
 
 
 def write_asked(home: Home, asked: Sequence[Asked]) -> None:
-    """Put these in shadow. The process of their fleets starts where there are some, and ends where there are none."""
+    """Put these policies in shadow. Their simulation process starts if there are any, and ends otherwise."""
     path = home.shadow / "asked.json"
     if asked:
         home.shadow.mkdir(mode=0o700, exist_ok=True)
@@ -46,7 +46,7 @@ def write_asked(home: Home, asked: Sequence[Asked]) -> None:
 
 
 def read_told(home: Home) -> WorldsTold | None:
-    """What came of them so far; None where nothing is known yet."""
+    """Return the results so far; None if there are none yet."""
     try:
         return _told.decode((home.shadow / "told").read_bytes())
     except (FileNotFoundError, msgspec.MsgspecError):
@@ -54,6 +54,6 @@ def read_told(home: Home) -> WorldsTold | None:
 
 
 def write_told(home: Home, told: WorldsTold) -> None:
-    """A full disk costs what was found since the last time."""
+    """Save the results. If the disk is full, those since the last save are lost."""
     with contextlib.suppress(OSError):
         write_whole(home.shadow / "told", msgspec.msgpack.encode(told), 0o600)

@@ -1,7 +1,7 @@
-"""Reading YAML that somebody else wrote: bounded, no tags, no surprises.
+"""Reads YAML from untrusted sources: with limits, and without tags.
 
-Refused: a file over the size limit before it is read, nesting over a depth, more nodes than a job could need (which
-catches aliases that multiply), a key given twice. `yes`, `no`, `on`, `off` and `12:30` are texts, as in YAML 1.2.
+Refused are: a file over the size limit (before it is read), nesting over a depth, more nodes than a job could need
+(which catches exponential aliases), and duplicate keys. `yes`, `no`, `on`, `off` and `12:30` are texts, as in YAML 1.2.
 
     with located(place_in_file(path)):
         compile_fleet(load_kind(path, "fleet"))      # errors tell line and column of their fields
@@ -26,7 +26,7 @@ _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(_BASE):  # type: ignore[misc]
-    """YAML 1.2's core types, and no key twice; what is wrong with the keys is gathered in `found`."""
+    """YAML 1.2's core types, and no duplicate keys; errors of keys are collected in `found`."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -67,10 +67,10 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 
 def load_yaml(path: Path) -> Any:
-    """The one document of a file. Raises `SpecError` (E101, or E107 for a key given twice) with the line."""
+    """Return the one document of a file. Raises `SpecError` (E101, or E107 for a duplicate key) with the line."""
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_BODY + 1)  # not by its size: a pipe has none
+            content = file.read(MAX_BODY + 1)  # not by its size, which a pipe does not have
         if len(content) > MAX_BODY:
             raise SpecError(
                 "the file is too large",
@@ -95,7 +95,7 @@ def load_yaml(path: Path) -> Any:
 def load_kind(
     path: Path, wanted: Literal["job", "fleet", "policy", "world", "service", "upstreams", "keys", "rules", "shares"]
 ) -> Any:
-    """The one document of a file of this kind. Raises `SpecError` for one that looks like a file of another."""
+    """Return the one document of a file of this kind. Raises `SpecError` if it looks like a file of another kind."""
     document = load_yaml(path)
     found = _kind_of(document)
     if found not in ("", wanted):
@@ -110,7 +110,7 @@ def load_kind(
 
 
 def is_kind(path: Path, kind: str) -> bool:
-    """Whether the file says that it is of this kind, or looks like it."""
+    """Return whether the file declares this kind, or looks like it."""
     return _kind_of(load_yaml(path)) == kind
 
 
@@ -136,11 +136,11 @@ _TELLING = {
     "rules": ("rules",),
     "shares": ("shares",),
 }
-"""Fields that files of one kind have only."""
+"""Fields that occur only in files of one kind."""
 
 
 def _kind_of(document: Any) -> str:
-    """What a document says that it is, or what its fields tell; empty if neither does."""
+    """Return the kind that a document declares or that its fields imply; "" if neither."""
     if not isinstance(document, dict):
         return ""
     said = document.get("kind")
@@ -152,7 +152,7 @@ def _kind_of(document: Any) -> str:
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """Parse one document; `name` is what errors call it."""
+    """Parse one document; `name` identifies it in errors."""
     try:
         _check_bounds(text, name)
         loader = _Loader(text)
@@ -178,7 +178,7 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 def _at_line(text: str, number: int) -> str:
-    """A hint at the line that cannot be read, or the one before it where that is empty."""
+    """Return a hint about the unreadable line, or the line before it if that is empty."""
     lines = text.splitlines()[: number + 1]
     while lines and not lines[-1].strip():
         lines.pop()
@@ -192,8 +192,8 @@ def _at_line(text: str, number: int) -> str:
 
 
 def place_in_file(path: Path) -> Place:
-    """Line and column of the fields of a YAML file; of what is not in it, those of what it would lie in. The file is
-    read once somebody asks.
+    """Return a function from fields of a YAML file to line and column; a missing field gets those of its parent. The
+    file is read at the first call.
     """
     marks: dict[str, tuple[int, int]] = {}
 
@@ -208,13 +208,13 @@ def place_in_file(path: Path) -> Place:
 
 
 def _marks(path: Path) -> dict[str, tuple[int, int]]:
-    """By path: line and column of the key, or of the item of a list."""
+    """Return line and column by path, of a key or of an item of a list."""
     made: dict[str, tuple[int, int]] = {"": (0, 0)}
     try:
         text = path.read_text(encoding="utf-8")
         _check_bounds(text, str(path))
         ahead = [("", yaml.compose(text, _Loader))]
-    except (OSError, ValueError, yaml.YAMLError, SpecError):  # it was there before: not worth another error
+    except (OSError, ValueError, yaml.YAMLError, SpecError):  # it was readable before: not worth another error
         return made
     while ahead:
         at, node = ahead.pop()
@@ -231,7 +231,7 @@ def _marks(path: Path) -> dict[str, tuple[int, int]]:
 
 
 class _Open:
-    """A collection being walked: how many values came before it, and how deep it has gone."""
+    """A collection in progress: the number of values before it, and its depth."""
 
     def __init__(self, anchor: str | None, before: int, deepest: int) -> None:
         self.anchor = anchor
@@ -240,9 +240,10 @@ class _Open:
 
 
 def _check_bounds(text: str, name: str) -> None:
-    """Walk the events, which cost no memory, before anything is built. An alias counts as what it stands for."""
+    """Check the limits on parser events, which need no memory, before anything is built. An alias counts as the value
+    that it stands for."""
     nodes = 0
-    known: dict[str, tuple[int, int]] = {}  # of what an anchor names: values, levels
+    known: dict[str, tuple[int, int]] = {}  # by anchor: number of values, levels
     within: list[_Open] = []
     for event in yaml.parse(text, _Loader):
         reach = 0

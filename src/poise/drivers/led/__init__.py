@@ -1,24 +1,24 @@
-"""A log that several control planes reach, of which one leads and writes: what is the same whatever keeps it.
+"""A log shared by several control planes, of which one leads and writes. This package is independent of the database.
 
 Why there is never a second leader
 ----------------------------------
-* The *term* fences: it is one higher whenever somebody takes the lead, and a commit goes through only while the store
-  still has the term of whoever writes. The store itself checks it, as a part of the commit: what is in the log after
-  somebody took the lead is all that its predecessors wrote, for ever.
-* The *lease* only says when another may take the lead. How it is judged is told where that is done, in `postgres` and
-  in `etcd`; a clock that jumps may at worst cost a change of leader, it never makes two.
-* A leader counts its own lease by a clock of its own, from before it asked for it, and ends itself a fifth before
-  anybody could be given it: until then it may answer what needs no commit.
-* A home that holds its own lock may take the lease of that home at once: whoever had it is dead.
+* The *term* fences: it increases by one with each new leader, and a commit succeeds only while the store has the term
+  of the writer. The store itself checks it as a part of the commit: once a new leader has taken over, its
+  predecessors can never add to the log again.
+* The *lease* only determines when another control plane may take over. `postgres` and `etcd` document how it is
+  judged; a clock that jumps may at worst cause a change of leader, never two leaders.
+* A leader times its own lease by its own clock, from before the request, and stops a fifth before another control
+  plane could get it: until then it may answer requests that need no commit.
+* A home that holds its own lock may take over the lease of that home at once: its holder is dead.
 
-The store away
---------------
-Commits wait and are tried again: either the rows are there already, or they go in. The lease runs out meanwhile if that
-takes long; then the leader ends, and whoever reaches the store first takes the lead.
+Unreachable store
+-----------------
+Commits wait and are retried: either the rows are there already, or they are added. If that takes long, the lease
+expires; then the leader ends, and the first control plane to reach the store takes over.
 
-Where to begin: `store` (the `Store` port on a log and a writer), then `lease`. `link` is how a store is asked: its
-library speaks asyncio, on a loop that has a thread of its own, so that the owner can ask and wait. `kinds` finds what
-belongs to a URL.
+Where to begin: `store` (the `Store` port on a log and a writer), then `lease`. `link` connects to a store: its library
+uses asyncio, on a loop in its own thread, so that the owner can make blocking calls. `kinds` finds the driver for a
+URL.
 """
 
 from poise.drivers.led.kinds import check_store, lease_at, log_at, store_at

@@ -22,7 +22,7 @@ NEED = "postgresql://…, etcd://HOST:PORT[,HOST:PORT…][/PREFIX], or `home`"
 
 
 class Kind(NamedTuple):
-    """How one kind of store is opened; each begins with the URL."""
+    """How to open one kind of store. The first argument of each function is the URL."""
 
     log: Callable[..., VerifiedLog[Any]]
     writer: Callable[[str, Callable[[str], None]], LedWriter]
@@ -30,14 +30,14 @@ class Kind(NamedTuple):
 
 
 def check_store(url: str) -> None:
-    """Raises what is wrong with it, and whatever keeps it from being used now."""
+    """Raise an error if the URL is invalid, or the store cannot be used now."""
     log_at(url, bytes).close()
 
 
 def log_at(
     url: str, decode: Callable[[bytes], Event], *, warn: Callable[[str], None] = log.warning
 ) -> VerifiedLog[Event]:
-    """To be read by anybody. Raises `StoreAway` where the store does not answer, then and later."""
+    """Return the log, for reading. Raises `StoreAway` if the store is unreachable, now and later."""
     return _kind(url).log(url, decode, warn)
 
 
@@ -52,7 +52,7 @@ def store_at(
     queue_limit: int = QUEUE_LIMIT,
     written_by: str = "",
 ) -> LedStore[Event]:
-    """To be read, and written once this control plane leads."""
+    """Return the store, for reading, and for writing once this control plane leads."""
     return LedStore(
         log_at(url, decode, warn=warn),
         _kind(url).writer(url, warn),
@@ -74,7 +74,7 @@ def lease_at(
 def _kind(url: str) -> Kind:
     try:
         parts = urlsplit(url)
-    except ValueError:  # whose text has all of it
+    except ValueError:  # its message contains the whole URL
         raise InputError("this is no URL", field="--store", need=NEED) from None
     if is_unclear(parts):
         need = "%40 for `@`, %2F for `/`, %3F for `?`, %23 for `#`"
@@ -90,7 +90,7 @@ def _kind(url: str) -> Kind:
 
 @cache
 def _found(scheme: str) -> Kind | None:
-    from importlib import metadata  # dear
+    from importlib import metadata  # expensive import
 
     for point in metadata.entry_points(group=GROUP, name=scheme):
         return cast(Kind, point.load())

@@ -13,13 +13,13 @@ from poise.errors import NotLeading, PoiseError, StoreAway
 from poise.units import SECOND
 
 RENEWALS = 3
-"""A lease is renewed so many times in the time that it lasts."""
+"""Number of renewals within the duration of a lease."""
 
 AGAIN_SECONDS = 0.1
-"""Between two tries to renew, while the store is away."""
+"""Retry delay of a renewal in seconds, while the store is unreachable."""
 
 HANGS_AFTER = 15 * SECOND
-"""An owner that has said that it lives, and says so no more for that long, leads nobody."""
+"""A leader whose owner reported that it is alive, and then not for this long, gives up its lease."""
 
 
 _log = logging.getLogger("poise.led")
@@ -35,8 +35,8 @@ class Led(NamedTuple):
 
 
 class Lease(ABC):
-    """`holder` is one home, `address` where it is reached; `lasts` in nanoseconds. `on_lost` is called once it has to
-    be taken for lost, on a thread of the store's: nothing that holds up the owner holds that up.
+    """`holder` is one home, `address` its address; `lasts` is in nanoseconds. `on_lost` is called once the lease must
+    be considered lost, on a thread of the store, so that a blocked owner cannot delay it.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Lease(ABC):
 
     @abstractmethod
     def look(self) -> Led:
-        """Raises `StoreAway`, as all of this does."""
+        """Return the last known leader. Raises `StoreAway`, as all methods here do."""
 
     def take(self) -> int:
         """Try to become leader. Return the new term, or 0 if another one leads. From then on the lease is renewed."""
@@ -87,17 +87,17 @@ class Lease(ABC):
 
     @abstractmethod
     def _take(self) -> int:
-        """The term that was won, 0 for none."""
+        """Return the term that was won, or 0."""
 
     @abstractmethod
     async def _renewed(self, term: int, within: float) -> bool:
-        """Renew the lease of this term within so many seconds. Return False if the term is over."""
+        """Renew the lease of this term within this many seconds. Return False if the term is over."""
 
     @abstractmethod
     def _release(self, term: int) -> None: ...
 
     async def _keep(self) -> None:
-        """Renew it for as long as it is ours."""
+        """Renew the lease for as long as this control plane holds it."""
         term, pause = self._term, self._lasts / RENEWALS / SECOND
         while True:
             await asyncio.sleep(pause)
@@ -112,7 +112,7 @@ class Lease(ABC):
                 break
             try:
                 done = await self._renewed(term, (self._until - asked) / SECOND)
-            except Exception as error:  # whatever it is, also of a library that is surprised, the lease runs on
+            except Exception as error:  # on any error, also unexpected ones of a library, retry until the lease expires
                 if not isinstance(error, PoiseError):
                     _log.warning("the lease was not renewed: %s: %s", type(error).__name__, error)
                 pause = AGAIN_SECONDS
@@ -124,7 +124,8 @@ class Lease(ABC):
             pause = self._lasts / RENEWALS / SECOND
 
     def _count_from(self, asked: int) -> None:
-        """Others count from later on, and a fifth longer."""
+        """Set the expiry for the owner, a fifth before others consider the lease expired, and counted from an earlier
+        time."""
         self._until = asked + self._lasts * 4 // 5
 
     def _lost(self, why: str) -> None:

@@ -1,7 +1,7 @@
-"""How a store is asked, from any thread.
+"""Blocking calls to a store from any thread.
 
-Libraries that reach one speak asyncio; owner and writer of a log wait. So the loop has a thread of its own, one for all
-links.
+The libraries for stores use asyncio, but the owner and the writer of a log make blocking calls. So the loop has its own
+thread, one for all links.
 """
 
 import asyncio
@@ -16,32 +16,33 @@ from urllib.parse import SplitResult, urlsplit
 from poise.errors import InputError
 
 WITHIN = 5.0
-"""Seconds that a question may take, connecting included."""
+"""Time limit in seconds of a call, including connecting."""
 
 Connection = TypeVar("Connection")
 Answer = TypeVar("Answer")
 
 
 class Link(ABC, Generic[Connection]):
-    """What it is connected by is made again where it was lost. `name` is for messages."""
+    """A connection to a store, which is restored when it was lost. `name` is for messages."""
 
     def __init__(self, url: str) -> None:
         self.name = name_of(url)
 
     def ask(self, question: Callable[[Connection], Awaitable[Answer]], within: float = WITHIN) -> Answer:
-        """What the question makes of the connection. Raises `StoreAway`, or what a person has to see to."""
+        """Call `question` with the connection, and return its result. Raises `StoreAway`, or an error that a person
+        must fix."""
         return asyncio.run_coroutine_threadsafe(self.answer(question, within), loop()).result()
 
     @abstractmethod
     async def answer(self, question: Callable[[Connection], Awaitable[Answer]], within: float = WITHIN) -> Answer:
-        """The same, on the loop."""
+        """The same as `ask`, on the loop."""
 
     @abstractmethod
     def close(self) -> None: ...
 
 
 def name_of(url: str) -> str:
-    """The URL without its secrets, for messages; no more than its scheme where nobody can tell what is one."""
+    """Return the URL without its secrets, for messages; only its scheme if its secrets cannot be told apart."""
     parts = urlsplit(url)
     if is_unclear(parts):
         return f"{parts.scheme}://…"
@@ -49,12 +50,12 @@ def name_of(url: str) -> str:
 
 
 def is_unclear(parts: SplitResult) -> bool:
-    """Whether there is an `@` behind the servers: then a password ends what was taken for them, at `/`, `?` or `#`."""
+    """Return whether an `@` follows the servers: then an unescaped password was cut off at `/`, `?` or `#`."""
     return any("@" in part for part in (parts.path, parts.query, parts.fragment))
 
 
 def check_whole(files: Iterable[str]) -> None:
-    """Raises InputError where a control plane would not find one: it runs in another folder than whoever names them."""
+    """Raise InputError for relative paths, which a control plane would resolve in another folder."""
     if near := [file for file in files if not Path(file).is_absolute()]:
         need = "absolute paths: the control plane runs in another folder"
         raise InputError("these paths must be absolute", field="--store", need=need, have=", ".join(near))

@@ -1,4 +1,4 @@
-"""The `Store` port on a log that everybody reads, and that whoever leads writes."""
+"""The `Store` port on a log that all control planes read and the leader writes."""
 
 import threading
 from abc import abstractmethod
@@ -10,20 +10,20 @@ from poise.drivers.verified import Event, VerifiedLog
 from poise.errors import Conflict, NotLeading, PoiseError, StoreFull
 
 AGAIN_SECONDS = 0.1
-"""Between two tries of a commit, while the store is away."""
+"""Retry delay of a commit in seconds, while the store is unreachable."""
 
 LARGE = 60.0
-"""Seconds that reading or writing a checkpoint may take."""
+"""Time limit in seconds for reading or writing a checkpoint."""
 
 CHECKPOINTS_KEPT = 2
 
-PROBE_BYTES = 64 * 2**10  # several commits of an ordinary size, and nothing that a store makes smaller
+PROBE_BYTES = 64 * 2**10  # several commits of ordinary size, which a store cannot compress
 
 Rows = Sequence[tuple[int, bytes]]
 
 
 class LedWriter(Writer):
-    """Commits under its `term`. `name` is what the store is called in messages."""
+    """Commits in its `term`. `name` identifies the store in messages."""
 
     def __init__(self, name: str, warn: Callable[[str], None]) -> None:
         self.term = 0
@@ -32,7 +32,7 @@ class LedWriter(Writer):
         self._warn = warn
 
     def append(self, rows: list[tuple[int, bytes]]) -> None:
-        """Until they are there, or somebody else leads: while the store is away, or not to be used, they wait."""
+        """Commit rows; retry while the store is unreachable or unusable, until they are stored or another one leads."""
         told = False
         while True:
             try:
@@ -49,22 +49,22 @@ class LedWriter(Writer):
 
     @abstractmethod
     def _append(self, rows: Rows) -> None:
-        """Try it once. What is there already, as it is, is in."""
+        """Try once to commit rows. Identical rows that are already stored count as committed."""
 
     @abstractmethod
     def sign(self, written_by: str) -> None:
-        """Say which version writes, and in which format from now on."""
+        """Record the version that writes from now on, and its format."""
 
     def rest(self) -> float | None:
         return None
 
     def _check_leads(self, term: int, holder: str) -> None:
-        """`term` is what the store has, and whose it is."""
+        """Check the term. `term` and `holder` are the store's."""
         if term != self.term:
             raise NotLeading("another control plane leads", need=f"term {self.term}", have=f"term {term} of {holder}")
 
     def _check_there(self, rows: Rows, found: Rows) -> None:
-        """What was found where they could not be put: if only the answer was lost, it is they."""
+        """Check the rows at the position of the new ones: if only the answer was lost, they are identical."""
         if list(map(tuple, found)) != list(rows):
             raise Conflict(
                 f"somebody else writes to `{self._name}`",
@@ -75,7 +75,7 @@ class LedWriter(Writer):
 
 
 def parts_of(rows: Rows, most: int) -> Iterator[Rows]:
-    """What fits into so many bytes, in order; at least one record."""
+    """Yield parts of at most `most` bytes, in order, each with at least one record."""
     begin = size = 0
     for number, (_, record) in enumerate(rows):
         if size + len(record) > most and number > begin:
@@ -86,7 +86,7 @@ def parts_of(rows: Rows, most: int) -> Iterator[Rows]:
 
 
 class LedStore(GroupedStore, Generic[Event]):
-    """Refuses appends (`NotLeading`) until this control plane is to `lead`. The rest is as for every `GroupedStore`."""
+    """Refuses appends (`NotLeading`) until `lead` is called. Otherwise the same as `GroupedStore`."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class LedStore(GroupedStore, Generic[Event]):
         self.latest_checkpoint, self.oldest_checkpoint = log.latest_checkpoint, log.oldest_checkpoint
 
     def lead(self, term: int) -> int:
-        """Write under this term, which was won, from now on; returns the last revision, and nobody else adds to it."""
+        """Write in this newly won term from now on. Return the last revision, to which no one else can add."""
         self._leader.term = term
         if self._written_by:
             self._leader.sign(self._written_by)
@@ -119,7 +119,7 @@ class LedStore(GroupedStore, Generic[Event]):
         return last
 
     def close(self) -> None:
-        """Commits what is queued, unless the store is away."""
+        """Commit queued events, unless the store is unreachable."""
         self._leader.closing.set()
         super().close()
 

@@ -1,4 +1,4 @@
-"""What is said when the log cannot be used: SQLite's errors in our words, and a hint that can be typed."""
+"""Errors for an unusable log: SQLite's errors in Poise's terms, with a hint that can be typed."""
 
 import contextlib
 import sqlite3
@@ -9,9 +9,9 @@ from poise.errors import Busy, Conflict, Fault, PoiseError, StoreDamaged, StoreF
 from poise.units import format_bytes
 
 READ_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""What a damaged file makes `sqlite3` raise: the second when SQLite's message quotes damaged bytes."""
+"""Exceptions of `sqlite3` for a damaged file: the second one when SQLite's message quotes damaged bytes."""
 
-# SQLITE_ERROR is about the statement; ours are fixed, so it is a table or a header that is not what it was.
+# SQLITE_ERROR concerns the statement; ours are constant, so a table or a header must have changed.
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 _DISK = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 _CAN_HEAL = (*_DISK, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)  # while the store is open
@@ -76,7 +76,7 @@ def damaged(path: Path, message: str) -> StoreDamaged:
 
 
 def short(path: Path, mark: Path, *, last: int, promised: int, detail: str = "") -> StoreDamaged:
-    """Acknowledged events are lost. Only a person may accept that."""
+    """Return the error for lost acknowledged events. Only a person may accept the loss."""
     words = f": {detail}" if detail else ""
     return StoreDamaged(
         f"the log ends at revision {last}, but revision {promised} was durable in `{path}`{words}",
@@ -87,5 +87,5 @@ def short(path: Path, mark: Path, *, last: int, promised: int, detail: str = "")
 
 
 def _code(error: BaseException) -> int:
-    """SQLite's primary result code, 0 where there is none."""
+    """Return SQLite's primary result code, or 0."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF

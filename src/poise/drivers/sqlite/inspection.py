@@ -1,4 +1,4 @@
-"""An inspection of the whole log: it follows the records from the first one, and only reads."""
+"""Inspects a whole log, record by record from the first one, without writing."""
 
 import contextlib
 import sqlite3
@@ -13,14 +13,14 @@ from poise.model.record import is_whole
 
 
 class Found(NamedTuple):
-    last: int  # the last revision of the whole records that the log begins with
-    whole: int  # how many they are
-    damage: str  # what is wrong behind them, empty where nothing is
-    following: int  # whole records behind the damage
+    last: int  # the last revision of the intact records at the start of the log
+    whole: int  # their number
+    damage: str  # the damage after them, or ""
+    following: int  # number of intact records after the damage
 
 
 def inspect(connection: sqlite3.Connection) -> Found:
-    """The first record that is missing or damaged ends the whole part. Raises `StoreNewer` for another log format."""
+    """Inspect up to the first missing or damaged record. Raises `StoreNewer` for an unknown log format."""
     last, whole, damage = 0, 0, ""
     try:
         tables.refuse_newer(connection)
@@ -33,14 +33,14 @@ def inspect(connection: sqlite3.Connection) -> Found:
                 break
             last, whole = revision, whole + 1
     except READ_ERRORS as error:
-        if not faults.is_damage(error):  # a disk that does not answer says nothing about the log
+        if not faults.is_damage(error):  # an I/O error says nothing about the log
             raise
         damage = str(error)
     return Found(last, whole, damage, _count_whole_after(connection, last) if damage else 0)
 
 
 def refuse_loss(path: Path, found: Found, mark: int) -> None:
-    """Raise `StoreDamaged` unless the log can continue after its last whole record without loss of known records."""
+    """Raise `StoreDamaged` unless the log can continue after its last intact record without loss of known records."""
     if found.damage and (found.following or not found.whole):
         raise damaged(path, found)
     if found.last < mark:
@@ -55,7 +55,8 @@ def damaged(path: Path, found: Found) -> StoreDamaged:
 
 
 def _pruned(connection: sqlite3.Connection) -> int:
-    """Return the revision before the first one. If it is not 0, a whole checkpoint must replace the pruned records."""
+    """Return the revision before the first one. If it is not 0, an intact checkpoint must replace the pruned
+    records."""
     before = tables.first_revision(connection) - 1
     rows = connection.execute("SELECT revision FROM checkpoint WHERE revision >= ?", (before,)).fetchall()
     return before if any(tables.whole_checkpoint(connection, revision) for (revision,) in rows) else 0

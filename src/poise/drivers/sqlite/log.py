@@ -1,4 +1,4 @@
-"""The log in an SQLite file, for the store and for the read-only reader alike."""
+"""The log in an SQLite file, shared by the store and the read-only reader."""
 
 import functools
 import sqlite3

@@ -1,8 +1,8 @@
-"""The mark: a side file of a few bytes that says "at least this revision was durable".
+"""The mark: a small side file with a revision that is known to be durable.
 
-After every commit, and before the commit is announced, it is overwritten with the revision that is now durable. It is
-synced about once a second, and always after the commit that it speaks of: it can be too low, but never too high. A mark
-that cannot be written stays too low, which is sound.
+After every commit, and before the commit is announced, it is overwritten with the new durable revision. It is synced
+about once a second, and always after its commit: it can be too low, but never too high. A mark that cannot be written
+stays too low, which is safe.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from poise.drivers.sqlite.faults import translating
 SYNC_SECONDS = 1.0
 
 _SLOT = struct.Struct("<QI")  # revision, checksum
-_OFFSETS = (0, 512)  # two sectors, written in turn: a torn write leaves the other one
+_OFFSETS = (0, 512)  # two sectors, written alternately: a torn write leaves the other one intact
 _SEED = 0x504F4953
 
 
@@ -56,7 +56,7 @@ def mark_path(path: Path) -> Path:
 
 
 def read_mark(log: Path) -> int | None:
-    """The higher of the whole slots; none without a file, or with no whole slot in it."""
+    """Return the higher revision of the intact slots; None if there is no file or no intact slot."""
     try:
         content = mark_path(log).read_bytes()
     except FileNotFoundError:

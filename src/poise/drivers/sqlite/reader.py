@@ -1,4 +1,4 @@
-"""A log read from outside: beside a running control plane or without one, creating no file and changing none."""
+"""Reads a log read-only, with or without a running control plane, without creating or changing files."""
 
 import contextlib
 import shutil
@@ -19,17 +19,17 @@ _ATTEMPTS = 10
 
 
 class LogReader(SqliteLog[Event]):
-    """Reads a log that a control plane may be writing, or none.
+    """Reads a log, while a control plane may be writing it.
 
-    SQLite's own ways of reading differ with what lies there:
+    How SQLite reads it depends on the existing files:
 
-    * no write-ahead file: the log was closed cleanly, and is read as a file that does not change;
-    * one with its index (`-shm`): SQLite reads both, beside a writer or after one that was killed;
-    * one whose index is missing or of another generation, as in a backup or after a power cut: SQLite would have to
-      write a new index, so it gets a private copy of the files to do that to.
+    * no write-ahead file: the log was closed cleanly, and is read as an immutable file;
+    * a write-ahead file with its index (`-shm`): SQLite reads both, beside a writer or after a killed one;
+    * a write-ahead file whose index is missing or of another generation, as in a backup or after a power failure:
+      SQLite would have to write a new index, so it gets a private copy of the files.
 
-    In the first and the last case the files are looked at again after every query: when a control plane starts
-    meanwhile, the query runs again and does not answer half from the old and half from the new.
+    In the first and the last case the files are checked again after every query: if a control plane has started
+    meanwhile, the query runs again, so that its result does not mix old and new data.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class LogReader(SqliteLog[Event]):
     ) -> None:
         super().__init__(path, decode, warn)
         self._copy: tempfile.TemporaryDirectory[str] | None = None
-        self._seen: tuple[int, ...] | None = None  # the files as they were, where they must not change
+        self._seen: tuple[int, ...] | None = None  # state of the files, if they must not change
         self._connection = self._connect()
 
     def close(self) -> None:
@@ -47,8 +47,8 @@ class LogReader(SqliteLog[Event]):
             self._copy = None
 
     def verify(self) -> int:
-        """Checks every record and compares the end of the log with its mark; returns the last revision."""
-        mark = read_mark(self._path)  # before the log is read: it only grows
+        """Check every record, and the end of the log against its mark. Return the last revision."""
+        mark = read_mark(self._path)  # before the log is read, since that only grows
         found = self._ask(inspect)
         refuse_loss(self._path, found, mark or 0)
         if found.damage:
@@ -56,13 +56,13 @@ class LogReader(SqliteLog[Event]):
         return found.last
 
     def refuse_short(self) -> None:
-        """Raises `StoreDamaged` where the log ends before its mark: acknowledged events are lost."""
+        """Raise `StoreDamaged` if the log ends before its mark: acknowledged events are lost."""
         mark = read_mark(self._path) or 0  # before the log is read: it only grows
         if (last := self.last_revision()) < mark:
             raise faults.short(self._path, mark_path(self._path), last=last, promised=mark)
 
     def _ask(self, question: Callable[[sqlite3.Connection], Answer]) -> Answer:
-        """Asks again if files that must not change have changed."""
+        """Run a query; run it again if files that must not change have changed."""
         for _ in range(_ATTEMPTS):
             try:
                 answer = super()._ask(question)
@@ -92,7 +92,7 @@ class LogReader(SqliteLog[Event]):
 
     def _connect_to_wal(self) -> sqlite3.Connection:
         if has_index(self._path):
-            with contextlib.suppress(sqlite3.OperationalError):  # the writer is at a point that needs a writable index
+            with contextlib.suppress(sqlite3.OperationalError):  # the writer is in a state that needs a writable index
                 connection = open_to_read(self._path, "readonly_shm=1")
                 self._seen = None
                 return connection
@@ -106,20 +106,20 @@ class LogReader(SqliteLog[Event]):
 def open_to_read(path: Path, option: str = "") -> sqlite3.Connection:
     connection = tables.connect(f"{path.absolute().as_uri()}?mode=ro&{option}", uri=True)
     try:
-        connection.execute("PRAGMA schema_version").fetchone()  # opens the files in earnest
+        connection.execute("PRAGMA schema_version").fetchone()  # this opens the files
         tables.refuse_newer(connection)
     except StoreNewer:
         connection.close()
         raise
     except faults.READ_ERRORS as error:
-        if not faults.is_damage(error):  # what is damaged is told apart by the inspection
+        if not faults.is_damage(error):  # the inspection classifies damage
             connection.close()
             raise
     return connection
 
 
 def _footprint(path: Path) -> tuple[int, ...]:
-    """Changes when a control plane opens the log, writes, or closes it."""
+    """Return a value that changes when a control plane opens, writes or closes the log."""
     footprint: list[int] = []
     for file in (path, wal_path(path)):
         with contextlib.suppress(FileNotFoundError):

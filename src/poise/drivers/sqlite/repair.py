@@ -1,4 +1,4 @@
-"""Opening looks first, then touches: a log that cannot be trusted is refused as it lies, a torn tail is cut loudly."""
+"""Opens a log safely: inspect first; refuse an untrustworthy log unchanged; truncate a torn tail with a warning."""
 
 import contextlib
 import shutil
@@ -14,7 +14,7 @@ from poise.drivers.sqlite.wal import index_path, lost_commit, wal_path
 
 
 def make_whole(path: Path, warn: Callable[[str], None]) -> int:
-    """Inspects the log, cuts a torn tail beyond the mark, refuses anything worse; returns the last revision."""
+    """Inspect the log, truncate a torn tail after the mark, and refuse any other damage. Return the last revision."""
     mark = read_mark(path)
     if not path.exists() or path.stat().st_size == 0:
         if mark:
@@ -27,7 +27,7 @@ def make_whole(path: Path, warn: Callable[[str], None]) -> int:
 class _Repair(LogReader[bytes]):
     def _connect_to_wal(self) -> sqlite3.Connection:
         self._seen = None
-        return open_to_read(self._path)  # the owner may let SQLite write the index: no copy of a long log is needed
+        return open_to_read(self._path)  # the owner may let SQLite write the index, which saves a copy of a long log
 
     def run(self, mark: int | None) -> int:
         path, found = self._path, self._ask(inspect)
@@ -46,10 +46,10 @@ class _Repair(LogReader[bytes]):
         return last
 
     def _cut(self, last: int) -> None:
-        """Writes what is whole to a new file and puts it in the place of the old one.
+        """Write the intact part to a new file, and replace the old file with it.
 
-        A new file, because deleting from one with unreadable pages can fail. The old write-ahead file goes before the
-        new log arrives, because SQLite would apply it to that.
+        Deleting from a file with unreadable pages can fail. The old write-ahead file is removed before the new log is
+        in place, because SQLite would apply it to the new log.
         """
         whole = self._path.with_name(f"{self._path.name}.whole")
         for leftover in (whole, wal_path(whole)):
@@ -74,13 +74,13 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection, last: int) -> 
 
 
 def _set_aside(path: Path, revision: int) -> Path:
-    """Copies the log and its write-ahead file under a name that is free, and under which SQLite would open both."""
+    """Copy the log and its write-ahead file to unused names under which SQLite opens both."""
     target, turn = path.with_name(f"{path.stem}.damaged-{revision}{path.suffix}"), 1
     while target.exists():
         turn += 1
         target = path.with_name(f"{path.stem}.damaged-{revision}-{turn}{path.suffix}")
     for source, copy in ((path, target), (wal_path(path), wal_path(target))):
         if source.exists():
-            shutil.copy(source, copy)  # with its mode: nobody else may read it
+            shutil.copy(source, copy)  # with its mode: no other user may read it
             tables.sync(copy)
     return target

@@ -13,8 +13,8 @@ from poise.drivers.verified import Event, log
 
 
 class SqliteStore(GroupedStore, SqliteLog[Event]):
-    """`max_bytes` bounds the log file; the write-ahead file beside it adds a few MB. `written_by` is the version that
-    an older Poise names when it cannot read the log. The rest is as for every `GroupedStore`.
+    """`max_bytes` limits the log file; the write-ahead file beside it adds a few MB. `written_by` is the version that
+    an older Poise names when it cannot read the log. Otherwise the same as `GroupedStore`.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class SqliteStore(GroupedStore, SqliteLog[Event]):
 
     @staticmethod
     def open_read_only(path: Path, decode: Callable[[bytes], Event]) -> LogReader[Event]:
-        """For tools: reads beside a running control plane, or without one."""
+        """Return a reader for tools, which works with or without a running control plane."""
         return LogReader(path, decode)
 
     def _let_go(self) -> None:

@@ -1,4 +1,4 @@
-"""What lies in the file: the tables, how they are opened for writing, and the few reads that everybody needs."""
+"""The content of the file: the tables, opening them for writing, and a few shared queries."""
 
 import contextlib
 import os
@@ -13,8 +13,8 @@ from poise.ports import StoredCheckpoint
 
 BUSY_SECONDS = 2.0
 PAGE_BYTES = 4096
-WAL_PAGES = 1_000  # the write-ahead file is copied back at about 4 MB …
-WAL_BYTES_KEPT = 16 * 2**20  # … and cut to this size if a burst made it larger
+WAL_PAGES = 1_000  # checkpoint of the write-ahead file at about 4 MB …
+WAL_BYTES_KEPT = 16 * 2**20  # … and truncation to this size after a burst
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS log(revision INTEGER PRIMARY KEY, record BLOB NOT NULL);
@@ -26,12 +26,13 @@ CREATE TABLE IF NOT EXISTS about(name TEXT PRIMARY KEY, value TEXT NOT NULL) WIT
 
 def connect(path: Path | str, *, uri: bool = False) -> sqlite3.Connection:
     connection = sqlite3.connect(path, uri=uri, isolation_level=None, timeout=BUSY_SECONDS, check_same_thread=False)
-    connection.text_factory = bytes  # a text where a record should be must arrive, to be found wrong
+    connection.text_factory = bytes  # return a text in place of a record as is, so that it is detected as damage
     return connection
 
 
 def open_for_writing(path: Path, *, max_bytes: int = 0, written_by: str = "") -> sqlite3.Connection:
-    """Creates what is missing. Writes nothing to a log that is as it should be: one on a full disk can be opened."""
+    """Open a log, and create missing parts. Nothing is written to a complete log, so it can be opened on a full
+    disk."""
     with translating(path):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # side files get the same mode
         connection = connect(path)
@@ -50,7 +51,7 @@ def open_for_writing(path: Path, *, max_bytes: int = 0, written_by: str = "") ->
                         connection.execute(statement)
             if written_by and read_writer(connection) != written_by:
                 connection.execute("INSERT OR REPLACE INTO about VALUES ('written_by', ?)", (written_by,))
-            with contextlib.suppress(sqlite3.OperationalError):  # the disk is full: frames stay where they are
+            with contextlib.suppress(sqlite3.OperationalError):  # the disk is full: frames stay
                 start_generation(connection)
             sync(path.parent)
         except BaseException:
@@ -60,7 +61,7 @@ def open_for_writing(path: Path, *, max_bytes: int = 0, written_by: str = "") ->
 
 
 def start_generation(connection: sqlite3.Connection) -> None:
-    """Empties the write-ahead file: frames that a crash left in it never count again (see `wal`)."""
+    """Empty the write-ahead file, so that frames from before a crash never count again (see `wal`)."""
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
@@ -83,7 +84,7 @@ def insert_checkpoint(connection: sqlite3.Connection, checkpoint: StoredCheckpoi
 
 
 def whole_checkpoint(connection: sqlite3.Connection, revision: int) -> StoredCheckpoint | None:
-    """None if it is damaged: a wrong checksum, or pages that SQLite cannot read."""
+    """Return the checkpoint; None if it is damaged: a wrong checksum, or pages that SQLite cannot read."""
     select = "SELECT state, checksum FROM checkpoint WHERE revision = ?"
     try:
         for state, stored in connection.execute(select, (revision,)).fetchall():
@@ -106,14 +107,14 @@ def last_revision(connection: sqlite3.Connection) -> int:
 
 
 def refuse_newer(connection: sqlite3.Connection) -> None:
-    """Raises `StoreNewer` for a log of a format that this version does not read."""
+    """Raise `StoreNewer` for a log format that this version does not read."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > FORMAT:
         raise newer(f"the log has format {version}; this version reads {FORMAT}", read_writer(connection))
 
 
 def read_writer(connection: sqlite3.Connection) -> str:
-    """The version of Poise that wrote the log last, empty where that is not known."""
+    """Return the version of Poise that last wrote the log; "" if it is unknown."""
     with contextlib.suppress(*READ_ERRORS):
         for (value,) in connection.execute("SELECT value FROM about WHERE name = 'written_by'").fetchall():
             return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,8 +1,8 @@
-"""SQLite's write-ahead file (`-wal`) and its index (`-shm`), looked at from outside (sqlite.org/walformat.html).
+"""External checks of SQLite's write-ahead file (`-wal`) and its index (`-shm`) (sqlite.org/walformat.html).
 
 The file is a header and frames, one page each. Frames of one generation share two random salts with the header; every
-opening and every recovery of the store starts a new generation. The index holds the same salts, and how many frames
-SQLite believes: those up to the last commit before the first bad frame.
+opening and every recovery of the store starts a new generation. The index has the same salts, and the number of frames
+that SQLite accepts: those up to the last commit before the first bad frame.
 """
 
 import struct
@@ -28,7 +28,7 @@ def index_path(path: Path) -> Path:
 
 
 def has_index(path: Path) -> bool:
-    """Whether the index is of the generation of the write-ahead file; with any other one SQLite waits for 10 s."""
+    """Return whether index and write-ahead file have the same generation; otherwise SQLite waits for 10 s."""
     header, index = _start(wal_path(path), _HEADER_BYTES), _start(index_path(path), _INDEX_SALTS.stop)
     if len(header) < _HEADER_BYTES:
         return not header and not any(index[_INDEX_FRAMES]) and index_path(path).exists()
@@ -36,16 +36,16 @@ def has_index(path: Path) -> bool:
 
 
 def lost_commit(path: Path) -> int:
-    """The frame where synced commits begin that SQLite does not believe, 0 if there are none. The log must be open.
+    """Return the first frame of synced commits that SQLite does not accept; 0 if there are none. The log must be open.
 
-    A commit is synced before the next one is written, so a crash can tear the last transaction only. One commit behind
-    the frames that SQLite believes may be that; a second one proves that the first had been synced.
+    A commit is synced before the next one is written, so a crash can tear only the last transaction. One commit after
+    the accepted frames may be that one; a second commit proves that the first had been synced.
     """
-    content = _start(wal_path(path))  # before the index: that may have moved on meanwhile, but not stayed behind
+    content = _start(wal_path(path))  # before the index, which may advance meanwhile, but not fall behind
     index = _start(index_path(path), _INDEX_SALTS.stop)
     salts = content[_HEADER_SALTS]
     if not salts or index[_INDEX_SALTS] != salts:
-        return 0  # SQLite starts anew; whether anything is missing, the mark tells
+        return 0  # SQLite starts a new generation; the mark shows whether anything is missing
     believed = int.from_bytes(index[_INDEX_FRAMES], byteorder)
     size = _FRAME_HEADER_BYTES + int.from_bytes(content[_HEADER_PAGE_SIZE], "big")
     commits = 0
@@ -56,7 +56,7 @@ def lost_commit(path: Path) -> int:
 
 
 def _is_whole(header: bytes) -> bool:
-    """SQLite's own checksum, as machines of our byte order write it."""
+    """Check SQLite's own checksum, in this machine's byte order."""
     first = second = 0
     for even, odd in struct.iter_unpack("<2I", header[:24]):
         first = first + even + second & 0xFFFF_FFFF
@@ -65,7 +65,7 @@ def _is_whole(header: bytes) -> bool:
 
 
 def _start(file: Path, count: int = -1) -> bytes:
-    """The first bytes of a file, none of one that is missing."""
+    """Return the first bytes of a file; none if it is missing."""
     try:
         with file.open("rb") as opened:
             return opened.read(count)

@@ -1,4 +1,4 @@
-"""The connection that writes: what the store does to the tables, one call at a time."""
+"""The writing connection: the store's operations on the tables, one call at a time."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from poise.ports import StoredCheckpoint
 
 CHECKPOINTS_KEPT = 2
 PRUNE_ROWS = 5_000  # rows per transaction: commits wait a few milliseconds at most
-PROBE_BYTES = 64 * 2**10  # several commits of an ordinary size
+PROBE_BYTES = 64 * 2**10  # several commits of ordinary size
 
 
 class SqliteWriter:
@@ -31,14 +31,15 @@ class SqliteWriter:
                 self._connection.executemany("INSERT INTO log VALUES (?, ?)", rows)
         except PoiseError:
             raise
-        except Exception as error:  # whatever it is: a thread that died would leave the owner waiting for ever
+        except Exception as error:  # on any error: a dead thread would block the owner for ever
             raise faults.unwritable(error, self._path, last=last, max_bytes=self._max_bytes) from error
-        if self._identify() != self._identity:  # it went into files that nobody will find
+        if self._identify() != self._identity:  # the rows went into deleted or replaced files
             raise faults.gone(self._path)
         self._mark.write(rows[-1][0])
 
     def _identify(self) -> tuple[tuple[int, int], ...]:
-        """Which files lie where the log and its write-ahead file are; SQLite keeps the first of each open."""
+        """Return the identity of the log and its write-ahead file at their paths; SQLite keeps using the files that it
+        opened."""
         found = []
         for file in (self._path, wal_path(self._path)):
             try:
@@ -66,7 +67,7 @@ class SqliteWriter:
             return slice_end < end
 
     def probe(self) -> None:
-        """Writes and removes a few pages, to see whether the disk has room again."""
+        """Write and remove a few pages, to test whether the disk has room again."""
         with faults.translating(self._path):
             self._connection.execute("INSERT INTO probe VALUES (zeroblob(?))", (PROBE_BYTES,))
             self._connection.execute("DELETE FROM probe")

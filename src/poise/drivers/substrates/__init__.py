@@ -26,7 +26,7 @@ _GUIDE = "`docs/how-to/write-a-substrate.md` shows one that works"
 
 
 def driver_of(name: str) -> SubstrateDriver:
-    """The driver of this name. Raises `InputError` if there is none, or it cannot be loaded."""
+    """Return the driver of this name. Raises `InputError` if there is none, or it cannot be loaded."""
     points = {point.name: point for point in metadata.entry_points(group=GROUP)}
     known = sorted(points)
     if name not in points:
