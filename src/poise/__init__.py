@@ -33,7 +33,7 @@ _HOMES = {
     "task": "poise.sdk",
     "world_size": "poise.sdk",
 }
-"""Public names and the modules they are in, which are imported when they are first used: commands start faster."""
+"""Public names and their modules, which are imported at first use, so that commands start faster."""
 
 __all__ = [
     "AsyncClient",

@@ -1,7 +1,7 @@
-"""The calls of a program to one job: futures, and the connection by which calls go out and results come in.
+"""The calls of a program to one job: futures, and the connection that sends calls and receives results.
 
-Two threads for each job: one sends what has been submitted, the other hears what has returned. A control plane that
-restarts is waited for; what it had not accepted durably is then said again, and what returned meanwhile is told.
+Each job has two threads: one sends submitted calls, the other receives results. When a control plane restarts, the
+connection is made again; calls that were not accepted durably are sent again, and missed results arrive.
 """
 
 import asyncio
@@ -50,17 +50,17 @@ from poise.model.calls import (
 R = TypeVar("R")
 
 WINDOW = MAX_UNRETURNED // 2
-"""Calls that have been sent and not returned; more wait here."""
+"""Limit on calls that were sent and have not returned; more wait here."""
 
 FLUSH_SECONDS = 0.001
-"""Calls that are submitted faster than this after each other travel together."""
+"""Calls submitted within this time of each other are sent together."""
 
 PATIENCE = 30.0
 
 _decode: msgspec.msgpack.Decoder[ToCaller] = msgpack_decoder(ToCaller)
 _encode = msgspec.msgpack.Encoder().encode
 
-sys.modules.setdefault(values.SCRIPT, sys.modules["__main__"])  # what workers pickle of the script is found here
+sys.modules.setdefault(values.SCRIPT, sys.modules["__main__"])  # workers pickle objects of the script under this name
 
 
 class Future(concurrent.futures.Future[R]):
@@ -129,21 +129,21 @@ class Future(concurrent.futures.Future[R]):
 
 
 ATOMS = frozenset((type(None), bool, int, float, str, bytes))
-"""Types of values that hold no futures."""
+"""Types whose values cannot contain futures."""
 
 
 def _cancelled(future: Future[Any]) -> None:
-    """It is cancelled, and those who wait for it are told."""
+    """Cancel the future and wake the threads that wait for it."""
     if concurrent.futures.Future.cancel(future):
         future.set_running_or_notify_cancel()
 
 
 class _NotDone(Exception):
-    """A call takes the result of one that failed or was cancelled."""
+    """An argument is the future of a call that failed or was cancelled."""
 
 
 class Calls:
-    """The calls of one program to one job: a connection, what has been submitted, and what has come back.
+    """The calls of one program to one job: the connection, the submitted calls and their results.
 
     The job is submitted at the first call.
     """
@@ -185,7 +185,7 @@ class Calls:
         retries: int = 0,
         future: Future[Any] | None = None,
     ) -> Future[Any]:
-        """One call. Its arguments are encoded now, so that they may be changed afterwards."""
+        """Submit one call. Its arguments are encoded now, so they may be changed afterwards."""
         if not self._started:
             self._start()
         future = future or Future(name)
@@ -224,8 +224,8 @@ class Calls:
         return future
 
     def _without_futures(self, part: Any, needs: list[int]) -> Any:
-        """Futures give way to what they stand for: a result that is here, or the number of the call that it comes from;
-        that one is then kept until this call has returned.
+        """Replace each future by its result, if that is here, or else by its call's number; such a result is kept until
+        this call has returned.
         """
         kind = type(part)
         if isinstance(part, Future):
@@ -247,7 +247,7 @@ class Calls:
         return part
 
     def _release(self, needs: Iterable[int]) -> None:
-        """A call that took these results has returned. The file of one that nobody takes any more goes."""
+        """Release the results that a returned call used; discard the file of a result that no other call uses."""
         with self._lock:
             for need in needs:
                 self._uses[need] -= 1
@@ -264,7 +264,7 @@ class Calls:
         return self._home.values / (self.job or "new")
 
     def cancel(self, future: Future[Any]) -> bool:
-        """What has not been sent is not sent; of the rest the control plane is asked."""
+        """Drop an unsent call; ask the control plane to cancel one that was sent."""
         number = future.number
         with self._lock:
             unsent = number in self._futures and number not in self._sent
@@ -299,7 +299,7 @@ class Calls:
         threading.Thread(target=self._send, name="poise-calls", daemon=True).start()
 
     def _send(self) -> None:
-        """What has been submitted, a little at a time where it comes fast; and no more than may be open."""
+        """Send submitted calls in batches, with at most `WINDOW` calls that have not returned."""
         while not self._closed:
             self._news.wait()
             time.sleep(FLUSH_SECONDS if len(self._unsent) < 64 else 0)
@@ -322,14 +322,14 @@ class Calls:
                         self._say(message)
 
     def _say(self, message: FromCaller) -> None:
-        """What cannot be sent now is sent when the connection is back."""
+        """Send a message. If that fails, it is sent again after the next connection."""
         channel = self._channel
         if channel is not None:
             with contextlib.suppress(OSError, WebSocketException):
                 channel.send(_encode(message))
 
     def _listen(self) -> None:
-        """Connect, and connect again: a control plane that restarts is waited for."""
+        """Connect, and reconnect when a control plane restarts; give up after `PATIENCE`."""
         lost_at = time.monotonic()
         turns = itertools.count()
         while not self._closed:
@@ -370,7 +370,7 @@ class Calls:
                 return
 
     def _resume(self, channel: ClientConnection, resumed: Accepted) -> None:
-        """Say again what was not accepted durably before the connection was lost."""
+        """Send again what was not accepted durably before the connection was lost."""
         with self._lock:
             again = tuple(call for call in self._sent.values() if call.number > resumed.last)
             told = tuple(self._functions[resumed.functions :])
@@ -407,14 +407,14 @@ class Calls:
                 future.set_exception(CallFailed(f"{future.name} was not called: {result.note}"))
             else:
                 future.set_exception(CallLost(f"{future.name}: {result.note}", hint=f"`poise logs {self.job}`"))
-        except BaseException as error:  # what the value is made of cannot be had here
+        except BaseException as error:  # the value needs something that is missing here
             known = error if isinstance(error, Exception) else CallFailed(f"its result cannot be read: {error!r}")
             future.set_exception(known)
         if number not in self._kept:
             values.discard(result.value)
 
     def _fail(self, error: BaseException, *, cancelled: bool = False) -> None:
-        """Nothing more will come: every future says so."""
+        """End all calls with this error: no results will come."""
         with self._lock:
             self._failed = self._failed or error
             self._closed = True
@@ -428,7 +428,7 @@ class Calls:
                 future.set_exception(error)
 
     def close(self) -> None:
-        """No more calls. What has been submitted is made, whether somebody waits for it or not."""
+        """Accept no more calls. Submitted calls still run, whether or not anybody waits for them."""
         if not self._started or self._closed:
             return
         deadline = time.monotonic() + PATIENCE

@@ -1,8 +1,8 @@
-"""The client of a control plane: one connection, plain calls, errors as exceptions.
+"""The client of a control plane: one connection, blocking calls, errors as exceptions.
 
-It rides out a control plane that restarts: every call is safe to repeat (a submission carries a key), so a lost
-connection is tried again for `patience` seconds before `Unreachable` is raised, or until nobody is left who would start
-one. Where there are several control planes it goes on to the next, until it finds the one that leads.
+It survives restarts of the control plane. Every call is safe to repeat (a submission carries a key), so after a lost
+connection it retries for `patience` seconds, or until nobody is left to restart the control plane; then it raises
+`Unreachable`. With several control planes it tries each in turn until it finds the leader.
 """
 
 import contextlib
@@ -87,33 +87,33 @@ T = TypeVar("T")
 PATIENCE = 15.0
 
 SILENCE = 5.0
-"""Seconds after which one that says nothing is left for another, where there are several."""
+"""With several control planes: seconds without an answer before the client tries another one."""
 
 HUSH = 60.0, 20.0
-"""Seconds that a stream may be silent, on which there is a sign of life each 15; and where there is another to ask."""
+"""Seconds of silence before a stream counts as lost (keep-alives come every 15); with several control planes, fewer."""
 
 POLL = 30.0, 10.0
-"""Seconds that one question may wait for the end of a job; and where there is another to ask."""
+"""Longest wait for the end of a job in one request, in seconds; with several control planes, shorter."""
 
 GONE = 66
-"""How a node says that it has no such file. (`drivers/getting.py`)"""
+"""Exit code by which a node reports a missing file. (`drivers/getting.py`)"""
 
 JSON = "application/json"
 
 SEND_TRIES = 3
-"""How often a tree is looked at that changes while it is sent."""
+"""Number of attempts to send a tree that changes meanwhile."""
 
 LATE = 2.0
-"""Seconds for which one that stands by may not know of what the one that leads has said."""
+"""Maximum delay of a standby behind the leader, in seconds."""
 
 THOUGHT = 60.0
-"""Seconds that an answer may take for which the policy decides again and again."""
+"""Time limit, in seconds, of an answer for which the policy decides repeatedly."""
 
 
 def current_home(path: Path | str | None = None) -> Home:
-    """The home at this path, or at `POISE_HOME`, or `~/.poise`; where no path is given and `POISE_SOCKET` or
-    `POISE_ADDRESS` is set, the control plane of somebody else behind it. `POISE_CONTROL` are the sockets and addresses
-    of several, of which one leads; it counts where the socket of the home is among them.
+    """Return the home at this path, or at `POISE_HOME`, or `~/.poise`. Without a path, `POISE_SOCKET` or
+    `POISE_ADDRESS` selects the control plane of another user or machine. `POISE_CONTROL` lists the sockets and
+    addresses of several control planes with one leader; it applies if the home's socket is among them.
     """
     return environment_home() if path is None else home_at(path)
 
@@ -132,8 +132,8 @@ class _Job(msgspec.Struct):
 
 
 class Receipt(msgspec.Struct):
-    """The answer to one submission: a job's id and what is to be known of it, or why it was refused. Where the job
-    serves calls, `caller_key` lets its caller speak for it.
+    """The answer to one submission: the job's id and a remark on it, or the error. If the job serves calls, its caller
+    authenticates with `caller_key`.
     """
 
     job: str = ""
@@ -156,8 +156,8 @@ class Client:
     def __init__(
         self, home: Home | Path | str | None = None, *, patience: float = PATIENCE, token: str | None = None
     ) -> None:
-        """`home` is `POISE_HOME`, or `~/.poise`, where nothing else is said; `token` is another than that of the home
-        or of the environment. Raises `Denied` where it is none.
+        """`home` defaults to `POISE_HOME`, or `~/.poise`. `token` replaces the token of the home or the environment.
+        Raises `Denied` if it is not a valid token.
         """
         self.home = home if isinstance(home, Home) else current_home(home)
         self._patience = patience
@@ -214,10 +214,10 @@ class Client:
     def _submit_with_files(
         self, spec: dict[str, Any], say: Callable[[str], None], submit: Callable[[dict[str, Any]], Receipt]
     ) -> Receipt:
-        """Submit a job; if it is to bring its working tree along, and that is not there yet, send that and submit it
-        again. Raises SpecError for what cannot be sent.
+        """Submit a job. If it needs its working tree and the control plane lacks it, send the tree and submit again.
+        Raises SpecError if the tree cannot be sent.
         """
-        from poise.drivers.bringing import brought  # here, since most commands submit nothing
+        from poise.drivers.bringing import brought  # most commands submit nothing
 
         wanted = brought(spec, remote=isinstance(self.home.elsewhere, Address))
         if wanted is None or (wanted.by_default and not wanted.everywhere and not self.status().elsewhere):
@@ -244,7 +244,7 @@ class Client:
                 if error.record.field != "tree":
                     raise
             except Fault as error:
-                if error.record.code != "E216":  # nothing is wrong with the files
+                if error.record.code != "E216":  # other errors do not concern the files
                     raise
                 return without(error)
             else:
@@ -261,7 +261,7 @@ class Client:
         raise AssertionError("unreachable")
 
     def _send_tree(self, tree: "Snapshot") -> str:
-        """Send what the control plane lacks of a tree. Returns what was sent."""
+        """Send the pieces of a tree that the control plane lacks. Return a summary of what was sent."""
         from poise.drivers.worktree import sending
 
         sent = size = 0
@@ -589,9 +589,9 @@ class Client:
             self._find_leader()
             with contextlib.suppress(OSError), self._stream(path + last) as response:
                 for line in response:
-                    last = ""  # from now on it is known how far each stream was given
+                    last = ""  # from here on the position in each stream is known
                     if line == b"\n":
-                        continue  # it is quiet, but there is somebody
+                        continue  # a keep-alive
                     piece = decode(line)
                     if isinstance(piece, LogPiece) and not piece.task:
                         if begun is not None:
@@ -609,7 +609,7 @@ class Client:
                     given[stream] = max(end, given.get(stream, 0))
                     if repeated < len(piece.data):
                         yield msgspec.structs.replace(piece, data=piece.data[repeated:])
-            self.status()  # wait for the control plane to be back, or raise
+            self.status()  # wait for the control plane to return, or raise
 
     def give(
         self,
@@ -658,7 +658,7 @@ class Client:
         body = {"run": [*run], "task": task, "rank": rank, "env": dict(env or {}), "stdin": stdin, "tty": tty}
         decode = json_decoder(ExecLine).decode
         self._find_leader()
-        self.status()  # that there is one to ask
+        self.status()  # check that there is one to ask
         try:
             with self._stream(f"/v1/jobs/{_part(name)}/exec", body=body) as response:
                 for line in response:
@@ -690,7 +690,7 @@ class Client:
         body = {"kind": kind, "task": task, "rank": rank, "lasts": lasts}
         decode = json_decoder(CaptureLine).decode
         self._find_leader()
-        self.status()  # that there is one to ask
+        self.status()  # check that there is one to ask
         with contextlib.suppress(ConnectionError), self._stream(f"/v1/jobs/{_part(name)}/capture", body=body) as lines:
             for line in lines:
                 told = decode(line) if line != b"\n" else None
@@ -710,7 +710,7 @@ class Client:
         body = {"path": path, "task": task, "rank": rank}
         decode = json_decoder(ExecLine).decode
         self._find_leader()
-        self.status()  # that there is one to ask
+        self.status()  # check that there is one to ask
         try:
             with self._stream(f"/v1/jobs/{_part(name)}/files", body=body) as response:
                 for line in response:
@@ -742,10 +742,10 @@ class Client:
             self._feed(f"/v1/exec/{_part(name)}/input", source, {}, joins=False)
 
     def _feed(self, path: str, source: "Source | bytes", of: Mapping[str, str], *, joins: bool) -> None:
-        from poise.drivers.giving import Bytes  # here, since most commands give nothing
+        from poise.drivers.giving import Bytes  # most commands have no input
 
         given = Bytes(source) if isinstance(source, bytes) else source
-        epoch = at = before = 0  # `before` is what others have given
+        epoch = at = before = 0  # `before` counts the bytes of other senders
         report = InputReport(wanted=False)
         while not report.over:
             data, end = b"", False
@@ -768,7 +768,7 @@ class Client:
                 at, before = sent, report.taken - sent
 
     def _find_leader(self) -> None:
-        """Turn to the one of several that leads, if one does before patience ends."""
+        """With several control planes, switch to the leader, or give up after `patience`."""
         deadline = time.monotonic() + self._patience
         while self._several and self.status().stands_by and time.monotonic() < deadline:
             self.close()
@@ -776,7 +776,7 @@ class Client:
             time.sleep(0.05)
 
     def _kept_elsewhere(self, path: str, given: Collection[tuple[str, int, str]]) -> Iterator[LogLine]:
-        """What ended while another one led was sent there, and is not sent again."""
+        """Yield output that only another control plane has, because it led when the attempts ended."""
         decode = json_decoder(LogLine).decode
         for turn in range(self._turn + 1, self._turn + len(self.home.doors)):
             ways = contextlib.suppress(OSError, PoiseError)
@@ -809,13 +809,13 @@ class Client:
                             return
             except OSError:
                 pass
-            self.status()  # wait for the control plane to be back, or raise; go on after the last record that came
+            self.status()  # wait for the control plane to return, or raise; then resume after the last record
 
     def submit_stream(self, specs: Iterable[dict[str, Any]]) -> Iterator[Receipt]:
         """Submit one by one over one connection; receipts come in order, each as soon as its job is durable. If the
         connection is lost, submissions without a receipt are sent again to the current leader, and are accepted once.
         """
-        from poise.drivers.sending import Sending  # here, since commands do without
+        from poise.drivers.sending import Sending  # commands do not need it
 
         head = (
             "POST /v1/jobs HTTP/1.1\r\nHost: poise\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
@@ -843,7 +843,7 @@ class Client:
                 if not sending.is_done:
                     now = time.monotonic()
                     was_quiet = begun <= sending.moved < now - self._patience and not sending.unanswered
-                    if deadline is None or was_quiet:  # it was there, and there was nothing to say
+                    if deadline is None or was_quiet:  # the control plane was up, with nothing to send
                         deadline = now + self._patience
                     if now > deadline or not _is_kept_alive(self.home):
                         raise lost
@@ -853,7 +853,7 @@ class Client:
             raise sending.failure
 
     def _over_one(self, sending: "Sending", head: bytes) -> Iterator[Receipt]:
-        """The receipts that come back over one connection, to its end."""
+        """Yield the receipts of one connection until it ends."""
         with reach(self.home, turn=self._turn) as sock:
             response = Answer(sending.over(sock, head))
             if response.status != 200:
@@ -880,7 +880,7 @@ class Client:
         return json_decoder(kind).decode(self._ask(method, path, data, timeout))
 
     def _ask_raw(self, method: str, path: str, data: bytes | None = None) -> bytes:
-        """Bytes for bytes."""
+        """Send raw bytes and return the raw response."""
         return self._ask(method, path, data, THOUGHT, "application/octet-stream")
 
     def _ask(self, method: str, path: str, data: bytes | None, timeout: float, media_type: str = JSON) -> bytes:
@@ -896,7 +896,7 @@ class Client:
             except OSError as error:
                 failure = error
             self.close()
-            if deadline is None:  # from when it was lost: an answer may have been waited for much longer than that
+            if deadline is None:  # counted from the loss: the wait for the answer may have taken much longer
                 alone = isinstance(failure, TimeoutError) and not self._several
                 patience = LATE if failure is None and response.status == NotFound.status else self._patience
                 deadline = patience + (begun if alone else time.monotonic())
@@ -912,7 +912,7 @@ class Client:
         return content
 
     def _may_ask_another(self, response: Answer, content: bytes) -> bool:
-        """Whether another one may answer this. What one that stands by does not find it may not have read of yet."""
+        """Return whether another control plane may have the answer. A standby may not have read yet what it lacks."""
         if response.status == NotFound.status:
             return self._several and response.headers.get(STANDBY.lower()) is not None
         if response.status != NotLeading.status:
@@ -920,7 +920,7 @@ class Client:
         return self._another_leads(_decode_error(content, response.status).record)
 
     def _another_leads(self, refused: ErrorRecord) -> bool:
-        """Whether this one stands by, and there is another to ask, or will be: `need` is the one that leads."""
+        """Return whether this is a standby and there is, or soon will be, a leader to ask: `need` is its address."""
         return refused.code == NotLeading.default_code and (self._several or not refused.need)
 
     def _exchange(
@@ -930,7 +930,7 @@ class Client:
             self._connection = Connection(reach(self.home, timeout, self._turn))
         self._connection.sock.settimeout(timeout)
         headers = self._headers(data, media_type)
-        if isinstance(door_of(self.home, self._turn), Address) and media_type == JSON:  # hashes are not compressed
+        if isinstance(door_of(self.home, self._turn), Address) and media_type == JSON:  # hashes do not compress
             headers["Accept-Encoding"] = "gzip"
         response = self._connection.ask(method, path, headers, data)
         content = response.read()
@@ -960,7 +960,7 @@ class Client:
 
 
 def deadlines_in(spec: Mapping[str, Any]) -> Iterator[Any]:
-    """What a job, as a file would hold it, says of its deadline and of those of its tasks."""
+    """Yield the deadlines in the content of a job file: that of the job and those of its tasks."""
     tasks = spec.get("tasks")
     for of in (spec, *(tasks.values() if isinstance(tasks, dict) else ())):
         if isinstance(of, dict) and of.get("deadline") is not None:
@@ -968,13 +968,13 @@ def deadlines_in(spec: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def is_strict(spec: Mapping[str, Any]) -> bool:
-    """Whether it is looked before the answer how likely a deadline is met."""
+    """Return whether a deadline is checked before submission."""
     return any(isinstance(said, dict) and said.get("if-late") == "refuse" for said in deadlines_in(spec))
 
 
 def with_context(spec: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """A job in the trace of an environment, unless it says otherwise. The jobs of a schedule have traces of their own:
-    they are submitted when that one is long over.
+    """Return the job with the trace context of the environment, unless it has its own. Jobs of a schedule get none:
+    they are submitted long after that trace has ended.
     """
     context = carried(environ)
     if not context or spec.get("every") is not None or spec.get("cron"):
@@ -1018,7 +1018,7 @@ def _decode_error(content: bytes, status: int) -> PoiseError:
 
 
 def failure_of(home: Home) -> PoiseError | None:
-    """Why the control plane of this home could not start, if only a person can mend it."""
+    """Return why this home's control plane could not start, if a person must act; else None."""
     try:
         return from_code(json_decoder(ErrorRecord).decode(home.failure.read_bytes()))
     except (OSError, msgspec.DecodeError):
@@ -1026,7 +1026,7 @@ def failure_of(home: Home) -> PoiseError | None:
 
 
 def _is_kept_alive(home: Home) -> bool:
-    """Whether it is worth waiting for an answer: somebody starts the control plane again, or its socket is left."""
+    """Return whether retrying makes sense: a process may restart the control plane, or its socket still exists."""
     if home.elsewhere is not None:
         return isinstance(home.elsewhere, Address) or home.elsewhere.exists()
     return bool(home.others) or is_held(home.lock) or is_held(home.supervisor)
@@ -1053,7 +1053,7 @@ def _unreachable(home: Home, error: Exception) -> PoiseError:
 
 
 def _part(name: str) -> str:
-    """A name as a part of a path. Without one the path would be another's."""
+    """Quote a name as a part of a path. An empty one is refused: it would give another path."""
     if not name:
         raise SpecError("a name is empty", hint="`poise ls --all`, `poise nodes`")
     return _quoted(name)
@@ -1087,8 +1087,8 @@ class AsyncClient:
         self._patience = patience
 
     async def _ask(self, question: Callable[[Client], T]) -> T:
-        """In a thread, on a connection of its own: several may be under way."""
-        import asyncio  # here, since commands need none, and it is the dearest of what they would import
+        """Run a call in a thread, on its own connection, so that several can run at once."""
+        import asyncio  # imported here: it is slow, and commands do not need it
 
         def ask() -> T:
             client = Client(self.home, patience=self._patience)
@@ -1148,7 +1148,7 @@ class AsyncClient:
             while (line := await asyncio.to_thread(next, lines, None)) is not None:
                 yield line
         finally:
-            with contextlib.suppress(ValueError):  # it is being read, by a thread that is no longer waited for
+            with contextlib.suppress(ValueError):  # an abandoned thread may still read it
                 await asyncio.to_thread(lines.close)
 
     async def cancel(self, name: str) -> str:

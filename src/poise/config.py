@@ -1,4 +1,4 @@
-"""Settings as records, and where things lie in a home. Reading the environment is a shell's job."""
+"""Settings as records, and the paths in a home. Only the shell reads the environment."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from poise.errors import InputError
 
 
 class Address(msgspec.Struct, frozen=True):
-    """A control plane on another machine: where it listens, and the fingerprint of the authority that speaks for it.
+    """A control plane on another machine: its host and port, and the fingerprint of its certificate authority.
 
     >>> of = Address.parse("head:7718#" + 64 * "a")
     >>> str(of), of.port, of.text == "head:7718#" + 64 * "a"
@@ -21,7 +21,7 @@ class Address(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str, field: str = "POISE_ADDRESS") -> "Address":
-        """`HOST:PORT#FINGERPRINT`, as `poise up --listen` prints it. Raises InputError."""
+        """Parse `HOST:PORT#FINGERPRINT`, as `poise up --listen` prints it. Raises InputError."""
         place, _, authority = text.strip().partition("#")
         host, port = parse_place(place, field)
         if len(authority) != 64 or not set(authority) <= set("0123456789abcdef"):
@@ -43,7 +43,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def parse_place(text: str, field: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`, where the host may be an IPv6 address in brackets. Raises InputError.
+    """Split `HOST:PORT`; the host may be an IPv6 address in brackets. Raises InputError.
 
     >>> parse_place("[::1]:7718", "--listen")
     ('::1', 7718)
@@ -56,7 +56,7 @@ def parse_place(text: str, field: str) -> tuple[str, int]:
 
 
 def _is_host(text: str) -> bool:
-    """Whether it can be looked up: no part of a name is empty, or longer than 63 bytes."""
+    """Return whether the name can be looked up: no part of it is empty, or longer than 63 bytes."""
     try:
         return bool(text.encode("idna"))
     except UnicodeError:
@@ -68,14 +68,14 @@ def _is_port(text: str) -> bool:
 
 
 Door = Path | Address
-"""Where a control plane is reached: a socket of this machine, or an address of another one."""
+"""How to reach a control plane: a socket of this machine, or an address of another one."""
 
 
 class Home(msgspec.Struct, frozen=True):
     """`POISE_HOME`: everything Poise keeps on one machine. Nothing outside it is written.
 
-    With `elsewhere`, the socket of a control plane that somebody else shares or the address of one on another machine,
-    nothing of this home is used. `others` are those of which one leads when that one, or that of this home, does not.
+    `elsewhere` is the socket of another user's control plane, or the address of one on another machine; then nothing of
+    this home is used. `others` are further control planes, one of which leads when this one does not.
     """
 
     root: Path
@@ -84,7 +84,7 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def lock(self) -> Path:
-        """Held by the control plane; holds the process id of its holder."""
+        """The lock of the control plane, with its process id."""
         return self.root / "lock"
 
     @property
@@ -93,7 +93,7 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def secrets_key(self) -> Path:
-        """The keys that seal the secrets of jobs (`drivers/vault.py`)."""
+        """The keys that encrypt the secrets of jobs (`drivers/vault.py`)."""
         return self.root / "secrets.key"
 
     @property
@@ -106,43 +106,43 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def elsewhere_by(self) -> str:
-        """The variable that says that the control plane is elsewhere."""
+        """The environment variable that selects the other control plane."""
         return "POISE_ADDRESS" if isinstance(self.elsewhere, Address) else "POISE_SOCKET"
 
     @property
     def authority(self) -> Path:
-        """The authority that speaks for this home's control plane on other machines, and what it signed."""
+        """The certificate authority of this home's control plane for other machines, and what it signed."""
         return self.root / "authority"
 
     @property
     def doors(self) -> tuple[Door, ...]:
-        """Of all control planes of which one leads."""
+        """All control planes, one of which leads."""
         first = self.elsewhere or self.socket
         return (first, *(other for other in self.others if other != first))
 
     @property
     def addresses(self) -> str:
-        """What POISE_ADDRESS says of control planes on other machines; empty where there is one on this machine."""
+        """The value of POISE_ADDRESS for control planes on other machines; empty if the control plane is local."""
         return ",".join(door.text for door in self.doors if isinstance(door, Address)) if self.elsewhere else ""
 
     @property
     def store(self) -> Path:
-        """The URL of the database that holds the log, where `log` does not."""
+        """The URL of the database that holds the log, if it is not `log`."""
         return self.root / "store"
 
     @property
     def options(self) -> Path:
-        """The flags of `poise up` that later starts use too."""
+        """The flags of `poise up` that later starts reuse."""
         return self.root / "options.json"
 
     @property
     def endpoint(self) -> Path:
-        """Written before the control plane answers: its process id, port and version."""
+        """The control plane's process id, port and version, written before it answers."""
         return self.root / "control.json"
 
     @property
     def dashboard(self) -> Path:
-        """Held by the dashboard; holds its process id."""
+        """The lock of the dashboard, with its process id."""
         return self.root / "dashboard"
 
     @property
@@ -152,27 +152,27 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def dashboard_opener(self) -> Path:
-        """A page that leads a browser to the dashboard by a one-time link, which no list of processes shows."""
+        """A page that opens the dashboard by a one-time link, which so appears in no list of processes."""
         return self.root / "dashboard.html"
 
     @property
     def failure(self) -> Path:
-        """Why the control plane could not start, when a person has to act."""
+        """Why the control plane could not start, if a person must act."""
         return self.root / "failure.json"
 
     @property
     def left(self) -> Path:
-        """There when the control plane has left for want of work: whoever has some may start it again."""
+        """Exists after the control plane exited because it was idle: a caller with new work may restart it."""
         return self.root / "left"
 
     @property
     def stay(self) -> Path:
-        """There from `poise up` to `poise down`: a control plane is to stay up without jobs, with the kept flags."""
+        """Exists from `poise up` to `poise down`: the control plane stays up without jobs, with the kept flags."""
         return self.root / "stay"
 
     @property
     def supervisor(self) -> Path:
-        """Held by the supervisor; holds its process id."""
+        """The lock of the supervisor, with its process id."""
         return self.root / "supervisor"
 
     @property
@@ -187,27 +187,27 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def gangs(self) -> Path:
-        """Where the members of gangs meet."""
+        """The meeting points of the members of gangs."""
         return self.root / "gangs"
 
     @property
     def meetings(self) -> Path:
-        """What members of gangs on several machines have left for each other, in a folder for each job."""
+        """Messages between members of gangs on several machines, in a folder per job."""
         return self.root / "meetings"
 
     @property
     def values(self) -> Path:
-        """Arguments and results of calls that are too large for a record, in a folder for each job."""
+        """Arguments and results of calls that are too large for a record, in a folder per job."""
         return self.root / "values"
 
     @property
     def checkpoints(self) -> Path:
-        """What training saves that names no folder of its own, in a folder for each job."""
+        """Checkpoints of training that names no folder of its own, in a folder per job."""
         return self.root / "checkpoints"
 
     @property
     def fleet(self) -> Path:
-        """The declared fleet, compiled, where this home has one: its nodes are started instead of this machine."""
+        """The compiled declared fleet, if this home has one: its nodes are started instead of this machine's."""
         return self.root / "fleet.json"
 
     def substrate(self, name: str) -> Path:
@@ -216,57 +216,57 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def policy(self) -> Path:
-        """What the policy file said that this home was brought up with: the file itself may change or go."""
+        """The content of the policy file given to `poise up`: the file itself may change or be removed."""
         return self.root / "policy.json"
 
     @property
     def notifications(self) -> Path:
-        """Where notifications may go, and the commands for them; written by hand, if at all."""
+        """Targets of notifications, and commands for them; optional, written by hand."""
         return self.root / "notifications.yaml"
 
     @property
     def devices(self) -> Path:
-        """What a person says of this machine's devices; written by hand, if at all."""
+        """Declared properties of this machine's devices; optional, written by hand."""
         return self.root / "devices.yaml"
 
     @property
     def profiles(self) -> Path:
-        """What was measured of this machine's devices."""
+        """Measured rates of this machine's devices."""
         return self.root / "profiles"
 
     @property
     def incidents(self) -> Path:
-        """Incidents as they were read from the log up to some revision. It can be deleted: the log has them all."""
+        """Incidents derived from the log up to some revision. It can be deleted, since the log has them all."""
         return self.root / "incidents"
 
     @property
     def series(self) -> Path:
-        """How busy each node has been, a file of bounded size for each."""
+        """The load history of each node, in a file of limited size per node."""
         return self.root / "series"
 
     @property
     def files(self) -> Path:
-        """Files of jobs that clients have sent (`drivers/blobs.py`)."""
+        """Files of jobs, sent by clients (`drivers/blobs.py`)."""
         return self.root / "files.db"
 
     @property
     def fetched(self) -> Path:
-        """Files of jobs that nodes of this home have fetched. It can be deleted while none is fetched."""
+        """Files of jobs, fetched by nodes of this home. It can be deleted while no node fetches files."""
         return self.root / "fetched.db"
 
     @property
     def work(self) -> Path:
-        """Copies of working trees, in a folder for each job and in it one for each attempt."""
+        """Copies of working trees, in a folder per job with a folder per attempt."""
         return self.root / "work"
 
     @property
     def environments(self) -> Path:
-        """Python environments that were built from lock files."""
+        """Python environments built from lock files."""
         return self.root / "environments"
 
     @property
     def services(self) -> Path:
-        """Sockets at which replicas find their gateway."""
+        """Sockets on which replicas reach their gateway."""
         return self.root / "services"
 
     @property
@@ -276,22 +276,22 @@ class Home(msgspec.Struct, frozen=True):
 
     @property
     def traces(self) -> Path:
-        """The exporter of traces: its lock, how far it came, and the socket on which gateways tell it of requests."""
+        """The exporter of traces: its lock, its position, and the socket on which gateways report requests to it."""
         return self.root / "traces"
 
     @property
     def shadow(self) -> Path:
-        """Policies in shadow, what came of them, and the lock of the process of their simulated fleets."""
+        """Policies in shadow, their results, and the lock of the process of their simulated fleets."""
         return self.root / "shadow"
 
     @property
     def messages(self) -> Path:
-        """What control plane, agent and supervisor have to say."""
+        """The log messages of the control plane, the agent and the supervisor."""
         return self.root / "poise.log"
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach a running control plane; `address` is for other machines, where it listens to them."""
+    """How to reach a running control plane. `address` is for other machines, if it listens to them."""
 
     pid: int
     port: int
@@ -301,8 +301,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster whose machines are a home's nodes: the `name` of its substrate, and its `address` there, as in `--on
-    NAME:ADDRESS`; and where the control plane is to `listen` to its nodes.
+    """The cluster whose machines are a home's nodes: the `name` of its substrate and its `address`, as in `--on
+    NAME:ADDRESS`, and where the control plane should `listen` to its nodes.
     """
 
     name: str = ""
@@ -316,15 +316,15 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """The name of its substrate, for people."""
+        """The display name of the substrate."""
         return self.name.capitalize()
 
 
 PAGE = 1000
-"""Nodes or jobs that one answer lists at most: the control plane does nothing else while it writes them down."""
+"""Maximum number of nodes or jobs in one answer: the control plane does nothing else while it writes them."""
 
 MAX_BODY = 4 * 2**20
-"""Bytes of one request or file; anything larger is refused before it is buffered."""
+"""Maximum bytes of one request or file; anything larger is refused before it is buffered."""
 
 DEFAULT_POLICY = "poise"
 DEFAULT_PORT = 7717

@@ -1,8 +1,8 @@
-"""Decoders into types, made by one thread at a time.
+"""Decoders for types, created by one thread at a time.
 
-msgspec (0.22) works out what a struct is made of when it is first decoded into, and calls it known before it is done: a
-second thread that decodes into it, or into a type that holds it, reads what is not there yet, and SIGSEGV ends the
-process. So all that decodes into a type has its decoder from here; what is worked out already costs microseconds.
+msgspec (0.22) analyses a struct at its first decoder and marks it as known before the analysis is complete. A second
+thread that creates a decoder for it, or for a type that contains it, then reads incomplete data, and the process dies
+of SIGSEGV. So all decoders come from here. For a known type this costs microseconds.
 """
 
 import threading
@@ -21,13 +21,13 @@ def json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]: ...
 @overload
 def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]: ...
 def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """What decodes JSON into a type."""
+    """Return a decoder from JSON to a type."""
     with _making:
         return msgspec.json.Decoder(kind)
 
 
 Hook = Callable[[type, Any], Any]
-"""Makes an instance of a type that msgspec does not know, out of plain values."""
+"""Creates an instance of a type that msgspec does not know from plain values."""
 
 
 @overload
@@ -35,12 +35,12 @@ def msgpack_decoder(kind: type[T], hook: Hook | None = None) -> msgspec.msgpack.
 @overload
 def msgpack_decoder(kind: Any, hook: Hook | None = None) -> msgspec.msgpack.Decoder[Any]: ...
 def msgpack_decoder(kind: Any, hook: Hook | None = None) -> msgspec.msgpack.Decoder[Any]:
-    """What decodes MessagePack into a type."""
+    """Return a decoder from MessagePack to a type."""
     with _making:
         return msgspec.msgpack.Decoder(kind, dec_hook=hook)
 
 
 def convert(value: Any, kind: type[T], *, strict: bool = True, str_keys: bool = False) -> T:
-    """Plain values as a type; `strict` and `str_keys` as of `msgspec.convert`."""
+    """Convert plain values to a type. See `msgspec.convert` for `strict` and `str_keys`."""
     msgpack_decoder(kind)
     return msgspec.convert(value, kind, strict=strict, str_keys=str_keys)

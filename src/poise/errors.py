@@ -1,28 +1,28 @@
 """Every error a user can meet, as one tree.
 
     PoiseError
-    ├── InputError            exit 1: what was asked cannot be done as asked
+    ├── InputError            exit 1: the request cannot be met as it is
     │   ├── SpecError         a file or a flag is wrong; `field` names the place
     │   ├── NotFound          no such job, node, task
     │   ├── Conflict          the name is taken, or the state does not allow it
     │   ├── Denied            no token, a wrong one, or one that has expired
     │   ├── Forbidden         not with this token, or not from there
     │   ├── CallFailed        a function could not be called, or failed in a way that has no exception here
-    │   └── Misused           training was asked for something that it cannot do
+    │   └── Misused           unsupported use of the training library
     └── Fault                 exit 2: Poise or its machine failed
         ├── Unreachable       no control plane answers
-        ├── StoreFull         the disk is full: nothing new is accepted, reads go on
-        ├── StoreAway         the store of the log does not answer; it is tried again
-        ├── NotLeading        another control plane leads, and is the one to ask
+        ├── StoreFull         the disk is full: nothing new is accepted, reads continue
+        ├── StoreAway         the store of the log does not answer; retried
+        ├── NotLeading        another control plane leads; ask that one
         ├── StoreDamaged      the log, or a checkpoint, does not read back as it was written
         ├── StoreNewer        the log was written by a newer Poise
         ├── CallLost          a call was lost with its workers
         ├── GangBroken        the workers of a gang did not find each other, or one was lost
-        ├── MemoryShort       no micro-batch is small enough for the memory that there is
-        └── Busy              a bounded queue is full; try again
+        ├── MemoryShort       no micro-batch is small enough for the memory
+        └── Busy              a queue is full; retry
 
-An error carries a stable `code`, one sentence without a final period, the field, what was needed and what there is, and
-a hint that can be typed. What is wrong with one document is told at once: the first error carries the others.
+An error has a stable `code`, one sentence without a final period, the field, the needed and the actual value, and a
+hint that can be typed. All errors of one document are reported at once: the first error carries the others.
 `docs/reference/errors.md` is generated from `CODES`.
 """
 
@@ -80,11 +80,11 @@ CODES = {
 
 
 DISTRIBUTION = "poise-scheduler"
-"""The name to install Poise by; the index has something else under `poise`."""
+"""The distribution name on PyPI, where `poise` is another project."""
 
 
 def extra(name: str) -> str:
-    """The command that installs an optional part, for a hint.
+    """Return the command that installs an optional extra, for a hint.
 
     >>> extra("ray")
     "pip install 'poise-scheduler[ray]'"
@@ -93,8 +93,8 @@ def extra(name: str) -> str:
 
 
 class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An error as it travels: in HTTP answers, in `--json`, in logs. `at` is the place in a file (`train.yaml:3:7`:
-    line and column), where one is known; `others` are the other errors of the same document.
+    """An error as data: in HTTP answers, in `--json`, in logs. `at` is its place in a file (`train.yaml:3:7`: line and
+    column), if known; `others` are further errors of the same document.
     """
 
     code: str
@@ -107,7 +107,7 @@ class ErrorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     others: tuple["ErrorRecord", ...] = ()
 
     def all(self) -> "tuple[ErrorRecord, ...]":
-        """This one and the others."""
+        """Return this record and the others."""
         return (self, *self.others)
 
 
@@ -135,7 +135,7 @@ class PoiseError(Exception):
 
     @record.setter
     def record(self, record: ErrorRecord) -> None:
-        """Tracebacks of programs show notes; the command line and the API draw the record."""
+        """Set the record, and the notes that tracebacks show; the command line and the API render the record."""
         self._record = record
         self.__notes__ = [note for one in record.all() for note in _notes(one, self.noted, first=one is record)]
 
@@ -156,7 +156,7 @@ class InputError(PoiseError):
 
 
 def client_only() -> InputError:
-    """The error where more is needed than the light client has."""
+    """Return the error for a feature that the client-only package lacks."""
     hint = f"`pip install {DISTRIBUTION}` on Linux, or POISE_ADDRESS for a control plane on another machine"
     return InputError("this needs the full package; only the client is installed here", hint=hint)
 
@@ -198,7 +198,7 @@ class Misused(InputError):
     noted = ("need", "hint")
 
     def __str__(self) -> str:
-        """With the name and the value: programs that train log the sentence alone."""
+        """Return the message with the field and the value, because training programs log only the message."""
         said, field, have = self.record.message, self.record.field, self.record.have
         named = said if not field or field in said else f"{said} (`{field}`)"
         return f"{named}: {have}" if have else named
@@ -241,20 +241,20 @@ class StoreNewer(Fault):
 
 
 def newer(message: str, writer: str) -> StoreNewer:
-    """The error for a log that the version `writer` wrote, or an unknown one."""
+    """Return the error for a log written by the version `writer` (empty: unknown)."""
     hint = f"use Poise {writer} or newer, which wrote this log" if writer else "use the Poise that wrote this log"
     return StoreNewer(message, need=writer, hint=hint)
 
 
 class StoreAway(Fault):
-    """The store of the log does not answer; nothing is wrong with what it holds."""
+    """The store of the log does not answer; its content is not damaged."""
 
     status = 503
     default_code = "E211"
 
 
 class NotLeading(Fault):
-    """This control plane does not lead, or no longer."""
+    """This control plane does not lead, or no longer does."""
 
     status = 503
     default_code = "E212"
@@ -266,31 +266,31 @@ class Busy(Fault):
 
 
 class MemoryShort(Fault):
-    """There is too little memory for a single sample, or for what cannot be made smaller."""
+    """There is too little memory for one sample, or for a part that cannot be made smaller."""
 
     default_code = "E209"
 
 
 def together(records: Sequence[ErrorRecord]) -> SpecError:
-    """One error with everything that is wrong with a document; none of the records has others."""
+    """Return one error for all problems of a document. No record may have `others` of its own."""
     error = SpecError(records[0].message)
     error.record = msgspec.structs.replace(records[0], others=tuple(records[1:]))
     return error
 
 
 Place = Callable[[str], str]
-"""Where a field was written, such as `train.yaml:3:7`; empty where that is not known."""
+"""Returns where a field was written, such as `train.yaml:3:7`; empty if unknown."""
 
 
 def placed(record: ErrorRecord, place: Place) -> ErrorRecord:
-    """The record with the places of its fields, as far as `place` knows them; so with the others."""
+    """Return the record, and its others, with the places of their fields as far as `place` knows them."""
     first, *others = [msgspec.structs.replace(one, at=one.at or place(one.field), others=()) for one in record.all()]
     return msgspec.structs.replace(first, others=tuple(others))
 
 
 @contextmanager
 def located(place: Place) -> Iterator[None]:
-    """Errors tell where their fields were written."""
+    """Add the places of fields to the errors that the block raises."""
     try:
         yield
     except PoiseError as error:
@@ -304,12 +304,12 @@ _BY_STATUS: dict[int, type[PoiseError]] = {
 
 
 def from_record(record: ErrorRecord, status: int) -> PoiseError:
-    """The exception that a client raises for an error answer."""
+    """Return the exception that a client raises for an error response."""
     return _with(record, _BY_STATUS.get(status, InputError if 400 <= status < 500 else Fault))
 
 
 def from_code(record: ErrorRecord) -> PoiseError:
-    """The exception for an error that was on file: whose fault it is, its code says."""
+    """Return the exception for an error record from a file; its code decides between InputError and Fault."""
     return _with(record, InputError if record.code.startswith("E1") or record.code == "E204" else Fault)
 
 

@@ -1,6 +1,6 @@
-"""The only doors to the world. Machines in `kernel/` never open one; shells pass them what comes through.
+"""The interfaces to the outside world. State machines in `kernel/` use none directly: shells pass them messages.
 
-`drivers/` makes each door real; the fault simulator puts simulated ones in the same place.
+`drivers/` implements each interface; the fault simulator replaces them with simulated ones.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from poise.model.resources import Node
 from poise.model.training import Orders
 from poise.units import Instant
 
-if TYPE_CHECKING:  # views bring numpy, which an agent can do without
+if TYPE_CHECKING:  # views import numpy, which an agent does not need
     from poise.model.views import Snapshot
 
 
@@ -92,7 +92,7 @@ class Executor(Protocol):
 
 
 def carry_out(effect: node.ToExecutor, executor: Executor) -> None:
-    """Hand over to an executor what the machine of its node asks of it."""
+    """Pass an effect of the node's state machine to its executor."""
     match effect:
         case node.Start():
             executor.start(effect.slot, effect.launch, effect.cpus)
@@ -109,7 +109,7 @@ def carry_out(effect: node.ToExecutor, executor: Executor) -> None:
 
 
 class Connection(Protocol):
-    """The connection of a node, as the control plane has it. Both functions return at once. Messages arrive in order,
+    """The control plane's side of a node's connection. Both functions return at once. Messages arrive in order,
     or the connection ends.
     """
 
@@ -118,8 +118,8 @@ class Connection(Protocol):
 
 
 class NodePort(Protocol):
-    """The control plane, as everything that has nodes sees it: agents that dial in, the simulated machines of the fault
-    simulator, and the nodes of the twin.
+    """The control plane's interface for nodes: agents that connect, the fault simulator's machines, and the nodes of
+    the twin.
 
     A node sends `Hello` on each connection: its resources, and all attempts that it holds. The answer is a complete
     `Desired` state. Then each side sends changes. A `Report` is answered by `Acked` when it is durable, and a `Beat` by
@@ -132,7 +132,7 @@ class NodePort(Protocol):
         ...
 
     def connect(self, node: Node, number: int, connection: Connection, /, by: str = "") -> bool:
-        """A node has said hello, with the token `by`. False if a newer connection of it has. Raises `Conflict`."""
+        """A node has said hello with the token `by`. Return False if it has a newer connection. Raises `Conflict`."""
         ...
 
     def hear(self, node: str, connection: Connection, message: FromAgent, /, by: str = "") -> None:
@@ -241,13 +241,13 @@ class Substrate(Protocol):
         ...
 
     def release(self, pilots: Sequence[Pilot]) -> Collection[Pilot]:
-        """End agents, asked together, and give back what their pilots hold; not where commands of the node run. Returns
-        those that have ended.
+        """Stop these agents in parallel and release their pilots' resources, except where commands of the node run.
+        Return the released pilots.
         """
         ...
 
     def remove(self, pilot: Pilot) -> None:
-        """Remove a pilot at once, whatever its agent does. Commands of its node may go on."""
+        """Remove a pilot at once, without its agent's consent. Commands of its node may keep running."""
         ...
 
     def sweep(self, machines: Sequence[Machine]) -> bool:
@@ -255,17 +255,17 @@ class Substrate(Protocol):
         ...
 
     def stop(self) -> None:
-        """End what `connect` has started. No pilot of this home is left then."""
+        """Stop everything that `connect` has started. No pilot of this home may be left by then."""
         ...
 
 
 @runtime_checkable
 class GrowingSubstrate(Substrate, Protocol):
-    """A substrate whose machines come when they are asked for, such as Slurm."""
+    """A substrate that provides machines on request, such as Slurm."""
 
     def want(self, demand: DemandReport) -> Sequence[Request]:
-        """Ask for machines for work that waits, and mark those as `leaving` that are wanted no more. Returns the
-        requests that are not met, and those that cannot be made, for `poise doctor` and `poise explain`.
+        """Request machines for waiting work, and mark unneeded ones as `leaving`. Return the unmet requests and the
+        impossible ones, for `poise doctor` and `poise explain`.
         """
         ...
 
@@ -283,16 +283,16 @@ class Handed(NamedTuple):
 
 
 class SubstrateDriver(Protocol):
-    """Finds substrates of one kind: a module, or an object. `argument` is the part of `--on NAME:ARGUMENT` after the
-    colon, or empty. It is loaded by the command line too, so it imports its dear parts in `connect`.
+    """Finds substrates of one kind; a module or an object. `argument` is the part of `--on NAME:ARGUMENT` after the
+    colon, or empty. The command line loads it too, so slow imports belong in `connect`.
     """
 
     def check(self, argument: str) -> None:
-        """Raise `InputError` if this kind cannot be used from here, such as for a package that is missing."""
+        """Raise `InputError` if this kind cannot be used here, for example if a package is missing."""
         ...
 
     def is_local(self, argument: str) -> bool:
-        """Whether all its machines are this one: then the control plane listens on the loopback interface only."""
+        """Return whether all its machines are this one; the control plane then listens on loopback only."""
         ...
 
     def connect(self, argument: str, home: str, folder: str) -> Substrate:

@@ -5,12 +5,12 @@
     @poise.task(gpu=1, memory="8GiB")
     def train(seed): ...
 
-    best = max(train.map(range(100)))               # in order, cut as it pays
+    best = max(train.map(range(100)))               # in order, in chunks
     future = train.submit(7)                        # a concurrent.futures.Future, and awaitable
-    report = summarise.submit(future)               # runs once `future` is done, and is given its result
+    report = summarise.submit(future)               # runs once `future` is done, with its result
 
-*Warm workers* make the calls of a task: processes that Poise places like other work, that keep loaded modules and
-data, and that end when they are idle. All tasks of a program with the same options share a job and its workers. Each
+*Warm workers* run the calls of a task. They are processes that Poise schedules like other work; they keep loaded
+modules and data, and exit when idle. All tasks of a program with the same options share a job and its workers. Each
 call is logged when it is accepted and when it has returned, so a killed worker, agent or control plane loses none. A
 call may then run twice: its effects outside the program must allow that.
 
@@ -73,7 +73,7 @@ class Task(Generic[P, R]):
         self.__poise_function__ = function
         self._options = dict(options)
         self._home = home
-        with contextlib.suppress(AttributeError):  # as it is now: the file may change before the first call
+        with contextlib.suppress(AttributeError):  # now: the file may change before the first call
             function.__poise_source__ = functions.source_of(function)  # type: ignore[attr-defined]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -208,7 +208,7 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _limits(options: Mapping[str, Any]) -> list[int]:
-    """Maximum duration of a call and its maximum time without progress, in nanoseconds; 0: none."""
+    """Return the time limit of a call and its limit without progress, in nanoseconds; 0: none."""
     reads = ((name, _OF_JOBS[name].field.read) for name in _PER_CALL)
     return [read(options.get(name, 0), name) for name, read in reads if read is not None]
 
@@ -224,7 +224,7 @@ def _job_spec(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _futures_in(part: Any) -> Iterator[Future[Any]]:
-    """The futures in arguments: direct, or in lists, tuples and the values of dictionaries."""
+    """Yield the futures in arguments: direct, or in lists, tuples and the values of dictionaries."""
     kind = type(part)
     if isinstance(part, Future):
         yield part
@@ -235,11 +235,11 @@ def _futures_in(part: Any) -> Iterator[Future[Any]]:
 
 
 _held_up: dict[Future[Any], None] = {}
-"""Calls that wait in this process for results of other jobs; they are submitted before the program ends."""
+"""Calls that wait here for results of other jobs; they are submitted before the program ends."""
 
 
 def _when_done(others: Iterable[Future[Any]], future: Future[Any], submit: Callable[[], object]) -> None:
-    """Submit once these have returned: at once, or from the thread that receives the last result."""
+    """Call `submit` once these futures are done: at once, or on the thread that gets the last result."""
     waiting = {other for other in others if not other.done()}
     if not waiting:
         submit()
@@ -275,7 +275,7 @@ def _home_now() -> Home:
 
 @functools.cache
 def _home_at(*_: str | None) -> Home:
-    """The home that the environment selects, cached because every call asks for it."""
+    """Return the home that the environment selects; cached, because every call needs it."""
     return current_home()
 
 
@@ -284,7 +284,7 @@ _making = threading.Lock()
 
 
 def _calls_for(home: Home, options: Mapping[str, Any]) -> Calls:
-    """The calls of tasks with the same options, which share workers; `retries` may differ between calls."""
+    """Return the calls of tasks with these options, which share workers; `retries` may differ between calls."""
     own = [(name, value) for name, value in options.items() if name != "retries"]
     key = (home, repr(sorted(own)) if own else "", os.getpid())
     found = _all_calls.get(key)
@@ -307,7 +307,7 @@ def _calls_for(home: Home, options: Mapping[str, Any]) -> Calls:
 
 
 def _default_most(home: Home, options: Mapping[str, Any]) -> int:
-    """The number of workers that fit on the empty fleet, from 1 to `MOST_WORKERS`."""
+    """Return how many workers fit on the empty fleet, from 1 to `MOST_WORKERS`."""
     nodes = ensure_up(home, "--until-idle").nodes()
     devices, cpus = options.get("gpu", 0), parse_cpu(options.get("cpu", 1))
     if devices:
@@ -322,7 +322,7 @@ def close() -> None:
     while _held_up and getattr(sys, "last_type", None) is not KeyboardInterrupt:
         time.sleep(0.005)
     for (_, _, process), calls in list(_all_calls.items()):
-        if process == os.getpid():  # else this is a fork of the program whose calls they are
+        if process == os.getpid():  # else this process is a fork of their program
             calls.close()
     _all_calls.clear()
 
@@ -391,7 +391,7 @@ class Mapped(Generic[R]):
         return self._ready.popleft()
 
     def _fail(self, error: Exception) -> None:
-        """The results before the item that failed are given first."""
+        """Return the results before the failed item first, then raise the error."""
         before = error.__dict__.pop(functions.BEFORE, None)
         if not before:
             raise error
@@ -427,7 +427,7 @@ class Mapped(Generic[R]):
             self._bar.at(self.done)
 
     def _fill(self) -> None:
-        """Keep enough chunks submitted that no worker waits for the next one."""
+        """Keep enough chunks submitted that no worker is idle."""
         while len(self._pieces) < PIECES_AHEAD:
             piece = list(itertools.islice(self._items, self._size))
             if not piece:
@@ -480,7 +480,7 @@ class _Bar:
 def _submit_gang(
     home: Home, function: Callable[..., Any], options: Mapping[str, Any], arguments: Sequence[Any], future: Future[Any]
 ) -> None:
-    """Submit a gang as a separate job: its members are processes that start together, call the function and end."""
+    """Submit a gang as a separate job: its members start together, call the function and end."""
     folder = home.values / f"{tidy.GANGS}{secrets.token_hex(8)}"
     folder.mkdir(mode=0o700, parents=True)
     given = _resolved(list(arguments))

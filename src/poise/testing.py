@@ -1,11 +1,11 @@
-"""A world in memory for tests: a real controller, ledger and policy; clock, log and nodes that do as the test says.
+"""A world in memory for tests: a real controller, ledger and policy; the test controls clock, log and nodes.
 
     world = World().nodes(4, gpus=8).job("other", gpu=8).round().job("train", workers=4, gpu=8).round()
     assert world.codes("train")[0] == "GANG_INCOMPLETE"
 
-Every step returns the world, so that a world is made in one line. Time passes only in `after`. A node here is a script:
-it holds what it is sent and says that an attempt has ended when the test calls `finish`. With `check`, every event is
-followed by the ledger's own check of all its invariants.
+Every step returns the world, so that steps can be chained. Time passes only in `after`. Nodes are scripted: a node
+holds the attempts that it is sent, and reports an end when the test calls `finish`. With `check`, the ledger checks all
+its invariants after every change.
 """
 
 from collections import deque
@@ -82,7 +82,7 @@ from poise.policy.suites import ClusterPolicy, policy_named
 from poise.units import MILLISECOND, SECOND, parse_bytes, parse_cpu, parse_duration
 
 WALL = 1_700_000_000.0
-"""The world's wall clock never moves: nothing may depend on it."""
+"""The world's wall clock at its start; nothing may depend on real time."""
 
 
 def node(
@@ -94,7 +94,7 @@ def node(
     gpu_memory: str | int | Sequence[str | int] = "80GiB",
     incarnation: str = "1",
 ) -> Node:
-    """A node; `gpu_memory` is one amount for all devices, or one for each."""
+    """Create a node; `gpu_memory` is one amount for all devices, or one for each."""
     amounts = [gpu_memory] * gpus if isinstance(gpu_memory, str | int) else gpu_memory
     return Node(
         name=name,
@@ -109,7 +109,7 @@ def node(
 
 
 def replay(events: Iterable[Event]) -> Ledger:
-    """The ledger that a log makes."""
+    """Rebuild the ledger from a log."""
     ledger = Ledger()
     for event in events:
         ledger.apply(event)
@@ -117,8 +117,8 @@ def replay(events: Iterable[Event]) -> Ledger:
 
 
 class World:
-    """One control plane and its nodes. `policy` is a name or a policy. Rounds are decided when something happens, or at
-    the instant that the last plan named; at each `poll` (ns) too, if one is set.
+    """One control plane and its nodes. `policy` is a name or a policy. Rounds run when something happens, at the time
+    that the last plan named, and at each `poll` (ns) if one is set.
     """
 
     def __init__(
@@ -153,23 +153,23 @@ class World:
 
     @property
     def wall(self) -> float:
-        """The wall clock, in seconds since 1970. Somebody has set it `ahead` by so many seconds."""
+        """The wall clock, in seconds since 1970; tests set it `ahead` by a number of seconds."""
         return WALL + (self.now - SECOND) / SECOND + self.ahead
 
     @property
     def ledger(self) -> Ledger:
         return self.controller.ledger
 
-    # --- making it ---------------------------------------------------------------------------------------------------
+    # --- setup -------------------------------------------------------------------------------------------------------
 
     def nodes(self, count: int, **offers: Any) -> "World":
-        """Nodes `n1` … that join now; `offers` as of `node`."""
+        """Join nodes `n1` …; `offers` are arguments of `node`."""
         for number in range(1, count + 1):
             self.join(node(f"n{number}", **offers))
         return self
 
     def join(self, joining: Node) -> "World":
-        """A node connects and says what it holds: nothing, if its incarnation is new."""
+        """Connect a node, which reports its attempts: none, if its incarnation is new."""
         known = self.known.get(joining.name)
         if known is None or known.incarnation != joining.incarnation:
             self.held[joining.name] = {}
@@ -177,8 +177,8 @@ class World:
         return self.connect(joining.name)
 
     def job(self, name: str = "", **fields: Any) -> "World":
-        """Submit a job of `tenant`. `cpu`, `memory`, `gpu`, `gpu_memory` … are its resources, anything else a field of
-        the file.
+        """Submit a job of `tenant`. `cpu`, `memory`, `gpu`, `gpu_memory` … are its resources; all else are fields of
+        the job file.
         """
         tenant = fields.pop("tenant", DEFAULT)
         return self.submit(_spec(name, fields), tenant=tenant)
@@ -190,26 +190,26 @@ class World:
         return self.submit({"kind": "graph", "tasks": made, **_spec(name, fields, run=False)}, tenant=tenant)
 
     def submit(self, document: Any, key: str = "", user: str = "", tenant: str = DEFAULT) -> "World":
-        """Submit a parsed file as it is. Raises what it is refused with; what is accepted is in `replies`."""
+        """Submit a parsed file. Raises the error if it is refused; the answer is in `replies`."""
         compiled = self.controller.prepare(document, WALL, self.now, tenant)
         bearer = HOME if tenant == DEFAULT else Bearer(tenant, Role.SUBMITTER)
         return self.ask(Submit(self.request(), compiled, key, user, bearer=bearer))
 
-    # --- letting it run ----------------------------------------------------------------------------------------------
+    # --- progress ----------------------------------------------------------------------------------------------------
 
     def round(self) -> "World":
-        """Let the controller decide, once, whatever it thinks of the time."""
+        """Run one scheduling round now, whether or not one is due."""
         view = self.controller.snapshot(self.now)
         plan = self._policy.decide(view)
         self.plans.append(plan)
         return self.say(Decided(plan, view))
 
     def plan(self) -> Plan:
-        """What the policy would do now."""
+        """Return the policy's plan for the current state."""
         return self._policy.decide(self.controller.snapshot(self.now))
 
     def after(self, duration: str | int = 0) -> "World":
-        """Time passes; nodes that are connected send their heartbeats, and the controller decides when it wants to."""
+        """Let time pass: connected nodes send heartbeats, and the controller runs its rounds when due."""
         end = self.now + (parse_duration(duration) if isinstance(duration, str) else duration)
         while True:
             for name in sorted(self.connected):
@@ -225,7 +225,7 @@ class World:
         return self
 
     def start(self, *tasks: str) -> "World":
-        """The nodes say that these tasks run."""
+        """Report these tasks as running, from their nodes."""
         for name in tasks:
             attempt, at = self._attempt(name)
             self.started.setdefault(attempt, self.now)
@@ -233,7 +233,7 @@ class World:
         return self
 
     def resizes(self, *tasks: str) -> "World":
-        """These tasks say that they follow the orders of their gang; what each was told last is in `orders`."""
+        """Report that these tasks follow the orders of their gang; `orders` has the latest orders of each."""
         for name in tasks:
             attempt, at = self._attempt(name)
             self.hear(
@@ -243,7 +243,7 @@ class World:
         return self
 
     def finish(self, *tasks: str, outcome: Outcome = "done", run: str | int = "1s", **ending: Any) -> "World":
-        """The nodes say that the latest attempts of these tasks have ended."""
+        """Report from their nodes that the latest attempts of these tasks have ended."""
         nanoseconds = parse_duration(run) if isinstance(run, str) else run
         for name in tasks:
             attempt, at = self._attempt(name)
@@ -251,7 +251,7 @@ class World:
         return self
 
     def finish_all(self, **ending: Any) -> "World":
-        """Everything that any node holds ends, and what follows from that is decided, until all is quiet."""
+        """End all attempts on all nodes, and let time pass, until no work is left."""
         for _ in range(10_000):
             attempts = [attempt for of_node in self.held.values() for attempt in of_node]
             if not attempts and not self.ledger.queues.pending:
@@ -263,7 +263,7 @@ class World:
         raise AssertionError("the world does not come to rest")
 
     def settle(self) -> "World":
-        """Rounds until one changes nothing."""
+        """Run rounds until one changes nothing."""
         for _ in range(100):
             before = self.ledger.revision
             self.round()
@@ -274,14 +274,14 @@ class World:
     # --- calls -------------------------------------------------------------------------------------------------------
 
     def caller(self, job: str, message: FromCaller) -> "World":
-        """The caller of a job says something; what it is told is in `told_callers`, and in `results`."""
+        """Send a message as the caller of a job; answers are in `told_callers` and `results`."""
         return self.say(FromJobCaller(self.state(job).id, message, self.state(job).tenant))
 
     def worker(self, task: str, message: FromWorker) -> "World":
-        """A worker's task, as `job.task`, says something; what workers are told is in `told_workers`."""
+        """Send a message as a worker's task (`job.task`); messages to workers are in `told_workers`."""
         return self.say(FromCallWorker(self._attempt(task)[0], message))
 
-    # --- what befalls it ---------------------------------------------------------------------------------------------
+    # --- requests and failures ---------------------------------------------------------------------------------------
 
     def cancel(self, job: str, bearer: Bearer = HOME) -> "World":
         return self.ask(Cancel(self.request(), job, bearer))
@@ -290,7 +290,7 @@ class World:
         return self.ask(HoldJob(self.request(), job, on, bearer))
 
     def change(self, job: str, bearer: Bearer = HOME, **fields: Any) -> "World":
-        """Give it other values of fields that `job` takes."""
+        """Change fields of a job, given as for `job`."""
         spec = _spec("", fields, run=False)
         compiled = compile_spec(as_job(spec), wall=WALL)
         return self.ask(ChangeJob(self.request(), job, compiled, fields_in(spec), bearer))
@@ -311,16 +311,16 @@ class World:
         return self.ask(Drain(self.request(), name, on, moves=moves))
 
     def fault(self, name: str, *faults: DeviceFault) -> "World":
-        """The node says that devices have failed."""
+        """Report failed devices of a node."""
         return self.hear(name, Report(serial=self._serial(), faults=faults))
 
     def quota(self, tenant: str, *, none: bool = False, **bounds: Any) -> "World":
-        """Bound what the work of a tenant may hold: `cpu`, `memory`, `gpu`; or with `none`, no more."""
+        """Set the quota of a tenant: `cpu`, `memory`, `gpu`; with `none`, remove it."""
         quota = None if none else compile_quota(QuotaSpec(**bounds))
         return self.ask(SetQuota(self.request(), tenant, quota))
 
     def shares(self, *shares: dict[str, Any], **fields: Any) -> "World":
-        """Share the fleet by a tree; without any, by none."""
+        """Set the shares of the fleet; without arguments, remove them."""
         tree = compile_shares({"kind": "shares", "shares": list(shares), **fields}) if shares else None
         return self.ask(SetShares(self.request(), tree))
 
@@ -329,7 +329,7 @@ class World:
         return self.say(Gone(name))
 
     def connect(self, name: str, ended: Sequence[Ended] = ()) -> "World":
-        """The node says anew what it holds."""
+        """Connect a node, which reports the attempts that it holds."""
         self.connected.add(name)
         holds = self.held[name]
         running = tuple(Running(attempt=attempt, pid=1) for attempt in holds if attempt in self.started)
@@ -338,12 +338,12 @@ class World:
         return self.hear(name, hello)
 
     def lose(self, name: str) -> "World":
-        """The node falls silent until it is given up."""
+        """Disconnect a node until the controller declares it lost."""
         self.disconnect(name)
         return self.after(self.controller.settings.dead_after + SECOND)
 
     def end(self, name: str, attempt: Attempt, ending: Ending) -> "World":
-        """A node says that an attempt has ended, whatever the ledger thinks of it."""
+        """Report that an attempt has ended, whatever state the ledger has for it."""
         self.held[name].pop(attempt, None)
         return self._report(name, ended=(Ended(attempt=attempt, ending=ending),))
 
@@ -351,26 +351,26 @@ class World:
         return self.say(FromNode(name, message))
 
     def say(self, message: Message) -> "World":
-        """Hand the controller a message."""
+        """Pass a message to the controller."""
         self._perform(self.controller.handle(message, self.now))
         return self
 
     def sync(self) -> "World":
-        """A slow disk catches up."""
+        """Make the log durable, as when a slow disk catches up."""
         self.durable = len(self.log)
         return self.say(Durable(self.durable))
 
     def fail_disk(self) -> "World":
-        """The disk is full: what is not durable is gone, and the controller starts over from what is."""
+        """Fill the disk: drop what is not durable, and restore the controller from the rest."""
         self.full_disk = True
         del self.log[self.durable :]
         return self.say(AppendFailed(replay(self.log), StoreFull("the disk of the log is full")))
 
     def restart(self, *, from_checkpoint: bool = False, **settings: Any) -> "World":
-        """The control plane is killed and begins anew from what is durable; every node connects again.
+        """Kill the control plane and restart it from the durable log; all nodes reconnect.
 
-        `from_checkpoint`: from the state as it is, which has to be durable, and not from the whole log. `settings`
-        are those that differ from before.
+        With `from_checkpoint` it starts from the current state, which must be durable, instead of the whole log.
+        `settings` are changed settings.
         """
         del self.log[self.durable :]
         ledger = Ledger.decode(self.ledger.encode()) if from_checkpoint else replay(self.log)
@@ -381,10 +381,10 @@ class World:
             self.connect(name)
         return self
 
-    # --- looking at it -----------------------------------------------------------------------------------------------
+    # --- state -------------------------------------------------------------------------------------------------------
 
     def state(self, name: str) -> JobState:
-        """A job by id, or by name: of the tenant `default`, or else the latest that has it."""
+        """Return a job by id or name: the tenant `default`'s, else the latest with that name."""
         job = self.ledger.jobs.find(name)
         if job is None:
             job = next((job for job in reversed(self.ledger.jobs.values()) if job.name == name), None)
@@ -393,12 +393,12 @@ class World:
         return job
 
     def status(self, name: str) -> str:
-        """Of a job, or of a unit as `job.unit`."""
+        """Return the status of a job, or of a unit (`job.unit`)."""
         job, _, unit = name.partition(".")
         return self.unit(name).status if unit else job_status(self.state(job))
 
     def unit(self, name: str) -> UnitState:
-        """A unit as `job.unit`, or the only unit of a job."""
+        """Return a unit (`job.unit`), or the only unit of a job."""
         job, _, unit = name.partition(".")
         found = self.ledger.jobs.unit(f"{self.state(job).id}.{unit or 'main'}")
         if found is None:
@@ -406,7 +406,7 @@ class World:
         return found
 
     def task(self, name: str) -> tuple[UnitState, TaskState]:
-        """A task as `job.task`, or the only task of a job."""
+        """Return a task (`job.task`), or the only task of a job."""
         job, _, task = name.partition(".")
         found = self.ledger.jobs.task(f"{self.state(job).id}.{task or 'main'}")
         if found is None:
@@ -414,18 +414,18 @@ class World:
         return found
 
     def where(self, name: str) -> list[str]:
-        """The nodes of a unit's attempts; none while it has none."""
+        """Return the nodes of a unit's active attempts."""
         return [task.node for task in self.unit(name).tasks if task.active]
 
     def reasons(self, name: str) -> list[Reason]:
-        """Every reason why a unit waits."""
+        """Return every reason why a unit waits."""
         unit = self.unit(name)
         return reasons(self.ledger, self.ledger.jobs[unit.job], unit, self.now)
 
     def codes(self, name: str) -> list[str]:
         return [reason.code for reason in self.reasons(name)]
 
-    # --- inside ------------------------------------------------------------------------------------------------------
+    # --- internals ---------------------------------------------------------------------------------------------------
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         waiting = deque(effects)
@@ -463,7 +463,7 @@ class World:
             self._check()
 
     def _check(self) -> None:
-        """All invariants, once for what events have made of the ledger: what brings none leaves it as it was."""
+        """Check all invariants if the ledger has changed since the last check."""
         if self._checked is None or self._checked[0] is not self.ledger or self._checked[1] != self.ledger.revision:
             self.ledger.check()
             self._checked = self.ledger, self.ledger.revision
@@ -482,7 +482,7 @@ class World:
         return self.controller.handle(Durable(self.durable), self.now)
 
     def _deliver(self, send: Send) -> Sequence[Effect]:
-        """A scripted node holds what it is sent; it stops at once what it is told to stop."""
+        """Deliver a message to a scripted node: it holds new attempts, and ends at once those that it must stop."""
         if send.node not in self.connected or not isinstance(send.message, Desired):
             return ()
         holds, desired = self.held[send.node], send.message
@@ -519,7 +519,7 @@ class World:
         return next((of_node for of_node in self.held.values() if attempt in of_node), {})
 
     def ask(self, message: Request) -> "World":
-        """Make a request, with a number from `request`. Raises what it is refused with."""
+        """Make a request, with a number from `request`. Raises the error if it is refused."""
         self.say(message)
         for reply in self.replies:
             if reply.request == message.request and reply.error is not None:
@@ -527,11 +527,11 @@ class World:
         return self
 
     def error(self) -> PoiseError | None:
-        """The error of the latest reply."""
+        """Return the error of the latest reply."""
         return self.replies[-1].error if self.replies else None
 
     def request(self) -> int:
-        """The number of a new request."""
+        """Return the number of a new request."""
         self._requests += 1
         return self._requests
 

@@ -1,8 +1,8 @@
-"""Quantities as people write them, and as the ledger keeps them.
+"""Quantities: parsing and formatting, and the integers that the ledger stores.
 
 The ledger and the log hold integers only: milli-CPU, bytes, nanoseconds. People write `1.5`, `12GiB`, `90m`. GB and GiB
-differ (10^9 and 2^30 bytes), `Gi` means GiB. Every parser here raises `ValueError` with a sentence that says what was
-expected; callers add the field.
+differ (10^9 and 2^30 bytes), `Gi` means GiB. Every parser here raises `ValueError` with a message that
+names the expected form; callers add the field.
 
 >>> parse_bytes("12GiB")
 12884901888
@@ -18,8 +18,8 @@ from functools import lru_cache
 from typing import NewType
 
 Instant = NewType("Instant", int)
-"""Nanoseconds since the log was born. Never wall time: it does not step back, and no lease or order depends on wall
-time."""
+"""Nanoseconds since the log was created. Never wall-clock time, which may step back; leases and order must not depend
+on it."""
 
 NANOSECOND = 1
 MILLISECOND = 1_000_000
@@ -37,7 +37,7 @@ _BYTES = {"": 1, "b": 1} | {
 _UNSURE_UNIT = re.compile(r"\s*([0-9.]+)\s*([kmgtpKMGTP](?!b)|[KMGTP])(b?)\s*")
 _WORD = re.compile(r"([0-9]{1,9})\s*(weeks?|w|days?|hours?|hrs?|minutes?|mins?|seconds?|secs?)\b,?\s*", re.IGNORECASE)
 _WORDS = re.compile(rf"\s*(?:{_WORD.pattern})+", re.IGNORECASE)
-_NUMBER_UNIT = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([a-zA-Z]*)")  # longer numbers are no quantities
+_NUMBER_UNIT = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([a-zA-Z]*)")  # longer numbers are not quantities
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15, "e": 10**18}
 _RATE = re.compile(r"\s*([0-9]{1,40}(?:\.[0-9]{1,40})?)\s*([kKMGTP]?)(bit|b|B|Byte|bps)(?:/s|ps)?\s*")
 _FLOPS = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e[0-9]{1,2})?)\s*(?:([kKMGTPE]?)(?:FLOPS?|OPS?)(?:/s)?)?\s*")
@@ -75,7 +75,7 @@ _CLOCK = re.compile(r"(?:([0-9]{1,9})-)?([0-9]{1,9}(?::[0-9]{1,9}){0,2})")
 
 
 def duration_of_slurm(text: str) -> str:
-    """Slurm's `days-hours:minutes:seconds`, of which little needs to be there, in our units. Raises `ValueError`.
+    """Convert Slurm's `days-hours:minutes:seconds`, most of which is optional. Raises `ValueError`.
 
     >>> duration_of_slurm("1-00:30"), duration_of_slurm("00:01:00"), duration_of_slurm("5")
     ('1d30m', '1m', '5m')
@@ -104,7 +104,7 @@ def parse_bytes(text: str | int | float) -> int:
 
 
 def bytes_meant(text: object) -> str:
-    """An amount of memory with the unit that it is taken for, where it has a short one or one of bits; else empty.
+    """Return an amount of memory with the unit that is assumed for a short unit or one of bits; else empty.
 
     >>> bytes_meant("4G"), bytes_meant("2Gb"), bytes_meant("2GB")
     ('4GiB', '2GB', '')
@@ -116,7 +116,7 @@ def bytes_meant(text: object) -> str:
 
 
 def duration_meant(text: object) -> str:
-    """A duration as it can be typed, where its units are written out; else empty.
+    """Return a duration in short units if its units are written out; else empty.
 
     >>> duration_meant("7days"), duration_meant("2 weeks"), duration_meant("1 hour 30 minutes")
     ('7d', '14d', '1h30m')
@@ -139,8 +139,8 @@ def parse_cpu(text: str | int | float) -> int:
 
 
 def is_plain(text: str) -> bool:
-    """Whether a number is written in ASCII and without `_`. Python's `int` and `float` also take `1_000`, and the
-    digits of every script.
+    """Return whether a number is written in ASCII and without `_`. Python's `int` and `float` also accept `1_000` and
+    the digits of every script.
     """
     return text.isascii() and "_" not in text
 
@@ -259,7 +259,7 @@ def format_flops(operations: int) -> str:
 
 
 def type_bytes(amount: int) -> str:
-    """An amount of memory as it can be typed, rounded down to hundredths of its unit.
+    """Format an amount of memory as it can be typed, rounded down to hundredths of its unit.
 
     >>> type_bytes(80 * 10**9), type_bytes(6 * 2**30)
     ('74.5GiB', '6GiB')
@@ -271,7 +271,7 @@ def type_bytes(amount: int) -> str:
 
 
 def type_rate(bits: int) -> str:
-    """A bandwidth as it can be typed, rounded down to hundredths of its unit.
+    """Format a bandwidth as it can be typed, rounded down to hundredths of its unit.
 
     >>> type_rate(400 * 10**9)
     '400Gbit'
@@ -295,7 +295,7 @@ def _from_number(number: int | float, scale: int, expected: str) -> int:
     if isinstance(number, bool):
         raise ValueError(f"{expected}, not `{str(number).lower()}`")
     if isinstance(number, float):
-        return _bounded(Decimal(repr(number)) * scale, str(number))  # as written: 0.1 is a tenth
+        return _bounded(Decimal(repr(number)) * scale, str(number))  # exactly as written: 0.1 is a tenth
     return _bounded(number * scale, "a number of many digits" if abs(number) > _MAX else str(number))
 
 

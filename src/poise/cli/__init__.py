@@ -1,1 +1,1 @@
-"""The command line: flags, exit codes, rendering. No logic."""
+"""The command line: flags, exit codes and output. No business logic."""

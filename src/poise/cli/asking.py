@@ -1,4 +1,4 @@
-"""Flags by which a command says what it needs, shared by `run`, `submit` and `plan`."""
+"""Flags for the requirements of a job, shared by `run`, `submit` and `plan`."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -23,14 +23,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 FLAGS = {flag.keyword: (path, flag) for path, _, flag in flagged()}
-"""The flags and the field that each sets (`resources.gpu`), by keyword, in the order of `--help`."""
+"""The flags by keyword, each with the field that it sets (`resources.gpu`), in the order of `--help`."""
 
 _IN_SERVICE = {name: of for name, of in FLAGS.items() if of[1].in_service or of[0].startswith("resources.")}
-"""The flags that say what a process needs."""
+"""The flags for the requirements of a process."""
 
 
 OPTIONAL_VALUE = frozenset(flag.name for _, flag in FLAGS.values() if flag.metavar.startswith("[="))
-"""Flags with a value that may be left out."""
+"""Flags whose value is optional."""
 
 
 def _option(flag: Flag) -> Callable[[Function], Function]:
@@ -41,14 +41,14 @@ def _option(flag: Flag) -> Callable[[Function], Function]:
 
 
 class Asking(click.Command):
-    """A command with the flags of jobs: those in `OPTIONAL_VALUE` take a value behind `=` only, or none."""
+    """A command with job flags. A flag in `OPTIONAL_VALUE` takes a value only after `=`, or none."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, self._told(list(args), interspersed=ctx.allow_interspersed_args))
 
     def _told(self, args: list[str], *, interspersed: bool) -> list[str]:
-        """`--sync` as `--sync=`, which is how the parser reads a flag without a value. What follows the flags of this
-        command is left alone.
+        """Rewrite `--sync` as `--sync=`, which the parser reads as a flag without a value. Arguments after the flags of
+        this command stay as they are.
         """
         valued = {
             name
@@ -69,27 +69,27 @@ class Asking(click.Command):
 
 
 def asking(function: Function) -> Function:
-    """Adds the flags; they arrive as one keyword each."""
+    """Add all job flags; the function gets each as a keyword argument."""
     return _with(FLAGS, function)
 
 
 def needing(function: Function) -> Function:
-    """Adds the flags that say what a process needs, without those of jobs."""
+    """Add the flags for the requirements of a process, without other job flags."""
     return _with(_IN_SERVICE, function)
 
 
 _CHANGING = {name: of for name, of in FLAGS.items() if of[0] in CHANGEABLE or of[0].partition(".")[0] == "deadline"}
-"""The flags that change a job that is submitted already. `--no-preempt` has an opposite there."""
+"""The flags that can change a submitted job. `--no-preempt` is a switch in `poise set`, so it is left out here."""
 del _CHANGING["no_preempt"]
 
 
 def changing(function: Function) -> Function:
-    """Adds the flags of what may be changed of a job."""
+    """Add the flags that can change a submitted job."""
     return _with(_CHANGING, function)
 
 
 def _with(those: dict[str, tuple[str, Flag]], function: Function) -> Function:
-    """But for those that mean something else to the command: `plan --output` says how to print it."""
+    """Add flags, except those that the command defines itself: `plan --output` is the output format."""
     own = {name for option in getattr(function, "__click_params__", ()) for name in option.opts}
     for _, flag in reversed(those.values()):
         if flag.name not in own:
@@ -101,17 +101,17 @@ SCRIPTS = (".sh", ".bash", ".py")
 
 
 def is_script(name: str) -> bool:
-    """Whether it names a script, which is read for directives: by its ending, and only a file that is there."""
+    """Return whether the name is that of an existing script, by its ending; scripts are read for directives."""
     return name.endswith(SCRIPTS) and Path(name).is_file()
 
 
 def needed(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
-    """The fields that the flags of `needing` set."""
+    """Return the fields that the flags of `needing` set."""
     return _said(_IN_SERVICE, flags, environ)
 
 
 def asked(flags: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
-    """The fields of a job that the flags set. Folders are relative to that of the command line."""
+    """Return the job fields that the flags set. Folders are relative to the working directory."""
     spec = _said(FLAGS, flags, environ)
     if isinstance(spec.get("sync"), str):
         spec["sync"] = str(Path(spec["sync"]).expanduser().absolute())
@@ -126,7 +126,7 @@ def _said(those: Mapping[str, tuple[str, Flag]], flags: dict[str, Any], environ:
             continue
         outer, _, inner = path.rpartition(".")
         value = flag.reads(given, environ)
-        if outer:  # of a deadline that no flag gives, the file or script may tell the time
+        if outer:  # a deadline without a flag may come from the file or script
             spec[outer] = _as_mapping(spec.get(outer, {})) | {inner: value}
         else:
             spec[inner] = value
@@ -138,7 +138,7 @@ _A_FIELD = re.compile(r"([\w-]+): ([^\s{}\[\]]+)")
 
 @contextmanager
 def told_as_flags(flags: dict[str, Any]) -> Iterator[None]:
-    """Errors about fields that these flags set name the flag (`--memory` for `resources.memory`), and hint at one."""
+    """Let errors about fields that these flags set name the flag (`--memory` for `resources.memory`), with a hint."""
     try:
         yield
     except PoiseError as error:
@@ -164,7 +164,7 @@ def _as_flag(record: ErrorRecord, flags: dict[str, Any]) -> ErrorRecord:
 
 
 def flag_of(field: str) -> str:
-    """The keyword of the flag that sets a field, or something in it; empty where there is none."""
+    """Return the keyword of the flag that sets a field, or a part of it; empty if there is none."""
     if field == "by":
         return "deadline"
     for one in (field, *above(field)):
@@ -175,7 +175,7 @@ def flag_of(field: str) -> str:
 
 
 def note_unused(spec: dict[str, Any]) -> None:
-    """Tell where the values of a sweep are, if the command names none of them."""
+    """If the command names no parameter of its sweep, print where a task finds its values."""
     names = spec.get("sweep")
     texts = [*spec["run"], *map(str, spec.get("env", {}).values())]
     if names and not any(f"{{{name}}}" in text or PREFIX in text for name in names for text in texts):
@@ -184,7 +184,7 @@ def note_unused(spec: dict[str, Any]) -> None:
 
 
 def note_units(spec: dict[str, Any]) -> None:
-    """Tell how an amount of memory is read that has a short unit or one of bits: `4G` is 4 GiB here, 4 GB elsewhere."""
+    """Print how an ambiguous unit of memory is read: `4G` is 4 GiB here, but 4 GB in some other programs."""
     tasks = spec.get("tasks")
     for task in (spec, *(tasks.values() if isinstance(tasks, dict) else ())):
         found = task.get("resources") if isinstance(task, dict) else None
@@ -195,8 +195,8 @@ def note_units(spec: dict[str, Any]) -> None:
 
 
 def merged(spec: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """A job with the fields of `own` in place of its own; resources, variables, secrets and what is said of retries
-    and of the deadline are replaced one by one. Raises SpecError.
+    """Return the job with the fields of `own` in place of its own. Resources, variables, secrets, and the parts of
+    retries and of the deadline are replaced one by one. Raises SpecError.
     """
     spec = each(spec, lambda told, at: told)
     both = {
@@ -210,5 +210,5 @@ def merged(spec: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_mapping(said: Any) -> dict[str, Any]:
-    """`30m` as a mapping."""
+    """Return a deadline such as `30m` as a mapping."""
     return said if isinstance(said, dict) else {"by": said}

@@ -46,7 +46,7 @@ def attach(job: str, no_stdin: bool, tail: int, as_json: bool) -> int:
 
 
 def _takes_input(report: JobReport) -> TaskReport | None:
-    """The task that is given input, if there is one."""
+    """Return the task that takes input, if there is one."""
     tasks = [task for task in report.tasks if task.input and task.exit_code is None]
     if len(tasks) > 1:
         say(f"poise: several tasks accept input; to send input to one: `poise attach {tasks[0].task}`")
@@ -54,7 +54,7 @@ def _takes_input(report: JobReport) -> TaskReport | None:
 
 
 def _source(task: TaskReport) -> Source | None:
-    """Where its input comes from here."""
+    """Return the local source of its input."""
     if sys.stdin is not None and sys.stdin.isatty():
         return Terminal(holds=False) if task.input == "terminal" else Giving(0)
     return Giving(0) if comes_in(0) else None

@@ -21,7 +21,7 @@ from poise.model.measured import Measured, Sample, processor_key
 from poise.units import format_flops
 
 WITH_TORCH = ("cuda", "rocm", "cann")
-"""Backends that torch has."""
+"""Backends that torch supports."""
 
 
 @click.command("bench-devices")
@@ -81,7 +81,7 @@ def _cannot(answer: Answer) -> str:
 def _measured(
     what: str, hidden: dict[str, str], named: Sequence[tuple[str, str]], driver: str, *, quick: bool
 ) -> list[Measured]:
-    """Of devices by what their driver calls them, and their models. Raises `Fault`."""
+    """Measure devices, given by their driver's name and model. Raises `Fault`."""
     reports = measure("processor" if what == "processor" else "accelerators", hidden, devices=len(named), quick=quick)
     if len(reports) != len(named):
         raise Fault("not all devices were measured", need=str(len(named)), have=f"torch sees {len(reports)} of them")
@@ -117,5 +117,5 @@ def _shown(found: Sequence[Measured]) -> Shown:
 
 
 def _spread(sample: Sample) -> str:
-    """From the least to the most, as a part of the median."""
+    """Return the range of a sample as a percentage of its median."""
     return f"{(sample.most - sample.least) / max(1, sample.median):.0%}"

@@ -1,4 +1,4 @@
-"""`poise hold`, `release`, `set`, `retry` and `rm`: what becomes of a job after it was submitted."""
+"""`poise hold`, `release`, `set`, `retry` and `rm`: changes to submitted jobs."""
 
 import os
 from typing import Any
@@ -39,7 +39,7 @@ def release(jobs: tuple[str, ...], as_json: bool) -> int:
     client = connected(current_home())
     there = _all_there(client, jobs)
     released = [client.release(job.id) for job in there if job.hold]
-    others = [client.release(job.id) for job in there if not job.hold]  # refused if it is over
+    others = [client.release(job.id) for job in there if not job.hold]  # fails if the job has ended
     if as_json:
         print_json({"released": released})
         return 0
@@ -51,7 +51,7 @@ def release(jobs: tuple[str, ...], as_json: bool) -> int:
 
 
 def _all_there(client: Client, jobs: tuple[str, ...]) -> list[JobReport]:
-    """Raises `NotFound` before anything is done if one of them is not there."""
+    """Return the reports of all jobs. Raises `NotFound` before anything is changed if one does not exist."""
     return [client.job(job) for job in jobs]
 
 
@@ -113,15 +113,15 @@ def rm(
 
 
 _NOTHING = {"deadline": None, "expect": None, "time-limit": 0, "checkpoint": None}
-"""Fields that `none` takes away, and what stands in a file then."""
+"""Fields that the value `none` clears, and the cleared value in a job file."""
 
 
 _BY_FIELD = {path.rpartition(".")[2]: flag for path, flag in FLAGS.values()}
-"""The flags by the field of a job file that each sets."""
+"""The flags, by the job field that each sets."""
 
 
 class _Assigned(click.Command):
-    """A command that takes `name=value` for `--name value`."""
+    """A command that accepts `name=value` as `--name value`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [part for word in args for part in _as_flag(word)])

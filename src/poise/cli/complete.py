@@ -1,8 +1,8 @@
-"""What a shell offers when Tab is pressed: commands, flags and their values, and the names of what there is now.
+"""Shell completion: commands, flags, their values, and live names.
 
-A shell is not kept waiting: flags come from `flags.json`, which is made from the commands themselves, and names from
-one short question to a control plane that runs. Where none runs there are no names; none is started, and nothing is
-said. Every line is an offer, with what it means behind a tab; `:files` and `:commands` leave it to the shell.
+Completion must be fast: flags come from `flags.json`, which is generated from the commands, and names from one short
+request to a running control plane. Without one there are no names; none is started, and nothing is printed. Each line
+is a candidate and its description, separated by a tab; `:files` and `:commands` ask the shell to complete.
 """
 
 import json
@@ -14,23 +14,23 @@ from typing import Any
 FLAGS = Path(__file__).with_name("flags.json")
 
 SECONDS = 0.1
-"""That a control plane may take to answer; one that is busier is not waited for."""
+"""Time limit for the control plane's answer; a slower one is not waited for."""
 
 LIVE = ("job", "node", "tenant", "schedule")
-"""Kinds of names that a control plane knows."""
+"""Kinds of names that a control plane completes."""
 
 Branch = dict[str, Any]
 
 
 def print_offers(words: list[str]) -> int:
-    """Print what the last of the words could become. The first is the program."""
+    """Print the candidates for the last word. The first word is the program."""
     offers = offered(json.loads(FLAGS.read_text(encoding="utf-8")), words[1:] or [""])
     sys.stdout.write("".join(f"{offer}\n" for offer in dict.fromkeys(offers)))
     return 0
 
 
 def offered(tree: Branch, words: list[str]) -> Iterator[str]:
-    """For the last word; those before it say which command and flag it belongs to."""
+    """Yield the candidates for the last word; the words before it select the command and the flag."""
     *before, typed = _joined(words)
     branch = tree
     while before and before[0] in branch["commands"]:
@@ -39,7 +39,7 @@ def offered(tree: Branch, words: list[str]) -> Iterator[str]:
     given, behind = before[:dashes], before[dashes + 1 :]
     seen, flag = _read(branch, given)
     if branch["runs"] and (dashes < len(before) or (seen and branch["arguments"] == ["command"])):
-        yield ":files" if behind or seen else ":commands"  # a command of the user's, and everything behind it
+        yield ":files" if behind or seen else ":commands"  # a user's command with its arguments
     elif flag is not None:
         yield from _values(flag["values"], typed)
     elif typed.startswith("-"):
@@ -53,12 +53,12 @@ def offered(tree: Branch, words: list[str]) -> Iterator[str]:
 
 
 def _joined(words: list[str]) -> list[str]:
-    """Bash cuts `--flag=value` into three; the value is what is typed."""
+    """Rejoin words: bash splits `--flag=value` into three, of which the value is being typed."""
     return [*(word for word in words[:-1] if word != "="), "" if words[-1] == "=" else words[-1]]
 
 
 def _read(branch: Branch, given: list[str]) -> tuple[int, Branch | None]:
-    """How many arguments there are already, and the flag whose value comes next."""
+    """Return the number of arguments so far, and the flag whose value comes next."""
     seen, flag = 0, None
     for word in given:
         if flag is not None:
@@ -72,7 +72,7 @@ def _read(branch: Branch, given: list[str]) -> tuple[int, Branch | None]:
 
 
 def _flags(flags: Branch, given: list[str], typed: str) -> Iterator[str]:
-    """Those that are not there already, or the values of `--flag=`."""
+    """Yield flags that are not given yet, or the values of `--flag=`."""
     name, equals, value = typed.partition("=")
     if equals and name in flags:
         yield from (f"{name}={offer}" for offer in _values(flags[name]["values"], value) if offer[0] != ":")
@@ -82,7 +82,7 @@ def _flags(flags: Branch, given: list[str], typed: str) -> Iterator[str]:
 
 
 def _values(kind: Any, typed: str) -> Iterator[str]:
-    """`kind` is a list of words, a kind of names, or empty where anything goes."""
+    """Yield values. `kind` is a list of words, a kind of names, or empty for free text."""
     if isinstance(kind, list):
         words = [word for word in kind if not word.startswith(":")]
         yield from (word for word in words if word.startswith(typed))
@@ -102,7 +102,7 @@ def _beginning(known: Iterable[tuple[str, str]], typed: str) -> Iterator[str]:
 
 
 def live_names(kind: str, typed: str) -> list[str]:
-    """Names of jobs and tasks, nodes or tenants, if a control plane runs and answers at once."""
+    """Return names of jobs and tasks, nodes, tenants or schedules, if a control plane answers at once."""
     from urllib.parse import quote
 
     from poise.drivers.http import Connection
@@ -123,7 +123,7 @@ def live_names(kind: str, typed: str) -> list[str]:
 
 
 def service_names() -> list[str]:
-    """Names of the services whose gateways run here: those of the sockets, `NAME.GATEWAY.sock`, of their replicas."""
+    """Return the services whose gateways run here, from their replicas' sockets `NAME.GATEWAY.sock`."""
     from poise.drivers.reach import environment_home
     from poise.errors import PoiseError
 

@@ -1,4 +1,4 @@
-"""`poise completion`: what a shell needs to complete `poise`. What is offered is decided by `complete.py`."""
+"""`poise completion`: the scripts by which shells complete `poise`. `complete.py` computes the candidates."""
 
 import click
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from poise.drivers.dashboards import Running
 
 RESTART_SECONDS = 10.0
-"""Within which a kept dashboard that was killed is there again."""
+"""Time limit for a supervised dashboard to be restarted after a crash."""
 
 
 @click.command()
@@ -47,7 +47,7 @@ def dashboard(port: int, no_browser: bool, as_json: bool) -> int:
 
     home = current_home()
     with connected(home) as client:
-        tenant = client.whoami().tenant  # raises what is wrong with the token, before anything is opened
+        tenant = client.whoami().tenant  # fails on a bad token before anything is opened
     opens = not no_browser and not as_json
     if url := _served(home):
         address = new_link(home, url)
@@ -58,7 +58,7 @@ def dashboard(port: int, no_browser: bool, as_json: bool) -> int:
 
     def ready(running: "Running", address: str) -> None:
         _tell(running.url, address, opens, as_json)
-        if opens:  # beside, since a browser in the terminal returns when it ends
+        if opens:  # on a thread, because a browser in the terminal returns only when it exits
             threading.Thread(target=_open, args=(home, address), daemon=True).start()
 
     with bind(port) as listening, contextlib.ExitStack() as stack:
@@ -70,7 +70,7 @@ def dashboard(port: int, no_browser: bool, as_json: bool) -> int:
 
 
 def _served(home: Home) -> str:
-    """The address of the dashboard that runs already; empty if there is none."""
+    """Return the address of a running dashboard; empty if there is none."""
     if home.elsewhere is not None:
         from poise.dashboard.serve import served_elsewhere
 
@@ -82,7 +82,7 @@ def _served(home: Home) -> str:
 
 
 def _is_kept(home: Home) -> bool:
-    """Whether the supervisor keeps one, and is about to start it."""
+    """Return whether the supervisor runs a dashboard, or is about to start one."""
     return "dashboard" in read_flags(home) and supervised(home)
 
 
@@ -97,7 +97,7 @@ def _tell(url: str, address: str, opens: bool, as_json: bool) -> None:
 
 
 def _open(home: Home, address: str) -> None:
-    """Lead a browser there by a file of this user: an argument could be read in the list of processes."""
+    """Open a browser on a file of this user, because a link as an argument would appear in the list of processes."""
     ensure_home(home)
     page = f'<!doctype html><title>Poise</title><meta http-equiv="refresh" content="0; url={escape(address)}">'
     with os.fdopen(os.open(home.dashboard_opener, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:

@@ -1,4 +1,4 @@
-"""What a submission prints about its deadline: how likely it is met."""
+"""The note of a submission about the probability that its deadline is met."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from poise.client import Client, deadlines_in
 from poise.errors import PoiseError
 
-if TYPE_CHECKING:  # only for their names
+if TYPE_CHECKING:  # only for type names
     from poise.model.chances import DeadlineForecast
 
 
@@ -15,8 +15,8 @@ def has_deadline(spec: Mapping[str, Any]) -> bool:
 
 
 def forecast_of(client: Client, job: str) -> "DeadlineForecast | None":
-    """The forecast of an accepted job; None where there is none to be had now, or the job is over by now. The job is
-    accepted in any case.
+    """Return the forecast of an accepted job; None if there is none yet, or the job is over. An error does not affect
+    the job.
     """
     try:
         return client.deadline(job)

@@ -15,10 +15,10 @@ from poise.model.document import some
 from poise.model.rounds import Decided, Made
 
 ROUNDS = 20
-"""Rounds that are shown, unless told otherwise."""
+"""Default number of rounds to show."""
 
 WIDE = 100
-"""Of a reason in a table; `-o wide` and the JSON have all of it."""
+"""Maximum width of a reason in a table; `-o wide` and the JSON show it in full."""
 
 
 @click.command()

@@ -1,13 +1,13 @@
-"""Directives: lines at the head of a script that say what it needs.
+"""Directives: lines at the head of a script that declare its requirements.
 
     #!/bin/bash
     #POISE gpu=1 memory=8GiB
     #POISE name=train sweep="{lr: [0.1, 0.01]}"
     python train.py --lr "$POISE_SWEEP_LR"
 
-A directive is a flag of `poise submit`, or a field of the job file in YAML, as `name=value`; several stand in a line,
-quoted as for a shell. They end where the first line of code begins: one that comes later is refused. Lines of `#SBATCH`
-have an effect unless a directive or a flag says something else. Options that have no counterpart are named on stderr.
+A directive is a flag of `poise submit`, or a field of the job file in YAML, written `name=value`. A line may have
+several, quoted as in a shell. A directive after the first line of code is refused. A `#SBATCH` option counts unless a
+directive or a flag sets the same field. Options without a counterpart are listed on stderr.
 """
 
 import re
@@ -36,16 +36,16 @@ _OURS = re.compile(r"#POISE(?:\s+(.*))?")
 _NEARLY = re.compile(r"\s*#+\s*poise[: ]\s*-*[a-z][a-z_-]*=", re.IGNORECASE)
 _NEARLY_BEGINS = re.compile(r"\s*#+\s*poise[: ]\s*-*", re.IGNORECASE)
 _NOT_HERE = ("kind", "tasks", "needs", "run", "artifacts", "folder")
-"""Fields of a job file that a script does not say: it is what is run, where it is submitted."""
+"""Job fields that a script cannot set: the script itself is the command, and runs in the folder of its submission."""
 
 _RESOURCES = tuple(declared(ResourcesSpec))
 _FIELDS = tuple(name for name in declared(JobSpec) if name not in _NOT_HERE)
 _WAITS = {"after", "after_any", "after_failure"}
-"""What stands in the place of a dependency of Slurm."""
+"""Directives that replace a Slurm dependency."""
 
 
 class Script(NamedTuple):
-    """How to run a script, what it asks for, and where it says so."""
+    """The command that runs a script, its job fields, and the place of each field."""
 
     command: list[str]
     spec: dict[str, Any]
@@ -53,7 +53,7 @@ class Script(NamedTuple):
 
 
 class _Directive(NamedTuple):
-    """A word such as `gpu=1`, and the line that it stands in; `value` is none where there is no `=`."""
+    """A word such as `gpu=1`, and its line number; `value` is None without a `=`."""
 
     name: str
     value: str | None
@@ -61,14 +61,14 @@ class _Directive(NamedTuple):
 
 
 def no_flags() -> dict[str, Any]:
-    """What flags are where none is given."""
+    """Return the flags' values when none is given."""
     return {name: () if flag.repeatable else None for name, (_, flag) in FLAGS.items()}
 
 
 def read_script(path: Path, environ: dict[str, str], own: dict[str, Any], *, for_slurm: bool = False) -> Script:
-    """Read a script's directives; raises SpecError with everything that is wrong with them. `#SBATCH` lines count where
-    neither directives nor flags (`own`) say the same; what of them is ignored is told on stderr. They are left alone in
-    a script that is `for_slurm`.
+    """Read a script's directives; raises SpecError with all errors in them. An `#SBATCH` option counts unless a
+    directive or a flag (`own`) sets the same field; ignored options are listed on stderr. With `for_slurm`, `#SBATCH`
+    lines are not read.
     """
     lines = _read(path).splitlines()
     code = next((number for number, line in enumerate(lines) if line.strip() and not line.startswith("#")), len(lines))
@@ -92,7 +92,7 @@ def read_script(path: Path, environ: dict[str, str], own: dict[str, Any], *, for
         asks = merged(spec, own)
     if wrong:
         try:
-            compile_spec(asks | {"run": "true"}, wall=time.time())  # for what else is wrong
+            compile_spec(asks | {"run": "true"}, wall=time.time())  # to find further errors
         except SpecError as error:
             wrong += placed(error.record, place).all()
         raise together([msgspec.structs.replace(one, others=()) for one in wrong])
@@ -106,14 +106,14 @@ def read_script(path: Path, environ: dict[str, str], own: dict[str, Any], *, for
 
 
 def _of_slurm(read: Read) -> Iterator[_Directive]:
-    """The directives that a line of `#SBATCH` stands for."""
+    """Yield the directives that replace a line of `#SBATCH`."""
     for word in read.words:
         name, equals, value = word.partition("=")
         yield _Directive(name.replace("-", "_"), value if equals else None, read.line)
 
 
 def _with_variables(command: list[str], variables: Mapping[str, str]) -> list[str]:
-    """The command with variables whose values are known only where it runs."""
+    """Wrap the command to set variables whose values are known only where it runs."""
     if not variables:
         return command
     told = " ".join(f"{name}={value}" for name, value in variables.items())
@@ -138,7 +138,7 @@ def _read(path: Path) -> str:
 
 
 def _command(path: Path, lines: list[str]) -> list[str]:
-    """As its first line says; else the shell, or the Python of whoever submits it."""
+    """Return the command: by the script's first line, else the shell, or the submitter's Python for a .py file."""
     script = str(path.absolute())
     if lines and lines[0].startswith("#!") and (words := lines[0][2:].split(maxsplit=1)):
         return [*(word.strip() for word in words), script]
@@ -180,7 +180,7 @@ def _directives(path: Path, lines: list[str], code: int, wrong: list[ErrorRecord
 def _fields(
     path: Path, directives: list[_Directive], environ: dict[str, str], wrong: list[ErrorRecord]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The fields of a job that directives set, and where each is set."""
+    """Return the job fields that directives set, and the place of each."""
     flags = no_flags()
     spec: dict[str, Any] = {}
     at: dict[str, str] = {}
@@ -196,7 +196,7 @@ def _fields(
         seen.add(name)
         field = f"{sets}.{(value or '').partition('=')[0]}" if name in ("env", "secret") else sets
         at[field] = where
-        if flag is not None and not (value or "").startswith(("{", "[")):  # those are YAML
+        if flag is not None and not (value or "").startswith(("{", "[")):  # values in braces or brackets are YAML
             flags[name] = (*flags[name], value) if repeatable else is_flag or value
             continue
         try:

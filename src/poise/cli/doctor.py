@@ -24,7 +24,7 @@ from poise.model.reports import Check, CheckReport
 STYLE = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 TAIL = 64 * 2**10
-"""Bytes of Poise's own messages that are looked through."""
+"""Maximum bytes to read from the end of Poise's log messages."""
 
 
 @click.command()
@@ -54,8 +54,8 @@ def doctor(on: str | None, form: str) -> int:
 
 
 def _control(home: Home) -> Iterator[Check]:
-    """The control plane: whether it answers, what it is bound to, what it left behind, what it said last. Of one of
-    somebody else: whether it answers, and nothing that belongs to its owner.
+    """Check the control plane: its answer, its ports, its leftovers, its last error. Of another user's control plane
+    check only whether it answers, and nothing that belongs to its owner.
     """
     if home.elsewhere is not None:
         if isinstance(home.elsewhere, Address):
@@ -83,8 +83,8 @@ def _control(home: Home) -> Iterator[Check]:
 
 
 def _substrate(home: Home, on: str) -> Iterator[Check]:
-    """Whether Poise could run on a cluster that it need not run on yet."""
-    from poise.drivers.substrates import driver_of, examined  # dear
+    """Check whether Poise could run on a cluster that it does not use yet."""
+    from poise.drivers.substrates import driver_of, examined  # slow to import
 
     name, _, argument = on.partition(":")
     yield from examined(driver_of(name), on, argument, home.substrate(name))
@@ -125,14 +125,14 @@ def _running(home: Home) -> Iterator[Check]:
 
 
 def _bound(home: Home) -> Iterator[Check]:
-    """What the control plane listens to, as the kernel has it."""
+    """Check the ports on which the control plane listens, as the kernel reports them."""
     import psutil
 
     try:
         endpoint = json_decoder(Endpoint).decode(home.endpoint.read_bytes())
         found = psutil.Process(endpoint.pid).net_connections(kind="inet")
     except (FileNotFoundError, psutil.NoSuchProcess):
-        return  # it is not there, or not yet: it is told whether it answers
+        return  # not running, or still starting: another check reports that
     except (OSError, msgspec.MsgspecError, psutil.Error) as error:
         yield Check("bound to", "warn", f"it cannot be told: {error}", f"tail {home.messages}")
         return
@@ -148,7 +148,7 @@ def _bound(home: Home) -> Iterator[Check]:
 
 
 def _cluster(home: Home) -> Iterator[Check]:
-    """The cluster whose machines are the nodes, where there is one."""
+    """Check the cluster whose machines are the nodes, if there is one."""
     cluster = kept_cluster(home)
     if cluster is None:
         return
@@ -175,7 +175,7 @@ def _left(home: Home) -> Iterator[Check]:
         yield Check(
             "agents", "warn", f"{', '.join(agents)}: running without a control plane", "poise up, or poise down --leave"
         )
-    if home.endpoint.exists():  # one that ends in order removes it; its socket may stay
+    if home.endpoint.exists():  # an orderly exit removes the file; the socket may stay
         yield Check(
             "left over", "ok", f"{home.endpoint.name} of a control plane that was killed; the next one replaces it"
         )
@@ -191,7 +191,7 @@ def _left(home: Home) -> Iterator[Check]:
 
 
 def _said(home: Home) -> Iterator[Check]:
-    """The last error among Poise's own messages."""
+    """Check Poise's log messages for errors."""
     try:
         with home.messages.open("rb") as file:
             file.seek(max(0, home.messages.stat().st_size - TAIL))

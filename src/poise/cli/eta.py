@@ -1,4 +1,4 @@
-"""`poise eta`: when work will start and end. Worked out in this process, from the log, and not by the scheduler."""
+"""`poise eta`: forecast when work will start and end. This process computes it from the log, not the scheduler."""
 
 import time
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from poise.control.start import running
 from poise.errors import Conflict, InputError, NotFound, SpecError
 from poise.units import SECOND, format_duration, parse_duration
 
-if TYPE_CHECKING:  # the twin brings numpy
+if TYPE_CHECKING:  # the twin imports numpy
     from poise.control.forecast import Checked, Coverage, Eta, Etas, Target
     from poise.engine.lookahead import Range
     from poise.kernel.controller import Settings
@@ -77,7 +77,7 @@ def seconds_of(budget: str) -> float:
 
 
 def known_now(home: Home) -> "tuple[Ledger, int]":
-    """The ledger as the log has it, and the instant that it is now by its clock."""
+    """Return the ledger from the log, and the current time of its clock."""
     from poise.cli.offline import instant, load, refuse_guest
     from poise.drivers.logfile import has_log
 
@@ -96,7 +96,7 @@ def known_now(home: Home) -> "tuple[Ledger, int]":
 
 
 def deciding(ledger: "Ledger") -> "tuple[ClusterPolicy, Settings]":
-    """The policy in charge, and what else its views have."""
+    """Return the current policy, and the settings of its views."""
     from poise.drivers.plugins import policy_of
     from poise.engine.lookahead import view_settings
     from poise.kernel.controller import Settings
@@ -133,7 +133,7 @@ def _unfinished(ledger: "Ledger") -> "list[Target]":
     return [Target(job, tuple(unit.id for unit in job.units), job.id) for job in unfinished]
 
 
-# --- drawing ---------------------------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------------------
 
 
 def _shown(told: "Etas") -> Shown:
@@ -163,7 +163,7 @@ def _shown(told: "Etas") -> Shown:
 
 
 def _known_times(eta: "Eta") -> "Eta":
-    """Without the times that rest on a run time of which nothing is known."""
+    """Remove the times that depend on an unknown run time."""
     if not eta.unknown:
         return eta
     nothing = msgspec.structs.replace(eta.finish, p10=None, p50=None, p90=None)
@@ -172,7 +172,7 @@ def _known_times(eta: "Eta") -> "Eta":
 
 
 def _columns(title: str, ranges: "Sequence[Range | None]", known: Sequence[bool]) -> list[Column]:
-    """Three of them: the times before which a tenth, half, and nine tenths of the futures are, where they are known."""
+    """Return three columns: the 10th, 50th and 90th percentiles, if they are known."""
     both = list(zip(ranges, known, strict=True))
     return [
         Column(
@@ -223,7 +223,7 @@ def _notes(told: "Etas") -> list[str]:
     return notes
 
 
-# --- looking back ----------------------------------------------------------------------------------------------------
+# --- backtests -------------------------------------------------------------------------------------------------------
 
 
 def _check(home: Home, log: Path | None, futures: int | None, seconds: float | None, seed: int, form: str) -> int:

@@ -1,4 +1,4 @@
-"""`poise events`: the log, and with `--decisions` who was placed where and why."""
+"""`poise events`: the log; with `--decisions` only scheduling decisions."""
 
 import sys
 

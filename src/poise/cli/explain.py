@@ -1,4 +1,4 @@
-"""`poise explain` (also `why-not` and `unblock`) and `plan`: why things are as they are, what would change them."""
+"""`poise explain` (also `why-not` and `unblock`) and `plan`: the reasons for a state, and changes that would help."""
 
 import time
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from poise.model.secrets import named
 from poise.units import format_bytes, format_cpu, format_duration
 
 ELSEWHERE = "OTHER_NODE"
-"""The reason of a node that the job does not ask for."""
+"""The reason code of a node that the job does not allow."""
 
 GOES_ON = "; it serves until it is ended"
 
@@ -82,8 +82,8 @@ def explain(job: str, node: str | None, unblocks: bool, everything: bool, at: st
 
 
 def _tell_requests(home: Home, told: Explanation) -> None:
-    """Of a job that waits for room: the machines that the cluster of this home was asked for, and does not have yet."""
-    from poise.drivers.clusters import kept_cluster, requests_of  # here, since few homes have a cluster
+    """For a job that waits for room, print the pending machine requests of this home's cluster."""
+    from poise.drivers.clusters import kept_cluster, requests_of  # few homes have a cluster
 
     if home.elsewhere is not None or not any(_waits_for_room(waiting) for waiting in told.waiting):
         return
@@ -175,14 +175,14 @@ def _unblock(job: str, form: str) -> int:
 
 
 def _is_up(home: Home) -> bool:
-    """Whether to ask a control plane; if none is there, that is said."""
+    """Return whether to query a control plane; if there is none, print a note."""
     up = may_be_asked(home)
     if not up:
         say("poise: no control plane is running; this is the answer of a new one")
     return up
 
 
-# --- drawing ---------------------------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------------------
 
 
 def _draw_explanation(told: Explanation) -> None:
@@ -325,7 +325,7 @@ def _waits(count: int) -> str:
 
 
 def _without_subject(reason: Reason, nodes: Sequence[str], count: int) -> str:
-    """The sentence without the node's name where that has just been said."""
+    """Return the reason's sentence, without the node's name if the line already has it."""
     sentence = reason.sentence()
     said = reason.subject in nodes or count > 1
     return sentence.removeprefix(f"{reason.subject}: ") if said else sentence
@@ -380,7 +380,7 @@ def _per_cent(thousandths: int) -> str:
 
 
 def _spots(spots: Sequence[Spot]) -> str:
-    """`n1`, `n1 gpu 0,1`, `n1 (2), n2`."""
+    """Format spots: `n1`, `n1 gpu 0,1`, `n1 (2), n2`."""
     texts: dict[str, int] = {}
     for spot in spots:
         devices = f" gpu {','.join(map(str, spot.devices))}" if spot.devices else ""

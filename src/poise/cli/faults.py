@@ -1,4 +1,4 @@
-"""`poise faults`: the fault simulator. It is imported when it runs: it brings the whole control plane."""
+"""`poise faults`: the fault simulator. It imports the whole control plane, so only when it runs."""
 
 import sys
 import time
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from poise.engine.simulation import Moment
 
 AT_ONCE = 20
-"""Seeds that a worker is given at once."""
+"""Number of seeds per batch of a worker."""
 
 TELL_EVERY = 5.0
-"""Seconds after which people at a terminal are told how far it is."""
+"""Seconds between progress notes on a terminal."""
 
 BROKEN = 2
-"""Exit code: a promise was broken, which is our fault."""
+"""Exit code for a broken promise, which is a fault of Poise."""
 
 
 @click.command()
@@ -109,7 +109,7 @@ def _instant(text: str) -> int:
 
 
 def _make(folder: Path) -> None:
-    """Before hours are spent on what could not be written."""
+    """Create the folder first, so that a long run does not fail at the end."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -136,7 +136,7 @@ def _made(seed: int, known: "dict[str, Nemesis]", given: bool) -> "tuple[Scenari
 
 
 def _one(scenario: "Scenario", names: tuple[str, ...], stop: int | None, keep: Path | None, as_json: bool) -> int:
-    """Step through one, printing what happens."""
+    """Run one scenario and print its events."""
     from poise.engine.seeds import try_scenario
 
     def show(moment: "Moment") -> None:
@@ -206,7 +206,7 @@ def _show(summary: dict[str, Any], broken: "list[Outcome]", only: tuple[str, ...
 
 
 def _tried(seeds: range, known: "dict[str, Nemesis]", only: tuple[str, ...], processes: int) -> "Iterator[Outcome]":
-    """In the order of the seeds."""
+    """Yield the outcomes in the order of the seeds."""
     if processes == 1:
         for some in _cut(seeds):
             yield from _try_some(some, known, only)

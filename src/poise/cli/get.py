@@ -1,4 +1,4 @@
-"""`poise get JOB:PATH [DEST]`: files that a task has left on its node."""
+"""`poise get JOB:PATH [DEST]`: copy files of a task from its node."""
 
 import io
 import os
@@ -56,7 +56,7 @@ def get(source: str, dest: Path | None, rank: int | None, most: str, force: bool
 
 
 def _place(dest: Path | None, name: str, force: bool) -> Path:
-    """Where it goes. Raises Conflict where something is there."""
+    """Return the destination. Raises Conflict if it exists."""
     place = dest or Path.cwd()
     place = (place / name if place.is_dir() else place).absolute()
     if not place.parent.is_dir():
@@ -70,8 +70,8 @@ HINT = "`poise get j1:out.txt`; `poise ls` lists jobs"
 
 
 def kept(pieces: Iterator[bytes], place: Path, limit: int, *, force: bool = False) -> tuple[int, int]:
-    """Put what an archive of one file or folder has at its place; with `force` in place of a folder. Returns the files
-    and their bytes. Raises SpecError where nothing in it can be kept, as with a link that leads elsewhere.
+    """Move the content of an archive of one file or folder to `place`; with `force`, replace a folder there. Return the
+    number of files and their bytes. Raises SpecError if nothing in it can be kept, such as a link that leads elsewhere.
     """
     with tempfile.TemporaryDirectory(prefix=".poise-get-", dir=place.parent) as draft:
         files, size = _unpacked(pieces, Path(draft), limit)
@@ -86,7 +86,7 @@ def kept(pieces: Iterator[bytes], place: Path, limit: int, *, force: bool = Fals
 
 
 class _Reader(io.RawIOBase):
-    """Pieces as a file; raises Fault beyond a limit."""
+    """Pieces as a file object; raises SpecError beyond a limit."""
 
     def __init__(self, pieces: Iterator[bytes], limit: int) -> None:
         self._pieces = pieces
@@ -114,7 +114,7 @@ class _Reader(io.RawIOBase):
 
 
 def _unpacked(pieces: Iterator[bytes], folder: Path, limit: int) -> tuple[int, int]:
-    """Unpack an archive below a folder, and nothing elsewhere. Returns the files and their bytes."""
+    """Unpack an archive inside a folder. Return the number of files and their bytes."""
     files = size = 0
     reader = io.BufferedReader(_Reader(pieces, limit), 1 << 20)
     try:

@@ -1,4 +1,4 @@
-"""The group of all commands: each is imported when it is used."""
+"""The group of all commands; each is imported when it is used."""
 
 import contextlib
 import importlib
@@ -35,25 +35,25 @@ _ANOTHER_NAME = {
     }.items()
     for name in names.split()
 }
-"""Verbs of Slurm, Kubernetes, Docker, PBS and LSF, and ours."""
+"""Verbs of Slurm, Kubernetes, Docker, PBS and LSF, with our equivalents."""
 
 UNINSTALL = f"`poise down`, then `pip uninstall {DISTRIBUTION}`; docs/how-to/install.md has the other steps"
 
 _FUNCTIONS = {"set": "set_"}
-"""Commands whose name means something else in Python."""
+"""Commands whose name is a Python builtin, with their functions."""
 
 _DESTRUCTIVE = ("cancel", "drain")
 _TYPING_ERROR = 0.8
-"""How alike a word is, at least, to what it suggests of these: `cancle` and `cancel` are to 0.83."""
+"""Minimum similarity to suggest a destructive command; `cancle` and `cancel` have 0.83."""
 
 _ALIKE = 0.75
-"""The same for other commands: `shwo` and `show` are to 0.75, `shutdown` and `show` to 0.67."""
+"""Minimum similarity to suggest another command; `shwo` and `show` have 0.75, `shutdown` and `show` 0.67."""
 
 _A_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\[\]-]*")
 
 
 class Commands(click.Group):
-    """Commands by name."""
+    """The commands by name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -71,7 +71,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # click would take it for a failure
+        except BrokenPipeError:  # click would report it as a failure
             return broken_pipe()
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
@@ -82,7 +82,7 @@ class Commands(click.Group):
 
 
 def _meant(word: str, *others: str) -> str:
-    """What to type instead of a word that is no command."""
+    """Return the command to suggest for an unknown word."""
     other = _ANOTHER_NAME.get(word)
     if other is None:
         import difflib  # seldom needed
@@ -107,7 +107,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 def _commit() -> str:
-    """The commit that a development version was built from, or that the clone is at; empty for a release."""
+    """Return the commit of a development version or of the clone; empty for a release."""
     import subprocess
     from pathlib import Path
 

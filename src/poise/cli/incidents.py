@@ -1,4 +1,4 @@
-"""`poise incidents`: what went wrong in the fleet, by cause."""
+"""`poise incidents`: problems of the fleet, grouped by cause."""
 
 import time
 
@@ -13,7 +13,7 @@ from poise.model.incidents import IncidentReport, Suspect
 from poise.units import SECOND, format_duration
 
 LATELY = 7 * 24 * 3600.0
-"""Seconds for which closed incidents are listed without `--all`."""
+"""Age limit, in seconds, of closed incidents in the list without `--all`."""
 
 TITLE_WIDTH = 48
 

@@ -88,7 +88,7 @@ def ls(
 
 
 def _jobs_shown(jobs: list[JobReport], own: str, filtered: bool) -> Shown:
-    """`own` is the tenant of whoever asks."""
+    """Return the table of jobs; `own` is the caller's tenant."""
     several = any(job.tenant != own for job in jobs)
     return Shown(
         jobs,
@@ -131,7 +131,7 @@ def show(job: str, at: str | None, form: str, watch: bool) -> int:
 
 
 def report_of(home: Home, job: str) -> JobReport:
-    """What is known of a job, from the log where no control plane can be asked."""
+    """Return the report of a job, from the log if no control plane answers."""
     if may_be_asked(home):
         return connected(home).job(job)
     from poise.cli import offline
@@ -141,7 +141,7 @@ def report_of(home: Home, job: str) -> JobReport:
 
 @contextmanager
 def _or_service(name: str) -> Iterator[None]:
-    """No job, or several, of a name that is a service's: the hint says which command shows that."""
+    """If no job, or several, have the name of a service, hint at the command for services."""
     try:
         yield
     except NotFound as error:
@@ -227,12 +227,12 @@ def _status_of(job: JobReport) -> str:
 
 
 def _sweep(tasks: Sequence[TaskReport]) -> Iterator[Column]:
-    """Of a sweep: what each task tries, and what came of it."""
+    """Yield the columns of a sweep: the parameters of each task, and its result."""
     names = list(dict.fromkeys(name for task in tasks for name in task.sweep))
     for name in names:
         yield Column(name.upper(), [task.sweep.get(name, "-") for task in tasks])
     if names:
-        import json  # seldom needed, as is shutil
+        import json  # seldom needed, like shutil
 
         results = (json.dumps(task.result, ensure_ascii=False) if task.result is not None else "-" for task in tasks)
         yield Column("RESULT", [shorten(result, 60) for result in results])
@@ -262,7 +262,7 @@ def _time(duration: int, known: bool) -> str:
 
 
 def _ran(task: TaskReport) -> str:
-    """The run time; of a task with a time limit, `12m0s of 2h0m`."""
+    """Format the run time; with a time limit: `12m0s of 2h0m`."""
     ran = _time(task.run, task.started > 0)
     return f"{ran} of {format_duration(task.time_limit)}" if task.time_limit else ran
 
@@ -317,8 +317,8 @@ def wait(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
 
 
 def _over(home: Home, jobs: Sequence[str]) -> list[JobReport]:
-    """The jobs from the log if all are over, since a control plane may leave when no job is left; else none."""
-    from poise.cli import offline  # dear, as is a reader of logs
+    """Return the jobs from the log if all are over (an idle control plane may have exited); else none."""
+    from poise.cli import offline  # slow to import, like a reader of logs
     from poise.drivers.logfile import has_log
 
     if home.elsewhere is not None or not has_log(home):

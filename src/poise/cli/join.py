@@ -1,4 +1,4 @@
-"""`poise join`: this machine as a node of a control plane elsewhere; and `poise up --ssh`, which does it on others."""
+"""`poise join`: add this machine as a node of a remote control plane; and `poise up --ssh`, which does so over ssh."""
 
 import os
 import shlex
@@ -27,22 +27,22 @@ from poise.model.resources import check_node_name
 DEFAULT_HOME = "~/.poise-node"
 
 JOIN_SECONDS = 60.0
-"""In which the agent connects, on a machine that has just begun."""
+"""Time limit for the agent to connect, on a machine that has just booted."""
 
 STOP_SECONDS = 15.0
 
 CONNECTED = "connected to"
-"""What the agent writes once the control plane has answered. (`poise.agent`)"""
+"""The agent's message once the control plane has answered. (`poise.agent`)"""
 
 REFUSED = "this node is refused: "
-"""What it writes, with the reason, when the control plane does not take the node. (`poise.agent`)"""
+"""The start of the agent's message, before the reason, when the control plane refuses the node. (`poise.agent`)"""
 
 
 ASK_FOR_ONE = "`poise token add --tenant default --role node`, where the control plane runs"
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """How this machine has joined: kept in its home, for `--undo`. `service` is empty without a service manager."""
+    """How this machine joined; stored in its home for `--undo`. `service` is empty without a service manager."""
 
     name: str
     address: str
@@ -109,7 +109,7 @@ def join(
     try:
         _await_connection(home)
     except (Conflict, Fault, KeyboardInterrupt):
-        _leave(home)  # or the machine would have joined by half
+        _leave(home)  # do not leave a half-joined machine
         raise
     if as_json:
         print_json(wanted)
@@ -136,12 +136,12 @@ def _undo(home: Home, as_json: bool) -> int:
 
 
 def _take_leave(home: Home, left: Joined, secret: str) -> str:
-    """Tell the control plane, so that it does not wait for the node to come back; returns why it was not told."""
+    """Sign off, so that the control plane does not wait for the node. Return the error, or an empty text."""
     try:
         with Client(home_elsewhere(home.root, left.address), patience=0.0, token=secret) as client:
             client.leave(left.name)
     except NotFound:
-        return ""  # it has forgotten the node
+        return ""  # the control plane has forgotten the node
     except (PoiseError, OSError) as error:
         return str(error)
     return ""
@@ -164,7 +164,7 @@ def _secret(token: str | None, token_file: Path | None, there: Home) -> str:
 
 
 def _check_token(there: Home, secret: str) -> None:
-    """A node may ask nothing, so that a token of another role is one that is answered. Raises what is wrong with it."""
+    """Check that the token has the role `node`: such a token may not query the API. Raises the error of a bad one."""
     with Client(there, patience=0.0, token=secret) as client:
         try:
             told = client.whoami()
@@ -187,7 +187,7 @@ def _agent(home: Home) -> int:
 
 
 def _start(home: Home, wanted: Joined) -> Joined:
-    """Start the agent, as a service where there is a user manager."""
+    """Start the agent, as a systemd user service if possible."""
     if not _systemctl("show-environment"):
         with home.messages.open("ab") as messages:
             subprocess.Popen(  # noqa: S603 — our own program
@@ -213,7 +213,7 @@ def _start(home: Home, wanted: Joined) -> Joined:
 
 
 def unit_text(home: Home, wanted: Joined) -> str:
-    """The unit of the systemd user service."""
+    """Return the unit file of the systemd user service."""
     command = " ".join(_quoted(word) for word in _command(home, wanted))
     return f"""[Unit]
 Description=Poise node {wanted.name}
@@ -234,7 +234,7 @@ WantedBy=default.target
 
 
 def _quoted(word: str) -> str:
-    """As systemd reads it (systemd.syntax)."""
+    """Quote a word for systemd (systemd.syntax)."""
     return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$") + '"'
 
 
@@ -257,8 +257,8 @@ def _systemctl(*arguments: str) -> bool:
 
 
 def _await_connection(home: Home) -> None:
-    """Until the control plane has answered the agent. Raises Conflict with its reason if it refuses the node, and Fault
-    with what the agent says if it does not answer.
+    """Wait until the control plane has answered the agent. Raises Conflict with the reason if it refuses the node, and
+    Fault with the agent's messages if it does not answer.
     """
     deadline = time.monotonic() + JOIN_SECONDS
     text = ""
@@ -288,7 +288,7 @@ def _read_joined(home: Home) -> Joined:
 
 
 def _leave(home: Home) -> None:
-    """Stop the agent and remove what runs it."""
+    """Stop the agent and remove its service."""
     joined = _read_joined(home)
     if joined.service:
         _systemctl("disable", "--now", joined.service)
@@ -309,7 +309,7 @@ _ASK = "import os, sys; print(*sys.version_info[:2], os.uname().nodename)"
 
 
 def add_machines(client: Client, address: str, destinations: Sequence[str]) -> None:
-    """Add each machine as a node: the same version of Poise in an environment of its own there, and its agent."""
+    """Install the same version of Poise on each machine, in its own environment, and join it as a node."""
     from poise.drivers.wheel import PYTHON, pack
 
     with tempfile.TemporaryDirectory(prefix="poise-wheel-") as folder:
@@ -343,7 +343,7 @@ def add_machines(client: Client, address: str, destinations: Sequence[str]) -> N
 
 
 def _ssh(destination: str, command: str, given: bytes = b"") -> str:
-    """Run a command there; returns its output. Raises Fault with the last line of what went wrong."""
+    """Run a command on another machine; return its output. Raises Fault with the end of its stderr."""
     arguments = ["ssh", "-o", "BatchMode=yes", "--", destination, command]
     try:
         done = subprocess.run(arguments, input=given, capture_output=True, check=False)  # noqa: S603

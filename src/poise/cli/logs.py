@@ -16,7 +16,7 @@ from poise.control.start import connected, may_be_asked
 from poise.model.reports import LogPiece
 
 LONGEST = 64 * 1024
-"""Bytes of a line that are held back until it ends."""
+"""Maximum bytes of an unfinished line to hold back."""
 
 
 @click.command()
@@ -101,11 +101,11 @@ def logs(
 
 
 class TimedLines:
-    """Lines of one stream, each with the time when its beginning was written (seconds since 1970; 0: not known)."""
+    """Lines of one stream, each with the time at which its start was written (seconds since 1970; 0: unknown)."""
 
     def __init__(self) -> None:
         self._lines: list[tuple[float, bytes]] = []
-        self._open = False  # the last one has not ended
+        self._open = False  # the last line is unfinished
 
     def add(self, piece: LogPiece) -> None:
         for part in filter(None, re.split(rb"(?<=\n)", piece.data)):
@@ -121,13 +121,13 @@ class TimedLines:
 
 
 class Printer:
-    """Prints pieces as they are, or line by line with what each line begins with."""
+    """Prints pieces as they are, or line by line with a prefix."""
 
     def __init__(self, *, timestamps: bool, label: bool | None) -> None:
-        """`label` None: where the pieces are of several ranks."""
+        """With `label` None, only pieces of gang members get a label."""
         self._timestamps = timestamps
         self._label = label
-        self._begun: dict[tuple[str, int, str], tuple[bytes, bytes]] = {}  # lines that have not ended, and their heads
+        self._begun: dict[tuple[str, int, str], tuple[bytes, bytes]] = {}  # unfinished lines, with their prefixes
 
     def print(self, piece: LogPiece) -> None:
         label = piece.rank >= 0 if self._label is None else self._label
@@ -146,7 +146,7 @@ class Printer:
         _write(piece.stream, b"".join(whole))
 
     def close(self) -> None:
-        """No more comes: what has no end is printed, too."""
+        """Print unfinished lines too."""
         for (_, _, stream), (head, rest) in self._begun.items():
             _write(stream, head + rest + b"\n")
 
@@ -164,7 +164,7 @@ def _write(stream: str, data: bytes) -> None:
 
 
 def _written(at: float) -> str:
-    """With milliseconds, in UTC."""
+    """Format a time in UTC with milliseconds."""
     if not at:
         return "-".ljust(24)
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,8 +1,8 @@
 """`poise`: finds the command, runs it, and turns errors into text, JSON and exit codes.
 
-Commands are imported when they are used: `poise --help` costs little more than starting Python.
-Data goes to stdout, messages to stderr. Exit codes: 0 done, 1 your input, 2 our fault; `run`, `attach`, `exec`
-and `wait` give the command's own code, or 125 when Poise itself fails.
+Commands are imported when used, so `poise --help` takes little longer than starting Python.
+Data goes to stdout, messages to stderr. Exit codes: 0 success, 1 input error, 2 fault; `run`, `attach`, `exec`
+and `wait` return the command's exit code, or 125 if Poise itself fails.
 """
 
 import gc
@@ -108,20 +108,20 @@ GROUPS = {
     "Simulation": ("simulate", "compare", "tune", "faults", "demo"),
     "Files and shells": ("schema", "completion"),
 }
-"""The commands as `poise --help` lists them; those that a beginner needs come first."""
+"""The commands as `poise --help` lists them, those for beginners first."""
 
 ALIASES = {"why-not": "explain JOB --node NODE", "unblock": "explain JOB --unblock"}
-"""Commands that are in no group, and the usage for which each is another name."""
+"""Commands outside the groups: other names, each with the usage that it abbreviates."""
 
 COMPLETE = "__complete"
-"""What shells call when Tab is pressed; not for people, and so not among the commands."""
+"""The hidden command that shells call for completion."""
 
 OWN_FAILURE = 125
 GIVES_CHILD_CODE = frozenset({"run", "wait", "exec", "attach"})
 
 
 def help_text() -> str:
-    """What `poise --help` prints. Made here, since a parser of flags is dearer to import than Python is to start."""
+    """Return the text of `poise --help`. Importing a flag parser would take longer than starting Python."""
     width = max(map(len, COMMANDS))
     return "\n".join(
         [
@@ -145,9 +145,9 @@ def _listed(names: tuple[str, ...], width: int) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit code. Without `arguments` it is the command of this process, which ends next.
+    """Run one command and return its exit code. Without `arguments`, run that of this process, which exits next.
 
-    The process collects cycles seldom while it imports, and not at its end: both take a fifth of a short command.
+    The garbage collector runs seldom during imports, and not at exit: both take a fifth of a short command.
     """
     if arguments is not None:
         return _run(arguments)
@@ -204,14 +204,14 @@ def _run(given: list[str]) -> int:
             error = _unexpected(error)
         try:
             show_error(error, as_json=_asks_for_json(_own(name, given)))
-        except OSError:  # stdout is what cannot be written to, and the error says so
+        except OSError:  # stdout itself cannot be written, and the error says so
             show_error(error, as_json=False)
         return OWN_FAILURE if name in GIVES_CHILD_CODE else error.exit_code
 
 
 def _print_help() -> int:
     try:
-        print(help_text(), flush=True)  # noqa: T201 — there is nothing here yet that prints
+        print(help_text(), flush=True)  # noqa: T201 — nothing else is imported yet
     except BrokenPipeError:
         return broken_pipe()
     return 0
@@ -222,7 +222,7 @@ def _before_dashes(given: list[str]) -> list[str]:
 
 
 def _own(name: str, given: list[str]) -> list[str]:
-    """The arguments that are ours: those before `--`, and of `run` those before the command."""
+    """Return the arguments of Poise itself: those before `--`; for `run`, those before the command."""
     own = _before_dashes(given)
     if name != "run":
         return own
@@ -271,7 +271,7 @@ def _unexpected(error: Exception) -> "PoiseError":
 
 
 def broken_pipe() -> int:
-    """Whoever read has had enough: that is no failure, and nothing more is written."""
+    """End quietly: the reader of the output has closed it. Discard the rest."""
     import os
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Times as flags take them: `14:30`, `2026-11-27 14:30`, `5m` ago, or for `--at` a revision of the log."""
+"""Times in flags: `14:30`, `2026-11-27 14:30`, `5m` (ago), or for `--at` also a revision of the log."""
 
 import re
 import time
@@ -14,7 +14,7 @@ from poise.control.start import may_be_asked
 from poise.errors import SpecError
 from poise.units import SECOND, duration_meant, parse_duration
 
-if TYPE_CHECKING:  # the log brings the ledger
+if TYPE_CHECKING:  # the log imports the ledger
     from poise.config import Home
     from poise.drivers.past import Moment, Past
 
@@ -27,7 +27,7 @@ _REVISION = re.compile(r"[1-9][0-9]{0,17}")
 
 
 def at_moment(function: Function) -> Function:
-    """Adds `--at`; the command is given `at`, None for now."""
+    """Add `--at`; the command gets `at`, None for the current state."""
     option = click.option(
         "--at",
         metavar="MOMENT",
@@ -38,7 +38,7 @@ def at_moment(function: Function) -> Function:
 
 
 def asks_now(home: "Home", at: str | None, *, watch: bool = False, otherwise: str = "") -> bool:
-    """Whether to ask a control plane: for now, where one may answer. Says so where the log answers instead."""
+    """Return whether to query a control plane. If the log answers instead of one, print a note."""
     if at is not None:
         if watch:
             raise click.UsageError("a past moment does not change: `--at` and `--watch` exclude each other")
@@ -50,8 +50,8 @@ def asks_now(home: "Home", at: str | None, *, watch: bool = False, otherwise: st
 
 
 def time_of(text: str, field: str) -> float:
-    """Seconds since 1970: of `14:30` (the latest such time), of a date and time (without a zone: local), of `5m` ago.
-    Raises `SpecError`, which names the field.
+    """Return the seconds since 1970 of `14:30` (the latest such time), of a date and time (default zone: local), or of
+    `5m` ago. Raises `SpecError`, which names the field.
     """
     if _CLOCK.fullmatch(text):
         return _latest(_read(clock_time.fromisoformat, f"0{text}" if text[1] == ":" else text, field))
@@ -61,8 +61,8 @@ def time_of(text: str, field: str) -> float:
 
 
 def then(home: "Home", at: str) -> "Past":
-    """The state at the moment that `--at` names, from the log of the home; says which moment that is. Raises
-    `SpecError`, `NotFound`, and `Conflict` where the log is not for the bearer.
+    """Return the state at the moment that `--at` names, from the home's log; print that moment. Raises `SpecError`,
+    `NotFound`, and `Conflict` if the bearer may not read the log.
     """
     from contextlib import closing
 
@@ -95,7 +95,7 @@ def _moment(at: str) -> "Moment":
 
 
 def _latest(clock: clock_time) -> float:
-    """The latest moment, up to now, at which a local clock showed this time of day."""
+    """Return the latest time up to now with this local time of day."""
     now = datetime.now().astimezone()
     today = now.replace(hour=clock.hour, minute=clock.minute, second=clock.second, microsecond=0, tzinfo=None)
     return (today if today.timestamp() <= now.timestamp() else today - timedelta(days=1)).timestamp()

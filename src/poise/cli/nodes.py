@@ -62,14 +62,14 @@ def read_fleet(path: Path) -> "DeclaredFleet":
 
 
 def declared_fleet(home: Home) -> "DeclaredFleet | None":
-    """The fleet that a home has instead of this machine; none where it is damaged, too."""
+    """Return the home's declared fleet; None without one, or if the file is damaged."""
     if not home.fleet.exists():
         return None
     import msgspec
 
     from poise.model.fleetfile import DeclaredFleet
 
-    with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):  # what is damaged can be replaced
+    with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):  # a damaged file can be replaced
         return json_decoder(DeclaredFleet).decode(home.fleet.read_bytes())
     return None
 
@@ -101,11 +101,11 @@ def _shown(found: list[NodeReport]) -> Shown:
 
 
 def _labels(node: NodeReport) -> str:
-    return " ".join(f"{name}={text}" for name, text in node.labels.items() if name != "no-devices")  # said by DEVICES
+    return " ".join(f"{name}={text}" for name, text in node.labels.items() if name != "no-devices")  # shown by DEVICES
 
 
 def _busy(load: Load | None) -> str:
-    """`cpu 85 %, load 1.20, memory 40 %, disk 3 %, network 0 %`: all of a whole, but the load that is per core."""
+    """Format a load: `cpu 85 %, load 1.20, memory 40 %, disk 3 %, network 0 %`. The load average is per core."""
     if load is None:
         return "-"
     cpu, memory, disk, network = (f"{part / 10:.0f} %" for part in (load.cpu, load.memory, load.disk, load.network))
@@ -113,12 +113,12 @@ def _busy(load: Load | None) -> str:
 
 
 def _upkeep(upkeep: Upkeep | None) -> str:
-    """`42 B/s, 0.3 % CPU`: what it sends, and its part of one core."""
+    """Format an agent's cost: `42 B/s, 0.3 % CPU` (bytes sent, and share of one core)."""
     return "-" if upkeep is None else f"{upkeep.sent:,} B/s, {upkeep.cpu / 10_000:.1f} % CPU"
 
 
 def _devices_text(node: NodeReport) -> str:
-    """`0: T4 16 GB`, `0-6: H100 80 GB, 7: H100 80 GB (j1.train)`: neighbours that are alike are shown as one."""
+    """Format devices: `0: T4 16 GB`, `0-6: H100 80 GB, 7: H100 80 GB (j1.train)`. Equal neighbours are merged."""
     runs = [(text, [device.index for device in run]) for text, run in groupby(node.devices, _device_text)]
     texts = [f"{own[0]}-{own[-1]}: {text}" if len(own) > 1 else f"{own[0]}: {text}" for text, own in runs]
     none = "none" if "declared" in node.labels else f"none ({node.labels.get('no-devices', 'none found')})"
@@ -127,7 +127,7 @@ def _devices_text(node: NodeReport) -> str:
 
 def _device_text(device: DeviceReport) -> str:
     held = f" ({device.held_by})" if device.held_by else ""
-    whole, rest = divmod(device.memory, 10**9)  # data sheets and fleet files count in GB, drivers in bytes
+    whole, rest = divmod(device.memory, 10**9)  # data sheets and fleet files use GB, drivers bytes
     memory = f"{whole} GB" if not rest else format_bytes(device.memory)
     cordoned = f" (closed: {device.cordoned})" if device.cordoned else ""
     return f"{device.model or device.kind} {memory}{held}{cordoned}"
@@ -157,7 +157,7 @@ def drain(node: str, move: bool, undo: bool, as_json: bool) -> int:
 
 
 def _leaving(drained: Drained) -> str:
-    """`3 tasks go on elsewhere once there is room, 1 goes on there to its end`."""
+    """Format the effect of a drain: `3 tasks go on elsewhere once there is room, 1 goes on there to its end`."""
     moves, stays = drained.moves, drained.stays
     parts = []
     if moves:

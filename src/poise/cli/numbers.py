@@ -1,5 +1,5 @@
-"""Numbers as flags take them: in the digits 0 to 9. Python, and click with it, also takes `1_000` and digits of other
-scripts.
+"""Number types for flags that accept only the digits 0 to 9. Python, and so click, also accepts `1_000` and other
+scripts' digits.
 """
 
 from math import isnan
@@ -12,28 +12,28 @@ from poise.units import is_plain
 
 
 class Whole(IntParamType):
-    """A whole number."""
+    """An integer."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         return super().convert(_plain(self, value, param, ctx), param, ctx)
 
 
 class WholeRange(click.IntRange):
-    """A whole number in a range."""
+    """An integer in a range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         return super().convert(_plain(self, value, param, ctx), param, ctx)
 
 
 class Number(FloatParamType):
-    """Any number."""
+    """A number."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         return super().convert(_plain(self, value, param, ctx), param, ctx)
 
 
 class NumberRange(click.FloatRange):
-    """A number in a range, in which `nan` is not: no comparison refuses it."""
+    """A number in a range. `nan` is refused: it would pass every comparison."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         found = super().convert(_plain(self, value, param, ctx), param, ctx)
@@ -43,7 +43,7 @@ class NumberRange(click.FloatRange):
 
 
 def _plain(kind: Any, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-    """The value as it is. Fails where it is not written in plain digits."""
+    """Return the value. Fails unless it is written in plain digits."""
     if isinstance(value, str) and not is_plain(value):
         kind.fail(f"{value!r} is not a number in plain digits (0 to 9, without `_`).", param, ctx)
     return value

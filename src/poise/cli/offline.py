@@ -1,4 +1,4 @@
-"""Answers without a running control plane: the same reports, made from the log as it lies on disk."""
+"""Answers without a running control plane: the same reports, computed from the log on disk."""
 
 import os
 import time
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 
 class Follows(Protocol):
-    """What takes in a log event by event."""
+    """A consumer of log events."""
 
     @property
     def ledger(self) -> Ledger: ...
@@ -73,7 +73,7 @@ Follower = TypeVar("Follower", bound=Follows)
 
 
 def load(home: Home) -> Ledger:
-    """The ledger as the log has it; an empty one where there is no log."""
+    """Return the ledger from the log; an empty one without a log."""
     if not has_log(home):
         return Ledger()
     with closing(read_home(home, decode_event)) as log:
@@ -81,13 +81,13 @@ def load(home: Home) -> Ledger:
 
 
 def instant(ledger: Ledger) -> int:
-    """The instant that it is now by the ledger's clock."""
+    """Return the current time of the ledger's clock."""
     return ledger.leader.resume_at(boot_id(), time.clock_gettime_ns(time.CLOCK_BOOTTIME), time.time())
 
 
 def refuse_guest(home: Home, what: str, instead: str) -> None:
-    """Raises `Conflict` where the control plane is somebody else's, and for a token other than that of the home: the
-    log has the work of all tenants. `Denied` where a token cannot be read.
+    """Raises `Conflict` for another user's control plane, and for a token other than the home's own, because the log
+    has the work of all tenants. Raises `Denied` if a token cannot be read.
     """
     if home.elsewhere is not None:
         raise Conflict(
@@ -107,7 +107,7 @@ def refuse_guest(home: Home, what: str, instead: str) -> None:
 
 
 def known(home: Home, at: str | None) -> Past:
-    """The state that the log has: the latest as of now, or that of a past moment."""
+    """Return the state from the log: as of now, or at a past moment."""
     if at is not None:
         return then(home, at)
     ledger = load(home)
@@ -115,13 +115,13 @@ def known(home: Home, at: str | None) -> Past:
 
 
 def status(home: Home, at: str | None = None) -> StatusReport:
-    """What the log says, and the fleet that is declared."""
+    """Return the status from the log and the declared fleet."""
     fleet = declared_fleet(home) if at is None else None
     return status_report(known(home, at).ledger, __version__, fleet=fleet.name if fleet else "", up=False)
 
 
 def jobs(home: Home, at: str | None = None, *, everything: bool, **wanted: Any) -> list[JobReport]:
-    """As the control plane would list them; `wanted` are the arguments of `listed`."""
+    """Return the jobs as the control plane would list them; `wanted` are arguments of `listed`."""
     ledger, now = known(home, at)
     shown = listed(ledger.jobs.values() if everything else ledger.jobs.recent(20), **wanted)
     return [job_report(ledger, job, now, tasks=False) for job in shown]
@@ -133,7 +133,7 @@ def schedules(home: Home) -> list[ScheduleReport]:
 
 
 def job(home: Home, name: str, at: str | None = None) -> JobReport:
-    """A job; without a moment, also the captures that were made of it."""
+    """Return a job; for the current state, with its captures."""
     ledger, now = known(home, at)
     found = find(ledger, name)
     kept = tuple(captures_of(home.logs, found.job.id)) if at is None else ()
@@ -141,14 +141,14 @@ def job(home: Home, name: str, at: str | None = None) -> JobReport:
 
 
 def incidents(home: Home) -> list[IncidentReport]:
-    """As the log has them by now."""
+    """Return all incidents, as of the current log."""
     ledger = load(home)
     folded = _folded(home, ledger)
     return [folded.report(name, ledger.leader.wall) for name in folded.ids()]
 
 
 def incident(home: Home, name: str) -> IncidentReport:
-    """One of them. Raises NotFound."""
+    """Return one incident. Raises NotFound."""
     ledger = load(home)
     folded = _folded(home, ledger)
     report = folded.report(name, ledger.leader.wall)
@@ -167,23 +167,23 @@ def _folded(home: Home, ledger: Ledger) -> Incidents:
 
 
 def nodes(home: Home, at: str | None = None) -> list[NodeReport]:
-    """What the log knows, or else this machine as it would join."""
+    """Return the nodes from the log, or else this machine as it would join."""
     ledger = known(home, at).ledger
     if at is not None:
         return [node_report(state, cordons=ledger.cordons) for state in ledger.nodes.values()]
-    ensure_home(home)  # an identity for this machine is kept there
+    ensure_home(home)  # it stores this machine's identity
     states = list(ledger.nodes.values()) or [NodeState(node=probe_node("this machine", home))]
     return [node_report(state, cordons=ledger.cordons) for state in states]
 
 
 def profiles(home: Home, node: str, now: float) -> list[NodeProfile]:
-    """Of the nodes that the log knows, or of one of them, as of `now`, in seconds since 1970."""
+    """Return the load history of the nodes in the log, or of one, as of `now` (seconds since 1970)."""
     known = load(home).nodes
     return Series(home.series).profiles([find_node(known, node)] if node else islice(known, PROFILED), now)
 
 
 def explain(home: Home, name: str, at: str | None = None, *, everything: bool) -> Explanation:
-    """What a control plane would say of a job if it began now with this log."""
+    """Return what a new control plane with this log would explain about a job."""
     from poise.engine.lookahead import LookAhead
     from poise.kernel import whatif
 
@@ -210,13 +210,13 @@ def unblock(home: Home, name: str) -> UnblockReport:
 
 
 def plan(home: Home, spec: dict[str, Any], *, user: str, everything: bool) -> PlanReport:
-    """On the nodes that the log knows, or else on this machine as it would join."""
+    """Plan on the nodes in the log, or else on this machine as it would join."""
     from poise.engine.lookahead import LookAhead
     from poise.kernel import whatif
 
     ledger = load(home)
     if not ledger.nodes:
-        ensure_home(home)  # an identity for this machine is kept there
+        ensure_home(home)  # it stores this machine's identity
         ledger.apply(NodeJoined(at=max(1, ledger.now), node=probe_node("this machine", home)))
     policy, controller = _resumed(ledger)
     compiled = controller.prepare(spec, time.time(), ledger.now)
@@ -228,8 +228,8 @@ def plan(home: Home, spec: dict[str, Any], *, user: str, everything: bool) -> Pl
 
 
 class Followed(NamedTuple, Generic[Follower]):
-    """What has followed a log; `since` and `now` are instants of it. Until now if a control plane runs, else until it
-    ended.
+    """A consumer that has read the log; `since` and `now` are ledger times. `now` is the current time if a control
+    plane runs, else the end of the log.
     """
 
     by: Follower
@@ -238,8 +238,8 @@ class Followed(NamedTuple, Generic[Follower]):
 
 
 def followed(home: Home, what: str, since: float, make: Callable[[Ledger], Follower]) -> Followed[Follower]:
-    """Follow the log of a home from a time in seconds since 1970 on (0: from its beginning). Raises `Conflict` for a
-    guest, who is refused `what`, and `NotFound` where there is no log.
+    """Feed a home's log to a consumer, from a time in seconds since 1970 (0: from its start). Raises `Conflict` for a
+    guest, with `what` in the message, and `NotFound` without a log.
     """
     refuse_guest(home, what, "`poise ls --all`")
     if not has_log(home):
@@ -258,8 +258,8 @@ def followed(home: Home, what: str, since: float, make: Callable[[Ledger], Follo
 
 
 def report(home: Home, names: Sequence[str], since: float, until: float, tenant: str, kg_per_kwh: float) -> RunReport:
-    """What happened, by the log, between two times in seconds since 1970. Of one tenant only, where one is named, and
-    then without the names of other tenants' work. `kg_per_kwh` is the CO2e of a kWh. Raises NotFound.
+    """Return a report of the log between two times in seconds since 1970; with `tenant`, only of that tenant, and
+    without the names of other tenants' work. `kg_per_kwh` is the CO2e of a kWh. Raises NotFound.
     """
     from poise.kernel.history import History
 
@@ -278,7 +278,7 @@ def report(home: Home, names: Sequence[str], since: float, until: float, tenant:
 
 
 def usage(home: Home, since: float, by: Sequence[str], tenant: str) -> list[UsageRow]:
-    """Who used what since a time in seconds since 1970, by these fields, and of one tenant where one is named."""
+    """Return the usage since a time in seconds since 1970, by these fields; with `tenant`, only that tenant's."""
     from poise.kernel.accounts import Accounts
 
     told = followed(home, "a list of usage", since, Accounts)
@@ -286,8 +286,8 @@ def usage(home: Home, since: float, by: Sequence[str], tenant: str) -> list[Usag
 
 
 def decisions(home: Home, jobs: Collection[str], since: float, limit: int, node: str) -> list[Decided]:
-    """The latest rounds since a time in seconds since 1970 that decided something, or something of `jobs` or of a
-    `node`, also one that has left; the newest first. Raises NotFound.
+    """Return the latest rounds, newest first, since a time in seconds since 1970, that decided something; or something
+    about `jobs` or a `node` (also a former one). Raises NotFound.
     """
     from poise.kernel.decided import Rounds
 
@@ -300,7 +300,7 @@ def decisions(home: Home, jobs: Collection[str], since: float, limit: int, node:
 
 
 def timeline(home: Home, since: float, until: float, jobs: Collection[str]) -> Timeline:
-    """Every attempt between two times in seconds since 1970, or those of `jobs`. Raises NotFound."""
+    """Return all attempts between two times in seconds since 1970, or those of `jobs`. Raises NotFound."""
     from poise.kernel.slices import Slices
 
     told = followed(home, "a timeline", since, partial(Slices, reasons=True))
@@ -310,7 +310,7 @@ def timeline(home: Home, since: float, until: float, jobs: Collection[str]) -> T
 
 
 def hot_spots(home: Home, since: int, order: Order, most: int) -> HotSpots:
-    """Where the time of jobs goes, by the log, of what has ended `since` (ns since 1970)."""
+    """Return where the time of jobs that ended after `since` (ns since 1970) went, from the log."""
     from poise.kernel.hotspots import HotSpotFinder
 
     if not has_log(home):
@@ -323,7 +323,7 @@ def hot_spots(home: Home, since: int, order: Order, most: int) -> HotSpots:
 
 
 def _resumed(ledger: Ledger) -> "tuple[ClusterPolicy, Controller]":
-    """The policy that was in charge last, if it ships with Poise, and a control plane that has not begun."""
+    """Return the last policy, if it ships with Poise, and a control plane that has not started."""
     from poise.kernel.controller import Controller, Settings
     from poise.policy.suites import POLICIES, policy_named
 
@@ -341,7 +341,7 @@ def _asked(controller: "Controller", name: str, *, everything: bool = False) -> 
 
 
 def logs(home: Home, name: str, task: str, *, tail: int, since: float, rank: int) -> Iterator[LogLine]:
-    """What a job had written when the control plane stopped."""
+    """Yield the output of a job that the home has."""
     import asyncio
 
     from poise.drivers.joblogs import Wanted, follow_job

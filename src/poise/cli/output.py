@@ -1,8 +1,8 @@
-"""How an answer is printed: `-o table|wide|json|name` and `--watch`, once for every command that lists or shows.
+"""Output formats for every command that lists or shows: `-o table|wide|json|name` and `--watch`.
 
-A command says what it was told as a `Shown`; everything else happens here. `--json` is `-o json`. Names come one a
-line, fit for other commands: `poise wait $(poise ls -o name)`. `--watch` asks again every second, and not more often:
-in a terminal the table is drawn anew in its place, elsewhere a row is appended whenever it says something new.
+A command describes its output as a `Shown`; this module does the rest. `--json` is `-o json`. Names are printed one per
+line, for other commands: `poise wait $(poise ls -o name)`. `--watch` refreshes once a second: a terminal redraws the
+table in place; elsewhere, a row is appended whenever its content changes.
 """
 
 import functools
@@ -22,14 +22,14 @@ ROWS = ("table", "wide", "json", "name")
 TEXT = ("table", "json")
 
 EVERY = 1.0
-"""Seconds between two looks with `--watch`."""
+"""Seconds between two refreshes of `--watch`."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Column(NamedTuple):
-    """One column, of both tables unless it is `only` of one. `moving`: it changes by time alone, which is nothing new;
-    `bare`: left out where no cell says anything.
+    """A column of both tables, or `only` of one. `moving`: it changes with time alone, which does not count as a
+    change; `bare`: it is left out if all its cells are empty.
     """
 
     title: str
@@ -41,8 +41,8 @@ class Column(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What there is to show: the `value` for JSON, and a table with a row for each of `names`. `head` comes above it,
-    `notes` are said below it, `nothing` instead of an empty one. `over`: it will not change any more.
+    """The output of a command: the `value` for JSON, and a table with a row for each of `names`. `head` is printed
+    above it, `notes` below it, and `nothing` instead of an empty table. `over`: it will not change any more.
     """
 
     value: Any
@@ -55,7 +55,7 @@ class Shown(NamedTuple):
 
 
 def forms(*allowed: str) -> Callable[[Function], Function]:
-    """Adds `-o` and `--json`; the command is given the `form`, one of those allowed."""
+    """Add `-o` and `--json`; the command gets the `form`, one of the allowed ones."""
 
     def adding(function: Function) -> Function:
         @functools.wraps(function)
@@ -74,7 +74,7 @@ def forms(*allowed: str) -> Callable[[Function], Function]:
 
 
 def rows(function: Function) -> Function:
-    """Adds the flags of a command that prints rows; it is given `form` and `watch`, to hand on to `show`."""
+    """Add the flags of a command that prints rows; it passes the `form` and `watch` that it gets to `show`."""
     watching = click.option(
         "-w", "--watch", is_flag=True, help="Refresh every second; print only changed rows when not on a terminal."
     )
@@ -82,7 +82,7 @@ def rows(function: Function) -> Function:
 
 
 def show(ask: Callable[[], Shown], form: str, watch: bool) -> int:
-    """Print what `ask` tells, once, or with `watch` until it is over or somebody has seen enough."""
+    """Print what `ask` returns, once, or with `watch` until it is `over` or the user interrupts."""
     if not watch:
         _print(ask(), form)
     elif form in ("json", "name"):
@@ -112,7 +112,7 @@ def _chosen(shown: Shown, form: str) -> list[Column]:
 
 
 def _lines(shown: Shown, columns: Sequence[Column]) -> list[str]:
-    """As it is shown in a terminal."""
+    """Return the lines for a terminal."""
     if not shown.names:
         return list(shown.head)
     titles, right = [column.title for column in columns], [column.right for column in columns]
@@ -136,7 +136,7 @@ def _redraw(ask: Callable[[], Shown], form: str) -> None:
 
 
 def _append(ask: Callable[[], Shown], form: str) -> None:
-    """Rows that say something new, below each other under one head; a column is as wide as what it has shown."""
+    """Append changed rows under one head; a column grows with its widest cell so far."""
     said: dict[str, tuple[str, ...]] = {}
     titles: list[str] = []
     widths: list[int] = []
@@ -164,7 +164,7 @@ def _append(ask: Callable[[], Shown], form: str) -> None:
 
 
 def check_page(path: Path, option: str) -> None:
-    """Look before hours are spent on what could not be written. Raises `InputError`, which names the option."""
+    """Check first whether a long run's result can be written. Raises `InputError`, which names the option."""
     folder = path.absolute().parent
     if path.is_dir():
         raise _unwritten(path, "it is a folder", option)
@@ -175,8 +175,8 @@ def check_page(path: Path, option: str) -> None:
 
 
 def write_page(path: Path, text: str, option: str, opened: str = "open it in a browser") -> None:
-    """Write a page, or what else is to be `opened`, whole or not at all; into a device or a pipe, which nothing may
-    take the place of, as it comes. Raises `InputError`, which names the option.
+    """Write a file atomically, or directly into a device or a pipe, which must not be replaced. `opened` tells the user
+    how to open it. Raises `InputError`, which names the option.
     """
     check_page(path, option)
     target = path if _is_special(path) else path.resolve()
@@ -198,5 +198,5 @@ def _unwritten(path: Path, why: str, option: str) -> InputError:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether it is there and is no file: a device or a pipe."""
+    """Return whether the path exists and is not a regular file: a device or a pipe."""
     return path.exists() and not path.is_file()

@@ -64,12 +64,12 @@ def change(policy: str, as_json: bool) -> int:
 
 
 def set_policy(policy: str) -> "PolicyReport":
-    """Let this policy decide. Raises SpecError with the place in the file."""
+    """Set the policy. Raises SpecError with the place in the file."""
     return sent(policy, connected(current_home()).set_policy)
 
 
 def sent(policy: str, send: "Callable[[str | dict[str, Any]], T]") -> "T":
-    """Send a name, or the content of the file of this name."""
+    """Call `send` with a policy's name, or the content of its file."""
     from poise.drivers.plugins import choose_document, is_file
     from poise.drivers.yamlfile import load_kind, place_in_file
 

@@ -79,13 +79,13 @@ def _of_one(one: NodeProfile) -> Shown:
 
 
 def _unusual(name: str, of: UnusualSignal) -> str:
-    """`unusual: memory 91 %, usually 40 % at this hour of the week`."""
+    """Format a signal: `unusual: memory 91 %, usually 40 % at this hour of the week`."""
     when = "at this hour of the week" if of.by == "hour of week" else "in the last day"
     return f"unusual: {TITLES[name].lower()} {_value(name, of.value)}, usually {_value(name, of.usual)} {when}"
 
 
 def _amount(signal: str, use: SignalUse | None, field: str) -> str:
-    """`42 %` or `310.5 W`."""
+    """Format a value: `42 %` or `310.5 W`."""
     if use is None:
         return "-"
     return _value(signal, getattr(use, field))

@@ -1,4 +1,4 @@
-"""How things look in a terminal: errors, tables, JSON. Works without colour; NO_COLOR is respected."""
+"""Terminal output: errors, tables, JSON. Works without colour; respects NO_COLOR."""
 
 import sys
 import time
@@ -28,16 +28,16 @@ STATUS_STYLE = {
 
 
 FEW = 12
-"""Jobs of a long list that are named."""
+"""Maximum number of jobs to name in a long list."""
 
 NOT_FOUND = 127
-"""What a command that does not exist ends with, as in a shell."""
+"""Exit code of a command that was not found, as in a shell."""
 
 LOGGED = "poise: no control plane is running; this is what the log says"
 
 
 def show_error(error: PoiseError, *, as_json: bool) -> None:
-    """An error, and the others of the same document: JSON on stdout when asked, text on stderr always readable."""
+    """Print an error and the others of its document: as JSON on stdout if requested, else as text on stderr."""
     if as_json:
         print_json({"error": error.record})
         return
@@ -66,14 +66,14 @@ def _line_of(record: ErrorRecord) -> tuple[bool, list[int]]:
 
 
 def print_json(value: Any) -> None:
-    """Exactly one JSON value on stdout."""
+    """Print exactly one JSON value on stdout."""
     import msgspec
 
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
 def say(message: str) -> None:
-    """Talk goes to stderr."""
+    """Print a message to stderr."""
     click.echo(message, err=True)
 
 
@@ -90,7 +90,7 @@ def over_memory(task: "TaskReport") -> str:
 
 
 def unstarted(tasks: "Iterable[TaskReport]") -> Iterator[str]:
-    """Why commands did not start, and a hint where a command was not found and this shell would find it."""
+    """Yield why commands did not start, with a hint if this shell would find a command that was not found."""
     for task in tasks:
         if task.outcome == "unstartable":
             yield f"  {task.name}: {task.note}"
@@ -100,10 +100,10 @@ def unstarted(tasks: "Iterable[TaskReport]") -> Iterator[str]:
 
 
 def _found_here(task: "TaskReport") -> str:
-    """The program that a task could not find, if the PATH of this shell finds it: of a line of shell its first word,
-    where the PATH that every command has does not find it.
+    """Return a program that the task did not find but the PATH of this shell does. In a shell command it is the first
+    word, unless the default PATH has it.
     """
-    import os  # imported here because these three are seldom needed
+    import os  # seldom needed
     import shlex
     from shutil import which
 
@@ -116,12 +116,12 @@ def _found_here(task: "TaskReport") -> str:
         except ValueError:
             return ""
         if command and which(command[0], path=os.defpath):
-            return ""  # so another word of the line was not found
+            return ""  # another word of the line was not found
     return command[0] if command and which(command[0]) else ""
 
 
 def widths_of(rows: Iterable[Sequence[str]], least: Iterable[int] = ()) -> list[int]:
-    """How wide the columns of a table are, each at least so wide."""
+    """Return the widths of a table's columns; `least` are minimum widths."""
     widths = list(least)
     for row in rows:
         lengths = [len(click.unstyle(cell)) for cell in row]
@@ -130,7 +130,7 @@ def widths_of(rows: Iterable[Sequence[str]], least: Iterable[int] = ()) -> list[
 
 
 def aligned(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
-    """A row of a table, in columns; those that are not `right` begin at their left."""
+    """Format a row in columns, aligned left or `right`."""
     cells = []
     for cell, width, to_the_right in zip(row, widths, right, strict=True):
         pad = " " * (width - len(click.unstyle(cell)))
@@ -143,14 +143,14 @@ def status_text(status: str) -> str:
 
 
 def ago(moment: float) -> str:
-    """How long ago a moment (seconds since 1970) was; `-` for never."""
+    """Format the time since a moment (seconds since 1970); `-` for never."""
     from poise.units import SECOND, format_duration
 
     return format_duration(int((time.time() - moment) * SECOND)) if moment else "-"
 
 
 def counts_text(counts: dict[str, int]) -> str:
-    """`3 done, 1 running`."""
+    """Format counts: `3 done, 1 running`."""
     return ", ".join(f"{count} {status_text(status)}" for status, count in counts.items())
 
 

@@ -20,12 +20,12 @@ from poise.errors import NotFound, StoreDamaged
 from poise.model.decisions import Spot
 from poise.model.events import Event, Held, Placed, Preempted, Resized, decode_event, encode_event
 
-if TYPE_CHECKING:  # the ledger brings numpy
+if TYPE_CHECKING:  # the ledger imports numpy
     from poise.kernel.replay import Difference, Made, Replayed
     from poise.policy.suites import ClusterPolicy
 
 WIDE = 72
-"""Of a cell that tells of one decision; all of it is in the JSON."""
+"""Maximum width of a decision in a table; the JSON has all of it."""
 
 
 @click.command()
@@ -70,7 +70,7 @@ def replay(
     with _opened(log, until) as recording:
         try:
             told = _replay(recording, after or 1, instead, anyway=anyway)
-        except (AssertionError, LookupError, TypeError, ValueError) as error:  # of records that nobody wrote so
+        except (AssertionError, LookupError, TypeError, ValueError) as error:  # the records are inconsistent
             what = f"{type(error).__name__}: {error}"
             raise StoreDamaged("the records of this log do not follow from each other", have=what) from None
     output.show(lambda: _shown(told), form, False)
@@ -134,7 +134,7 @@ def _shown(told: "Replayed") -> Shown:
 
 
 def _side_by_side(told: "Replayed", first: "Difference", head: str, notes: Sequence[str]) -> Shown:
-    """Both plans, a row for each unit or queue of which they say something else; of all, if only the order differs."""
+    """Show both plans, with a row for each unit or queue that differs; with all rows if only the order differs."""
     recorded = {_subject(made): made for made in first.recorded}
     now = {_subject(made): made for made in first.now}
     either = dict.fromkeys([*recorded, *now])
@@ -163,7 +163,7 @@ def _subject(made: "Made") -> str:
 
 
 def _cell(made: "Made | None", other: "Made | None") -> str:
-    """What was done; and why, where the other did the same for another reason."""
+    """Format a decision; with its reason, if only the reasons differ."""
     if made is None:
         return "-"
     text = _done(made)

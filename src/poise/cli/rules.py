@@ -12,7 +12,7 @@ from poise.client import current_home
 from poise.control.start import connected
 from poise.errors import located
 
-if TYPE_CHECKING:  # the ledger brings numpy
+if TYPE_CHECKING:  # the ledger imports numpy
     from poise.model.reports import RuleReport, RulesReport
     from poise.model.rules import Rules
 
@@ -100,7 +100,7 @@ def _place(file: Path) -> Any:
 
 
 def read_rules(file: Path) -> "tuple[Rules, dict[str, Any]]":
-    """The rules of a file, and its content. Raises SpecError with the place in the file."""
+    """Return the rules of a file, and its content. Raises SpecError with the place in the file."""
     from poise.drivers.plugins import choose_rule_policy
     from poise.drivers.yamlfile import load_kind
     from poise.model.rules import compile_rules

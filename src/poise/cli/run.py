@@ -84,7 +84,7 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
         except HungUpError:
             with contextlib.suppress(PoiseError):
                 if client.job(job).status in ("waiting", "pending", "placed"):
-                    client.cancel(job)  # nobody would be there when it runs
+                    client.cancel(job)  # nobody would be present when it runs
                 elif not client.give(job, hang_up=True).epoch:
                     client.cancel(job)
             return 128 + signal.SIGHUP
@@ -116,7 +116,7 @@ def run(command: tuple[str, ...], quiet: bool, as_json: bool, **flags: Any) -> i
 
 @contextlib.contextmanager
 def _as_written(flags: dict[str, Any], place: Callable[[str], str]) -> Iterator[None]:
-    """Errors name the flag, or the line of the script, that they are about."""
+    """Add the flag, or the line of the script, to errors."""
     try:
         with told_as_flags(flags):
             yield
@@ -126,7 +126,7 @@ def _as_written(flags: dict[str, Any], place: Callable[[str], str]) -> Iterator[
 
 
 def _input(spec: dict[str, Any], as_json: bool) -> Source | None:
-    """What the command is given, which changes what it asks for; None: nothing. Raises `SpecError`."""
+    """Return the command's input, and adjust the job to it; None: no input. Raises `SpecError`."""
     if spec.get("tty"):
         if as_json:
             raise SpecError("a terminal shows output, not JSON", field="--tty", hint="`--json` without `-t`")
@@ -154,7 +154,7 @@ def _feeding(home: Home, job: str, source: Source) -> Feeding:
 def _asked_for(
     command: tuple[str, ...], own: dict[str, Any], environ: dict[str, str]
 ) -> tuple[dict[str, Any], Callable[[str], str]]:
-    """The job of a command, or of a script with directives, and where its fields were written."""
+    """Return the job of a command, or of a script with directives, and the places of its fields."""
     if not is_script(command[0]):
         spec = own | {"run": list(command)}
         note_unused(spec)
@@ -166,7 +166,7 @@ def _asked_for(
 
 
 class _Interrupts:
-    """Ctrl-C and SIGTERM cancel the job, once there is one; the second time this command just ends. With a terminal
+    """Cancels the job, once it exists, on Ctrl-C or SIGTERM; a second signal ends only this command. With a terminal,
     SIGHUP is passed on.
     """
 
@@ -213,14 +213,14 @@ class _Interrupts:
 
 
 def _say_chance(home: Home, job: str, over: threading.Event) -> None:
-    """How likely the deadline is met, unless the job is over by then."""
+    """Print the probability that the deadline is met, unless the job is over by then."""
     told = forecast_of(Client(home, patience=0), job)
     if told is not None and not over.is_set():
         tell(told.sentence())
 
 
 def _say_why(home: Home, job: str, over: threading.Event) -> None:
-    """A command that has not started after a moment is told why, once."""
+    """If the command has not started after a moment, print why, once."""
     if over.wait(SAY_WHY_AFTER):
         return
     with contextlib.suppress(PoiseError, OSError):

@@ -73,7 +73,7 @@ def _next(of: ScheduleReport) -> str:
 
 
 def _note(of: ScheduleReport) -> str:
-    """Why the last turn submitted no job."""
+    """Return why the last turn submitted no job."""
     if not of.refused:
         return ""
     return of.refused if of.held else f"{ago(of.last_due)} ago no job: {of.refused}"

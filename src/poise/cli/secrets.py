@@ -1,4 +1,4 @@
-"""Where the command line finds the values of secrets: in the environment, in files, on standard input."""
+"""Reads the values of secrets from the environment, files, or standard input."""
 
 import sys
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ STDIN = "-"
 
 
 def absolute(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The job with the files of its secrets as absolute paths, and their names as a mapping. Raises SpecError."""
+    """Return the job with absolute paths of its secrets' files, and its secrets as a mapping. Raises SpecError."""
     made: dict[str, Any] = each(spec, lambda told, at: {name: _absolute(one, folder) for name, one in told.items()})
     return made
 
@@ -25,7 +25,7 @@ def _absolute(one: Any, folder: Path) -> Any:
 
 
 def with_values(spec: dict[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """The job with the values of its secrets, as a request needs it. Raises SpecError."""
+    """Return the job with the values of its secrets, as requests need it. Raises SpecError."""
     found = Findings()
 
     def make(told: dict[str, Any], at: str) -> dict[str, str]:
@@ -47,7 +47,7 @@ def _value(name: str, told: Any, at: str, environ: Mapping[str, str]) -> str:
 
 
 def _read(file: str, field: str) -> str:
-    """The text of a file, without the line ends at its end: editors add them."""
+    """Return the text of a file without trailing newlines, which editors add."""
     try:
         if file == STDIN:
             content = sys.stdin.buffer.read(MAX_SECRET + 2)

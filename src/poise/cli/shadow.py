@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from poise.model.reports import PairedFigure, ShadowReport, WorldReport
 
 SHOWN = 5
-"""Differences that are shown, decisions of each, and units."""
+"""Maximum number of differences, of decisions in each, and of units to show."""
 
 NONE = "no policy is in shadow; `poise shadow start NAME` starts one"
 LATE = 2 * MINUTE

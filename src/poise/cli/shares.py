@@ -13,7 +13,7 @@ from poise.control.start import connected
 from poise.errors import located
 from poise.units import format_duration
 
-if TYPE_CHECKING:  # the ledger brings numpy
+if TYPE_CHECKING:  # the ledger imports numpy
     from poise.model.reports import ShareReport, SharesForeseen, SharesReport
     from poise.model.share_tree import ShareTree
 
@@ -81,7 +81,7 @@ def _place(file: Path) -> Any:
 
 
 def _read(file: Path) -> "tuple[ShareTree, dict[str, Any]]":
-    """The shares of a file, and its content. Raises SpecError with the place in the file."""
+    """Return the shares of a file, and its content. Raises SpecError with the place in the file."""
     from poise.drivers.yamlfile import load_kind
     from poise.model.sharefile import compile_shares
 
@@ -122,7 +122,7 @@ def _amounts(amounts: dict[str, float]) -> str:
 
 
 def _used(one: "ShareReport") -> str:
-    """Of its share of what all on its level owe."""
+    """Format a share's part of the debts on its level, as a percentage of its part of the weights there."""
     return "" if one.used is None or not one.share else f"{one.used / one.share:.0%}"
 
 

@@ -1,5 +1,5 @@
-"""The options of Slurm in the words of Poise: those of `#SBATCH` lines, by which scripts are run, and those that
-somebody types, which are told; and of the latter those of Docker, torchrun and others too.
+"""Translates Slurm options: those of `#SBATCH` lines into directives, and those typed as flags into hints. Typed
+options of Docker, torchrun and others get hints too.
 """
 
 import re
@@ -16,8 +16,8 @@ _LINE = re.compile(r"#SBATCH\s+(.*)")
 
 
 class Read(NamedTuple):
-    """A line of `#SBATCH`: its number from 1 on, the directives that say the same, the options to which nothing here
-    corresponds, and those without which the job would not be what its user asks for.
+    """A line of `#SBATCH`: its number (from 1), the equivalent directives, the options without a counterpart, and
+    errors for options that cannot be dropped without changing the job's meaning.
     """
 
     line: int
@@ -27,8 +27,8 @@ class Read(NamedTuple):
 
 
 def of_slurm(head: Sequence[str]) -> list[Read]:
-    """The `#SBATCH` lines at the head of a script, in the words of directives. As Slurm does, a script is run once
-    however many tasks it asks for: it gets the CPUs and devices of all of them.
+    """Translate the `#SBATCH` lines at the head of a script. As in Slurm, the script runs once, however many tasks it
+    requests: it gets the CPUs and devices of all of them.
     """
     matches = ((number, _LINE.fullmatch(line.strip())) for number, line in enumerate(head, start=1))
     found = [_read(number, match[1]) for number, match in matches if match]
@@ -48,7 +48,7 @@ def of_slurm(head: Sequence[str]) -> list[Read]:
 
 
 def variables_of_slurm(script: str, spec: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
-    """Slurm's variables that a script mentions: those that the job has too, as a shell would write their values, and
+    """Return the Slurm variables that a script uses: those with an equivalent, with their values in shell syntax, and
     the names of the others.
     """
     resources = spec.get("resources", {})
@@ -74,7 +74,7 @@ def variables_of_slurm(script: str, spec: Mapping[str, Any]) -> tuple[dict[str, 
 
 
 def _replaced(read: Read, begins: str, by: str = "") -> Read:
-    """With another word in the place of those that begin so, or with none."""
+    """Replace the words with the prefix `begins` by `by`; drop them if that is empty."""
     words = ((by if word.startswith(begins) else word) for word in read.words)
     return read._replace(words=tuple(word for word in words if word))
 
@@ -109,7 +109,7 @@ def _read(number: int, line: str) -> Read:
         try:
             told += shlex.split(translate(value)) if translate else []
             lost += [] if translate else [name]
-        except ValueError:  # it is written as no option is, or says what has no counterpart
+        except ValueError:  # malformed, or without a counterpart
             if name == "--dependency":
                 wrong.append(_unfollowed(value))
             else:
@@ -118,7 +118,7 @@ def _read(number: int, line: str) -> Read:
 
 
 def _unfollowed(value: str) -> ErrorRecord:
-    """The job would start at once if such a dependency were left out."""
+    """Return the error for a dependency without a counterpart: without it the job would start at once."""
     return ErrorRecord(
         code="E102",
         message="nothing here is the same as this dependency",
@@ -130,9 +130,7 @@ def _unfollowed(value: str) -> ErrorRecord:
 
 
 def flags_of_others(option: str, given: Sequence[str]) -> str:
-    """A hint with the flags that say the same as an option of Slurm or another program in a command line; empty where
-    there are none.
-    """
+    """Return a hint with the flags that match an option of Slurm or another program; empty if there are none."""
     begins = option if len(option) == 2 else f"{option}="
     at = next((at for at, word in enumerate(given) if word == option or word.startswith(begins)), len(given))
     word, *after = given[at : at + 2] or [""]
@@ -151,7 +149,7 @@ def flags_of_others(option: str, given: Sequence[str]) -> str:
 
 
 def _for_each(directive: str) -> str:
-    """Several tasks do not write to one file."""
+    """Give each task its own output file."""
     name, _, path = directive.partition("=")
     if name != "output" or "%r" in path:
         return directive
@@ -160,7 +158,7 @@ def _for_each(directive: str) -> str:
 
 
 def _dependency(text: str) -> str:
-    """`afterok:1:2`, where Poise's ids and names do too; conditions of which any will do (`?`) have no counterpart."""
+    """Translate `afterok:1:2`, also with our ids and names. Alternatives (`?`) have no counterpart."""
     told = []
     for one in text.split(","):
         how, *jobs = one.split(":")
@@ -172,7 +170,7 @@ def _dependency(text: str) -> str:
 
 
 def _memory(text: str) -> str:
-    """Slurm's units are binary, and a bare number is of MiB."""
+    """Translate memory: Slurm's units are binary, and a bare number is in MiB."""
     match = re.fullmatch(r"([0-9]+)(?:([KMGT])(?:I?B)?)?", text.upper())
     if match is None:
         raise ValueError(text)
@@ -180,12 +178,12 @@ def _memory(text: str) -> str:
 
 
 def _bytes(text: str) -> str:
-    """Docker's units are binary too, and a bare number is of bytes."""
+    """Translate memory: Docker's units are binary, and a bare number is in bytes."""
     return text if _is_whole(text) else _memory(text)
 
 
 def _time(text: str) -> str:
-    """Slurm's `1:00:00`, or ours."""
+    """Translate a duration: Slurm's `1:00:00`, or ours."""
     try:
         parse_duration(text)
     except ValueError:
@@ -194,14 +192,14 @@ def _time(text: str) -> str:
 
 
 def _variable(text: str) -> str:
-    """Docker's `-e A=B`. Without a name, `-e` is Slurm's file for errors, to which nothing corresponds."""
+    """Translate Docker's `-e A=B`. Without a name, `-e` is Slurm's file for errors, which has no counterpart."""
     if not re.match("[A-Za-z_][A-Za-z0-9_]*(=|$)", text):
         raise ValueError(text)
     return f"env={shlex.quote(text)}"
 
 
 def _whole(text: str) -> int:
-    """Python's `int` alone would take `1_0` and the digits of every script."""
+    """Parse digits 0 to 9; `int` would also accept `1_0` and other scripts' digits."""
     if not _is_whole(text):
         raise ValueError(text)
     return int(text)
@@ -212,7 +210,7 @@ def _is_whole(text: str) -> bool:
 
 
 def _array(text: str) -> str:
-    """`0-99` is so many parts; other lists are a sweep."""
+    """Translate `0-99` to `parts`, other lists to a sweep."""
     which, _, most = text.partition("%")
     limit = f" at_most={_whole(most)}" if most else ""
     first, dash, last = which.partition("-")
@@ -222,7 +220,7 @@ def _array(text: str) -> str:
 
 
 def _begin(text: str) -> str:
-    """`now+1hour`: a bare number is of seconds. A time of the day has no zone, and is not told."""
+    """Translate `now+1hour`; a bare number is in seconds. A time of day has no zone and is not translated."""
     later = re.fullmatch(r"now\+(0*[1-9][0-9]*)(?:(s|m(?!o)|h|d|w)[a-z]*)?", text)
     if later is None:
         raise ValueError(text)
@@ -231,18 +229,18 @@ def _begin(text: str) -> str:
 
 
 def _deadline(text: str) -> str:
-    """`now+1hour`: Slurm removes a job that could not end before its deadline any more."""
+    """Translate `now+1hour`: Slurm removes a job that can no longer meet its deadline."""
     return f"{_begin(text).replace('begin', 'deadline')} if-late=cancel"
 
 
 def _time_limit(text: str) -> str:
-    """Slurm's `0` and its words for it are no limit."""
+    """Translate a time limit: Slurm's `0` and its words for it mean none."""
     limit = "" if text.lower() in ("infinite", "unlimited") else duration_of_slurm(text)
     return f"time-limit={limit}" if limit else ""
 
 
 def _gres(text: str) -> str:
-    """Of generic resources, `gpu:2` or `gpu:a100:2`; `gpu:a100` is one of them."""
+    """Translate `gpu:2` or `gpu:a100:2`; `gpu:a100` means one."""
     kind, *words = text.removeprefix("gres:").split(":")
     if kind != "gpu":
         raise ValueError(text)
@@ -258,14 +256,14 @@ def _gpus(text: str) -> str:
 
 
 def _nodes(field: str, text: str) -> str:
-    """`a,b`; of a range (`a[1-3]`) nothing is told."""
+    """Translate `a,b`; ranges (`a[1-3]`) are not translated."""
     if "[" in text:
         raise ValueError(text)
     return " ".join(f"{field}={name}" for name in text.split(","))
 
 
 def _name(text: str) -> str:
-    """Slurm's names have any characters and length."""
+    """Translate a name: Slurm allows any characters and length."""
     name = re.sub("[^A-Za-z0-9._-]+", "-", text).strip("-._")[:63]
     if not name:
         raise ValueError(text)
@@ -273,7 +271,7 @@ def _name(text: str) -> str:
 
 
 def _output(text: str) -> str:
-    """Patterns that mean the same here; others are not told."""
+    """Translate patterns with the same meaning; others are not translated."""
     named = re.sub("%[0-9]*[AaJjt]", lambda sign: {"t": "%r", "a": "%r"}.get(sign[0][-1], "%j"), text)
     if re.search("%[0-9]*[^jr%]", named):
         raise ValueError(text)
@@ -298,7 +296,7 @@ _OF_SLURM: dict[str, Callable[[str], str]] = {
     "exclude": lambda text: _nodes("exclude_node", text),
     "output": _output,
 }
-"""What it takes to say the same here."""
+"""Translations of `#SBATCH` options."""
 
 _TYPED: dict[str, Callable[[str], str]] = {
     "cpus": lambda text: f"cpu={text}",
@@ -316,10 +314,10 @@ _TYPED: dict[str, Callable[[str], str]] = {
     "nproc-per-node": lambda text: f"workers={_whole(text)} together=node",
     "num-processes": lambda text: f"workers={_whole(text)}",
 }
-"""Options that somebody may type and that a `#SBATCH` line does not have, or says otherwise."""
+"""Typed options that `#SBATCH` lines lack, or that mean something else there."""
 
 _ALONE = ("hold",)
-"""What takes no value, and is called the same here."""
+"""Options without a value that have the same name here."""
 
 _SHORT = {
     "H": "hold",

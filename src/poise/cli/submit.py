@@ -20,7 +20,7 @@ from poise.errors import Place, PoiseError, SpecError, located
 from poise.model.document import above
 
 FILE_ENDINGS = (".yaml", ".yml", ".json")
-"""JSON is YAML."""
+"""JSON is a subset of YAML."""
 
 
 @click.command(cls=Asking, context_settings={"allow_interspersed_args": True})
@@ -77,14 +77,14 @@ def submit(
 def _hand_over(via: str, source: Sequence[str], spec: dict[str, Any], quiet: bool, as_json: bool) -> int:
     import time
 
-    from poise.drivers.substrates import handing_of  # here and below, since a command needs none of it
+    from poise.drivers.substrates import handing_of  # here and below: commands need none of it
     from poise.model.spec import compile_spec
 
     script = Path(source[0]).read_text() if is_script(source[0]) else ""
     try:
         handed = handing_of(via)(spec, compile_spec(spec, wall=time.time()), script)
     except PoiseError as error:
-        if error.record.field == "--on":  # as `poise up` calls it
+        if error.record.field == "--on":  # the name of the flag in `poise up`
             error.record = msgspec.structs.replace(error.record, field="--via")
         raise
     if as_json:
@@ -109,15 +109,15 @@ def _told_of_schedule(schedule: str, quiet: bool, as_json: bool) -> int:
 
 
 class Asked(NamedTuple):
-    """A job as it is asked for, and where its fields were written."""
+    """A requested job, and the places of its fields."""
 
     spec: dict[str, Any]
     place: Place
 
 
 def asked_for(source: Sequence[str], flags: dict[str, Any], *, for_slurm: bool = False) -> Asked:
-    """The job that a file, a script or a command, and flags, ask for. `#SBATCH` lines of one that is `for_slurm` are
-    left to Slurm.
+    """Return the job that a file, a script or a command, and flags describe. With `for_slurm`, `#SBATCH` lines are left
+    to Slurm.
     """
     asked_for = _asked_for(source, flags, for_slurm)
     note_units(asked_for.spec)
@@ -128,7 +128,7 @@ def _asked_for(source: Sequence[str], flags: dict[str, Any], for_slurm: bool) ->
     environ = dict(os.environ)
     own = asked(flags, environ)
     if len(source) == 1 and source[0].endswith(FILE_ENDINGS):
-        from poise.drivers.yamlfile import place_in_file  # here and below, since a command needs no YAML
+        from poise.drivers.yamlfile import place_in_file  # here and below: commands need no YAML
 
         path = Path(source[0])
         return Asked(merged(read_spec(path, environ), own), _but_for(own, place_in_file(path)))
@@ -147,14 +147,14 @@ def _asked_for(source: Sequence[str], flags: dict[str, Any], for_slurm: bool) ->
 
 
 def _but_for(own: dict[str, Any], place: Place) -> Place:
-    """Where a field was written, unless a flag says it instead."""
+    """Return the places of fields, except of those that a flag sets."""
     inner = [name for name in ("env", "resources", "secrets", "deadline") if isinstance(own.get(name), dict)]
     said = {f"{name}.{one}" for name in inner for one in own[name]} | {name for name in own if name not in inner}
     return lambda field: "" if not said.isdisjoint((field, *above(field))) else place(field)
 
 
 def read_spec(path: Path, environ: dict[str, str]) -> dict[str, Any]:
-    """A file's job, with its folder made absolute and declared variables taken from the environment."""
+    """Return a file's job, with an absolute folder and with the declared variables from the environment."""
     from poise.drivers.yamlfile import load_kind
 
     spec = load_kind(path, "job")
@@ -171,6 +171,6 @@ def read_spec(path: Path, environ: dict[str, str]) -> dict[str, Any]:
 
 
 def fill_in(env: Any, environ: dict[str, str]) -> None:
-    """Variables without a value get that of the environment."""
+    """Fill variables without a value from the environment."""
     if isinstance(env, dict):
         env.update({name: environ[name] for name, value in env.items() if value is None and name in environ})

@@ -1,4 +1,4 @@
-"""The terminal of the caller, which is that of a command on a node for a while."""
+"""The caller's terminal, connected to a command on a node."""
 
 import contextlib
 import os
@@ -17,10 +17,10 @@ from poise.errors import SpecError, Unreachable
 from poise.model.reports import LogEnd, LogLine, LogPiece
 
 HOLD_SECONDS, BEAT_SECONDS = 15.0, 4.0
-"""The command's terminal hangs up when nothing is heard of this one for so long; and how often it is heard."""
+"""Seconds of silence after which the command's terminal hangs up, and the interval of this terminal's heartbeats."""
 
 PATIENCE = 86_400.0
-"""Seconds that input waits for a control plane that is being started again; who reads the output gives up sooner."""
+"""Seconds that input waits for a restarting control plane; the reader of the output gives up sooner."""
 
 AT_ONCE = 64 * 1024
 DETACH = b"\x10\x11"
@@ -28,7 +28,7 @@ DETACH = b"\x10\x11"
 
 
 class Detached(Exception):
-    """The keys that leave the command to itself were pressed."""
+    """The detach keys were pressed."""
 
 
 class HungUpError(Exception):
@@ -36,24 +36,24 @@ class HungUpError(Exception):
 
 
 class Terminal:
-    """What is typed, byte by byte, once the command runs; until then the terminal is as it was."""
+    """Reads keys byte by byte once the command runs; until then the terminal is unchanged."""
 
     def __init__(self, fd: int = 0, *, holds: bool) -> None:
-        """With `holds` the command's terminal hangs up soon after this one is gone."""
+        """With `holds`, the command's terminal hangs up soon after this one is gone."""
         self.hold = HOLD_SECONDS if holds else 0.0
         self._fd = fd
         self._before = termios.tcgetattr(fd)
         self._raw = self._closed = False
         self._turn = threading.Lock()
         self._kept = b""
-        self._first = 0  # the place of the first byte that is kept
-        self._pressed = b""  # the first of the keys that detach
+        self._first = 0  # position of the first kept byte
+        self._pressed = b""  # the first detach key
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._resized = signal.signal(signal.SIGWINCH, self._on_resize)
 
     @property
     def size(self) -> str:
-        """Empty where it is gone."""
+        """The terminal's size; empty if it is gone."""
         try:
             return _size_of(self._fd)
         except OSError:
@@ -63,11 +63,11 @@ class Terminal:
         with self._turn:
             if not self._raw and not self._closed:
                 self._raw = True
-                with contextlib.suppress(termios.error):  # it is gone, which is found when it is read
-                    tty.setraw(self._fd, termios.TCSANOW)  # to wait here would be to wait with the lock
+                with contextlib.suppress(termios.error):  # if it is gone, the next read finds out
+                    tty.setraw(self._fd, termios.TCSANOW)  # TCSANOW, as a wait would hold the lock
 
     def next(self, at: int) -> tuple[bytes, bool]:
-        """Raises `Detached`, and `HungUpError`."""
+        """Return the input from position `at`. Raises `Detached`, and `HungUpError`."""
         self._kept, self._first = self._kept[max(0, at - self._first) :], at
         if not self._kept:
             self._wait()
@@ -101,7 +101,7 @@ class Terminal:
             os.write(self._waker, b"!")
 
     def close(self) -> None:
-        """As it was before, for good: whoever feeds the command may still be at it."""
+        """Restore the terminal for good, even if a thread still feeds the command."""
         with self._turn:
             self._closed = True
             if self._raw:
@@ -111,12 +111,12 @@ class Terminal:
 
 
 def terminal_variables() -> dict[str, str]:
-    """What the programs in a terminal go by."""
+    """Return the environment variables that describe the terminal."""
     return {name: os.environ[name] for name in ("TERM", "COLORTERM") if os.environ.get(name)}
 
 
 def terminal_size() -> str:
-    """That of the caller's terminal; raises `SpecError` where there is none."""
+    """Return the size of the caller's terminal; raises `SpecError` without one."""
     if not (os.isatty(0) and os.isatty(1)):
         raise SpecError(
             "there is no terminal here to pass on",
@@ -129,18 +129,18 @@ def terminal_size() -> str:
 
 
 def _size_of(fd: int) -> str:
-    """ROWSxCOLUMNS; one without a size, as of `script`, is as large as a terminal is by custom."""
+    """Return ROWSxCOLUMNS; the default for a terminal without a size, as under `script`, is 24x80."""
     columns, rows = os.get_terminal_size(fd)
     return f"{rows or 24}x{columns or 80}"
 
 
 def copied(lines: Iterable[LogLine], out: BinaryIO, source: Source | None) -> int:
-    """Copies what the job writes, and says where another attempt begins. Returns the exit code."""
+    """Copy the job's output, and print when a new attempt starts. Return the exit code."""
     attempts: dict[str, int] = {}
     for piece in lines:
         if isinstance(piece, LogPiece):
             if source is not None:
-                source.begun()  # what is typed at a prompt is the command's, however soon
+                source.begun()  # input typed at a prompt is the command's from the start
             if piece.epoch > attempts.get(piece.task, piece.epoch):
                 say(f"poise: {piece.task} starts again, attempt {piece.epoch}")
             attempts[piece.task] = max(piece.epoch, attempts.get(piece.task, 0))
@@ -153,12 +153,12 @@ def copied(lines: Iterable[LogLine], out: BinaryIO, source: Source | None) -> in
 
 
 class Feeding:
-    """Feeds a command what a source gives, from a thread, beside what the caller does. Keys that detach are raised in
-    the caller as `Detached`, and it gets SIGHUP if its terminal is gone; in the end the terminal is as it was.
+    """Feeds a command from a source on a thread. Detach keys raise `Detached` in the main thread, and a lost terminal
+    sends it SIGHUP. At the end the terminal is restored.
     """
 
     def __init__(self, feed: Callable[[], None], source: Source, failed: Callable[[Exception], None]) -> None:
-        """`feed` does it until the command is over; `failed` is told why it cannot be done."""
+        """`feed` runs until the command is over; `failed` gets its errors."""
         self._feed = feed
         self._source = source
         self._failed = failed
@@ -190,12 +190,12 @@ class Feeding:
         except HungUpError:
             self._signal(signal.SIGHUP)
         except Unreachable:
-            pass  # whoever reads what the command writes finds that out, too
+            pass  # the reader of the output finds that out too
         except Exception as error:
             self._failed(error)
 
     def _signal(self, number: int) -> None:
-        """To the caller, unless it is past that."""
+        """Send a signal to the main thread, unless feeding is over."""
         with self._ending:
             if not self._over:
                 signal.pthread_kill(threading.main_thread().ident or 0, number)

@@ -16,10 +16,10 @@ from poise.model.timeline import Row, Timeline
 from poise.units import format_duration
 
 ROWS = 48
-"""Rows that a table shows; all of them are in the JSON and in the trace."""
+"""Maximum rows of a table; the JSON and the trace have all."""
 
 WIDTH = 72
-"""Columns of the picture."""
+"""Width of the picture in columns."""
 
 SIGNS = {"waiting": ".", "queued": ".", "starting": "-", "running": "=", "stopping": "~", "many": "="}
 FAILURE = "x"
@@ -67,7 +67,7 @@ def _write(file: Path, told: Timeline) -> None:
 
 
 def _shown(told: Timeline, form: str) -> Shown:
-    """A line of signs for each row."""
+    """Return the table, with a line of signs for each row."""
     rows = [row for row in told.rows if row.slices]
     idle = len(told.rows) - len(rows)
     shown = rows if form == "wide" else rows[:ROWS]
@@ -96,7 +96,7 @@ def _shown(told: Timeline, form: str) -> Shown:
 
 
 def _line(row: Row, length: int) -> str:
-    """The picture of a row: of what shares a column a failure is seen first, then what comes last."""
+    """Return the picture of a row. In a shared column a failure wins, then the latest phase."""
     signs = [" "] * WIDTH
     failures = []
     for one, after in zip(row.slices, [*row.slices[1:], None], strict=True):

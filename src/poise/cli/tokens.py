@@ -1,4 +1,4 @@
-"""`poise token`, `whoami` and `audit`: who may do what here, and who did."""
+"""`poise token`, `whoami` and `audit`: permissions, and the record of changes."""
 
 import time
 from collections.abc import Iterable

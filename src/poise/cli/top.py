@@ -1,7 +1,7 @@
-"""`poise top`: the fleet, what runs, what waits and why, drawn anew every second.
+"""`poise top`: the fleet, running work, and waiting work with its reasons, redrawn every second.
 
-One request a second, whatever is pressed. How busy a task is, is read from this machine's processes where it runs here;
-Poise keeps no such figures of running tasks. Without a terminal it is one frame.
+It makes one request a second, regardless of keys. The load of a task is read from this machine's processes, if it runs
+here; Poise does not store it. Without a terminal it prints one frame.
 """
 
 import contextlib
@@ -27,27 +27,27 @@ EVERY = 1.0
 """Seconds between two requests."""
 
 SMALLEST = 12
-"""Lines below which nothing sensible can be drawn; it is cut."""
+"""Minimum number of lines of a frame; a smaller terminal cuts it."""
 
 UP, DOWN, END = "up", "down", "end"
 KEYS = {b"q": END, b"Q": END, b"\x1b[A": UP, b"k": UP, b"\x1b[B": DOWN, b"j": DOWN}
 
 
 class Use(NamedTuple):
-    """What the processes of a task take: milli-CPU and bytes."""
+    """Resources that a task's processes use: milli-CPU and bytes."""
 
     cpu: int
     memory: int
 
 
 class Meter:
-    """How busy tasks of this machine are, from one look to the next; at the first, since they began."""
+    """Measures tasks of this machine since the last look; at the first look, since they started."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[int, int]] = {}
 
     def look(self, tasks: Sequence[TaskUse]) -> dict[str, Use]:
-        """Use by task; without those that run elsewhere or have ended."""
+        """Return the usage by task, without tasks that run elsewhere or have ended."""
         from poise.drivers.system import tree
 
         used: dict[str, Use] = {}
@@ -66,7 +66,7 @@ class Meter:
 
 
 def _is_here(task: TaskUse) -> bool:
-    """Whether this process is the task: a number alone may be another's, on another machine."""
+    """Return whether this process belongs to the task: the same number may exist on another machine."""
     try:
         return f"POISE_TASK={task.task}".encode() in Path(f"/proc/{task.pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -121,7 +121,7 @@ def _live(client: Client) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[int | None]:
-    """Keys one by one, as they are pressed; none where they do not come from a terminal."""
+    """Yield keys as they are pressed; none without a terminal."""
     import termios
     import tty
 
@@ -138,26 +138,26 @@ def _keys() -> Iterator[int | None]:
 
 
 def _pressed(fd: int | None, seconds: float) -> str:
-    """What was pressed within these seconds, if it means anything."""
+    """Return the key pressed within these seconds, if it has a meaning."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         if not select.select([fd] if fd is not None else [], [], [], left)[0] or fd is None:
             return ""
         read = os.read(fd, 16)
         if not read:
-            return END  # the terminal has gone
+            return END  # the terminal is gone
         if read in KEYS:
             return KEYS[read]
     return ""
 
 
-# --- drawing ---------------------------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------------------
 
 
 def frame(
     told: Overview, use: dict[str, Use], width: int = 0, height: int = 0, scroll: int = 0, note: str = ""
 ) -> list[str]:
-    """One frame: at most so many lines of so many columns (0: as many as it takes)."""
+    """Return one frame of at most `height` lines and `width` columns (0: unlimited)."""
     parts = [
         (_node_rows(told.nodes), told.more_nodes),
         (_task_rows(told.running, use), told.more_running),
@@ -179,7 +179,7 @@ _MOST = 1000
 
 
 def _shared(lines: int, wanted: list[int]) -> list[int]:
-    """Lines for each part: what it wants, or else an even share, and what others leave."""
+    """Divide lines among the parts: each gets what it wants, or an even share of what is left."""
     given = [0] * len(wanted)
     while lines > 0 and (hungry := [place for place, want in enumerate(wanted) if given[place] < want]):
         for place in hungry[:lines]:
@@ -203,7 +203,7 @@ def _head(told: Overview, note: str) -> list[str]:
 
 
 def _table(rows: list[list[str]], left: int, width: int) -> list[str]:
-    """Right-flushed where a title begins with a space. The head says how many rows are not shown."""
+    """Format a table; a title with a leading space is right-aligned. The head has the number of hidden rows."""
     right = [title.startswith(" ") for title in rows[0]]
     rows = [[cell.strip() for cell in row] for row in rows]
     widths = widths_of(rows)
@@ -262,5 +262,5 @@ def _wait_rows(waiting: Sequence[UnitWait]) -> list[list[str]]:
 
 
 def _whole(duration: int) -> str:
-    """In whole seconds, from one on: what is below changes faster than it is drawn."""
+    """Format a duration of a second or more in whole seconds, since frames are a second apart."""
     return format_duration(duration // SECOND * SECOND if duration >= SECOND else duration)

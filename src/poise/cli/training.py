@@ -1,4 +1,4 @@
-"""What a job says of its training, as `poise show` tells it."""
+"""The training reports of a job, as `poise show` prints them."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from poise.units import format_bytes, format_duration, format_energy
 
 
 def lines(report: JobReport) -> Iterator[str]:
-    """A few lines for each unit that trains, as far as it says something; under its name if there are several."""
+    """Yield a few lines for each unit that reports training, with its name if there are several."""
     for one in report.training:
         what = f"training {one.unit.partition('.')[2]}" if len(report.training) > 1 else "training"
         told = [text for text in _told(one.said) if text]

@@ -40,11 +40,11 @@ STOP_SECONDS = 15.0
 CLUSTER_STOP_SECONDS = 75.0
 
 LED_SECONDS = 2.0
-"""Within which one that stands by leads, once another has left in order."""
+"""Time limit for a standby to take over after the leader has exited in order."""
 
 
 def own_home() -> Home:
-    """For what is done to one's own control plane only; raises `Conflict` where the environment names another."""
+    """Return the user's own home. Raises `Conflict` if the environment selects another control plane."""
     home = current_home()
     if home.elsewhere is not None:
         raise Conflict(
@@ -176,21 +176,21 @@ def up(
     home = own_home()
     await_end(home)
     if home.devices.exists():
-        from poise.drivers.devices import declared_devices  # dear
+        from poise.drivers.devices import declared_devices  # slow to import
 
-        declared_devices(home)  # the agent would leave a bad file out; here its mistakes are seen
+        declared_devices(home)  # the agent would ignore a bad file; report its errors here
     before = {} if reset else read_flags(home)
     flags = before | _given_flags(policy, share)
     if traces is not None:
         _settle_traces(flags, traces)
-    if policy is not None or reset:  # the log keeps the policy that was asked for last
+    if policy is not None or reset:  # the log records the policy that was set last
         flags["policy_asked"] = str(time.time())
     already = running_here(home) or supervised(home)
     label = "" if already and policy is None else _settle_policy(home, policy or kept_policy(home, before))
     cluster = _settle_cluster(home, on, listen, gone=no_fleet or fleet_file is not None)
     fleet = _settle_fleet(home, fleet_file, no_fleet or on is not None)
     _settle_store(home, store)
-    if cluster is not None:  # it is kept with the cluster
+    if cluster is not None:  # it is stored with the cluster
         flags["listen"] = cluster.listen
     if "share" in flags:
         check_shareable(Path(flags["share"]))
@@ -256,11 +256,11 @@ def _add_machines(client: Client, home: Home, machines: Sequence[str]) -> None:
 
 
 def _given_flags(policy: str | None, share: Path | None) -> dict[str, str]:
-    """The flags to keep that were typed, as text."""
+    """Return the typed flags to keep, as text."""
     parameters = click.get_current_context().params
     given = {name: str(parameters[name]) for name in KEPT if _was_given(name)}
     if policy is not None and policy != DEFAULT_POLICY:
-        from poise.drivers.plugins import is_file  # dear
+        from poise.drivers.plugins import is_file  # slow to import
 
         if is_file(policy):
             given["policy"] = str(Path(policy).absolute())
@@ -270,12 +270,12 @@ def _given_flags(policy: str | None, share: Path | None) -> dict[str, str]:
 
 
 def _counts_later(home: Home, name: str) -> bool:
-    """Whether a control plane that is up goes on without this flag: one that `poise run` started has no kept ones."""
+    """Return whether the running control plane ignores this flag; one started by `poise run` has no kept flags."""
     return name in LATE if _was_given(name) else not home.stay.exists()
 
 
 def _when_led(client: Client) -> StatusReport:
-    """Once it leads, or somebody else is known to."""
+    """Return the status once it leads, or another leader is known."""
     deadline = time.monotonic() + START_SECONDS
     while (status := client.status()).stands_by and not status.leader and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -283,7 +283,7 @@ def _when_led(client: Client) -> StatusReport:
 
 
 def address_of(home: Home) -> str:
-    """What POISE_ADDRESS is to be on other machines; empty where they are not listened to."""
+    """Return the value of POISE_ADDRESS for other machines; empty if the control plane does not listen to them."""
     import msgspec
 
     try:
@@ -293,7 +293,7 @@ def address_of(home: Home) -> str:
 
 
 def _wait_for_nodes(client: Client, fleet: "DeclaredFleet") -> None:
-    """Until all declared nodes have joined: what needs one of them would be refused before."""
+    """Wait until all declared nodes have joined: before that, work that needs one of them would be refused."""
     missing = {node.name for node in fleet.nodes}
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
@@ -305,7 +305,7 @@ def _wait_for_nodes(client: Client, fleet: "DeclaredFleet") -> None:
 
 
 def _wait_for_dashboard(home: Home) -> None:
-    """Until it has said where it serves. Poise is up without it, and it is tried again."""
+    """Wait until the dashboard reports its address. Poise is up without it, and the supervisor restarts it."""
     deadline = time.monotonic() + START_SECONDS
     while found(home) is None:
         if time.monotonic() > deadline:
@@ -315,7 +315,7 @@ def _wait_for_dashboard(home: Home) -> None:
 
 
 def _wait_for_cluster(home: Home, cluster: Cluster, seconds: float) -> None:
-    """Until the cluster is there. Raises Fault where it is not, and says why: Poise is up, and goes on trying."""
+    """Wait until the cluster answers. Raises Fault with the reason if it fails; Poise stays up and retries."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -332,7 +332,7 @@ def _wait_for_cluster(home: Home, cluster: Cluster, seconds: float) -> None:
 
 
 def _was_given(option: str) -> bool:
-    """Whether it was typed, and is not the default."""
+    """Return whether the flag was typed on the command line."""
     return click.get_current_context().get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
 
 
@@ -382,7 +382,7 @@ def status(at: str | None, form: str) -> int:
 
 
 def _traces(home: Home) -> str:
-    """How far the exporter of traces has come; empty where there is none."""
+    """Return the progress of the exporter of traces; empty without one."""
     from poise.drivers.spans import read_exported
 
     if not is_held(home.traces / "lock") or (known := read_exported(home)) is None:
@@ -393,7 +393,7 @@ def _traces(home: Home) -> str:
 
 
 def _phases(phases: dict[str, PhaseTimes], *names: str) -> str:
-    """The median duration of each of these."""
+    """Format the median duration of each of these phases."""
     return ", ".join(f"{name} {phases[name].p50 / MILLISECOND:.1f} ms" for name in names if name in phases)
 
 
@@ -403,10 +403,10 @@ def _undeclared(home: Home) -> str:
 
 
 def _settle_policy(home: Home, policy: str) -> str:
-    """The name that the control plane gives the policy. A file is copied into the home; a user's code is tried here,
-    where its errors are seen.
+    """Return the control plane's label of the policy. A file is copied into the home; third-party code is tried here,
+    to show its errors.
     """
-    if policy == DEFAULT_POLICY:  # it ships with Poise: nothing to read or to try, and policies are dear to import
+    if policy == DEFAULT_POLICY:  # ships with Poise; importing policies is slow
         return policy
     import msgspec
 
@@ -428,7 +428,7 @@ def _settle_policy(home: Home, policy: str) -> str:
 
 
 def _settle_cluster(home: Home, on: str | None, listen: str | None, *, gone: bool) -> Cluster | None:
-    """The cluster that this home has from now on: as given, or as it was left. It changes while nothing runs."""
+    """Return the home's cluster from now on: the given one, or the kept one. It changes only while nothing runs."""
     import msgspec
 
     kept = kept_cluster(home)
@@ -436,7 +436,7 @@ def _settle_cluster(home: Home, on: str | None, listen: str | None, *, gone: boo
     if wanted is not None and listen is not None:
         wanted = msgspec.structs.replace(wanted, listen=listen)
     if on is not None:
-        from poise.drivers.substrates import driver_of  # dear
+        from poise.drivers.substrates import driver_of  # slow to import
 
         name, _, address = on.partition(":")
         driver = driver_of(name)
@@ -468,7 +468,7 @@ def _settle_cluster(home: Home, on: str | None, listen: str | None, *, gone: boo
 
 
 def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFleet | None":
-    """The fleet that this home has from now on: as given, or as it was left. It changes only while nothing runs."""
+    """Return the home's fleet from now on: the given one, or the kept one. It changes only while nothing runs."""
     kept = declared_fleet(home)
     if file is None and not no_fleet:
         return kept
@@ -498,7 +498,7 @@ def _settle_fleet(home: Home, file: Path | None, no_fleet: bool) -> "DeclaredFle
 
 
 def _settle_traces(flags: dict[str, str], traces: str) -> None:
-    """Keep the URL to which spans are posted, or none. Raises `InputError`."""
+    """Keep the URL of the trace collector, or none. Raises `InputError`."""
     if traces == "none":
         del flags["traces"]
         return
@@ -508,12 +508,12 @@ def _settle_traces(flags: dict[str, str], traces: str) -> None:
     if not url:
         hint = "`poise up --traces 127.0.0.1:4318`"
         raise InputError("the environment names no collector", field="OTEL_EXPORTER_OTLP_ENDPOINT", hint=hint)
-    Collector(url, os.environ)  # what else the environment says is read here, where its errors are seen
+    Collector(url, os.environ)  # checks the other variables of the environment now
     flags["traces"] = url
 
 
 def _settle_store(home: Home, store: str | None) -> None:
-    """Where the log of this home is from now on: as given, or as it was. It changes only while nothing runs."""
+    """Set where the home's log is stored: as given, or unchanged. It changes only while nothing runs."""
     kept = home.store.read_text().strip() if home.store.exists() else "home"
     if store is None or store == kept:
         return
@@ -532,12 +532,12 @@ def _settle_store(home: Home, store: str | None) -> None:
     from poise.drivers.led import check_store
 
     try:
-        check_store(store)  # what is wrong with it is seen here
-    except StoreAway as error:  # and is waited for by nobody
+        check_store(store)  # shows the store's errors now
+    except StoreAway as error:  # and do not wait for the store
         error.record = msgspec.structs.replace(error.record, hint="make sure that it runs, then `poise up` again")
         raise
     ensure_home(home)
-    write_whole(home.store, f"{store}\n".encode(), mode=0o600)  # it may hold a password
+    write_whole(home.store, f"{store}\n".encode(), mode=0o600)  # it may contain a password
 
 
 @click.command()
@@ -562,10 +562,10 @@ def down(cancel_jobs: bool, leave: bool, as_json: bool) -> int:
         was_up = True
     elif was_up:
         cannot_start = failure_of(home) is not None and not home.others
-        if not leave and not cannot_start:  # else nobody can tell, and nothing is to be lost by stopping
+        if not leave and not cannot_start:  # else the state is unknown, and a stop loses nothing
             _see_to_work(home, cancel_jobs)
         _stop_all(home)
-    home.stay.unlink(missing_ok=True)  # also where all were killed: nothing is to come back by itself
+    home.stay.unlink(missing_ok=True)  # also after a crash: nothing may restart by itself
     if as_json:
         print_json({"stopped": was_up})
     else:
@@ -588,12 +588,12 @@ def _cluster_locks(home: Home) -> list[Path]:
 
 
 def _is_up(home: Home) -> bool:
-    """Whether anything of it runs."""
+    """Return whether any process of the home runs."""
     return running_here(home) or supervised(home) or any(map(is_held, _other_locks(home)))
 
 
 def _other_locks(home: Home) -> Iterator[Path]:
-    """Of what a supervisor keeps beside the control plane, and leaves behind if it is killed."""
+    """Yield the locks of the supervisor's other children, which outlive a killed supervisor."""
     yield from (*_cluster_locks(home), *_node_locks(home), home.traces / "lock", home.shadow / "lock")
     dashboard = found(home)
     if dashboard is not None and dashboard.kept:
@@ -601,8 +601,8 @@ def _other_locks(home: Home) -> Iterator[Path]:
 
 
 def _left_unfinished(home: Home, *, certain: bool) -> list[str]:
-    """Jobs that are unfinished by the log of a home that is not up. Those of a shared log may be another's, so they are
-    looked at only if it has to be `certain`; then a log that cannot be read raises PoiseError.
+    """Return the unfinished jobs in the log of a home that is not up. In a shared log they may be another home's, so it
+    is read only if the answer must be `certain`; then an unreadable log raises PoiseError.
     """
     if home.store.exists() and not certain:
         return []
@@ -617,22 +617,22 @@ def _left_unfinished(home: Home, *, certain: bool) -> list[str]:
 
 
 def _stop_all(home: Home) -> None:
-    """End everything of it, and let nothing come back by itself."""
+    """Stop all processes of the home, and let none restart by itself."""
     home.stay.unlink(missing_ok=True)
     seconds = CLUSTER_STOP_SECONDS if _cluster_locks(home) else STOP_SECONDS
     _stop(home.supervisor, home.lock, *_other_locks(home), seconds=seconds)
 
 
 LOOK_EVERY = 0.05
-"""Seconds between two looks at whether all that was cancelled has ended."""
+"""Seconds between two checks for the end of cancelled jobs."""
 
 SAY_EVERY = 10.0
-"""Seconds after which a person is told again what has not."""
+"""Seconds between two notes about jobs that have not ended."""
 
 
 def _see_to_work(home: Home, cancel_jobs: bool) -> None:
-    """Cancel what is unfinished, or raise `Conflict`. Where another control plane leads, jobs are its to end: this home
-    answers for what runs on its own nodes.
+    """Cancel unfinished jobs, or raise `Conflict`. If another control plane leads, the jobs are its own: this home is
+    only responsible for running work on its own nodes.
     """
     with Client(home) as client:
         unfinished = _count_unfinished(client, home)
@@ -662,8 +662,8 @@ def _see_to_work(home: Home, cancel_jobs: bool) -> None:
 
 
 def _leader_elsewhere(home: Home, within: float) -> str | None:
-    """The address of the control plane that leads in place of this home's, empty while none is known; none where this
-    one leads, as it does `within` moments after another left in order.
+    """Return the address of another leading control plane, empty if none is known; None if this one leads, or takes
+    over `within` seconds after another has exited in order.
     """
     deadline = time.monotonic() + within
     with Client(home) as client:
@@ -677,7 +677,7 @@ def _leader_elsewhere(home: Home, within: float) -> str | None:
 
 
 def _busy(client: Client, home: Home) -> list[str]:
-    """Nodes on which something runs, and whose agents are this home's."""
+    """Return the nodes of this home's agents that run work."""
     own = {lock.parent.name for lock in home.nodes.glob("*/lock") if is_held(lock)}
     if is_held(home.node / "lock"):
         own.add(os.uname().nodename)
@@ -689,7 +689,7 @@ def _count_unfinished(client: Client, home: Home) -> int:
         return client.status().unfinished
     except Unreachable as error:
         if home.left.exists():
-            return 0  # it was about to leave for want of work, and has left
+            return 0  # it was idle and has exited
         raise Unreachable(
             "no control plane answers, so the unfinished jobs are unknown",
             have=error.record.have,
@@ -698,8 +698,8 @@ def _count_unfinished(client: Client, home: Home) -> int:
 
 
 def _cancel_all(client: Client) -> None:
-    """Cancel what is unfinished, also what is submitted meanwhile, until nothing is left. Now and then a person is told
-    what has not ended yet.
+    """Cancel unfinished jobs, including new ones, until none is left. Print a note periodically about those that have
+    not ended yet.
     """
     say_at = time.monotonic() + SAY_EVERY
     while True:
@@ -720,8 +720,8 @@ def _unfinished(client: Client) -> list[str]:
 
 
 def _stop(*locks: Path, seconds: float = STOP_SECONDS) -> None:
-    """End those who hold these locks now, the supervisor first so that nothing is started again; who takes one of them
-    later was started by somebody else.
+    """Stop the current holders of these locks, the supervisor first so that it restarts nothing. A later holder was
+    started by another command and is left alone.
     """
     deadline = time.monotonic() + seconds
     for lock, pid in [(lock, holder(lock)) for lock in locks]:
@@ -732,7 +732,7 @@ def _stop(*locks: Path, seconds: float = STOP_SECONDS) -> None:
                     os.kill(pid, signal.SIGTERM)
                     asked = True
                 except ProcessLookupError:
-                    pass  # it has just ended, and its lock is about to be free
+                    pass  # it has just exited and its lock will be released
                 except PermissionError:
                     raise Conflict(f"process {pid} belongs to somebody else", field=str(lock)) from None
             if time.monotonic() > deadline:

@@ -14,7 +14,7 @@ from poise.client import current_home
 from poise.errors import SpecError
 from poise.model.document import near
 
-if TYPE_CHECKING:  # the ledger brings numpy
+if TYPE_CHECKING:  # the ledger imports numpy
     from poise.model.reports import UsageRow
 
 BY = ("day", "tenant", "project", "user", "model")
@@ -65,7 +65,7 @@ def _print_csv(rows: "Sequence[UsageRow]", by: Sequence[str]) -> None:
 
 
 def open_metrics(rows: "Sequence[UsageRow]", by: Sequence[str]) -> str:
-    """The text of OpenMetrics 1.0: gauges with a label for each field."""
+    """Return the text of OpenMetrics 1.0: gauges with a label for each field."""
     families = (
         ("poise_usage_device_hours", "Device hours that work held", "device_hours"),
         ("poise_usage_core_hours", "Core hours that work without devices held", "core_hours"),

@@ -1,1 +1,1 @@
-"""The control plane's shell: a little I/O around the controller."""
+"""The control plane's shell: I/O around the controller."""

@@ -1,14 +1,14 @@
 """`python -m poise.control`: one control plane for one home.
 
-It holds the home's lock, reads the log, serves the API on the home's socket and on a loopback port, and ends on
-SIGTERM, leaving running work to the agent and its keepers. Where it shares its log with others it serves at once, and
-stands by until it is the one that leads.
+It holds the home's lock, reads the log, and serves the API on the home's socket and a loopback port. It exits on
+SIGTERM and leaves running work to the agent and its keepers. If it shares its log with others, it serves at once as a
+standby until it leads.
 """
 
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # until `settle_memory`: what is imported lives long, and to walk it takes a fifth of the start
+    gc.disable()  # until `settle_memory`: imports are long-lived, and scanning them takes a fifth of the start
 
 
 import argparse
@@ -71,16 +71,16 @@ if TYPE_CHECKING:
     from poise.control.shared import Shared
 
 CANNOT_START = 3
-"""Exit code when a person has to act: the log is damaged, or newer."""
+"""Exit code when a person must act: the log is damaged, or newer than this version."""
 
 WANTED_AGAIN = 4
-"""Exit code of one that left for want of work and was given some while it left: start me again."""
+"""Exit code of an idle exit during which new work arrived: the supervisor restarts it."""
 
 KEEP_VALUES = 1 * HOUR
-"""Values of a job that is over are kept for so long: its caller may be about to read them."""
+"""How long to keep the values of an ended job: its caller may still read them."""
 
 KEEP_CHECKPOINTS = 24 * HOUR
-"""And so long its checkpoints, where its script names no folder for them."""
+"""How long to keep the checkpoints of an ended job whose script names no folder for them."""
 
 TIDY_SECONDS, TIDY_MESSAGES_SECONDS = 600.0, 30.0
 
@@ -112,7 +112,7 @@ def main() -> int:
     parser.add_argument("--share", type=Path, help="another socket, for every user of this machine")
     parser.add_argument("--traces", metavar="URL", help="traces are exported: each attempt gets a trace context")
     options = parser.parse_args()
-    faulthandler.enable()  # what it was at, if native code ends it, is among the messages
+    faulthandler.enable()  # a crash in native code writes its stack to the messages
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     for handler in logging.getLogger().handlers:
@@ -124,13 +124,13 @@ def main() -> int:
         token = ensure_token(home)
         with take_lock(home.lock, "control plane") as holds:
             return _hold(home, token, options, holds)
-    except PoiseError as error:  # not ours to hold: whoever holds it is not told of a failure
+    except PoiseError as error:  # the lock is not ours, so write no failure file for its holder
         _log.error("%s: %s %s", error.record.code, error, error.record.have)
         return error.exit_code
 
 
 def _hold(home: Home, token: str, options: argparse.Namespace, holds: Callable[[], bool]) -> int:
-    """Serve while the lock is held. What only a person can mend is left on file for the command line to tell."""
+    """Serve while the lock is held. Write an error that needs a person to a file, which the command line shows."""
     home.failure.unlink(missing_ok=True)
     home.left.unlink(missing_ok=True)
     try:
@@ -145,7 +145,7 @@ def _hold(home: Home, token: str, options: argparse.Namespace, holds: Callable[[
 
 
 async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Callable[[], bool]) -> int:
-    """The exit code."""
+    """Serve until told to stop. Return the exit code."""
     loop = asyncio.get_running_loop()
     beyond = await asyncio.to_thread(_beyond, home, options.listen) if options.listen else None
     shared = await _shared(home, token, beyond.address.text if beyond else str(home.socket))
@@ -183,13 +183,13 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     )
     settings = with_latest_policy_here(settings, ledger.leader.began)
     deciders = Deciders(lambda: plane.ledger.leader.began, Times(decide=options.decide_within))
-    with contextlib.suppress(SpecError):  # of a policy that the log names and that is not here each round will tell
+    with contextlib.suppress(SpecError):  # each round logs a logged policy that is missing here
         await deciders.prepare(choice_of(settings))
     plane = Plane(Controller(ledger, settings, calendar.around), store, clock_of(ledger), deciders, holds=holds)
     settle_traces(home, ledger.revision, traced=options.traces is not None)
     if shared is None:
         plane.begin(boot=boot_id(), boottime=boottime())
-        await plane.settled()  # who does not get the log takes nobody's place at the socket
+        await plane.settled()  # take the socket only after the log was acquired
     else:
         plane.behind = ""
     lifetime = Lifetime(plane, home, until_idle=options.until_idle)
@@ -212,9 +212,9 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     doors = [Entrance(app, [listen(home.socket), tcp, *([share(options.share)] if options.share else [])])]
     if beyond is not None:
         doors.append(Entrance(app, [beyond.listening], beyond.context))
-    _write_endpoint(home, port, beyond.address.text if beyond else "")  # before anybody is answered who looks there
+    _write_endpoint(home, port, beyond.address.text if beyond else "")  # before any client that reads it is served
     serving = asyncio.gather(*(door.open(partial(_close, doors, plane)) for door in doors))
-    while not all(door.started for door in doors) and not serving.done():  # noqa: ASYNC110 — they say it no other way
+    while not all(door.started for door in doors) and not serving.done():  # noqa: ASYNC110 — there is no event for it
         await asyncio.sleep(0.005)
     _log.info(
         "ready: process %d, port %d, revision %d, term %d", os.getpid(), port, ledger.revision, ledger.leader.term
@@ -227,7 +227,7 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     tidying.append(asyncio.create_task(deciders.resume(read_asked(home))))
     tidying += [asyncio.create_task(anomalies.run()), asyncio.create_task(Objectives(plane, home, incidents).run())]
     tidying.append(asyncio.create_task(Loglines(plane, home.logs).run()))
-    if beyond is not None:  # what nodes of other homes send is kept here, where there may be no agent
+    if beyond is not None:  # output from nodes of other homes is kept here, where there may be no agent
         tidying.append(asyncio.create_task(keep_pruned(home.logs)))
     await serving
     leaving.cancel()
@@ -236,31 +236,31 @@ async def _serve(home: Home, token: str, options: argparse.Namespace, holds: Cal
     deciders.close()
     await files.close()
     plane.end()
-    for told in [home.endpoint, *([options.share] if options.share else [])]:  # nobody is to wait for an answer there
+    for told in [home.endpoint, *([options.share] if options.share else [])]:  # clients must not wait at it
         with contextlib.suppress(OSError):
             told.unlink()
     if shared is not None and standing_by is not None:
         standing_by.cancel()
         shared.lease.release()
         with contextlib.suppress(asyncio.CancelledError):
-            await standing_by  # raises what keeps it from leading, if anything does
+            await standing_by  # raises the error that keeps it from leading, if there is one
         shared.lease.close()
     return WANTED_AGAIN if lifetime.wanted_again else 0
 
 
 async def _shared(home: Home, token: str, address: str) -> "Shared | None":
-    """The log that this home shares with others, if it does; `address` is where they find this one."""
+    """Return the log that this home shares with others, if any; `address` is where the others reach us."""
     try:
         url = home.store.read_text().strip()
     except FileNotFoundError:
         return None
-    from poise.control.shared import open_shared  # its library is an extra
+    from poise.control.shared import open_shared  # imported late: its library is an extra
 
     return await open_shared(url, home, token, address)
 
 
 async def _stand_by(shared: "Shared", plane: Plane, lifetime: Lifetime) -> None:
-    """Stand by, and lead once it may; where that cannot be, it ends."""
+    """Stand by, then lead. On an error, end the process."""
     try:
         await shared.lead(plane)
     except Exception:
@@ -269,7 +269,7 @@ async def _stand_by(shared: "Shared", plane: Plane, lifetime: Lifetime) -> None:
 
 
 async def _tidy_messages(home: Home) -> None:
-    """As long as this runs, so does what writes them."""
+    """Rotate the file of messages while the processes that write to it run."""
     while True:
         try:
             await asyncio.to_thread(turn_over, home.messages)
@@ -279,7 +279,7 @@ async def _tidy_messages(home: Home) -> None:
 
 
 async def _tidy_folders(plane: Plane, home: Home, files: Storehouse) -> None:
-    """What is left of jobs that are over: checkpoints, and values that a caller was killed before it removed."""
+    """Remove what ended jobs left: checkpoints, and values whose caller was killed before it removed them."""
     while True:
         now, jobs = plane.clock.now(), plane.ledger.jobs
         for folder, keep in (
@@ -297,7 +297,7 @@ async def _tidy_folders(plane: Plane, home: Home, files: Storehouse) -> None:
 
 
 def _declared(path: Path) -> DeclaredFleet | None:
-    """The declared fleet, where there is one."""
+    """Return the declared fleet, if there is one."""
     try:
         return json_decoder(DeclaredFleet).decode(path.read_bytes())
     except FileNotFoundError:
@@ -315,7 +315,7 @@ def _close(doors: list[Entrance], plane: Plane) -> None:
 
 
 class _Beyond(NamedTuple):
-    """What listens to other machines."""
+    """The listening socket for other machines, with its address, names and certificates."""
 
     listening: socket.socket
     address: Address
@@ -326,7 +326,7 @@ class _Beyond(NamedTuple):
 
 def _beyond(home: Home, place: str) -> _Beyond:
     """Listen to other machines. Raises InputError."""
-    from poise.drivers.authority import ensure_authority, names_here, server_context  # dear, and seldom needed
+    from poise.drivers.authority import ensure_authority, names_here, server_context  # slow to import, seldom needed
 
     host, port = parse_place(place, "--listen")
     try:
@@ -343,7 +343,7 @@ def _beyond(home: Home, place: str) -> _Beyond:
 
 
 def _loopback(port: int) -> tuple[socket.socket, int]:
-    """The asked-for port on loopback, or a free one."""
+    """Bind the requested loopback port, or a free one if it is taken."""
     for wanted in (port, 0):
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -358,7 +358,7 @@ def _loopback(port: int) -> tuple[socket.socket, int]:
 
 
 def _write_endpoint(home: Home, port: int, address: str) -> None:
-    """Atomically: a reader finds the whole file or none. A full disk does not keep the control plane from serving."""
+    """Write the endpoint file atomically: readers see all of it or none. A full disk does not stop the process."""
     endpoint = Endpoint(pid=os.getpid(), port=port, version=__version__, address=address)
     try:
         write_whole(home.endpoint, msgspec.json.encode(endpoint))

@@ -1,8 +1,8 @@
-"""Members of gangs that differ from the others: found in what their nodes report, and recorded.
+"""Finds members of gangs that differ from the others, by their nodes' reports, and records them.
 
-Agents send how busy their nodes were, by the minute. Once a minute the nodes of each running gang are compared, beside
-the loop. A node counts if nothing but that gang runs on it: else it differs for a good reason. What is found goes into
-the log, from which incidents are read: when a member begins to differ, and when it is as the others again.
+Agents send the usage of their nodes for each minute. Once a minute the nodes of each running gang are compared on a
+thread. Only gangs that have their nodes to themselves are compared: on a shared node a difference has a good reason.
+Findings go into the log, from which incidents are derived: when a member starts and stops to differ.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ EVERY = 60.0
 """Seconds between two comparisons."""
 
 SETTLED = 20.0
-"""Seconds after a minute by which all nodes have said how it was."""
+"""Seconds after a minute by which all nodes have reported it."""
 
 COMPARED = tuple(name for name in SIGNALS if name != "failures")
 
 MOST_GANGS = 256
-"""Gangs that are compared; more wait for room."""
+"""Maximum number of gangs compared; more wait."""
 
 _log = logging.getLogger("poise.control")
 
 
 class _Gang(NamedTuple):
-    """A gang that is compared, and the tasks that were told to differ."""
+    """A gang under comparison, and its tasks that were reported to differ."""
 
     peers: Peers
     nodes: tuple[str, ...]
@@ -42,7 +42,7 @@ class _Gang(NamedTuple):
 
 
 class Anomalies:
-    """Compares the members of the gangs of one control plane. All of it is called on the loop's thread."""
+    """Compares the members of one control plane's gangs. Call all methods on the loop's thread."""
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
@@ -50,14 +50,14 @@ class Anomalies:
         self._gangs: dict[tuple[str, int], _Gang] = {}
 
     def take(self, node: str, windows: Sequence[Window]) -> None:
-        """What a node has said of its latest minutes; the last word on a minute counts."""
+        """Store a node's reported minutes; a later report of a minute replaces an earlier one."""
         known = self._windows.setdefault(node, {})
         known.update((window.at, window) for window in windows)
         for at in sorted(known)[:-2]:
             del known[at]
 
     async def run(self) -> None:
-        """Compare, each minute, until this is cancelled."""
+        """Compare every minute until this is cancelled."""
         while True:
             now = self._plane.clock.wall()
             await asyncio.sleep(EVERY - (now - SETTLED) % EVERY)
@@ -66,11 +66,11 @@ class Anomalies:
                 continue
             try:
                 await self.compare(int(self._plane.clock.wall()) // MINUTE * MINUTE - MINUTE)
-            except Exception:  # whatever happens here, the fleet goes on
+            except Exception:  # no error here may stop the fleet
                 _log.exception("members of gangs could not be compared")
 
     async def compare(self, minute: int) -> None:
-        """Compare how the nodes of each gang were in one minute."""
+        """Compare the nodes of each gang over one minute."""
         nodes = self._plane.ledger.nodes
         for name in [name for name in self._windows if name not in nodes]:
             del self._windows[name]
@@ -83,7 +83,7 @@ class Anomalies:
             self._record(unit, gang, found)
 
     def _running(self) -> list[UnitState]:
-        """Gangs whose members run, each on a node of its own."""
+        """Return the running gangs that have each node to themselves."""
         active = self._plane.ledger.active
         found = []
         for unit in list(active.values()):
@@ -129,5 +129,5 @@ class Anomalies:
 
 
 def _amount(signal: str, value: float) -> str:
-    """`42 %` or `310 W`."""
+    """Format a value: `42 %` or `310 W`."""
     return f"{value / 1000:.0f} W" if signal.endswith("power") else f"{value / 10:.0f} %"

@@ -1,6 +1,6 @@
-"""The HTTP API: its routes, its OpenAPI document, its errors. No logic: each route asks the plane or draws a report.
+"""The HTTP API: its routes, its OpenAPI document, its errors. No logic: each route asks the plane or makes a report.
 
-Each route says which role it needs (`opt`), and answers with what the bearer of the token may see, and nothing else.
+Each route declares the role that it requires, and returns only what the bearer of the token may see.
 """
 
 import asyncio
@@ -146,25 +146,25 @@ from poise.policy.suites import ClusterPolicy
 from poise.units import SECOND, parse_duration
 
 MAX_WAIT = 60.0
-"""Seconds that one request may wait for a job; clients ask again."""
+"""Maximum seconds that one request waits for a job; then the client asks again."""
 
 RECENT = 20
-"""Finished jobs shown beside the unfinished ones unless all are asked for."""
+"""Number of finished jobs in a list of jobs, unless the client requests all."""
 
 MAX_LISTED = 1_000_000
-"""The most jobs, or lines of a log, that one may ask for as the latest."""
+"""Upper limit on the number of latest jobs, or latest log lines, that one request may return."""
 
 NODES_AT_ONCE = 100
-"""Nodes with eight devices that are reported in one turn of the loop, some 2 ms: the dashboard asks for all nodes."""
+"""Nodes with eight devices reported in one turn of the loop (about 2 ms): the dashboard requests all nodes."""
 
 CANCELLED_AT_ONCE = 1024
-"""Jobs that are cancelled in one turn of the loop, some 20 ms, and by one record of the log, where all are to be."""
+"""Jobs cancelled in one turn of the loop (about 20 ms) and by one log record, when all jobs are cancelled."""
 
 REMOVED_AT_ONCE = 1024
-"""Jobs that one request removes at most by their names, and that one record of the log removes of all."""
+"""Jobs that one request may remove by name, and that one log record removes when all are removed."""
 
 MAX_REVISION = 2**53 - 1
-"""The largest integer that JSON keeps exact wherever it is read."""
+"""The largest integer that every JSON reader represents exactly."""
 
 Revision = Annotated[int, msgspec.Meta(le=MAX_REVISION)]
 
@@ -173,18 +173,18 @@ TreeHash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 JobIds = Annotated[list[str], msgspec.Meta(max_length=100_000)]
 
 WHOLE = b": whole\n\n"
-"""Ends a stream of events that was not to be followed; without it, it was cut off."""
+"""Marks the complete end of an event stream that does not follow. If it is missing, the stream was cut off."""
 
 DECISIONS = Placed | Held | Preempted | Resized | DeadlinesMissed | NodeLevelled | Triggered | PolicyFailed
-"""What was decided, and what made it be: events of a stream of decisions."""
+"""Scheduling decisions and the events that caused them; a stream of decisions shows these."""
 
 _log = logging.getLogger("poise.control")
 
 VIEWER, SUBMITTER, OPERATOR, ADMIN = Role.VIEWER, Role.SUBMITTER, Role.OPERATOR, Role.ADMIN
-"""The role that a route needs."""
+"""The role that a route requires."""
 
 INPUT_SECONDS, INPUT_POLL = 10.0, 0.03
-"""How long input waits for its task to run, and how often that is looked for."""
+"""How long input waits for its task to start, and how often the wait checks for that."""
 
 EVENT_PAGE = 1000
 KEEP_ALIVE = 15.0
@@ -192,8 +192,8 @@ Answered = TypeVar("Answered")
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """A job, or a schedule of jobs, is accepted: its record is durable. `note` is what is to be known of it. Where it
-    serves calls, `caller_key` lets its caller speak for it on `/v1/calls`.
+    """An accepted job or job schedule; its record is durable. `note` is a remark on it. If it serves calls, its caller
+    authenticates to `/v1/calls` with `caller_key`.
     """
 
     job: str
@@ -202,8 +202,8 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """How many jobs were cancelled, how many of which tenant, and their ids. Their records are durable; what runs of
-    them is being stopped.
+    """The number of cancelled jobs, in total and by tenant, and their ids. Their records are durable; their running
+    tasks are being stopped.
     """
 
     cancelled: int
@@ -224,14 +224,14 @@ class ScheduleChanged(msgspec.Struct, frozen=True):
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """Ids of jobs that were removed, with their output, values and checkpoints."""
+    """Ids of the removed jobs. Their output, values and checkpoints are removed too."""
 
     removed: tuple[str, ...]
 
 
 class RemoveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Ended jobs to remove: `jobs` by id or name; or `all` of them, or those with one of the `statuses`, with a `name`
-    or id like the pattern, of a `user`, or that ended at least `older_than` ago, a duration.
+    """The ended jobs to remove: `jobs` by id or name; or `all`; or those that match all given filters: one of the
+    `statuses`, a `name` or id pattern, a `user`, an end at least `older_than` (a duration) ago.
     """
 
     jobs: Annotated[tuple[str, ...], msgspec.Meta(max_length=REMOVED_AT_ONCE)] = ()
@@ -247,20 +247,20 @@ class RemoveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DrainRequest(msgspec.Struct, frozen=True):
-    """`on` closes it, off opens it again. With `moves`, what runs on the node goes on elsewhere."""
+    """Closes a node to new work, or reopens it without `on`. With `moves`, its running work moves to other nodes."""
 
     on: bool = True
     moves: bool = False
 
 
 class NamedNode(msgspec.Struct, frozen=True):
-    """`node` by its whole name."""
+    """A `node` by its full name."""
 
     node: str
 
 
 class NamedNodes(msgspec.Struct, frozen=True):
-    """`nodes` by their whole names."""
+    """Several `nodes` by their full names."""
 
     nodes: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=100_000)]
 
@@ -271,10 +271,10 @@ Place = Annotated[int, msgspec.Meta(ge=0, le=MAX_REVISION)]
 
 
 class InputRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A piece of standard input: `data`, in base64, from byte `at` on of the attempt `epoch`, and whether that is its
-    `end`. Of another attempt than the one that runs nothing is taken; the answer names the one that does. `task` is
-    needed where several take input. `size` is that of the terminal, `ROWSxCOLUMNS`. With `hold` the terminal hangs up
-    when it gets no other piece for so many seconds, and a job that still waits is cancelled; with `hang_up` it hangs up
+    """A piece of standard input: base64 `data` that starts at byte `at` of the input of attempt `epoch`; `end` marks
+    the last piece. If another attempt runs, the input is discarded, and the answer names the running one. `task` is
+    required if several tasks take input. `size` is the terminal size, `ROWSxCOLUMNS`. After `hold` seconds without
+    another piece the terminal hangs up, and a job that still waits is cancelled. With `hang_up` the terminal hangs up
     now.
     """
 
@@ -288,7 +288,7 @@ class InputRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hang_up: bool = False
 
     def piece(self, epoch: int) -> Piece:
-        """What of it concerns the attempt of this epoch."""
+        """Return the part of the request that concerns the attempt of this epoch."""
         size, hold = terminal(self.size, "size") if self.size else 0, round(self.hold * SECOND)
         if self.epoch != epoch:
             return Piece(size=size, hold=hold, hang_up=self.hang_up)
@@ -296,8 +296,8 @@ class InputRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExecRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A command to run beside a task. `task` is needed where several run, or of a gang the `rank` (by default 0); `env`
-    adds to the task's environment. With `stdin` it is given input; `tty` is the size of a terminal for it,
+    """A command to run beside a task. `task` is required if several tasks run; for a gang, `rank` selects one (default
+    0). `env` extends the task's environment. With `stdin` the command gets input; `tty` is the size of its terminal,
     `ROWSxCOLUMNS`.
     """
 
@@ -310,8 +310,8 @@ class ExecRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CaptureRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A capture of a running task, as `kind` says. `task` is needed where several run, or of a gang the `rank` (by
-    default 0). `lasts` is a duration; without it, 10 s of stacks or 2 s of a trace.
+    """A capture of a running task, of the given `kind`. `task` is required if several tasks run; for a gang, `rank`
+    selects one (default 0). `lasts` is a duration; the default is 10 s for stacks, 2 s for a trace.
     """
 
     kind: CaptureKind = "stacks"
@@ -321,8 +321,8 @@ class CaptureRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FilesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file or a folder, by its `path` in the folder of a job. `task` is needed where the job has several; of a gang
-    the `rank` (by default 0).
+    """A file or folder, by its `path` in the folder of a job. `task` is required if the job has several; for a gang,
+    `rank` selects one (default 0).
     """
 
     path: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
@@ -331,8 +331,8 @@ class FilesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A token for somebody of a tenant. Its secret is made by who asks and told nobody: `hash` is its SHA-256, in
-    hexadecimal digits. `expires` is a duration from now; without it the token is good until it is revoked.
+    """A token for a user of a tenant. The client generates the secret and sends only `hash`, its SHA-256 in
+    hexadecimal. `expires` is a duration from now; without it the token is valid until it is revoked.
     """
 
     tenant: str
@@ -343,7 +343,7 @@ class TokenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def chosen(asked: PolicyRequest) -> Choice:
-    """The policy that is asked for. Raises `SpecError`."""
+    """Return the requested policy. Raises `SpecError`."""
     if asked.document is not None:
         return choose_document(asked.document, "policy")
     if is_file(asked.name):
@@ -366,10 +366,10 @@ def make_app(
     anomalies: Anomalies | None = None,
     files: Storehouse | None = None,
 ) -> App:
-    """The whole API behind its guard. `deciders` has the policy in charge, and asks it what if. `known_as` are the
-    names of this machine to others, and `authority` the certificate by which they know it, where it listens to them.
-    `chances` answers questions about deadlines, `incidents` those about incidents; `anomalies` is given what nodes
-    report. `log_limit`: bytes to which the log may grow; 0: as far as its disk lets it.
+    """Build the API behind its guard. `deciders` holds the active policy and answers what-if questions. `known_as` are
+    this machine's names for other machines, and `authority` is its certificate, if it listens to them. `chances`
+    answers questions about deadlines, `incidents` about incidents; `anomalies` receives what nodes report. `log_limit`
+    is the maximum size of the log in bytes; 0 means the space on its disk.
     """
 
     gate, consoles, attendance = Gatekeeper(plane, token), Consoles(plane), Attendance(plane)
@@ -398,8 +398,8 @@ def make_app(
     async def thought_about(
         bearer: Bearer, ask: Callable[[], Awaitable[Callable[[ClusterPolicy], Answered]]]
     ) -> Answered:
-        """What has to be decided to be known, one at a time: of each tenant in turn. `ask` looks at the ledger, on the
-        loop; what it gives answers beside the loop.
+        """Answer a question that needs a run of the policy: one at a time, tenants in turn. `ask` reads the ledger on
+        the loop; the function that it returns computes the answer on a thread.
         """
         async with turns.of(bearer.tenant), deciding:
             return await asyncio.to_thread(await ask(), deciders.imagined())
@@ -477,7 +477,7 @@ def make_app(
                 ledger, now = await plane.settled(), plane.clock.now()
         finally:
             plane.unfollow(news)
-        if not gate.stands(bearer):  # it may have been revoked in the meantime
+        if not gate.stands(bearer):  # the token may have been revoked during the wait
             raise Denied("the token has been revoked", field="Authorization", hint="ask an admin for another one")
         if not 0 <= ledger.revision - after <= EVENT_PAGE:
             return ChangesReport(revision=ledger.revision, whole=True)
@@ -521,7 +521,7 @@ def make_app(
         spec = vault.sealed(data.spec, bearer.tenant)
         compiled = targets.admit(await plane.prepare(spec, bearer.tenant, len(request.body)), bearer)
         if compiled.tree is not None:
-            plane.controller.check(compiled, data.key, data.user)  # before files are sent for it
+            plane.controller.check(compiled, data.key, data.user)  # check before the client sends files for the job
         await files.admit(compiled)
         await chances.check(compiled, data.key, data.user)
         job = await plane.request(
@@ -561,7 +561,7 @@ def make_app(
         return _raw(await files.ask("pieces", bearer.tenant, bytes.fromhex(tree)))
 
     def job_of_attempt(request: Request) -> JobState:
-        """The job of the attempt whose key a request carries. Raises `Denied`."""
+        """Return the job of the attempt whose key a request carries. Raises `Denied`."""
         attempt = attempt_named(request.headers)
         job = plane.ledger.jobs.get(attempt.task.partition(".")[0]) if attempt is not None else None
         if attempt is None or not same_token(secret_of(request.headers), key_of(attempt)) or job is None:
@@ -693,7 +693,7 @@ def make_app(
         latest_first = unfinished[::-1]
         tenants: Counter[str] = Counter()
         jobs: list[str] = []
-        for first in range(0, len(latest_first), CANCELLED_AT_ONCE):  # before a job ends, those after it are cancelled
+        for first in range(0, len(latest_first), CANCELLED_AT_ONCE):  # cancel dependent jobs first
             few = tuple(latest_first[first : first + CANCELLED_AT_ONCE])
             cancelled = await plane.request(partial(messages.CancelJobs, jobs=few, bearer=bearer))
             tenants += Counter(cancelled.values())
@@ -784,7 +784,7 @@ def make_app(
         all_: bool = False,
     ) -> PlanReport:
         compiled = await plane.prepare(named(data.spec), bearer.tenant, len(request.body))
-        plane.controller.would_submit(compiled, data.user)  # raises what it would be refused with, before its turn
+        plane.controller.would_submit(compiled, data.user)  # raises any refusal before the request waits for its turn
 
         async def ask() -> Callable[[ClusterPolicy], tuple[PlanReport, str]]:
             await plane.settled()
@@ -1172,7 +1172,7 @@ def make_app(
         return policy_report(await plane.settled())
 
     def shadow_report(report: ShadowReport) -> ShadowReport:
-        """With what its simulated fleet has brought."""
+        """Add the results of the simulated fleet."""
         told = read_told(home)
         world = world_report(told, report.policy, plane.clock.wall()) if told is not None else None
         return msgspec.structs.replace(report, world=world)
@@ -1285,7 +1285,7 @@ def make_app(
 
     @routes.post("/v1/shutdown", summary="Stop the control plane; running work continues", status=202, role=ADMIN)
     async def shutdown(bearer: Bearer) -> dict[str, bool]:
-        with contextlib.suppress(StoreFull, NotLeading):  # it cannot be recorded then, and is done all the same
+        with contextlib.suppress(StoreFull, NotLeading):  # a full log or a standby cannot record the stop
             await plane.request(lambda request: messages.AskToStop(request, bearer))
         asyncio.get_running_loop().call_later(0.05, lifetime.shut_down)
         return {"stopping": True}
@@ -1322,7 +1322,7 @@ def make_app(
 
 
 def whole_hashes(data: bytes) -> bytes:
-    """The hashes in a request. Raises SpecError where the last one is not whole."""
+    """Return the hashes in a request. Raises SpecError if the length is not a multiple of the hash size."""
     if len(data) % HASH:
         raise SpecError("these are no hashes", field="data", need=f"{HASH} bytes each", have=f"{len(data)} bytes")
     return data
@@ -1333,7 +1333,7 @@ def _raw(data: bytes) -> Content:
 
 
 def the_one_that_takes_input(found: Found) -> tuple[UnitState, int]:
-    """Of what is meant, the only task that takes input, and its number in its unit. Raises `SpecError`."""
+    """Return the unit of the only selected task that takes input, and the task's index in it. Raises `SpecError`."""
     tasks = takes_input(found)
     if not tasks:
         hint = "`poise run -i`, `poise submit -i`, or `stdin: true` in the file"
@@ -1342,8 +1342,8 @@ def the_one_that_takes_input(found: Found) -> tuple[UnitState, int]:
 
 
 def the_one_that_runs(found: Found, ledger: Ledger, rank: int | None) -> tuple[UnitState, int]:
-    """Of what is meant, the only task that runs and has this rank, or the first of the only gang, and its number in its
-    unit. Raises `SpecError`.
+    """Return the unit of the only selected task that runs, with this rank if given, and the task's index in it. If all
+    of them belong to one gang, choose its first. Raises `SpecError`.
     """
     tasks = running_tasks(found, ledger)
     if rank is not None:
@@ -1358,8 +1358,8 @@ def the_one_that_runs(found: Found, ledger: Ledger, rank: int | None) -> tuple[U
 
 
 def the_one_that_ran(found: Found, rank: int | None) -> tuple[UnitState, int]:
-    """Of what is meant, the only task that has been on a node and has this rank, or the first of the only gang, and its
-    number in its unit. Raises `SpecError`.
+    """Return the unit of the only selected task that has been on a node, with this rank if given, and the task's index
+    in it. If all of them belong to one gang, choose its first. Raises `SpecError`.
     """
     tasks = [
         (unit, index)
@@ -1390,18 +1390,18 @@ def _only_one(found: Found, tasks: list[tuple[UnitState, int]], what: str) -> tu
 
 
 def _in_order(token: Token) -> tuple[int, str]:
-    """t2 before t10."""
+    """Sort key that orders t2 before t10."""
     return len(token.id), token.id
 
 
 def _resumed(request: Request, after: int) -> int:
-    """The revision after which to go on: where a client was cut off, else where it says."""
+    """Return the revision to resume after: from `Last-Event-ID` if the client was cut off, else `after`."""
     last = request.headers.get("last-event-id", "")
     return min(int(last), MAX_REVISION) if last.isdecimal() and len(last) < 20 else after
 
 
 async def _lines(pieces: AsyncIterator[Any], stands: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """One a line, for as long as the token stands; an empty line now and then says that there is somebody here."""
+    """Encode one piece per line while the token is valid. Send an empty line as a keep-alive."""
     source = aiter(pieces)
     upcoming = asyncio.ensure_future(anext(source, None))
     try:
@@ -1429,8 +1429,8 @@ async def _event_stream(
     *,
     follow: bool,
 ) -> AsyncIterator[bytes]:
-    """`after` below zero means from now on; `shown` makes of a record what is to be shown, or None. It ends when the
-    token no longer stands.
+    """Stream events after the revision `after`; below zero means from now on. `shown` converts a record for display, or
+    returns None to skip it. The stream ends when the token becomes invalid.
     """
     await plane.settled()
     position = plane.ledger.revision if after < 0 else after
@@ -1448,13 +1448,13 @@ async def _event_stream(
             if chunks:
                 yield b"".join(chunks)
             if page:
-                await asyncio.sleep(0)  # a long log with little to show is not to hold up everybody else
+                await asyncio.sleep(0)  # yield the loop: a long log with few matches must not delay other requests
                 continue
             if not follow:
                 yield WHOLE
                 return
             try:
-                async with asyncio.timeout(KEEP_ALIVE):  # `wait_for` loses a cancellation that comes with an event
+                async with asyncio.timeout(KEEP_ALIVE):  # `wait_for` loses a cancellation that coincides with an event
                     await news.wait()
             except TimeoutError:
                 yield b": alive\n\n"

@@ -1,4 +1,4 @@
-"""Captures of running tasks: taken on the node beside the task, kept here beside its output."""
+"""Captures of running tasks: made on the task's node, stored here beside the task's output."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -18,7 +18,7 @@ from poise.model.tenants import Bearer
 from poise.units import SECOND, format_bytes
 
 MOST_SAID = 16 << 10
-"""Bytes of its standard error that are read."""
+"""Maximum bytes of the capture program's stderr that are kept."""
 
 
 class _Said(msgspec.Struct):
@@ -29,7 +29,7 @@ class _Said(msgspec.Struct):
 async def capture(
     consoles: Consoles, logs: Path, node: str, attempt: Attempt, bearer: Bearer, kind: CaptureKind, lasts: int
 ) -> AsyncGenerator[CaptureLine]:
-    """Take a capture of an attempt for `lasts` nanoseconds, for as long as somebody reads this."""
+    """Capture an attempt for `lasts` nanoseconds; stop when the reader stops."""
     draft, said = await asyncio.to_thread(Draft, logs, attempt, kind), b""
     kept = False
     running = consoles.run(node, attempt, bearer, (), {}, capture=(kind, f"{lasts / SECOND:g}"))

@@ -1,8 +1,8 @@
-"""The chance that jobs meet their deadlines: one question at a time, answered by a process of its own.
+"""Probabilities that jobs meet their deadlines, computed by a separate process, one question at a time.
 
-`python -m poise.control.deadlines` reads the log and simulates futures. The control plane goes on meanwhile, and
-nothing of the answer reaches the log. A job with `if-late: refuse` is looked at before it is submitted. It is refused
-if its deadline is unlikely to be met, or if no chance can be given.
+`python -m poise.control.deadlines` reads the log and simulates futures while the control plane continues; no result
+reaches the log. A job with `if-late: refuse` is checked before it is submitted. It is refused if its deadline would
+probably be missed, or if the probability cannot be computed.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from poise.model.spec import Compiled
 from poise.units import SECOND, format_duration
 
 MOST_WAITING = 4
-"""Questions that wait for their turn or are answered; further ones are refused. Each takes 1 to 3 s, and a client waits
-for 15 s."""
+"""Maximum number of questions waiting or being answered; further ones are refused. Each takes 1 to 3 s, and a client
+waits for 15 s."""
 
 WITHIN = 10.0
-"""Seconds for one answer: half a second to start, two to look, and the rest to read a long log on a busy machine."""
+"""Time limit in seconds: 0.5 to start, 2 to simulate, the rest to read a long log on a busy machine."""
 
 JOINS_WITHIN = 5.0
 """Seconds to wait for a first node: `poise run` submits as soon as its control plane answers."""
@@ -40,7 +40,7 @@ _log = logging.getLogger("poise.control")
 
 
 class Chances:
-    """Answers about deadlines, for one control plane."""
+    """Computes deadline probabilities for one control plane."""
 
     def __init__(self, plane: Plane, home: Home, *, joins_within: float = JOINS_WITHIN) -> None:
         self._plane = plane
@@ -50,14 +50,14 @@ class Chances:
         self._waiting = 0
 
     async def check(self, compiled: Compiled, key: str, user: str) -> None:
-        """Raises what a job with strict deadlines is refused with: `SpecError` (E108) where they are unlikely to be
-        met, `Busy` where no chance can be given. A job that was submitted already, under this key, is not looked at.
+        """Raise the refusal of a job with strict deadlines: `SpecError` (E108) if they will probably be missed, `Busy`
+        if there is no estimate. A job that was already submitted under this key is not checked.
         """
         strict = compiled.strict
         if not strict or (key and self._plane.ledger.jobs.submitted_under(key, compiled.tenant) is not None):
             return
         self._plane.check_leading()
-        job = self._plane.controller.would_submit(compiled, user)  # raises what else it is refused with
+        job = self._plane.controller.would_submit(compiled, user)  # raises all other refusals
         told = await self._ask(tuple(unit.name for unit in strict), job=job)
         first = min(strict, key=lambda unit: unit.deadline)
         refused = refusal(told, compiled.due_by.get(first.name, "deadline"), first.deadline)
@@ -65,7 +65,7 @@ class Chances:
             raise refused
 
     async def of(self, found: Found) -> DeadlineForecast:
-        """The chance of a job that was submitted, or of some of its tasks."""
+        """Return the probability for a submitted job, or for some of its tasks."""
         if found.job.calls is not None:
             what, hint = f"{found.name} serves calls, and ends when its caller does", f"`poise explain {found.name}`"
             raise InputError(what, field="job", hint=hint)
@@ -95,7 +95,7 @@ class Chances:
             await asyncio.sleep(_LOOK_EVERY)
 
     def answer(self, question: DeadlineQuestion) -> DeadlineForecast:
-        """Ask the process, on a thread that may wait. Raises `Busy` where there is no answer."""
+        """Query the process; blocks the thread. Raises `Busy` if there is no answer."""
         try:
             done = subprocess.run(  # noqa: S603 — our own program
                 [sys.executable, "-m", "poise.control.deadlines", str(self._home.root)],
@@ -113,7 +113,7 @@ class Chances:
 
 
 def refusal(told: DeadlineForecast, field: str, deadline: int) -> PoiseError | None:
-    """Why a job with a strict deadline, written in this field, is refused; None where it is likely to be met."""
+    """Return the refusal of a job with a strict deadline in this field; None if it will probably be met."""
     if told.unknown == "run times":
         return SpecError(
             "nothing is known of how long it runs, so that no deadline can be promised",

@@ -1,8 +1,8 @@
-"""Between people and commands: input that is given to a command, and commands that run beside one for who reads them.
+"""Relays interactive input to commands, and the output of commands that run beside tasks.
 
-All of it is only now. Nothing is in the ledger, and a control plane that ends forgets it: input has places, so that
-whoever gives it asks the next control plane how much was taken; a command beside another ends with the connection of
-its node.
+All state is transient: nothing is in the ledger, and it is lost when the control plane exits. Input has byte positions,
+so a client asks the next control plane how much was accepted. A command beside a task ends with the connection of its
+node.
 """
 
 import asyncio
@@ -21,23 +21,23 @@ from poise.model.reports import ExecEnd, ExecLine, ExecOutput, ExecStarted
 from poise.model.tenants import Bearer
 
 FED_SECONDS = 5.0
-"""How long a node is waited for that says how much input was taken; who gives it asks again then."""
+"""How long to wait for a node to confirm input; then the client asks again."""
 
 MOST = 1024
-"""Commands that run beside others at once, with captures. A tenant has at most half of those that others leave."""
+"""Maximum number of commands beside tasks, with captures. A tenant gets at most half of what others leave."""
 
 MOST_UNREAD = 1 << 20
-"""Bytes that a node may send of one of them before they are read: more than it has credit for."""
+"""Maximum unread bytes of one command; more than the node has credit for."""
 
 
 STOOD_STILL = 1.0
-"""Seconds by which a timer is late where this process stood still."""
+"""A timer later than this shows that this process was paused."""
 
 _log = logging.getLogger("poise.control")
 
 
 class Running:
-    """A command beside an attempt: where it runs, who asked for it, and what it says."""
+    """A command beside an attempt: its node, its owner, and its queued output."""
 
     def __init__(self, name: str, node: str, bearer: Bearer) -> None:
         self.name = name
@@ -48,7 +48,7 @@ class Running:
 
 
 class Consoles:
-    """What is under way."""
+    """Input and commands in progress."""
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
@@ -56,8 +56,8 @@ class Consoles:
         self._running: dict[str, Running] = {}
 
     async def feed(self, node: str, whose: Attempt | str, piece: Piece) -> Fed | None:
-        """Give a command on this node a piece of its input; how much it has taken by the time that more can come, or
-        None where the node says nothing.
+        """Send a piece of input to a command on this node. Return how much it has accepted once it is ready for more,
+        or None if the node does not answer in time.
         """
         key = (node, whose)
         waiting = self._fed.setdefault(key, set())
@@ -74,7 +74,7 @@ class Consoles:
                 del self._fed[key]
 
     def known(self, name: str, bearer: Bearer) -> Running | None:
-        """The command of this name that runs for the tenant of a bearer."""
+        """Return the command of this name if it belongs to the bearer's tenant."""
         found = self._running.get(name)
         return found if found is not None and bearer.sees(found.bearer.tenant) else None
 
@@ -90,8 +90,8 @@ class Consoles:
         tty: int = 0,
         capture: tuple[str, ...] = (),
     ) -> AsyncGenerator[ExecLine]:
-        """Run a command beside an attempt on this node, for as long as somebody reads what it writes; or the program
-        that takes captures, with these arguments. Raises `Busy`.
+        """Run a command beside an attempt on this node, or the capture program with the arguments `capture`. It runs as
+        long as its output is read. Raises `Busy`.
         """
         running = self._new(node, bearer)
         order = Exec(name=running.name, attempt=attempt, argv=argv, env=env, stdin=stdin, tty=tty, capture=capture)
@@ -102,7 +102,7 @@ class Consoles:
     async def get(
         self, node: str, attempt: Attempt, bearer: Bearer, path: str, *, folder: str, within: str
     ) -> AsyncGenerator[ExecLine]:
-        """What an attempt has left on this node, as a tar archive. Raises `Busy`."""
+        """Return a file or folder of an attempt from this node as a tar archive. Raises `Busy`."""
         running = self._new(node, bearer)
         order = Get(name=running.name, attempt=attempt, path=path, folder=folder, within=within)
         async with contextlib.aclosing(self._said(running, order)) as lines:
@@ -124,7 +124,7 @@ class Consoles:
         return running
 
     async def _said(self, running: Running, order: Exec | Get) -> AsyncGenerator[ExecLine]:
-        """What a node says under a name, for as long as somebody reads it."""
+        """Yield what a node sends for a command, until the reader stops."""
         node = running.node
         if not self._plane.tell(node, order):
             running.said.put_nowait(Left(name=running.name, code=126, note=f"node {node} is not connected"))
@@ -143,7 +143,7 @@ class Consoles:
             self._plane.tell(node, Leave(name=running.name))
 
     def hear(self, node: str, message: FromConsole) -> None:
-        """A node speaks for what runs there, and for nothing else."""
+        """Process a message of a node. A node is heard only on commands that run there."""
         if isinstance(message, Fed):
             for future in self._fed.get((node, message.whose), ()):
                 if not future.done():
@@ -159,7 +159,7 @@ class Consoles:
         running.said.put_nowait(message)
 
     def gone(self, node: str) -> None:
-        """The connection of a node has ended, and with it what ran beside others there."""
+        """End all commands on a node whose connection was lost."""
         for running in self._running.values():
             if running.node == node:
                 running.said.put_nowait(
@@ -168,8 +168,8 @@ class Consoles:
 
 
 class Attendance:
-    """Jobs that wait to run in somebody's terminal. A job whose terminal is not heard in time is cancelled: its
-    `poise run` was killed, or its machine is gone. Once the command runs, its node hangs up instead.
+    """Jobs that wait to run in a user's terminal. A job is cancelled when its terminal's heartbeats stop, because its
+    `poise run` was killed or its machine is gone. Once the command runs, the node hangs up its terminal instead.
     """
 
     def __init__(self, plane: Plane) -> None:
@@ -178,19 +178,19 @@ class Attendance:
         self._cancelling: set[asyncio.Task[object]] = set()
 
     def heard(self, job: str, hold: float, bearer: Bearer) -> None:
-        """The terminal of this job is heard again within `hold` seconds, if it is still there."""
+        """The terminal of this job was heard; it must be heard again within `hold` seconds."""
         self.done(job)
         loop = asyncio.get_running_loop()
         due = loop.time() + hold
         self._timers[job] = loop.call_at(due, self._silent, job, hold, bearer, due)
 
     def done(self, job: str) -> None:
-        """The command has begun, or the job is over."""
+        """Stop the timer: the command has started, or the job is over."""
         if timer := self._timers.pop(job, None):
             timer.cancel()
 
     def _silent(self, job: str, hold: float, bearer: Bearer, due: float) -> None:
-        if asyncio.get_running_loop().time() > due + STOOD_STILL:  # nobody was heard while this process stood still
+        if asyncio.get_running_loop().time() > due + STOOD_STILL:  # this process was paused and heard nobody
             self.heard(job, hold, bearer)
             return
         del self._timers[job]
@@ -200,18 +200,18 @@ class Attendance:
         cancelling.add_done_callback(self._cancelling.discard)
 
     async def _cancel(self, job: str, bearer: Bearer) -> None:
-        with contextlib.suppress(PoiseError):  # it is over, or another control plane leads now
+        with contextlib.suppress(PoiseError):  # the job is over, or another control plane leads
             await self._plane.request(lambda request: Cancel(request, job, bearer))
 
 
 def takes_input(found: Found) -> list[tuple[UnitState, int]]:
-    """The tasks that take input, of those that are meant: the first of each unit that was asked for it."""
+    """Return the selected tasks that take input: the first of each unit with `stdin` or `tty`."""
     firsts = ((unit, 0) for unit in found.units if unit.spec.stdin or unit.spec.tty)
     return [(unit, index) for unit, index in firsts if unit.spec.tasks[index].name in found.tasks]
 
 
 def running_tasks(found: Found, ledger: Ledger) -> list[tuple[UnitState, int]]:
-    """The tasks that run now, of those that are meant."""
+    """Return the selected tasks that run now."""
     units = (ledger.jobs.unit(unit.id) or unit for unit in found.units)
     return [
         (unit, index)

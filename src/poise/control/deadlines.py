@@ -1,8 +1,8 @@
 """Estimates the probability that a job meets its deadlines: `python -m poise.control.deadlines HOME`, its own process.
 
 It reads a `DeadlineQuestion` from stdin and writes a `DeadlineForecast` to stdout, both msgpack. Like `poise eta` it
-reads the log, so that a forecast costs the scheduler nothing. A job that is not in the log yet is simulated as if it
-were submitted now. The process always ends without a request to stop.
+reads the log, so a forecast costs the scheduler nothing. A job that is not in the log yet is simulated as if submitted
+now. The process limits its own run time.
 """
 
 import contextlib
@@ -29,18 +29,18 @@ from poise.model.events import JobSubmitted, decode_event
 from poise.policy.suites import SAFE_POLICY, ClusterPolicy, policy_named
 
 FEWEST = 10
-"""Futures: fewer tell too little of a chance."""
+"""Minimum number of futures for an estimate."""
 
 ROOM = 15
-"""Futures that should fit into the time: more than the fewest, as the first one may be shorter than the others."""
+"""Number of futures that must fit into the time: more than the minimum, as the first may be the shortest."""
 
 ENDS_AFTER = 30
-"""Seconds after which this process ends in any case; reading a log of millions of records takes a few."""
+"""Seconds after which this process is killed in any case; reading a log of millions of records takes a few."""
 
 
 def answer(ledger: Ledger, policy: ClusterPolicy, settings: Settings, question: DeadlineQuestion) -> DeadlineForecast:
-    """Simulate futures of the ledger, which is changed. Late work of this job is not cancelled in them: the question is
-    when it would be done.
+    """Simulate futures of the ledger, which is changed. The job's late tasks are not cancelled in them, because the
+    question is when they would end.
     """
     now = max(question.now, ledger.now)
     job = _asked_about(ledger, question, now)
@@ -71,13 +71,13 @@ def answer(ledger: Ledger, policy: ClusterPolicy, settings: Settings, question: 
 def _asked_about(ledger: Ledger, question: DeadlineQuestion, now: int) -> JobState:
     if question.job is None:
         return ledger.jobs[question.known]
-    job = msgspec.structs.replace(question.job, id=ledger.jobs.next_id())  # others may have been submitted meanwhile
+    job = msgspec.structs.replace(question.job, id=ledger.jobs.next_id())  # other jobs may have taken its id
     ledger.apply(JobSubmitted(at=now, job=job))
     return ledger.jobs[job.id]
 
 
 def _chance(on_time: int, seen: Etas) -> int:
-    """Thousandths: the chance that one more future is among those on time (Laplace's rule of succession)."""
+    """Return the probability, in thousandths, that the next future is on time (Laplace's rule of succession)."""
     met = -(-on_time * seen.futures // 1000)
     return 1000 * (met + 1) // (seen.futures + 2)
 
@@ -85,7 +85,7 @@ def _chance(on_time: int, seen: Etas) -> int:
 def main(arguments: Sequence[str]) -> int:
     signal.alarm(ENDS_AFTER)
     with contextlib.suppress(OSError):
-        os.nice(10)  # what is scheduled goes first
+        os.nice(10)  # run at lower priority than scheduled work
     question = msgpack_decoder(DeadlineQuestion).decode(sys.stdin.buffer.read())
     with contextlib.closing(read_home(Home(Path(arguments[0])), decode_event)) as log:
         ledger = load_ledger(log)

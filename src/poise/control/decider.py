@@ -1,12 +1,11 @@
 """Deciders: the policy inline, or in a worker process with a time budget.
 
-Policies made of shipped parts run on the loop's own thread: their code is bounded, and a round costs what the policy
-costs. Whatever holds code of others runs in a worker (`python -m poise.control.decider`), which is handed views and
-hands back plans over a socket. When it raises, ends, answers with no sound plan, or with none in time, it is killed and
-started anew, and `fifo` decides that round. After three failures in a row it rests for a minute. So a policy costs one
-round at most, and the loop never waits.
+Shipped policies run on the loop's thread: their code is bounded, and a round costs what the policy costs. A policy with
+third-party code runs in a worker (`python -m poise.control.decider`), which gets views and returns plans over a socket.
+If it raises, exits, or returns no valid plan in time, it is killed and restarted, and `fifo` decides that round. After
+three consecutive failures it rests for a minute. So a failing policy costs at most one round, and the loop never waits.
 
-A frame is four bytes of length, most significant first, one byte that tells what it is, and the content.
+A frame is a four-byte big-endian length, one byte for the type, and the content.
 """
 
 import asyncio
@@ -41,17 +40,17 @@ from poise.ports import Decider
 from poise.units import SECOND, format_duration
 
 FAILED = "POLICY_FAILED"
-"""The reason for which the safe policy decided, as the log has it."""
+"""The logged reason why the safe policy decided."""
 
 IN_A_ROW = 3
-"""Failures one after the other until a policy rests: the first may be chance, and each costs a round its time."""
+"""Consecutive failures before a policy rests: the first may be chance, and each one costs a round its time."""
 
 MAX_FRAME = 16 * 2**20
-"""Bytes of one plan; one for 5,000 tasks has about 1 MB."""
+"""Maximum bytes of one plan; a plan for 5,000 tasks has about 1 MB."""
 
 ROOM = 2 * 2**30
-"""Bytes of address space that a policy may take beyond what it had when it was loaded. A view of 10,000 nodes takes
-some tens of MB of it."""
+"""Bytes of address space that a policy may use beyond its size after loading. A view of 10,000 nodes needs some tens of
+MB."""
 
 READY, PLAN, BROKEN, REFUSED = b"R", b"P", b"B", b"E"
 _HEAD = 4
@@ -62,17 +61,17 @@ Answered = Callable[[Plan], None]
 
 
 def decider_for(choice: Choice, times: Times) -> "InlineDecider | WorkerDecider":
-    """Inline for what ships with Poise, a worker for code of others."""
+    """Return an inline decider for a shipped policy, a worker for third-party code."""
     return WorkerDecider(choice, times) if choice.foreign else InlineDecider(build(choice))
 
 
 def try_out(choice: Choice, times: Times) -> None:
-    """What `load` does, where no loop runs."""
+    """Call `load` where no loop runs."""
     asyncio.run(load(choice, times))
 
 
 async def load(choice: Choice, times: Times) -> None:
-    """Load the policy in a worker, where it can neither hang nor crash us, and end that. Raises `SpecError`."""
+    """Load the policy in a temporary worker, where it can neither hang nor crash this process. Raises `SpecError`."""
     hint = "`docs/how-to/write-a-policy.md` shows one that works"
     try:
         async with asyncio.timeout(times.policy_start / SECOND):
@@ -89,32 +88,32 @@ async def load(choice: Choice, times: Times) -> None:
 
 
 class InlineDecider:
-    """Runs the policy on the loop's own thread; when it raises, the safe policy decides and the plan says so."""
+    """Runs the policy on the loop's thread. If it raises, the safe policy decides and the plan records the failure."""
 
     def __init__(self, policy: ClusterPolicy) -> None:
         self._policy = policy
 
     async def ready(self) -> None:
-        """It always is."""
+        """Return at once: an inline policy is always ready."""
 
     def decide(self, view: Snapshot, answer: Answered, /) -> None:
         try:
             plan = self._policy.decide(view)
-        except Exception as error:  # whatever a policy does, the fleet goes on
+        except Exception as error:  # no policy error may stop the fleet
             _log.exception("policy %s failed", self._policy.name)
             plan = _decide_safely(view, f"{FAILED}: {type(error).__name__}: {error}")
         answer(plan)
 
     def imagined(self) -> ClusterPolicy:
-        """The policy, to be asked what if on another thread: it keeps nothing between two views."""
+        """Return the policy for what-if questions on another thread; it keeps no state between views."""
         return self._policy
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is no process to end."""
 
 
 class WorkerDecider:
-    """Runs the policy in a process of its own. One view is decided at a time, in the order in which they come."""
+    """Runs the policy in a separate process. It decides one view at a time, in the order of arrival."""
 
     def __init__(self, choice: Choice, times: Times) -> None:
         self._choice = choice
@@ -131,7 +130,7 @@ class WorkerDecider:
         self._start_if_due()
 
     async def ready(self) -> None:
-        """Once the first start has come to its end, good or bad."""
+        """Wait until the first start has succeeded or failed."""
         if self._starting is not None:
             await self._starting
 
@@ -141,15 +140,15 @@ class WorkerDecider:
             self._deciding = self._loop.create_task(self._decide_all())
 
     def imagined(self) -> ClusterPolicy:
-        """The policy, to be asked what if on another thread, in a worker of its own: what is only imagined delays no
-        round, and a failure there is none here.
+        """Return the policy for what-if questions on another thread, in a second worker: they delay no round, and their
+        failures do not count here.
         """
         if self._imagined is None:
             self._imagined = _Imagined(WorkerDecider(self._choice, self._times), self._choice.label, self._loop)
         return self._imagined
 
     def close(self) -> None:
-        """End the worker."""
+        """Kill the workers."""
         if self._imagined is not None:
             self._imagined.close()
         for task in (self._deciding, self._starting):
@@ -180,7 +179,7 @@ class WorkerDecider:
         except _Failed as error:
             failed = str(error)
         else:
-            if view.candidates:  # to say nothing where there is nothing to say is no success
+            if view.candidates:  # an empty plan for a view without candidates proves nothing
                 self._failures = 0
             return plan
         self._worker = None
@@ -205,7 +204,7 @@ class WorkerDecider:
             self._starting = None
 
     def _count(self, failed: str) -> str:
-        """One more failure; gives what the log is told."""
+        """Count a failure; return the text for the log."""
         self._failures += 1
         if self._failures >= IN_A_ROW:
             self._not_before = self._loop.time() + self._times.policy_rest / SECOND
@@ -215,7 +214,7 @@ class WorkerDecider:
 
 
 class _Imagined:
-    """A policy that decides in a worker, as if it decided here: whoever asks waits, on a thread that may wait."""
+    """A policy that decides in a worker, with a blocking call. Call it from a thread that may wait."""
 
     def __init__(self, decider: WorkerDecider, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self.name = name
@@ -223,7 +222,7 @@ class _Imagined:
         self._loop = loop
 
     def decide(self, view: Snapshot, /) -> Plan:
-        """Its plan, or that of the safe policy if it fails, as in a real round."""
+        """Return the policy's plan, or the safe policy's if it fails, as in a real round."""
         return asyncio.run_coroutine_threadsafe(self._ask(view), self._loop).result()
 
     async def _ask(self, view: Snapshot) -> Plan:
@@ -237,7 +236,7 @@ class _Imagined:
 
 
 class _Failed(Exception):
-    """What was wrong with a policy, or with its worker; `record` where it told that itself."""
+    """An error of a policy or its worker; `record` is set if the worker sent one."""
 
     def __init__(self, message: str, record: ErrorRecord | None = None) -> None:
         super().__init__(message)
@@ -245,7 +244,7 @@ class _Failed(Exception):
 
 
 class _Worker:
-    """One worker process and our end of its socket."""
+    """One worker process and this side of its socket."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -257,7 +256,7 @@ class _Worker:
 
     @classmethod
     async def start(cls, choice: Choice) -> "_Worker":
-        """A worker that has loaded the policy. Raises `_Failed`."""
+        """Start a worker and wait until it has loaded the policy. Raises `_Failed`."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = _begin(theirs.fileno())
@@ -276,7 +275,7 @@ class _Worker:
         return worker
 
     async def ask(self, view: Snapshot) -> Plan:
-        """The plan for a view. Raises `_Failed`."""
+        """Return the plan for a view. Raises `_Failed`."""
         await self._send(encode_view(view, self._nodes))
         self._nodes = view.fleet.nodes
         answer = await self._receive(PLAN)
@@ -286,18 +285,18 @@ class _Worker:
             raise _Failed(str(error)) from None
 
     def kill(self) -> None:
-        """End it, and what it has started."""
+        """Kill the process and its children."""
         self._writer.transport.abort()
         _end(self._process)
 
     async def _send(self, content: bytes) -> None:
         self._writer.write(len(content).to_bytes(_HEAD, "big"))
         self._writer.write(content)
-        with contextlib.suppress(ConnectionError):  # then there is nothing to read either, and that says more
+        with contextlib.suppress(ConnectionError):  # then the read fails too, and says more
             await self._writer.drain()
 
     async def _receive(self, expected: bytes) -> bytes:
-        """The content of the next frame, which is to be of this kind."""
+        """Return the content of the next frame, which must be of this type."""
         try:
             size = int.from_bytes(await self._reader.readexactly(_HEAD), "big")
             if not 1 <= size <= MAX_FRAME:
@@ -321,7 +320,7 @@ class _Worker:
 
 
 def _begin(descriptor: int) -> subprocess.Popen[bytes]:
-    """A worker that serves the socket of this number; what it prints goes to our messages."""
+    """Start a worker that serves the socket with this descriptor; its output goes to the control plane's stderr."""
     return subprocess.Popen(  # noqa: S603 — our own program
         [sys.executable, "-m", "poise.control.decider", str(descriptor), str(os.getpid())],
         stdin=subprocess.DEVNULL,
@@ -332,11 +331,11 @@ def _begin(descriptor: int) -> subprocess.Popen[bytes]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill it and all that it has started, and take its exit status without waiting for it here."""
+    """Kill the process and its session, and reap it without waiting here."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     if process.poll() is None:
-        with contextlib.suppress(RuntimeError):  # the interpreter is ending: nobody is left to take it
+        with contextlib.suppress(RuntimeError):  # the interpreter is shutting down: nothing is left to reap it
             asyncio.get_running_loop().run_in_executor(None, process.wait)
 
 
@@ -348,7 +347,7 @@ def _decide_safely(view: Snapshot, failed: str) -> Plan:
 
 
 def main() -> int:
-    """Decide on what comes until nobody asks any more."""
+    """Decide on each view until the socket closes."""
     _die_with(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr)
@@ -369,7 +368,7 @@ def main() -> int:
             before = view.fleet
             try:
                 kind, content = PLAN, encode_plan(policy.decide(view))
-                check_plan(decode_plan(content, view), view)  # here, where it does not take the loop's time
+                check_plan(decode_plan(content, view), view)  # checked here, to save the control plane's loop the time
             except Unsound as error:
                 kind, content = BROKEN, str(error).encode("utf-8", "replace")
             except Exception as error:
@@ -393,20 +392,20 @@ def _write(stream: Any, kind: bytes, content: bytes) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """End when the control plane ends, however that ends and whatever is done here (prctl(2), PR_SET_PDEATHSIG)."""
+    """Exit when the control plane exits, however it exits (prctl(2), PR_SET_PDEATHSIG)."""
     set_death_signal = 1
     ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it has ended meanwhile
+    if os.getppid() != parent:  # the control plane has already exited
         os._exit(0)
 
 
 def _limit_memory() -> None:
-    """What a policy asks for beyond its room fails; and should memory run out, this process goes first."""
+    """Limit this process's address space, and make it the first victim of the out-of-memory killer."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + ROOM
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-    with contextlib.suppress(OSError):  # where /proc cannot be written to
+    with contextlib.suppress(OSError):  # if /proc is not writable
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 

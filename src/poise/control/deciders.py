@@ -1,4 +1,4 @@
-"""Who decides: the policy in charge, as the log has it, and some in shadow beside it."""
+"""The active policy, as the log records it, and the policies in shadow."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -16,14 +16,14 @@ from poise.model.views import Snapshot
 from poise.policy.suites import SAFE_POLICY, ClusterPolicy, policy_named
 
 MOST_SHADOWS = 3
-"""Policies in shadow at once: each may take a twentieth of the loop's time."""
+"""Maximum number of policies in shadow: each may use a twentieth of the loop's time."""
 
 _log = logging.getLogger("poise.control")
 
 
 class Deciders:
-    """The decider of the policy in charge, as the ledger has it: `began` tells that. Whatever the log says later, or
-    goes back to, the next view goes to the policy that it names.
+    """The decider of the active policy, which `began` reads from the ledger. If the log changes or is rolled back, the
+    next view goes to the policy that it names then.
     """
 
     def __init__(self, began: Callable[[], Began | None], times: Times) -> None:
@@ -35,7 +35,7 @@ class Deciders:
         self._shadows: dict[str, Shadow] = {}
 
     async def prepare(self, choice: Choice) -> None:
-        """Load a policy that is about to be in charge, well or badly."""
+        """Load a policy before it becomes active; a failure to load is not raised."""
         if choice.foreign and choice.label != self._label:
             decider = WorkerDecider(choice, self._times)
             await decider.ready()
@@ -43,7 +43,7 @@ class Deciders:
             self._prepared[choice.label] = decider
 
     async def try_out(self, choice: Choice) -> None:
-        """The same for one that somebody asks for. Raises `SpecError` where it cannot be loaded here."""
+        """Load a requested policy. Raises `SpecError` if it cannot be loaded here."""
         check_needs(choice)
         if choice.foreign:
             await load(choice, self._times)
@@ -62,8 +62,8 @@ class Deciders:
         self._in_charge().decide(view, told)
 
     async def start_shadow(self, choice: Choice, since: float) -> None:
-        """Ask this policy too from now on; it has been in shadow `since` then. Raises `SpecError` where it cannot be
-        loaded here, and `Conflict` where there are too many.
+        """Put this policy in shadow; `since` is when it was requested. Raises `SpecError` if it cannot be loaded here,
+        and `Conflict` if there are too many.
         """
         if len(self._shadows.keys() | {choice.label}) > MOST_SHADOWS:
             have = ", ".join(self._shadows)
@@ -77,9 +77,7 @@ class Deciders:
         self._shadows[choice.label] = shadow
 
     async def resume(self, asked: Iterable[Asked]) -> None:
-        """Ask those that were in shadow when a control plane of this home ended. One that is not to be had is left out,
-        and its failure logged.
-        """
+        """Restart the shadows of an earlier control plane of this home. Log and skip a policy that is not available."""
         for one in asked:
             try:
                 await self.start_shadow(one.choice, one.since)
@@ -87,17 +85,17 @@ class Deciders:
                 _log.error("policy %s cannot be in shadow: %s", one.choice.label, error)
 
     def stop_shadow(self, label: str) -> None:
-        """Ask this policy no more."""
+        """Take this policy out of shadow."""
         shadow = self._shadows.pop(label, None)
         if shadow is not None:
             shadow.close()
 
     def shadows(self) -> list[ShadowReport]:
-        """What is known of the policies in shadow."""
+        """Return the reports of the policies in shadow."""
         return [shadow.report() for shadow in self._shadows.values()]
 
     def shadow(self, name: str) -> Choice:
-        """The choice of the policy in shadow that has this label, or this name. Raises `NotFound`."""
+        """Return the policy in shadow with this label or name. Raises `NotFound`."""
         for label, shadow in self._shadows.items():
             if name in (label, label.partition("@")[0]):
                 return shadow.choice
@@ -106,11 +104,11 @@ class Deciders:
         raise NotFound(f"the policy `{name}` is not in shadow", field="policy", have=have, hint=hint)
 
     def imagined(self) -> ClusterPolicy:
-        """The policy in charge, to be asked what if on another thread."""
+        """Return the active policy for what-if questions on another thread."""
         return self._in_charge().imagined()
 
     def close(self) -> None:
-        """End what works for it."""
+        """End all processes of policies."""
         self._close_prepared()
         self._current.close()
         for label in list(self._shadows):
@@ -126,7 +124,7 @@ class Deciders:
     def _made(self, began: Began) -> "InlineDecider | WorkerDecider":
         try:
             return decider_for(choice_of(began), self._times)
-        except SpecError as error:  # as where its package is not installed on this machine
+        except SpecError as error:  # for example, its package is not installed on this machine
             _log.error("policy %s cannot decide here: %s", began.policy, error)
             return InlineDecider(_Missing(began.policy, error))
 
@@ -137,7 +135,7 @@ class Deciders:
 
 
 class _Missing:
-    """A policy that is not to be had here, and says so in each round."""
+    """A policy that is not available here. Each round fails with the reason."""
 
     def __init__(self, name: str, error: SpecError) -> None:
         self.name = name

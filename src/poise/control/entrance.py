@@ -25,41 +25,41 @@ from poise.control.heads import Heads
 from poise.control.lines import Lines
 
 SILENT_SECONDS, HANDSHAKE_SECONDS = 5.0, 10.0
-"""Limits on the time to the first byte, and on the handshake. The wait for room and then the wait for a slot have the
-same limit, each by itself: a handshake that was begun when most of its time was over would be begun for nothing."""
+"""Time limits for the first byte, and for the handshake. The wait for room and the wait for a slot each have the
+handshake's limit too, counted separately: a handshake that started with most of its time gone could not finish."""
 
 SLOW_SECONDS = 2.0
-"""A handshake that has taken this long goes on without its slot, and the next one begins. It is not ended: on a slow
-machine all of them take this long, and each would be ended for the next. So at most `HANDSHAKE_SECONDS / SLOW_SECONDS`
-times the number of slots go on at once."""
+"""A handshake that takes longer than this gives up its slot but continues. It is not closed: on a slow machine every
+handshake takes this long, and each would be closed for the next. So at most `HANDSHAKE_SECONDS / SLOW_SECONDS` times
+the number of slots are in progress at once."""
 
 MAX_STRANGERS, MAX_SILENT = 256, 4096
-"""Connections of one origin that were taken in and have asked for nothing yet; and those before them, which say nothing
-or wait for room, and cost a descriptor each. Hanging up on these earlier would only bring them back."""
+"""Limits per origin: on admitted connections without a request yet, and on connections before admission, which are
+silent or wait for room and cost one descriptor each. Closing those early would only make their clients reconnect."""
 
 AT_ONCE = 64
-"""Connections that are taken in before anybody else is served again."""
+"""Connections accepted in one turn of the loop."""
 
 HANDSHAKES, HANDSHAKES_OF_ONE = 64, 16
-"""Handshakes at once, and those of one origin; the others wait in turn. If thousands go on side by side, each takes
-longer than its client waits, and nobody gets in.
+"""Concurrent handshakes in total, and of one origin; others queue. With thousands in parallel, each would take longer
+than its client waits, and none would succeed.
 """
 
 FEW_ORIGINS = 64
-"""Up to so many origins it is not looked which of them have nobody here any more."""
+"""Number of origins up to which idle origins are not removed."""
 
 EXHAUSTED_SECONDS = 0.5
-"""Where no descriptor is left, nobody is let in for so long."""
+"""Seconds for which no connection is accepted after the descriptors run out."""
 
 _log = logging.getLogger("poise.control")
 
 
 TakeIn = Callable[[socket.socket, Callable[[], None]], Coroutine[Any, Any, None]]
-"""Makes a connection of a socket; the other is to be called once it has asked for something, or is gone."""
+"""Turns a socket into a connection. The callback is called at its first request, or when it is lost."""
 
 
 class Handshakes:
-    """Slots for handshakes: `most` here, and each of these needs one of `among` too."""
+    """At most `most` concurrent handshake slots; each also needs a slot of `among`."""
 
     def __init__(self, most: int, among: "Handshakes | None" = None) -> None:
         slots = asyncio.Semaphore(most)
@@ -91,7 +91,7 @@ class Strangers:
         return len(self.silent) + len(self.waiting) + self.taken_in
 
     def make_room(self) -> bool:
-        """Whether one more may come in; the one that has been silent for longest goes where there is no room."""
+        """Close the longest silent connections if there is no room. Return whether one more may wait."""
         while len(self.silent) + len(self.waiting) >= MAX_SILENT and self.silent:
             next(iter(self.silent)).give_way()
         return len(self.silent) + len(self.waiting) < MAX_SILENT
@@ -103,7 +103,7 @@ class Strangers:
 
 
 class Arrival:
-    """One connection, from when it comes in until it has asked for something."""
+    """One connection from its arrival to its first request."""
 
     def __init__(self, sock: socket.socket, strangers: Strangers, take_in: TakeIn) -> None:
         self._sock = sock
@@ -240,7 +240,7 @@ class Listening:
 
 
 def origin_of(sock: socket.socket, address: Any) -> str:
-    """Whose connection it is: that of an address, or of a user of this machine. With IPv6 everybody has a network."""
+    """Return the origin of a connection: a local user, an IPv4 address, or an IPv6 /64 network."""
     if sock.family == socket.AF_UNIX:
         _, user, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
         return f"user {user}"
@@ -261,7 +261,7 @@ class Entrance(uvicorn.Server):
             http=Heads,
             ws=Lines,
             ws_ping_interval=None,
-            ws_per_message_deflate=context is not None,  # on one machine it saves nothing
+            ws_per_message_deflate=context is not None,  # compression saves nothing on one machine
             lifespan="off",
             access_log=False,
             log_config=None,
@@ -277,7 +277,7 @@ class Entrance(uvicorn.Server):
         self._closing = asyncio.Event()
 
     async def open(self, close: Callable[[], None]) -> None:
-        """Serve until a signal comes, which is to `close` all entrances."""
+        """Serve until a signal arrives; the signal calls `close`, which closes all entrances."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, close)
@@ -285,18 +285,18 @@ class Entrance(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """The inherited way raises the signal again after serving, and nothing after it would be done."""
+        """Do nothing: uvicorn would raise the signal again after serving, and skip the rest of the shutdown."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """The inherited way makes a connection, and with TLS buffers of 256 KiB, of whoever comes."""
+        """Listen without uvicorn's servers, which allocate a connection, with TLS 256 KiB, for every client."""
         origins = Origins()
         self.servers = cast(Any, [Listening(sock, origins, self._take_in) for sock in sockets or []])
         self.started = True
 
     async def main_loop(self) -> None:
-        """The inherited way looks ten times a second whether it is to close."""
-        await self.on_tick(0)  # makes the headers that all answers have
+        """Wait for the exit; uvicorn would poll for it ten times a second."""
+        await self.on_tick(0)  # builds the default headers of all answers
         await self._closing.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -1,7 +1,7 @@
-"""When work will start and end, in many futures (`engine/lookahead`), outside the scheduler's process.
+"""Forecasts of the start and end of work, from simulated futures (`engine/lookahead`), outside the scheduler's process.
 
-`check` goes through a log and asks of each job what would have been foreseen when it was submitted: how often the truth
-lay between P10 and P90 is how far forecasts of this home can be trusted.
+`check` backtests a log: it forecasts each job as of its submission, and counts how often the actual time was between
+P10 and P90. That shows how reliable the forecasts of this home are.
 """
 
 import time
@@ -21,10 +21,10 @@ from poise.policy.suites import ClusterPolicy
 
 
 class Eta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is foreseen of a job, or of the tasks of it that were asked for. `start` is None once it has started.
-    `on_time` is the part of the futures, in thousandths, in which everything with a deadline is done by it (-1: nothing
-    has one), `fails` that in which something of it is not done. `unknown` says what rests on a run time of which
-    nothing is known: its `end` (its own), or its `start` as well (that of what came before it).
+    """The forecast of a job, or of the requested tasks of it. `start` is None once it has started. `on_time` is the
+    share of the futures, in thousandths, that meet all its deadlines (-1: it has none); `fails` is the share in which
+    some of it fails. `unknown` says what depends on an unknown run time: only the `end` (its own run time), or the
+    `start` too (that of earlier work).
     """
 
     job: str
@@ -38,8 +38,8 @@ class Eta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Again(msgspec.Struct, frozen=True):
-    """A job that comes again and again: its name or class, the nanoseconds between two, how often it came, and in how
-    many nanoseconds it is due next; the id of its `schedule`, if it has one.
+    """A recurring job: its name or class, its period in nanoseconds, how often it was seen, and the nanoseconds until
+    its next arrival; the id of its `schedule`, if it has one.
     """
 
     name: str
@@ -50,10 +50,10 @@ class Again(msgspec.Struct, frozen=True):
 
 
 class Etas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Forecasts as of a revision and a moment (seconds since 1970): from so many `futures`, of so many `asked`, that
-    took so many `seconds`. In each were `units` units; `left_out` more were not looked at. `sources` counts units by
-    where their run times come from, `guesses` are the classes of which nothing is known; `coming` are jobs that come
-    again and again, and do in the futures; others arrive like the `arriving` latest (0: none do).
+    """Forecasts as of a revision and a time (seconds since 1970), from `futures` of the `asked` number of futures,
+    computed in `seconds`. Each future had `units` units; `left_out` more were ignored. `sources` counts units by the
+    source of their run times; `guesses` are classes without a known run time. `coming` are recurring jobs, which the
+    futures include; other arrivals resemble the latest `arriving` ones (0: no arrivals).
     """
 
     revision: int
@@ -72,7 +72,7 @@ class Etas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Target(NamedTuple):
-    """What is asked for: units of a job, by id, and how that is called."""
+    """What to forecast: units of a job, by id, and the name to report them by."""
 
     job: JobState
     units: tuple[str, ...]
@@ -89,7 +89,7 @@ def foresee(
     bounds: Bounds = BOUNDS,
     seed: int = 0,
 ) -> Etas:
-    """When these start and end. Raises `InputError` where not one future can be followed in the time there is."""
+    """Forecast the start and end of these targets. Raises `InputError` if not one future can be completed in time."""
     began = time.monotonic()
     keep = [target.job.id for target in targets]
     until = tuple(unit for target in targets for unit in target.units)
@@ -151,11 +151,11 @@ def _eta(target: Target, seen: Sequence[Happened], futures: Futures) -> Eta:
     )
 
 
-# --- looking back ----------------------------------------------------------------------------------------------------
+# --- backtests -------------------------------------------------------------------------------------------------------
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
-    """A forecast that would have been made when a job was submitted, and what came: nanoseconds from then on."""
+    """A forecast as of a job's submission, and the actual times: nanoseconds after the submission."""
 
     job: str
     revision: int
@@ -166,7 +166,7 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """Of so many forecasts, the parts in thousandths that came before P10, between it and P90, and after P90."""
+    """Of `count` forecasts, the thousandths whose actual time was before P10, from P10 to P90, and after P90."""
 
     count: int
     earlier: int
@@ -175,10 +175,9 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """How forecasts at submission compare with what came. Of the start of those that were to begin at once, and did,
-    nothing is counted; a round of the scheduler more or less is no difference. `guesses` are not counted: nothing at
-    all was known then of how long some of the work would take. `unheard` were not made: there was no time, or what
-    decided then is not here.
+    """How forecasts at submission compare with actual times. Starts that were forecast and happened at once do not
+    count, and one scheduling round of difference is tolerated. `guesses` do not count: some of their run times were
+    unknown. `unheard` forecasts were not made: there was no time, or their policy is not available.
     """
 
     first: int
@@ -195,10 +194,10 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 Choose = Callable[[Began], ClusterPolicy | str]
 
 CHECKED = 40
-"""Jobs of a log that are looked back at, unless told otherwise."""
+"""Default number of jobs of a log to backtest."""
 
 FOLLOWED = 40
-"""Futures for each of them."""
+"""Number of futures for each of them."""
 
 LOOKING_BACK = Bounds(FOLLOWED)
 
@@ -213,10 +212,10 @@ def check(
     bounds: Bounds = LOOKING_BACK,
     seed: int = 0,
 ) -> Checked:
-    """Go through a log twice: for what came of every job, and for what would have been foreseen of some of them, evenly
-    chosen, when each was submitted. `start` is the state before the first event, which is changed; `choose` gives the
-    policy that decided. With `among`, only the first so many submitted jobs are looked at. `bounds` are for all of them
-    together, but for the futures.
+    """Backtest a log in two passes: the actual times of every job, then forecasts for evenly chosen jobs, each as of
+    its submission. `start` is the state before the first event; it is changed. `choose` returns the policy that
+    decided. With `among`, choose only from that many first jobs. The time in `bounds` is for all jobs together, the
+    number of futures for each.
     """
     began = time.monotonic()
     first = start.revision
@@ -277,8 +276,8 @@ class _Came(msgspec.Struct):
 
 
 def _what_came(events: Iterable[Event], ledger: Ledger) -> dict[int, _Came]:
-    """By the revision at which it was submitted, when each job started and was over; not over is what somebody
-    cancelled. Jobs that serve calls are left out: their callers say how long they last.
+    """Return when each job started and ended, by the revision of its submission; cancelled jobs have no end. Jobs that
+    serve calls are left out, because their callers decide how long they last.
     """
     came: dict[int, _Came] = {}
     of: dict[str, _Came] = {}

@@ -1,4 +1,4 @@
-"""What other shares would change: the same futures of the twin, under the shares as they are and as they would be."""
+"""Effects of a change of shares: simulate the same futures under the current and the proposed shares."""
 
 from collections.abc import Callable
 from statistics import median_low
@@ -11,16 +11,16 @@ from poise.model.share_tree import ShareTree
 from poise.policy.suites import ClusterPolicy
 
 EACH = 4
-"""Units of each share that are looked at, the first ones."""
+"""Number of units considered per share, the first in its queues."""
 
 MOST = 64
-"""Units in all."""
+"""Total number of units considered."""
 
 
 def foresee(
     ledger: Ledger, tree: ShareTree | None, now: int, clock: Clock
 ) -> Callable[[ClusterPolicy], SharesForeseen]:
-    """To be asked on any thread: all that is needed of the ledger is in forks by then."""
+    """Return a function to call on any thread; the ledger is already forked for it."""
     other = ledger.fork()
     other.apply(SharesSet(at=max(1, now, ledger.now), tree=tree))
     units: dict[str, list[str]] = {}
@@ -47,7 +47,7 @@ def foresee(
 
 
 def _median(starts: list[Start]) -> int | None:
-    """Half of the units start by then, as it is likely; None if half of them do not."""
+    """Return the median of the likely starts; None if at least half of the units are not likely to start."""
     told = sorted((one.likely is None, one.likely or 0) for one in starts)
     missing, likely = median_low(told)
     return None if missing else likely

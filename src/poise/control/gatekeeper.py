@@ -1,7 +1,7 @@
-"""Whose request it is, by the token that it carries, and what was refused.
+"""Authenticates requests by their tokens, and records refusals.
 
-A token is looked up by its hash, so that how long that takes tells nothing of any other token. Refusals are counted,
-and the latest are kept in memory: whoever keeps asking fills neither the log nor a disk.
+A token is looked up by its hash, so the lookup time reveals nothing about other tokens. Refusals are counted, and the
+latest are kept in memory, so that repeated requests fill neither the log nor a disk.
 """
 
 from collections import Counter, deque
@@ -15,11 +15,11 @@ from poise.model.tenants import HOME, Bearer, Role
 LATEST = 256
 
 LONGEST = 200
-"""Letters of a path that are kept of a refusal."""
+"""Maximum number of characters of a path to keep of a refusal."""
 
 
 class Gatekeeper:
-    """Knows the bearers of tokens: of the home's own, and of those in the ledger."""
+    """Knows the bearers of the home's own token and of the tokens in the ledger."""
 
     def __init__(self, plane: Plane, token: str) -> None:
         """`token` is the secret of the home."""
@@ -30,14 +30,14 @@ class Gatekeeper:
 
     @property
     def behind(self) -> str | None:
-        """Whom this control plane stands by for, if it does not lead."""
+        """The address of the leader if this control plane is a standby; None if it leads."""
         return self._plane.behind
 
     def check_leading(self) -> None:
         self._plane.check_leading()
 
     def bearer(self, secret: str) -> Bearer:
-        """Whose secret it is. Raises `Denied`."""
+        """Return the bearer of a secret. Raises `Denied`."""
         found = digest(secret)
         if found == self._home:
             return HOME
@@ -59,7 +59,7 @@ class Gatekeeper:
         return Bearer(token.tenant, token.role, token.id, token.name)
 
     def stands(self, bearer: Bearer) -> bool:
-        """Whether the token with which a bearer came is still good: a stream may outlive it."""
+        """Return whether the bearer's token is still valid: a stream may outlive it."""
         if bearer is HOME:
             return True
         token = self._plane.ledger.tokens.get(bearer.token)
@@ -67,7 +67,7 @@ class Gatekeeper:
         return token is not None and not token.revoked and not 0 < token.expires <= now
 
     def allow(self, bearer: Bearer, needed: Role | None, path: str) -> None:
-        """Raises `Forbidden` unless the role does. A route that says nothing of roles is for nobody."""
+        """Raises `Forbidden` unless the bearer's role suffices. A route without a role is closed to all."""
         if needed is not None and bearer.may(needed):
             return
         need = "no role" if needed is None else needed.name.lower()

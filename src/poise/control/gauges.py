@@ -1,7 +1,7 @@
-"""The state of the control plane as metrics, read when somebody asks.
+"""The state of the control plane as metrics, read at each scrape.
 
-Read on the thread of the loop, so it costs what the number of queues asks for, and of the fleet a few passes over its
-columns. What grows with history is counted elsewhere (`control/tally.py`).
+Reads happen on the loop's thread; they cost one pass over the queues and a few over the columns of the fleet. Counters
+that grow with history are elsewhere (`control/tally.py`).
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from poise.model.usage import SIGNALS
 from poise.units import SECOND
 
 QUEUES_AT_ONCE = 1000
-"""Queues that are looked at before others have their turn of the loop: some milliseconds."""
+"""Queues processed before the loop serves others: a few milliseconds."""
 
 SHAPES = 64
-"""Different shapes at the heads of queues that a free device is compared with."""
+"""Maximum number of different shapes at the heads of queues that free devices are checked against."""
 
 DEVICE, POWER, DEVICE_POWER = (SIGNALS.index(name) for name in ("device", "power", "device_power"))
 
@@ -40,11 +40,11 @@ DEVICE_STATES = ("held", "shared", "free", "fragmented", "cordoned", "drained", 
 HELD, SHARED, FREE, FRAGMENTED, CORDON = range(5)
 
 _OF_CONDITION = np.array([DEVICE_STATES.index({"up": "free", "emptying": "drained"}.get(of, of)) for of in CONDITIONS])
-"""The state of a device that nobody holds, by the condition of its node."""
+"""The state of an unused device by the condition of its node."""
 
 
 def standing(plane: Plane, version: str) -> Families:
-    """What every control plane tells, also one that stands by."""
+    """Return the metrics that every control plane has, including a standby."""
     leads = plane.behind is None
     return {
         metrics.INFO: {(version, plane.controller.settings.fleet): 1},
@@ -57,19 +57,19 @@ def standing(plane: Plane, version: str) -> Families:
 
 
 def log_size(path: Path, limit: int) -> Families:
-    """Of a log in a file, that may grow to `limit` bytes (0: as far as its disk lets it). Reads the disk."""
+    """Return the size of a log file and the space left for it, up to `limit` bytes (0: its disk). Reads the disk."""
     try:
         beside = path.with_name(f"{path.name}-wal")
         used = path.stat().st_size + (beside.stat().st_size if beside.exists() else 0)
         free = shutil.disk_usage(path.parent).free
-    except OSError:  # it is elsewhere, or its disk is away: what cannot be known is not told
+    except OSError:  # the log is elsewhere, or its disk is away: leave the metrics out
         return {}
     available = min(free, max(0, limit - used)) if limit else free
     return {metrics.STORE_USED: {(): used}, metrics.STORE_AVAILABLE: {(): available}}
 
 
 class Gauges:
-    """Of one control plane that leads. What is kept from one scrape to the next only saves work, or keeps names."""
+    """Metrics of a leading control plane. State between scrapes is only a cache, or keeps the set of names stable."""
 
     def __init__(self, plane: Plane, minutes: Minutes) -> None:
         self._plane = plane
@@ -80,7 +80,7 @@ class Gauges:
         self._prices = Prices()
 
     async def now(self, bearer: Bearer) -> Families:
-        """What a bearer may see of the state as it is now."""
+        """Return the current state as metrics, as far as this bearer may see it."""
         ledger, now = self._plane.ledger, self._plane.clock.now()
         queues = await _Queues.of(ledger, bearer, now)
         await asyncio.sleep(0)
@@ -155,7 +155,7 @@ class Gauges:
         return dict(folded)
 
     def _agents(self, ledger: Ledger) -> Families:
-        """What agents know of their nodes: of the busiest ones."""
+        """Return the agents' metrics of the busiest nodes."""
         minutes, controller = self._minutes, self._plane.controller
         minutes.keep_only(ledger.nodes)
         loads = dict(controller.loads())
@@ -189,7 +189,7 @@ _OF_NODES = (
 
 
 def _amounts(fleet: Fleet, row: int, up: "np.ndarray[Any, Any]", unit: int) -> dict[Labels, float]:
-    """Of one resource what is held, free, or closed to new work, in `unit`s of the column."""
+    """Return the held, free and closed amounts of one resource, converted by `unit`."""
     total, free = fleet.total[row], fleet.free[row]
     held = int((total - free).sum())
     open_, closed = int(free[up].sum()), int(free[~up].sum())
@@ -197,7 +197,7 @@ def _amounts(fleet: Fleet, row: int, up: "np.ndarray[Any, Any]", unit: int) -> d
 
 
 def _device_states(fleet: Fleet, shapes: Iterable[Shape]) -> "np.ndarray[Any, Any]":
-    """The state of each device, as a place in `DEVICE_STATES`; of places without a device it means nothing."""
+    """Return the state of each device as an index into `DEVICE_STATES`; entries without a device are undefined."""
     share, closed = fleet.device_share, fleet.closed[:, None]
     unused = np.where(_usable(fleet, shapes)[:, None], FREE, FRAGMENTED)
     unused = np.where(closed == 0, unused, _OF_CONDITION[fleet.closed][:, None])
@@ -207,7 +207,7 @@ def _device_states(fleet: Fleet, shapes: Iterable[Shape]) -> "np.ndarray[Any, An
 
 
 def _usable(fleet: Fleet, shapes: Iterable[Shape]) -> "np.ndarray[Any, Any]":
-    """By node, whether some waiting shape finds the room it asks for; anything is usable where nothing waits."""
+    """Return for each node whether some waiting shape fits its free resources; True for all if none waits."""
     usable, free = None, fleet.free
     for shape in shapes:
         devices = shape.gpus if shape.share == WHOLE else 0
@@ -218,7 +218,7 @@ def _usable(fleet: Fleet, shapes: Iterable[Shape]) -> "np.ndarray[Any, Any]":
 
 
 class _Queues:
-    """What waits, in one pass over the queues of those that a bearer may see."""
+    """The waiting work, from one pass over the queues that a bearer may see."""
 
     def __init__(self) -> None:
         self.pending: Counter[Labels] = Counter()
@@ -251,15 +251,15 @@ class _Queues:
 
 
 def _back(head: UnitState, now: int) -> str:
-    """Why a unit waits for which no round has given a reason."""
+    """Return why a unit waits before any round has given a reason."""
     if head.free_at <= now:
         return "NEXT_ROUND"
     return "LEASE" if head.not_before <= now else "BACKOFF" if head.epoch else "BEGINS"
 
 
 class Busiest:
-    """The names that have series of their own: those with most. One that has them keeps them until it falls well
-    behind, so that series do not come and go with every scrape.
+    """The names with their own series: those with the largest amounts. A shown name stays until it falls out of the top
+    `2 * most`, so that series do not come and go with every scrape.
     """
 
     def __init__(self, most: int) -> None:
@@ -278,7 +278,7 @@ class Busiest:
 
 
 def _folded(amounts: dict[str, int], shown: set[str]) -> dict[Labels, float]:
-    """By name, and together for the names that are not shown."""
+    """Return amounts by name, with the sum of all names that are not shown as `other`."""
     found: dict[Labels, float] = {(name,): amounts.get(name, 0) for name in sorted(shown)}
     rest = sum(amounts.values()) - sum(found.values())
     return found | {(OTHER,): rest} if rest else found
@@ -292,7 +292,7 @@ def _folded_reasons(rejections: Counter[tuple[str, str]]) -> dict[Labels, float]
 
 
 class Prices:
-    """The price of all devices, where it is known. Prices of a node are looked up again when it says another thing."""
+    """Total prices of devices, as far as they are known. Prices are cached until a node's record changes."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[Node, list[int]]] = {}

@@ -1,9 +1,9 @@
 """The gate in front of every route: deny by default.
 
-A request passes with a token as `Authorization: Bearer …`, a Host that names this machine, and no Origin from elsewhere
-(so that no page in a browser can reach the API, whatever name it resolves to). Only `PUBLIC` needs no token. Who came
-is in the scope as `bearer`; each route says which role it needs, and one that says nothing is for nobody. Bodies are
-bounded before they are buffered.
+A request needs a token in `Authorization: Bearer …`, a Host that names this machine, and no Origin of another site (so
+that no page in a browser can reach the API, whatever name it resolves to). Only `PUBLIC` needs no token. The scope gets
+the `bearer`; each route names the role that it requires, and a route without one is closed to all. Bodies are limited
+before they are buffered.
 """
 
 import contextlib
@@ -26,29 +26,29 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 DASHBOARD = "/"
-"""Leads a browser to the dashboard."""
+"""Redirects a browser to the dashboard."""
 
 PUBLIC = frozenset({"/healthz", AUTHORITY, DASHBOARD})
 KEYED = frozenset({"/v1/workers", "/v1/attempts/files"})
-"""Routes that take the key of an attempt in place of a token, and check it themselves."""
+"""Routes that take the key of an attempt instead of a token, and check it themselves."""
 
 HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "poise"})
 _HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
 
 REFUSED, MAX_REASON = 4400, 123
-"""A WebSocket that is ended with an error says so by a number from here on, and why in so many bytes."""
+"""Close codes of WebSockets that end with an error start at this number; the reason has at most this many bytes."""
 
 WEBSOCKETS = {"/v1/channel": "channel", "/v1/calls": "calls", "/v1/workers": "workers"}
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """Every error answer has this body."""
+    """The body of every error response."""
 
     error: ErrorRecord
 
 
 class Guard:
-    """ASGI application that checks, then passes on: streams of submissions and node channels to bare handlers."""
+    """ASGI application that checks each request. Bare handlers get submission streams and WebSockets."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class Guard:
         during: Callable[[], contextlib.AbstractContextManager[None]],
         names: Collection[str] = (),
     ) -> None:
-        """`hot` are the bare handlers, each with the role that it needs, or none where it takes a key and checks it;
-        `rest` looks at roles itself. `during` surrounds every request that passes, other than those of agents. `names`
-        are those that this machine has for others.
+        """`hot` maps names to bare handlers with their required role (None: the handler checks a key itself); `rest`
+        checks roles itself. `during` wraps every accepted request except WebSockets. `names` are this machine's names
+        for other machines.
         """
         self._hosts = HOSTS | {f"[{name}]" if ":" in name else name.lower() for name in names}
         self._gate = gate
@@ -107,7 +107,7 @@ class Guard:
                 await app(scope, body, send)
 
     def _checked(self, path: str, headers: dict[str, str]) -> Bearer | None:
-        """Who asks; nobody where no token is needed. Raises what the request is refused with."""
+        """Return the bearer, or None if the path needs no token. Raises the refusal."""
         host = headers.get("host", "")
         if _host_name(host.lower()) not in self._hosts:
             raise Forbidden("the Host is not this machine", code="E131", field="Host", have=host[:80])
@@ -138,7 +138,7 @@ def too_large(have: str) -> TooLargeError:
 
 
 def bounded(receive: Receive) -> Receive:
-    """A body that turns out larger than allowed (chunked, say) is cut off with an error."""
+    """Limit the body while it is read, because its length may be unknown (chunked)."""
     seen = 0
 
     async def checked() -> MutableMapping[str, Any]:
@@ -153,7 +153,7 @@ def bounded(receive: Receive) -> Receive:
 
 
 def marked(send: Send, behind: str) -> Send:
-    """Answers that say that they come from a control plane that stands by: they may be a moment old."""
+    """Mark responses of a standby with a header: they may be slightly out of date."""
 
     async def send_marked(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
@@ -164,10 +164,10 @@ def marked(send: Send, behind: str) -> Send:
 
 
 async def refuse(scope: Scope, send: Send, error: PoiseError, *, retry_after: int = 0) -> None:
-    """Answer with an error, in place of a WebSocket too. `retry_after` says in how many seconds to try again."""
+    """Answer with an error, also instead of a WebSocket. `retry_after` is in seconds; 0: no such header."""
     body = msgspec.json.encode(ErrorBody(error.record))
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if error.status == 401:  # the next try is a new connection, of which there are only so many
+    if error.status == 401:  # a retry must open a new connection, and those are limited
         headers += [(b"www-authenticate", b"Bearer"), (b"connection", b"close")]
     if retry_after:
         headers.append((b"retry-after", str(retry_after).encode()))
@@ -177,19 +177,19 @@ async def refuse(scope: Scope, send: Send, error: PoiseError, *, retry_after: in
 
 
 async def hang_up(send: Send, error: PoiseError) -> None:
-    """End a WebSocket with an error, as far as that has room for it."""
+    """Close a WebSocket with an error; its text is cut to the limit."""
     why = f"{error.record.message}; {error.record.hint}".encode()[:MAX_REASON].decode(errors="ignore")
     await send({"type": "websocket.close", "code": REFUSED + error.status % 100, "reason": why})
 
 
 def _host_name(host: str) -> str:
-    """The name that a Host has before its port; empty for what is no Host."""
+    """Return the host name without the port; empty if the Host is invalid."""
     match = _HOST.fullmatch(host)
     return match[1] if match is not None and int(match[2] or 0) < 2**16 else ""
 
 
 def secret_of(headers: Mapping[str, str]) -> str:
-    """The secret that a request carries; empty where there is none."""
+    """Return the bearer token of a request; empty if there is none."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return given if scheme.lower() == "bearer" else ""
 
@@ -207,5 +207,5 @@ def _hot_key(scope: Scope, headers: dict[str, str]) -> str:
 
 
 def is_stream(headers: dict[str, str]) -> bool:
-    """Whether the body is lines of JSON, each bounded by itself."""
+    """Return whether the body is lines of JSON, each with its own size limit."""
     return headers.get("content-type", "").partition(";")[0].strip().lower() == "application/x-ndjson"

@@ -1,7 +1,7 @@
-"""HTTP as the control plane is asked by it: whoever connects has so long to say what is wanted, and so many bytes.
+"""HTTP/1.1 for the control plane, with limits on the time and the bytes until a request is complete.
 
-Nobody has shown a token by then, and each connection holds a descriptor and what came over it. What is no longer asked
-for, since it was answered before it had come, is bounded in the same way.
+A client without a token costs a descriptor and the bytes that it sends. The same limits apply to the rest of a request
+that was answered before its body was complete.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from poise.control.lines import Lines
 from poise.drivers.taking import Taking
 
 SECONDS = 10.0
-"""Within so long a request has begun and its headers are there, and what is left of an answered one has come."""
+"""Time limit for the head of a request, and for the rest of a request that was already answered."""
 
 MAX_HEAD = 64 * 1024
 MAX_LEFT = 256 * 2**20
 
 
 class Heads(Taking, HttpToolsProtocol):
-    """One connection. `has_asked` is called once the head of a request is there, or the connection is lost."""
+    """One connection. `has_asked` is called when the head of a request is complete, or the connection is lost."""
 
     def __init__(self, has_asked: Callable[[], None], *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -58,7 +58,7 @@ class Heads(Taking, HttpToolsProtocol):
             self._expect_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # what comes behind a body is read by nobody
+        if self._in_head:  # ignore trailers after a body
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -71,7 +71,7 @@ class Heads(Taking, HttpToolsProtocol):
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
-        """The inherited way writes the request out again, for another parser."""
+        """Hand over to `Lines`; uvicorn would serialize the request again for another parser."""
         self.connections.discard(self)
         line = Lines(self.config, self.server_state, self.app_state)
         self.transport.set_protocol(line)
@@ -99,7 +99,7 @@ class Heads(Taking, HttpToolsProtocol):
             self._late = None
 
     def _refuse(self) -> None:
-        """Unless an answer to what came before is on its way."""
+        """Answer 431, unless an answer to an earlier request is in progress."""
         if self.cycle is None or self.cycle.response_complete:
             error = TooLargeError("the headers are too large", need=f"at most {MAX_HEAD} bytes", hint="fewer headers")
             body = msgspec.json.encode(ErrorBody(error.record))

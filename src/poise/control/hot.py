@@ -1,7 +1,7 @@
 """The two paths that carry thousands of messages a second, as bare ASGI: streams of submissions, and node channels.
 
 A stream of submissions is `POST /v1/jobs` with `Content-Type: application/x-ndjson`: each line is one submission and is
-accepted, logged and answered by itself, in order, as soon as it is durable. A node channel is a WebSocket of msgpack
+accepted, logged and answered separately, in order, as soon as it is durable. A node channel is a WebSocket of msgpack
 frames.
 """
 
@@ -59,13 +59,13 @@ from poise.ports import NodePort
 from poise.units import SECOND
 
 MAX_UNANSWERED = 4096
-"""Submissions of one stream that wait for the log; reading pauses beyond."""
+"""Submissions of one stream that may wait for the log; beyond this, reading pauses."""
 
 MAX_UNSENT, MAX_UNSENT_BYTES = 100_000, 256 * 2**20
-"""Frames that wait for one agent to read them, and what they hold together."""
+"""Limits on the frames that wait for one agent: their number and bytes. Beyond, the channel closes."""
 
 LINES_AT_ONCE = 32
-"""Lines of a stream that are taken in before others have their turn: some 5 ms."""
+"""Lines of a stream processed before the loop serves other connections: about 5 ms."""
 
 _log = logging.getLogger("poise.control")
 _from_agent: msgspec.msgpack.Decoder[tuple[int, FromAgent | Output | Met | FromConsole]] = msgpack_decoder(
@@ -78,11 +78,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 Word = Annotated[str, msgspec.Meta(max_length=128)]
 Shown = Annotated[str, msgspec.Meta(max_length=128, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$(?!\n)")]
-"""A word that terminals and commands get as it is: without control characters."""
+"""A word that is printed unescaped in terminals and commands, so it must not contain control characters."""
 
 
 class Submission(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A job to run. `spec` is what a file would hold; `key` makes a repeated submission harmless."""
+    """A job to run. `spec` is the content of a job file; `key` makes a repeated submission harmless."""
 
     spec: dict[str, Any]
     key: Word = ""
@@ -90,8 +90,8 @@ class Submission(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
 
 
 class Accepted(msgspec.Struct, omit_defaults=True):
-    """The answer to one line of a stream: the job's id and what is to be known of it, or why it was refused. Where it
-    serves calls, `caller_key` lets its caller speak for it.
+    """The answer to one line of a stream: the job's id and a remark on it, or the error. If the job serves calls, its
+    caller authenticates with `caller_key`.
     """
 
     job: str = ""
@@ -101,18 +101,18 @@ class Accepted(msgspec.Struct, omit_defaults=True):
 
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What a body that is no JSON makes the decoder raise."""
+"""Errors that the decoder raises for a body that is not JSON."""
 
 
 class Joined(Protocol):
-    """To be called once a node has said its first word (`spoke`), or has gone without; later calls do nothing."""
+    """Call it when a node has sent its first message (`spoke`) or left without one; later calls do nothing."""
 
     def __call__(self, *, spoke: bool) -> None: ...
 
 
 Done = Callable[[Accepted], None]
 KeyOf = Callable[[str], str]
-"""The key of the caller of a job, by its id; empty where it serves no calls."""
+"""Returns the caller key of a job by its id; empty if the job serves no calls."""
 
 _submission = json_decoder(Submission)
 _accepted = msgspec.json.Encoder()
@@ -129,8 +129,8 @@ async def submit(
     line: bytes,
     done: "Done",
 ) -> None:
-    """Compile one submission and post it; raises PoiseError when it cannot be compiled, or has a strict deadline that
-    is unlikely to be met. Only the latter is waited for, what is large, and what comes with files.
+    """Compile one submission and post it. Raises PoiseError if it does not compile, or has a strict deadline that it
+    would probably miss. Waits only for strict deadlines, large submissions and those with files.
     """
     try:
         submission = _submission.decode(line)
@@ -150,7 +150,7 @@ async def submit(
 
 
 class Submissions:
-    """One `POST` of many lines; answers stream back while lines still come in, for as long as the token stands."""
+    """Serve one `POST` of many lines. Answers stream back while lines still arrive, as long as the token is valid."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class Submissions:
 
 
 class _Stream:
-    """Answers in the order of their submissions, written together as they become durable."""
+    """Answers in the order of their submissions, written in batches as they become durable."""
 
     def __init__(self) -> None:
         self._slots: deque[list[Accepted]] = deque()
@@ -254,11 +254,11 @@ class _Stream:
 
 
 SayNow = Callable[[bytes], bool]
-"""Takes a frame where there is room for it, and tells whether it has."""
+"""Sends a frame at once if there is room for it; returns whether it did."""
 
 
 def at_once(scope: Scope) -> SayNow:
-    """How its connection says something at once; one that cannot takes nothing."""
+    """Return the connection's function for sending at once; if it has none, one that always returns False."""
     say_now: SayNow = scope.get("extensions", {}).get(SAY_NOW, never)
     return say_now
 
@@ -268,9 +268,7 @@ def never(_: bytes) -> bool:
 
 
 class NodeChannel:
-    """One agent's WebSocket: its hello names the node, then numbered frames go both ways, for as long as the token
-    stands.
-    """
+    """One agent's WebSocket. Its hello names the node, then numbered frames go both ways while the token is valid."""
 
     def __init__(
         self,
@@ -284,7 +282,7 @@ class NodeChannel:
         minutes: Minutes,
         anomalies: Anomalies,
     ) -> None:
-        """`key_of` tells the key of an attempt that serves calls, which nodes of other homes cannot make."""
+        """`key_of` returns the key of an attempt that serves calls; nodes of other homes cannot compute it."""
         self._plane = plane
         self._port: NodePort = plane
         self._gate = gate
@@ -318,7 +316,7 @@ class NodeChannel:
             joined(spoke=False)
 
     async def _turn_away(self, scope: Scope, send: Send, wait: int) -> None:
-        """Too many come at once. The controller is told, so that it takes nobody for dead who waits for its turn."""
+        """Refuse a node. Tell the controller, so that it does not declare nodes dead that wait for their turn."""
         until = self._plane.clock.now() + wait
         if until > self._told_crowded + SECOND:
             self._told_crowded = until
@@ -379,8 +377,8 @@ class NodeChannel:
                 self._port.disconnect(node, channel)
 
     def _opened(self, desired: Desired) -> Desired:
-        """What goes to a node, with the secrets of its launches opened. A launch whose secrets do not open stays here,
-        and the controller is told.
+        """Return the desired state with the secrets of its launches decrypted. A launch whose secrets cannot be
+        decrypted is not sent, and the controller is told.
         """
         if not any(launch.secrets for launch in desired.launches):
             return desired
@@ -398,7 +396,7 @@ class NodeChannel:
         return msgspec.structs.replace(launch, env=launch.env | values, secrets={})
 
     def _compare(self, node: Node) -> None:
-        """One that comes back larger than it was seen is told of: nobody here can look whether it is so."""
+        """Warn if a node reconnects with more resources than before: the control plane cannot verify the claim."""
         known = self._plane.ledger.nodes.get(node.name)
         if known is None or not is_larger(node, known.node):
             return
@@ -413,8 +411,8 @@ class NodeChannel:
         )
 
     async def _take_output(self, node: str, channel: "Channel", output: Output) -> None:
-        """Of what runs or ran on this node. A disk that is full costs the output, and nothing else. What nobody here
-        knows, or has forgotten, is not waited for by its node.
+        """Keep output of an attempt that was placed on this node. A full disk loses the output and nothing else. Output
+        of an unknown or forgotten attempt is acknowledged, so that its node does not wait.
         """
         if self._plane.ledger.jobs.node_of(output.attempt) != node:
             channel.send(Kept(attempt=output.attempt, err=output.err, until=output.start + len(output.data)))
@@ -425,7 +423,7 @@ class NodeChannel:
             _log.debug("what %s wrote is not kept: %s", output.attempt, error)
 
     def _pass_on(self, node: str, channel: "Channel", met: Met) -> None:
-        """To the other nodes of the gang; and to one of them that asks, all that there is."""
+        """Send a message to the gang's other nodes. A node that asks (no name) gets all messages kept so far."""
         unit = self._plane.ledger.jobs.unit(met.gang)
         if unit is None or node not in {task.node for task in unit.tasks}:
             return
@@ -442,7 +440,7 @@ class NodeChannel:
             self._plane.tell(other, met)
 
     def _keep(self, node: str, windows: Sequence[Window]) -> None:
-        """With what the ledger knows of its failures. A disk that is full costs the windows, and nothing else."""
+        """Keep a node's usage windows with its failure count. A full disk loses the windows and nothing else."""
         state = self._plane.ledger.nodes.get(node)
         if state is None:
             return
@@ -457,8 +455,8 @@ class NodeChannel:
 
 
 class CallerChannel:
-    """The WebSocket of one caller: its first frame names a job of its tenant and shows the key that whoever submitted
-    it was given, then calls come in and results go out, for as long as the token stands.
+    """The WebSocket of one caller. Its first frame names a job of its tenant and shows the caller key that the
+    submitter of the job got. Then calls come in and results go out while the token is valid.
     """
 
     def __init__(self, plane: Plane, gate: Gatekeeper, key_of: KeyOf) -> None:
@@ -502,16 +500,16 @@ class CallerChannel:
                 self._plane.disconnect_caller(job, channel)
 
     async def _connect(self, resume: Resume, tenant: str, channel: "Channel") -> None:
-        """Raises `NotFound` unless it may speak for the job that it names."""
-        await self._plane.settled()  # what a full disk takes back was never there
+        """Connect the caller. Raises `NotFound` unless its key matches the job that it names."""
+        await self._plane.settled()  # a full disk may still take back what is not durable
         if not same_token(resume.key, self._key_of(resume.job)):
             raise not_served(resume.job)
         self._plane.connect_caller(resume.job, tenant, channel)
 
 
 class WorkerChannel:
-    """The WebSocket of one worker of calls; `key_of` tells what its attempt's key is. It shows that before anything it
-    says is read.
+    """The WebSocket of one worker of calls. `key_of` returns the key of the worker's attempt; the worker must show that
+    key before any of its messages is read.
     """
 
     def __init__(self, plane: Plane, gate: Gatekeeper, key_of: Callable[[Attempt], str]) -> None:
@@ -553,15 +551,15 @@ class WorkerChannel:
 
 
 def attempt_named(headers: Mapping[str, str]) -> Attempt | None:
-    """Which one a worker says that it is."""
+    """Return the attempt that a worker claims to be; None if the header is missing or invalid."""
     task, _, epoch = headers.get(ATTEMPT.lower(), "").rpartition("#")
     return Attempt(task, int(epoch)) if epoch.isdecimal() and len(epoch) < 20 else None
 
 
 class Channel:
-    """Sends in order, and the plane never waits for a slow agent: what cannot be said `now` is sent by a task. What it
-    sends is numbered where there are `frames`, launches get a key where there is `key_of`, and their secrets are
-    `opened`. Nothing more is sent once the token no longer `stands` by which somebody came.
+    """Sends messages in order without ever blocking the plane: a frame that cannot be sent `now` is sent by a task.
+    With `frames`, messages are numbered; with `key_of`, launches get a key; `opened` decrypts their secrets. Nothing
+    more is sent once `stands` says that the token is invalid.
     """
 
     def __init__(
@@ -585,7 +583,7 @@ class Channel:
         self._writing: asyncio.Task[None] | None = None
 
     def send(self, message: ToNode | ToCaller | ToWorker) -> None:
-        """Who does not read is hung up on with its next word; when it comes back it is told everything anew."""
+        """Send a message. Disconnect a peer with too much unread; on reconnection it gets the full state again."""
         if len(self._queue) >= MAX_UNSENT or self._waiting >= MAX_UNSENT_BYTES:
             self.close()
         if self.closed:
@@ -612,7 +610,7 @@ class Channel:
             self._writing = asyncio.create_task(self._write())
 
     async def _write(self) -> None:
-        """Send what waits, and the end where there is one."""
+        """Send the queued frames, and the close frame if the channel is closed."""
         try:
             while self._queue:
                 if not self._stands():
@@ -625,7 +623,7 @@ class Channel:
                 await self._send({"type": "websocket.close", "code": 1012})
             else:
                 self._writing = None
-        except Exception as error:  # the connection is gone; the reading side ends it
+        except Exception as error:  # the connection is lost; the reading side ends it
             _log.debug("channel closed: %s", error)
 
 

@@ -1,10 +1,10 @@
-"""Incidents of a control plane: read from its log, beside its loop, and told to the targets of the home.
+"""Incidents of a control plane: derived from its log beside the loop, and sent to the targets of the home.
 
-The log is followed as any client would follow it: what is slow here makes incidents late, and never a round. Events are
-taken in on a thread, a page at a time. The result is kept in a file now and then, and can be made again from the log.
+It follows the log like any client, so slow processing delays incidents but no round. A thread processes events, a page
+at a time. The result is saved to a file periodically, and can be rebuilt from the log.
 
-An incident is told when it opens and when it closes. The log records what was told to whom, so that a restart tells
-nothing twice but what was just on its way; receivers know that by its id.
+A notice is sent when an incident opens and when it closes. The log records deliveries, so a restart repeats only a
+notice that was just being sent; receivers recognize it by its id.
 """
 
 import asyncio
@@ -29,30 +29,30 @@ from poise.model.incidents import IncidentNotice, IncidentReport, Moment, Sympto
 from poise.units import HOUR
 
 FIRST_AFTER = 1.0
-"""Seconds after the start before anything is read: whoever waits for an answer comes first."""
+"""Delay after the start before the log is read, so that waiting clients are served first."""
 
 EVERY = 0.5
-"""Seconds between two looks at the log."""
+"""Seconds between two polls of the log."""
 
 PAGE = 500
-"""Events that are taken in at a time: some milliseconds."""
+"""Events processed at a time: a few milliseconds."""
 
 SAVE_EVERY = 30.0
 
 READ_AGAIN = 5.0
-"""Seconds after which a `notifications.yaml` that cannot be read is read again."""
+"""Seconds until an unreadable `notifications.yaml` is read again."""
 
 AT_ONCE = 16
-"""Notices that are on their way, or wait to be sent again."""
+"""Maximum number of notices being sent or waiting for a retry."""
 
 LATE = 1 * HOUR
-"""An incident that opened earlier is not told any more."""
+"""An incident that opened longer ago than this gets no notices."""
 
 _log = logging.getLogger("poise.control")
 
 
 class Incidents:
-    """The incidents of one control plane. All of it is called on the loop's thread."""
+    """The incidents of one control plane. Call all methods on the loop's thread."""
 
     def __init__(self, plane: Plane, home: Home, delays: Sequence[float] = DELAYS) -> None:
         self._plane = plane
@@ -65,13 +65,13 @@ class Incidents:
         self._going: dict[tuple[str, Moment, str], asyncio.Task[None]] = {}
 
     async def reports(self) -> list[IncidentReport]:
-        """All incidents that are kept, oldest first, as the log has them by now."""
+        """Return all known incidents, oldest first, as of the current log."""
         async with self._turn:
             folded, wall = await self._caught_up(), self._plane.ledger.leader.wall
             return await asyncio.to_thread(lambda: [folded.report(name, wall) for name in folded.ids()])
 
     async def report(self, name: str) -> IncidentReport:
-        """One of them. Raises NotFound."""
+        """Return one incident. Raises NotFound."""
         async with self._turn:
             folded = await self._caught_up()
             report, tasks = folded.report(name, self._plane.ledger.leader.wall), folded.attempts(name)
@@ -79,7 +79,7 @@ class Incidents:
         return msgspec.structs.replace(report, outputs=outputs)
 
     async def going(self, kind: SymptomKind) -> list[str]:
-        """Subjects of the symptoms of a kind that last, as the log has them by now."""
+        """Return the subjects of the ongoing symptoms of a kind, as of the current log."""
         async with self._turn:
             return (await self._caught_up()).going(kind)
 
@@ -103,7 +103,7 @@ class Incidents:
             self._save()
 
     async def _caught_up(self) -> Folded:
-        """With all that is durable."""
+        """Process all durable events; return the result."""
         plane = self._plane
         if self._folded is None:
             self._folded = await asyncio.to_thread(self._load)
@@ -120,8 +120,8 @@ class Incidents:
         return folded
 
     def _load(self) -> Folded:
-        """From the file, and from the log as it lies there: its own reader, since this is on a thread."""
-        if not has_log(self._home):  # it is not written yet
+        """Load the file and the rest of the log, with a separate reader because this runs on a thread."""
+        if not has_log(self._home):  # the log does not exist yet
             return Folded()
         with closing(read_home(self._home, decode_event)) as log:
             folded, ahead = incidentfile.load(self._home.incidents, log, self._plane.ledger)
@@ -147,10 +147,10 @@ class Incidents:
         except OSError as error:
             _log.debug("incidents are not kept: %s", error)
 
-    # --- telling -----------------------------------------------------------------------------------------------------
+    # --- notices -----------------------------------------------------------------------------------------------------
 
     async def tell(self, targets: Targets) -> None:
-        """Tell the targets of the home what is new, while this control plane leads, until this is cancelled."""
+        """Send due notices to the targets of the home while this control plane leads, until this is cancelled."""
         try:
             while True:
                 await asyncio.sleep(EVERY)
@@ -178,7 +178,7 @@ class Incidents:
             _log.error("incident %s is not told: %s", key[0], error)
 
     async def _deliver(self, targets: Targets, name: str, moment: Moment, target: str) -> None:
-        """Send it until it is taken or given up, and record that."""
+        """Send a notice until it is accepted or given up, and record that."""
         notice_id = f"{name}/{moment}"
 
         async def send() -> None:
@@ -191,4 +191,4 @@ class Incidents:
             self._plane, lambda number: messages.IncidentDone(number, name, moment, target, failed)
         ):
             async with self._turn:
-                await self._caught_up()  # so that it is known to be told before this is no longer going
+                await self._caught_up()  # see the record before the notice leaves `_going`

@@ -1,4 +1,4 @@
-"""Flags of `poise up` that a home keeps: they count at later starts too, until others are given or `--reset` is."""
+"""Flags of `poise up` that a home keeps for later starts, until other values or `--reset` are given."""
 
 import contextlib
 
@@ -12,12 +12,12 @@ from poise.model.fields import parse_or_raise
 from poise.units import DAY, MINUTE, parse_duration
 
 LATE = ("port", "decide_within", "outage_hold", "outage_settle", "share", "listen", "no_agent", "traces", "dashboard")
-"""Flags that count when a control plane starts; a running one does not change."""
+"""Flags that take effect when a control plane starts; they do not change a running one."""
 
 KEPT = ("policy", *LATE)
 
 LONGEST_ROUND = 1 * MINUTE
-"""Limit of `--decide-within`: while a policy computes a round, nothing is placed."""
+"""Maximum value of `--decide-within`: while a policy computes a round, nothing is placed."""
 
 _SWITCHES = ("no_agent", "dashboard")
 
@@ -32,14 +32,14 @@ def read_flags(home: Home) -> dict[str, str]:
 
 
 def write_flags(home: Home, flags: dict[str, str]) -> None:
-    """Keep these flags, and no others. A full disk does not keep the control plane from starting."""
+    """Replace the kept flags. A full disk does not prevent the start of the control plane."""
     ensure_home(home)
     with contextlib.suppress(OSError):
         write_whole(home.options, msgspec.json.encode(flags))
 
 
 def options_of(home: Home, flags: dict[str, str]) -> list[str]:
-    """The same flags as arguments of the supervisor. Raises SpecError for a duration that cannot be read."""
+    """Return the flags as arguments of the supervisor. Raises SpecError for an invalid duration."""
     options = []
     for name in KEPT:
         text, option = flags.get(name), option_of(name)
@@ -59,14 +59,14 @@ def options_of(home: Home, flags: dict[str, str]) -> list[str]:
 
 
 def forget_policy(home: Home) -> None:
-    """Keep no policy of earlier starts: another one was set since, and the log keeps that."""
+    """Forget the kept policy: another one was set since, and is in the log."""
     flags = read_flags(home)
     if flags.keys() & {"policy", "policy_asked"}:
         write_flags(home, {name: text for name, text in flags.items() if name not in ("policy", "policy_asked")})
 
 
 def kept_policy(home: Home, flags: dict[str, str]) -> str:
-    """The policy of kept flags. Of a file it is the home's copy: the file itself may have changed or gone."""
+    """Return the policy of kept flags. For a file it is the home's copy, since the file may have changed."""
     policy = flags.get("policy", DEFAULT_POLICY)
     return str(home.policy) if policy.startswith("/") else policy
 
@@ -76,6 +76,6 @@ def option_of(name: str) -> str:
 
 
 def typed(flags: dict[str, str], *names: str) -> str:
-    """These flags as they are typed, for a sentence."""
+    """Format these flags as typed, for a message."""
     shown = [option_of(name) if flags[name] == "True" else f"{option_of(name)} {flags[name]}" for name in names]
     return ", ".join(f"`{one}`" for one in shown)

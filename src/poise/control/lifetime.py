@@ -1,4 +1,4 @@
-"""How long the control plane stays: until told to end or, started by `poise run`, until the last job has ended."""
+"""How long the control plane runs: until told to stop or, if `poise run` started it, until it is idle."""
 
 import asyncio
 import contextlib
@@ -14,9 +14,9 @@ _LOOK_EVERY = 0.25
 
 
 class Lifetime:
-    """Ends this process by SIGTERM, which the server takes as the wish to stop in order.
+    """Ends this process with SIGTERM, on which the server shuts down in order.
 
-    That somebody asked it to stay is on file, so that one restarted after a crash stays too.
+    A request to stay up is recorded in a file, so that it survives a crash.
     """
 
     def __init__(self, plane: Plane, home: Home, *, until_idle: bool) -> None:
@@ -30,24 +30,24 @@ class Lifetime:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def shut_down(self) -> None:
-        """End because somebody asked for it: nothing stays up after this."""
+        """Stop because somebody asked for it, and forget any request to stay up."""
         self._home.stay.unlink(missing_ok=True)
         self.end()
 
     def stay(self) -> None:
-        """Stay up from now on, jobs or not."""
-        with contextlib.suppress(OSError):  # a full disk keeps nobody up or down
+        """Stay up from now on, also without jobs."""
+        with contextlib.suppress(OSError):  # a full disk must not fail the request
             self._home.stay.touch(mode=0o600)
         self._until_idle = False
 
     @property
     def wanted_again(self) -> bool:
-        """Something was accepted after the decision to leave: somebody has to be here for those who wait for it."""
+        """Return whether work was accepted after the decision to exit, so that the process must be started again."""
         return self._left_at >= 0 and (not self._until_idle or self._plane.ledger.revision != self._left_at)
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
-        """Somebody is being answered, perhaps with a long log: not the time to leave."""
+        """Count a request in progress: the process does not exit while it is answered."""
         self._requests += 1
         try:
             yield
@@ -55,7 +55,7 @@ class Lifetime:
             self._requests -= 1
 
     async def leave_when_idle(self) -> None:
-        """Returns when the process has been told to end."""
+        """Exit when idle for long enough. Return at once if the process is to stay up."""
         idle_since = self._plane.clock.now()
         while self._until_idle:
             await asyncio.sleep(_LOOK_EVERY)

@@ -32,20 +32,20 @@ from poise.model.messages import MAX_NODE_FRAME
 
 try:
     from websockets.speedups import apply_mask
-except ImportError:  # where it was not compiled
+except ImportError:  # if the C extension was not compiled
     from websockets.utils import apply_mask
 
 LARGER = {"/v1/channel": MAX_NODE_FRAME}
-"""Bytes of a message, where it is not `MAX_FRAME`."""
+"""Maximum bytes of a message by path, if it is not `MAX_FRAME`."""
 
 SAY_NOW = "poise.say_now"
-"""The extension of ASGI by which a handler says something at once, where there is room for it."""
+"""The ASGI extension by which a handler sends a frame at once if there is room."""
 
 MAX_WAITING, MAX_WAITING_BYTES = 16, 2**18
-"""Messages that wait for their handler, and their bytes; nothing more is read meanwhile."""
+"""Limits on messages that wait for their handler, in number and bytes; beyond, reading pauses."""
 
 CLOSE_SECONDS = 10.0
-"""So long the other side has to close as well."""
+"""Seconds for the peer to complete the closing handshake."""
 
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 FIN, RSV, RSV1, OPCODE, CONTROL = 0x80, 0x70, 0x40, 0x0F, 0x08
@@ -71,7 +71,7 @@ class Wrong(Exception):
 
 
 class Lines(Taking, asyncio.Protocol):
-    """One WebSocket. `open` takes over its connection, with the request that asks for it."""
+    """One WebSocket. `open` takes over the connection, with the request for the upgrade."""
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
         self.loop = asyncio.get_running_loop()
@@ -85,19 +85,19 @@ class Lines(Taking, asyncio.Protocol):
         self._deflate: Any = None  # an extension of `websockets`, which has incomplete types
         self._most = MAX_FRAME
         self._buffer = bytearray()
-        self._opcode, self._parts, self._size = CONT, list[bytes](), 0  # a message that has come in part
+        self._opcode, self._parts, self._size = CONT, list[bytes](), 0  # fragments of an incomplete message
         self._inbox: deque[tuple[dict[str, Any], int]] = deque()
         self._waiting = 0
         self._reader: asyncio.Future[None] | None = None
         self._paused = False
-        self._room: asyncio.Event | None = None  # where more waits to be sent than there is room for
-        self._closing = False  # the other side was told of the end
-        self._over = False  # nothing that comes is of interest any more
+        self._room: asyncio.Event | None = None  # set while the write buffer is above its limit
+        self._closing = False  # a close frame was sent
+        self._over = False  # all further input is ignored
         self._lost = False
         self._late: asyncio.TimerHandle | None = None
 
     def open(self, transport: asyncio.Transport, scope: Scope, url: bytes) -> None:
-        """`scope` is that of the request, as of HTTP, without what follows from its `url`."""
+        """Start with the HTTP scope of the request; the parts of it that depend on `url` are added here."""
         self.transport = transport
         self._connections.add(self)
         headers = dict(scope["headers"])
@@ -152,7 +152,7 @@ class Lines(Taking, asyncio.Protocol):
         return head + b"\r\n"
 
     def _agree(self, offers: str) -> bytes:
-        """On compression by the first offer that can be met, if there is one."""
+        """Accept the first compression offer that can be met, if any; return its header."""
         for name, parameters in parse_extension(offers):
             if name == DEFLATE.name:
                 try:
@@ -162,7 +162,7 @@ class Lines(Taking, asyncio.Protocol):
                 return f"Sec-WebSocket-Extensions: {build_extension([(name, agreed)])}\r\n".encode()
         return b""
 
-    # --- what its handler sees ---------------------------------------------------------------------------------------
+    # --- interface for the handler -----------------------------------------------------------------------------------
 
     async def _serve(self, scope: Scope) -> None:
         try:
@@ -220,7 +220,7 @@ class Lines(Taking, asyncio.Protocol):
                 self._hang_up(b"".join(self._refusal), LOST)
 
     def say_now(self, data: bytes) -> bool:
-        """Whether there was room for it."""
+        """Send a frame if there is room; return whether it was sent."""
         if self._room is not None or self._closing or self._over:
             return False
         self.transport.write(self._framed(BINARY, data))
@@ -238,7 +238,7 @@ class Lines(Taking, asyncio.Protocol):
         return b"%c%c%b%b" % (first, 127, length.to_bytes(8), data)
 
     def _close(self, code: int, reason: str) -> None:
-        """Begin to close; the other side has some time to do so too."""
+        """Send a close frame, and close the connection after a time limit."""
         if self._closing or self.transport.is_closing():
             return
         self._deliver({"type": "websocket.disconnect", "code": code, "reason": reason})
@@ -251,13 +251,13 @@ class Lines(Taking, asyncio.Protocol):
         self.transport.write(b"%c%c%b" % (FIN | CLOSE, len(payload), payload))
 
     def _refuse(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-        """Answer that there is no WebSocket."""
+        """Refuse the upgrade with an HTTP response."""
         self._answered = True
         plain = [(b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]
         self._hang_up(_head(status, [*headers, *plain]) + body, LOST)
 
     def _hang_up(self, last: bytes, code: int) -> None:
-        """Say this, and no more."""
+        """Send these last bytes and close the connection."""
         self._over = True
         self._deliver({"type": "websocket.disconnect", "code": code})
         if not self.transport.is_closing():
@@ -265,7 +265,7 @@ class Lines(Taking, asyncio.Protocol):
             self.transport.close()
 
     def shutdown(self) -> None:
-        """The server is about to end."""
+        """Close, because the server is about to exit."""
         if not self._answered:
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, [], b"Internal Server Error\n")
             return
@@ -275,7 +275,7 @@ class Lines(Taking, asyncio.Protocol):
         self._over = True
         self.transport.close()
 
-    # --- what comes --------------------------------------------------------------------------------------------------
+    # --- incoming frames ---------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         buffer, at = self._buffer, 0
@@ -306,7 +306,7 @@ class Lines(Taking, asyncio.Protocol):
             del buffer[:at]
 
     def _check(self, first: int, second: int, length: int) -> None:
-        """A frame by its head, before the rest has come. Raises `Wrong`."""
+        """Check a frame by its header, before its payload arrives. Raises `Wrong`."""
         opcode = first & OPCODE
         if not second & MASKED:
             raise Wrong(BROKEN, "a frame is not masked")
@@ -342,7 +342,7 @@ class Lines(Taking, asyncio.Protocol):
     def _inflated(self, frame: Frame) -> bytes:
         room = self._most - self._size
         try:
-            data = cast(bytes, self._deflate.decode(frame, max_size=max(1, room)).data)  # 0 has no bound
+            data = cast(bytes, self._deflate.decode(frame, max_size=max(1, room)).data)  # 0 would mean no limit
         except PayloadTooBig:
             raise self._too_large() from None
         except ProtocolError as error:
@@ -417,7 +417,7 @@ class Lines(Taking, asyncio.Protocol):
 
 
 def _parts_of(url: bytes) -> tuple[bytes, bytes]:
-    """Path and query. Raises `Wrong` with the status of a refusal."""
+    """Return the path and the query. Raises `Wrong` with the status of a refusal."""
     try:
         parsed = httptools.parse_url(url)
     except httptools.HttpParserInvalidURLError:

@@ -1,9 +1,9 @@
-"""Lines of running work whose templates are new for its program: found in what it writes, and recorded.
+"""Finds log lines whose template is new for their program, and records them.
 
-Outputs come to the home as they are written. Every few seconds the end of some of them is read beside the loop: those
-of attempts that run, in turns, and of each only what is new. That is a sample, so that a fleet that writes much costs
-the control plane no more than one that writes little. What is found goes into the log, from which incidents are read.
-What is usual is learned anew when a control plane begins to lead.
+Output arrives in the home as it is written. Every few seconds the end of some outputs of running attempts is read
+beside the loop: attempts in turn, and only new output. This is a sample, so a fleet that writes much costs the control
+plane no more than one that writes little. Findings go into the log, from which incidents are derived. Known templates
+are learned again whenever a control plane begins to lead.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ from poise.model.events import Noticed
 from poise.model.messages import Attempt
 
 EVERY = 10.0
-"""Seconds between two looks."""
+"""Seconds between two reads."""
 
 MOST_UNITS, MOST_TASKS = 64, 64
-"""Units that are looked at in one look, and tasks."""
+"""Maximum number of units, and of tasks, per read."""
 
 MOST_LINES, MOST_BYTES = 128, 16 << 10
-"""Lines that are read in one look, and bytes of one output: its end, where it has grown by more."""
+"""Maximum number of lines per read, and of bytes per output; of a longer output, only its end is read."""
 
 MOST_PLACES = 4096
-"""Outputs of which it is known how far they were read."""
+"""Number of outputs whose read position is remembered."""
 
 MOST_TEXT = 160
 
@@ -41,7 +41,7 @@ _log = logging.getLogger("poise.control")
 
 
 class _Output(NamedTuple):
-    """One of the two outputs of an attempt of a program."""
+    """One of the two output streams of an attempt of a program."""
 
     attempt: Attempt
     program: str
@@ -49,7 +49,7 @@ class _Output(NamedTuple):
 
 
 class Loglines:
-    """Reads what the work of one control plane writes. All of it is called on the loop's thread."""
+    """Reads the output of one control plane's work. Call all methods on the loop's thread."""
 
     def __init__(self, plane: Plane, logs: Path) -> None:
         self._plane, self._logs = plane, logs
@@ -58,7 +58,7 @@ class Loglines:
         self._turn = 0
 
     async def run(self) -> None:
-        """Look now and then, until this is cancelled."""
+        """Read periodically until this is cancelled."""
         while True:
             await asyncio.sleep(EVERY)
             if self._plane.behind is not None:
@@ -66,16 +66,16 @@ class Loglines:
                 continue
             try:
                 await self.look()
-            except Exception:  # whatever happens here, the fleet goes on
+            except Exception:  # no error here may stop the fleet
                 _log.exception("outputs of running work could not be read")
 
     async def look(self) -> None:
-        """Read what some of the running attempts have written since they were looked at last."""
+        """Read new output of some of the running attempts."""
         for noticed in await asyncio.to_thread(self._read, self._outputs()):
             self._plane.post(messages.Saw(noticed))
 
     def _outputs(self) -> list[_Output]:
-        """Those whose turn it is."""
+        """Return the outputs whose turn it is."""
         active = self._plane.ledger.active
         if self._turn >= len(active):
             self._turn = 0
@@ -90,7 +90,7 @@ class Loglines:
         return found
 
     def _read(self, outputs: Sequence[_Output]) -> list[Noticed]:
-        """On a thread. One program tells one new line in a look."""
+        """Return the new lines, at most one per program. Runs on a thread."""
         found: dict[str, Noticed] = {}
         left = MOST_LINES
         for output in outputs:
@@ -103,19 +103,19 @@ class Loglines:
         return list(found.values())
 
     def _lines(self, path: Path) -> list[str]:
-        """Whole lines that were not read yet."""
+        """Return the complete lines that were not read yet."""
         try:
             size = path.stat().st_size
-        except OSError:  # nothing was written, or it is gone
+        except OSError:  # nothing was written, or the file was removed
             return []
         known = self._read_to.pop(path, 0)
-        known = known if known <= size else 0  # it was cut short, and begins again
+        known = known if known <= size else 0  # the file was truncated: read from its start
         start, data = piece(path, max(known, size - MOST_BYTES), MOST_BYTES)
         whole, newline, _ = data.rpartition(b"\n")
         self._read_to[path] = start + len(whole) + len(newline)
         if len(self._read_to) > MOST_PLACES:
             del self._read_to[next(iter(self._read_to))]
         lines = whole.split(b"\n")
-        if start > known:  # the first one is the end of a line
+        if start > known:  # the first line is only the end of one
             del lines[0]
         return [plain(line.decode(errors="replace")) for line in lines if line.strip()]

@@ -1,14 +1,14 @@
 """The metrics of the control plane, each declared once, in the order of the reference.
 
 Names follow Prometheus' conventions: base units, `_total` for counters. No job, task or user is a label: their number
-has no limit. Labels that the fleet or its users name (nodes, device models, tenants) have `SHOWN` values at most; all
-others fold into `other`, or are left out where a sum means nothing.
+has no limit. Labels whose values the fleet or its users name (nodes, device models, tenants) have at most
+`SHOWN` values; all others fold into `other`, or are left out if their sum means nothing.
 """
 
 from poise.model.metrics import Metric, Seen
 
 SHOWN_NODES = 128
-"""Nodes with series of their own: the busiest."""
+"""Maximum number of nodes with their own series, the busiest ones."""
 
 SHOWN_LOST = 25
 SHOWN_MODELS = 25
@@ -250,4 +250,4 @@ AGENT_SENT = _gauge(
 )
 
 METRICS: tuple[Metric, ...] = tuple(value for value in vars().values() if isinstance(value, Metric))
-"""All of them, in the order above."""
+"""All metrics, in the order above."""

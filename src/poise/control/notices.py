@@ -1,8 +1,8 @@
-"""Notices of jobs: who may be told, and telling them.
+"""Notices of jobs: which targets a job may notify, and delivery to them.
 
-The ledger knows which notices are due, and the log which were delivered, so that a restart loses none. One that was
-delivered just before a crash is delivered again: receivers tell doubles apart by the id. Nothing of this runs on the
-loop but the bookkeeping: a receiver that is slow or gone holds up one thread of its own.
+The ledger knows the due notices and the log records deliveries, so a restart loses none. A notice that was delivered
+just before a crash is delivered again; receivers recognize duplicates by the id. Only the bookkeeping runs on the loop:
+a slow or dead receiver blocks one thread.
 """
 
 import asyncio
@@ -39,28 +39,28 @@ from poise.model.tenants import Bearer, Role
 from poise.units import SECOND
 
 THREADS = 16
-"""Each is held up by one receiver at most."""
+"""Number of sender threads; a receiver blocks at most one at a time."""
 
 GOING, GOING_OF_RECEIVER = 1024, 4
-"""Notices that are on their way, or wait to be sent again: of all, and of one receiver. Further ones wait."""
+"""Limits on notices being sent or waiting for a retry: in total, and per receiver. Further ones wait."""
 
 DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 120.0, 300.0)
-"""Seconds before each further try. After the last one a notice is given up."""
+"""Seconds before each retry. After the last one the notice is given up."""
 
 RECORD_AGAIN = 5.0
-"""Seconds between two tries to record that a notice is dealt with, while the disk of the log is full."""
+"""Seconds between attempts to record a finished notice while the disk of the log is full."""
 
 EVERY = 0.2
-"""Seconds between two looks at what is due."""
+"""Seconds between two checks for due notices."""
 
 _Key = tuple[str, str]
-"""A job and a notice of it."""
+"""The id of a job and the name of one of its notices."""
 
 _log = logging.getLogger("poise.control")
 
 
 async def until_taken(name: str, send: Callable[[], Awaitable[None]], delays: Sequence[float]) -> str:
-    """Send a notice until it is taken or given up. Returns why it is given up, or an empty text."""
+    """Send a notice until it is accepted or given up. Return why it was given up, or an empty text."""
     for delay in (*delays, None):
         try:
             await send()
@@ -74,7 +74,7 @@ async def until_taken(name: str, send: Callable[[], Awaitable[None]], delays: Se
 
 
 async def until_recorded(plane: Plane, done: Callable[[int], messages.Message]) -> bool:
-    """Record that a notice is dealt with. False if another control plane leads now: it sends the notice again."""
+    """Record that a notice is finished. Return False if another control plane leads: it sends the notice again."""
     while True:
         try:
             await plane.request(done)
@@ -86,29 +86,29 @@ async def until_recorded(plane: Plane, done: Callable[[int], messages.Message]) 
 
 
 class Targets:
-    """What the home says of notifications, in a file that is read again when it has changed."""
+    """The home's notification settings, from a file that is read again when it changes."""
 
     def __init__(self, home: Home) -> None:
         self._path = home.notifications
         self._read: tuple[tuple[int, int], Notifications] | None = None
 
     def of_home(self) -> Notifications:
-        """On any thread. Raises SpecError for a file that cannot be read."""
+        """Return the settings of the home. Thread-safe. Raises SpecError for an invalid file."""
         try:
             found = self._path.stat()
         except FileNotFoundError:
             return Notifications()
         state, read = (found.st_mtime_ns, found.st_size), self._read
         if read is None or read[0] != state:
-            from poise.drivers.yamlfile import load_yaml, place_in_file  # here, since few homes have such a file
+            from poise.drivers.yamlfile import load_yaml, place_in_file  # few homes have such a file
 
             with located(place_in_file(self._path)):
                 self._read = read = (state, compile_notifications(load_yaml(self._path)))
         return read[1]
 
     def send(self, target: str, notice: str, body: bytes, told: Mapping[str, str], *, trusted: bool) -> None:
-        """Send a body to a webhook or a command, on any thread. A command gets what it is `told` as POISE_ variables.
-        A webhook may be at a private address if it is `trusted`. Raises `Undelivered`.
+        """Send a body to a webhook or a command, on any thread. A command gets `told` as POISE_ variables. A webhook
+        may have a private address if it is `trusted`. Raises `Undelivered`.
         """
         try:
             of_home = self.of_home()
@@ -125,13 +125,12 @@ class Targets:
         webhooks.run(argv, body, {f"POISE_{what}": text for what, text in told.items()})
 
     def admit(self, compiled: Compiled, bearer: Bearer) -> Compiled:
-        """A job with whom it may notify: its own targets, or else those that the home names for all jobs. Raises
-        SpecError for a command that the home does not have, and for a webhook at a private address of a bearer who is
-        no admin.
+        """Return the job with its targets: its own, or else those that the home names for all jobs. Raises SpecError
+        for a command that the home does not have, and for a webhook at a private address unless the bearer is an admin.
         """
         of_home, trusted = self.of_home(), bearer.role >= Role.ADMIN
         if compiled.notify is None:
-            if compiled.calls or compiled.units[0].serves:  # they end when nobody needs them any more
+            if compiled.calls or compiled.units[0].serves:  # these end when nobody needs them
                 return compiled
             return compiled._replace(notify=of_home.notify)
         for target in compiled.notify.targets:
@@ -145,7 +144,7 @@ class Targets:
 
 
 class Notifier:
-    """Tells the targets of jobs, while this control plane leads."""
+    """Sends the notices of jobs while this control plane leads."""
 
     def __init__(self, plane: Plane, targets: Targets, delays: tuple[float, ...] = DELAYS) -> None:
         self._plane = plane
@@ -153,18 +152,18 @@ class Notifier:
         self._delays = delays
         self._news = asyncio.Event()
         self._looked: set[str] = set()
-        """Jobs whose notices are all waiting or going."""
+        """Jobs whose notices are all queued or being sent."""
         self._waiting: dict[str, deque[_Key]] = {}
-        """By receiver."""
+        """Queued notices by receiver."""
         self._going: dict[_Key, asyncio.Task[None]] = {}
         self._taken: set[_Key] = set()
-        """Notices that wait or are going."""
+        """Notices that are queued or being sent."""
         self._of_receiver: Counter[str] = Counter()
         self._turns: dict[str, asyncio.Lock] = {}
         self._threads = ThreadPoolExecutor(THREADS, "notice")
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Send due notices until this is cancelled."""
         news = self._news = self._plane.follow()
         try:
             while True:
@@ -180,7 +179,7 @@ class Notifier:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self) -> None:
-        """Take in what is due and durable, and send as much of it as may be on its way."""
+        """Queue the notices that are due and durable, and send as many as the limits allow."""
         jobs, durable = self._plane.ledger.jobs, self._plane.controller.durable
         for job_id, since in jobs.notifying.items():
             if job_id in self._looked or since > durable:
@@ -194,12 +193,12 @@ class Notifier:
             self._send_to(receiver)
 
     def _send_to(self, receiver: str) -> None:
-        """Send what waits for a receiver, as far as there is room."""
+        """Send the queued notices of a receiver, as far as the limits allow."""
         waiting = self._waiting.get(receiver, deque())
         while waiting and self._of_receiver[receiver] < GOING_OF_RECEIVER and len(self._going) < GOING:
             key = waiting.popleft()
             job = self._plane.ledger.jobs.get(key[0])
-            if job is None or key[1] not in job.notices:  # it was removed
+            if job is None or key[1] not in job.notices:  # the job or its notice was removed
                 self._forget(key)
                 continue
             self._of_receiver[receiver] += 1
@@ -220,15 +219,15 @@ class Notifier:
         if (error := task.exception()) is not None:
             _log.error("a notice of %s is not dealt with: %s", key[0], error)
         self._send_to(receiver)
-        self._news.set()  # more may have happened to its job meanwhile
+        self._news.set()  # its job may have new notices by now
 
     def _forget(self, key: _Key) -> None:
-        """It is dealt with; its job is looked at again, since more may have happened to it."""
+        """Mark a notice as finished. Its job is checked again, since it may have new notices."""
         self._taken.discard(key)
         self._looked.discard(key[0])
 
     async def _deliver(self, job: JobState, name: str, receiver: str) -> None:
-        """Send a notice until it is taken or given up, and record that."""
+        """Send a notice until it is accepted or given up, and record that."""
         notice, target = self._notice(job, name), _target(job, name)
 
         async def send() -> None:
@@ -240,7 +239,7 @@ class Notifier:
         await until_recorded(self._plane, partial(messages.NoticeDone, job=job.id, notice=name, failed=failed))
 
     def _send(self, target: str, notice: Notice, notify: Notify | None) -> None:
-        """On a thread. Raises `Undelivered`."""
+        """Send a notice once; runs on a thread. Raises `Undelivered`."""
         told = {"JOB": notice.job, "NAME": notice.name, "STATUS": notice.status, "MOMENT": notice.moment}
         trusted = notify is not None and notify.trusted
         self._targets.send(target, notice.id, msgspec.json.encode(notice), told, trusted=trusted)
@@ -266,11 +265,11 @@ class Notifier:
 
 
 def _target(job: JobState, name: str) -> str:
-    """The target of a notice."""
+    """Return the target of a notice; its name ends with the target's index."""
     targets = job.notify.targets if job.notify is not None else ()
     return targets[int(name.partition("/")[2])]
 
 
 def _receiver(target: str) -> str:
-    """What may be slow or gone: the host of a webhook, or a command."""
+    """Return what is rate-limited as one receiver: the host of a webhook, or a command."""
     return (urlsplit(target.removeprefix(WEBHOOK)).netloc if target.startswith(WEBHOOK) else target).lower()

@@ -1,7 +1,7 @@
-"""Services of this home that miss their objective: found in the reports of its gateways, and recorded.
+"""Finds services of this home that miss their objective, by the reports of its gateways, and records them.
 
-A gateway answers at its socket beside those of its replicas, to any program of its user. The control plane asks it on
-a thread, so a gateway that hangs delays nothing. What is found goes into the log, from which incidents are read.
+A gateway answers any program of its user, at a socket beside those of its replicas. The control plane queries it on a
+thread, so a gateway that hangs delays nothing. Findings go into the log, from which incidents are derived.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from poise.model.reports import ServiceReport
 from poise.model.tenants import class_of_tenant
 
 EVERY = 5.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 _log = logging.getLogger("poise.control")
 
 
 class Objectives:
-    """Judges the services of one home, while its control plane leads. All of it is called on the loop's thread."""
+    """Checks the services of one home while its control plane leads. Call all methods on the loop's thread."""
 
     def __init__(self, plane: Plane, home: Home, incidents: Incidents) -> None:
         self._plane, self._home, self._incidents = plane, home, incidents
@@ -31,7 +31,7 @@ class Objectives:
         self._names: dict[tuple[str, str], str] = {}
 
     async def run(self) -> None:
-        """Look now and then, until this is cancelled."""
+        """Check periodically until this is cancelled."""
         while True:
             await asyncio.sleep(EVERY)
             if self._plane.behind is not None:
@@ -39,7 +39,7 @@ class Objectives:
                 continue
             try:
                 await self.look()
-            except Exception:  # whatever happens here, the fleet goes on
+            except Exception:  # no error here may stop the fleet
                 _log.exception("objectives of services could not be judged")
 
     async def look(self) -> None:

@@ -1,11 +1,11 @@
-"""Observers of a control plane, each on a thread of its own; one keeps how long rounds and commits took lately.
+"""Observers of a control plane, each on its own thread. `Timings` keeps recent durations of rounds and commits.
 
     observers = Observers()
     observers.add(Timings())
     host.observe = observers.tell
 
-The loop only puts what happened into a queue. An observer that is too slow misses what is newest, and one that raises
-is told the rest.
+The loop only puts events into queues. An observer that is too slow misses the newest events; one that raises still
+gets the later ones.
 """
 
 import contextlib
@@ -19,35 +19,35 @@ from poise.model.reports import PhaseTimes
 from poise.ports import Observer
 
 WAITING = 10_000
-"""What one observer may have before it: some minutes of a busy control plane."""
+"""Queue length of one observer: a few minutes of a busy control plane."""
 
 LATELY = 1_000
-"""Rounds and commits over which times are told."""
+"""Number of recent rounds and commits to keep durations of."""
 
 _log = logging.getLogger("poise.control")
 
 
 class Observers:
-    """All observers of one control plane. `add`, `tell` and `close` are called on the loop's thread."""
+    """All observers of one control plane. Call `add`, `tell` and `close` on the loop's thread."""
 
     def __init__(self) -> None:
         self._listening: list[_Listening] = []
 
     def add(self, observer: Observer) -> None:
-        """Tell it what happens from now on."""
+        """Add an observer; it gets all later events."""
         self._listening.append(_Listening(observer))
 
     def tell(self, observed: Observed) -> None:
-        """Tell all of them; returns at once, and raises nothing."""
+        """Pass an event to all observers. Returns at once and never raises."""
         for listening in self._listening:
             listening.put(observed)
 
     def missed(self) -> int:
-        """How often an observer missed something, as it was too slow."""
+        """Return how many events slow observers have missed."""
         return sum(listening.missed for listening in self._listening)
 
     def close(self) -> None:
-        """Tell nobody anything more. What an observer is doing is not waited for."""
+        """Stop all observers, without waiting for those that are busy."""
         for listening in self._listening:
             listening.close()
         self._listening.clear()
@@ -71,19 +71,19 @@ class _Listening:
 
     def close(self) -> None:
         self._closed = True
-        with contextlib.suppress(queue.Full):  # then it looks when it has come to the next
+        with contextlib.suppress(queue.Full):  # then the thread sees `_closed` after its current event
             self._queue.put_nowait(None)
 
     def _listen(self) -> None:
         while (observed := self._queue.get()) is not None and not self._closed:
             try:
                 self._observer.observe(observed)
-            except Exception:  # whatever an observer does, the fleet goes on
+            except Exception:  # no error of an observer may stop the fleet
                 _log.exception("the observer %s failed", type(self._observer).__name__)
 
 
 class Timings:
-    """How long each phase of rounds and commits took lately."""
+    """Recent durations of each phase of rounds and commits."""
 
     def __init__(self) -> None:
         self._rounds: deque[RoundTook] = deque(maxlen=LATELY)
@@ -97,7 +97,7 @@ class Timings:
                 self._commits.append(observed)
 
     def phases(self) -> dict[str, PhaseTimes]:
-        """By phase; empty before the first round and commit. May be called on any thread."""
+        """Return durations by phase; empty before the first round and commit. Thread-safe."""
         rounds, commits = list(self._rounds), list(self._commits)
         found = {
             "view": [of.view for of in rounds],

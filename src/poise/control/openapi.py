@@ -1,7 +1,5 @@
-"""The OpenAPI document, made from the routes: what each takes and gives by its types, and what these cannot tell.
-
-That is the one error body of every route, the forms that are streams of lines, the grammar of a job, and which route
-needs no token.
+"""The OpenAPI document, generated from the routes and their types, plus what types cannot express: the error body of
+every route, streams of JSON lines, the grammar of a job, and the routes without a token.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,7 +18,7 @@ from poise.model.job_fields import JobSpec
 from poise.model.reports import AuditReport, ExecLine, LogLine
 
 SCHEMA = "/v1/schema/openapi.json"
-"""Where the document is."""
+"""The path of the document."""
 
 LINES = "application/x-ndjson"
 
@@ -36,11 +34,11 @@ REFUSALS = {
     "503": "The control plane is leaving, or a queue is full: try again",
     "507": "The disk of the log is full: nothing new is accepted, reading goes on",
 }
-"""Every status that an error may have; which of them a route may answer, `_refusals` tells."""
+"""Every status of an error response; `_refusals` selects those of a route."""
 
 
 MISSING = frozenset({"/", "/v1/profiles", "/v1/authority"})
-"""Routes without a name in their path that may be asked for what is not there."""
+"""Routes without a path parameter that may still answer 404."""
 
 
 class LoggedEvent(msgspec.Struct, frozen=True):
@@ -51,7 +49,7 @@ class LoggedEvent(msgspec.Struct, frozen=True):
 
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:
-    """All of it, but for the route of the document itself."""
+    """Return the document for all routes but its own."""
     told = [route for route in routes if route.path != SCHEMA]
     known = [ErrorBody, Accepted, LoggedEvent, AuditReport, LogLine, ExecLine, CaptureLine, JobSpec]
     kinds = [*known, *dict.fromkeys(kind for route in told for kind in _kinds(route))]
@@ -74,7 +72,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 def _kinds(route: Route) -> Iterator[Any]:
-    """The types of what a route takes and gives as JSON."""
+    """Return the JSON types of a route's parameters, body and result."""
     yield from (one.kind for one in route.parameters.values())
     if route.body not in (None, bytes):
         yield route.body
@@ -117,7 +115,7 @@ def _operation(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _good(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
-    """The answer of a route that does what it is asked."""
+    """Return the successful response of a route."""
     match route.path:
         case "/":
             location = {"Location": {"schema": {"type": "string"}}}
@@ -153,7 +151,7 @@ def _good(route: Route, schema_of: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _refusals(method: str, path: str, operation: dict[str, Any]) -> list[str]:
-    """The statuses of the errors that a route may answer with, by what it takes and does."""
+    """Return the error statuses that a route may answer with, by its parameters and method."""
     found = ["403", "500", "503"]
     if path not in PUBLIC:
         found.append("401")
@@ -169,7 +167,7 @@ def _refusals(method: str, path: str, operation: dict[str, Any]) -> list[str]:
 
 
 def _sent(record: Any) -> dict[str, Any]:
-    """One server-sent event whose data is a record."""
+    """Return the schema of a server-sent event whose data is a record."""
     data = {"type": "string", "contentMediaType": "application/json", "contentSchema": record}
     return {"type": "object", "properties": {"id": {"type": "string"}, "data": data}}
 

@@ -1,4 +1,4 @@
-"""The control plane's host on one asyncio thread: requests that are awaited, and events that are followed."""
+"""The control plane's host on one asyncio thread. Its callers await requests and follow events."""
 
 import asyncio
 import contextlib
@@ -29,23 +29,23 @@ from poise.ports import Clock, Decider, Store
 from poise.units import SECOND, Instant
 
 RECENT_EVENTS, RECENT_TASKS = 10_000, 10_000
-"""Events kept in memory for those who follow the stream, and tasks of jobs whose submission is among them; older ones
-are read from the log.
+"""Limits on the events kept in memory for followers of the stream, and on the tasks of the submitted jobs among them.
+Older events are read from the log.
 """
 
 FRESH = 2 * SECOND
-"""What was written since a look at the log so long ago at most has been written just now."""
+"""New events were written just now, and tell the leader's time, if the previous look was less than this ago."""
 
 READERS_FIRST = 0.5
-"""Seconds for which nothing new is taken in while somebody waits to read: more than a commit takes, also on a busy
-machine. Where the disk is slower than that, one turn is taken in after each such wait, so that nodes are heard.
+"""Seconds for which no messages are processed while a reader waits for the log: longer than a commit takes on a busy
+machine. If the disk is slower, one turn is processed after each such wait, so that nodes are heard.
 """
 
 SAVED_BESIDE = 2_000
-"""Units from which on the state is encoded in a process of its own: for fewer, that takes some 10 ms at most."""
+"""Number of units from which a separate process encodes the state; for fewer it takes at most about 10 ms."""
 
 QUICKLY_COMPILED = 16 * 1024
-"""Bytes of a request that is compiled in some milliseconds at most, whatever is in it."""
+"""Bytes up to which any request compiles within a few milliseconds."""
 
 BROKEN = 70
 """Exit code of a control plane that met an internal error, or lost its log to another one."""
@@ -54,13 +54,13 @@ _log = logging.getLogger("poise.control")
 
 
 def clock_of(ledger: Ledger) -> SystemClock:
-    """One that goes on from where the log is."""
+    """Return a clock that resumes from the time in the log."""
     return SystemClock(Instant(ledger.leader.resume_at(boot_id(), boottime(), time.time())))
 
 
 class Recent(deque[tuple[int, Event]]):
-    """The latest events with their revisions: at most `RECENT_EVENTS`, of jobs with at most `RECENT_TASKS` tasks, or
-    with those of one job.
+    """The latest events with their revisions. Drops the oldest beyond `RECENT_EVENTS` events, or beyond `RECENT_TASKS`
+    tasks in submitted jobs, but keeps at least one event.
     """
 
     def __init__(self, events: Iterable[tuple[int, Event]] = ()) -> None:
@@ -81,13 +81,13 @@ def _tasks_in(event: Event) -> int:
 
 
 class Plane(Host):
-    """The host on asyncio's loop, for callers that wait and for those who follow what happens. `observers` are told of
-    it, each on a thread of its own; `timings` and `tally` are two of them.
+    """The host on asyncio's loop, for callers that wait and for followers of events. `observers` get its events, each
+    on its own thread; `timings` and `tally` are two of them.
 
-    `behind` is None where this control plane leads. Else it stands by: it takes in what the one that leads has written,
-    answers what can be read, and refuses what would be written; `behind` is the address of that one, empty while nobody
-    is known to lead, as while the store is `away`, which says why. `leads` tells a leader whether that holds still: for
-    as long, nobody else can lead.
+    `behind` is None while this control plane leads. Otherwise it is a standby: it applies the leader's events, answers
+    reads, and refuses writes; `behind` is then the leader's address, or empty if the leader is unknown, for example
+    while the store is `away` (the reason). `leads` returns whether a leader's lease still holds; until it ends, no
+    other can lead.
     """
 
     behind: str | None = None
@@ -138,11 +138,11 @@ class Plane(Host):
 
     @property
     def accepting(self) -> bool:
-        """Whether anything new can be written here."""
+        """Return whether anything can be written here."""
         return self.behind is None and self.controller.accepting
 
     def check_leading(self) -> None:
-        """Raises `NotLeading` where another control plane is the one to ask."""
+        """Raises `NotLeading`, with the address of the leader if known, unless this control plane leads."""
         if self.behind is None:
             return
         if self.behind:
@@ -153,15 +153,15 @@ class Plane(Host):
         raise NotLeading("this control plane stands by, and there is no leader yet", hint="retry: one will lead soon")
 
     def start_from(self, ledger: Ledger) -> None:
-        """Stand by with this ledger: what lies between it and what was known is no longer in the log."""
+        """Stand by from this ledger: the events between it and the previous state are no longer in the log."""
         self.controller = Controller(ledger, self.controller.settings, self.controller.turns.calendar)
         self.clock = clock_of(ledger)
         self._recent.clear()
         self._published_up_to(ledger.revision)
 
     def take_in(self, events: Sequence[tuple[int, Event]], looked: int) -> None:
-        """What the control plane that leads has written after all that is known here, as it was `looked` for since this
-        boot. What is fresh tells what time it is there, whatever the clocks of the two machines are set to.
+        """Apply the leader's new events. `looked` is the boot time of the look. If the previous look was recent, the
+        last event gives the leader's current time, regardless of the wall clocks of the two machines.
         """
         fresh, self._looked = looked - self._looked < FRESH, looked
         if not events:
@@ -179,7 +179,7 @@ class Plane(Host):
         self.observers.close()
 
     def lead(self, term: int, leads: Callable[[], bool]) -> None:
-        """From now on, under a term that was won, on what was taken in."""
+        """Start to lead under a won term, from the applied state."""
         settings = with_latest_policy_here(self.controller.settings, self.ledger.leader.began)
         self.controller = Controller(self.ledger, settings, self.controller.turns.calendar)
         self._leads, self.behind = leads, None
@@ -192,7 +192,7 @@ class Plane(Host):
             yield
 
     def _check_lease(self) -> None:
-        """One that stood still while another took the lead says nothing any more."""
+        """Exit if the lease has expired: after a pause another control plane may lead."""
         if not self._leads():
             leave(NotLeading("the lease has expired"))
 
@@ -203,7 +203,7 @@ class Plane(Host):
         super().ask(make, answer)
 
     async def request(self, make: Callable[[int], messages.Message]) -> Any:
-        """Post a request and wait for its answer. Raises what it was refused with."""
+        """Post a request and wait for its answer. Raises the error if it is refused."""
         future: asyncio.Future[Any] = self._loop.create_future()
 
         def answer(reply: messages.Reply) -> None:
@@ -218,8 +218,8 @@ class Plane(Host):
         return await future
 
     async def prepare(self, document: Any, tenant: str, size: int) -> Compiled:
-        """A tenant's request of so many bytes, compiled for the fleet as it is; raises SpecError. A large one, which
-        may take seconds, is compiled beside the loop, one of a tenant at a time.
+        """Compile a tenant's request of `size` bytes for the current fleet; raises SpecError. A large request may take
+        seconds, so it is compiled on a thread, one per tenant at a time.
         """
         controller, wall, now = self.controller, self.clock.wall(), self.clock.now()
         if size <= QUICKLY_COMPILED:
@@ -228,14 +228,14 @@ class Plane(Host):
             return await asyncio.to_thread(controller.preparing(document, wall, now, tenant))
 
     def tell(self, node: str, message: Met | ToConsole) -> bool:
-        """Say what concerns nobody else to a node; whether it is connected."""
+        """Send a message to a node without telling the controller. Return whether the node is connected."""
         channel = self._channels.get(node)
         if channel is not None:
             channel.send(message)
         return channel is not None
 
     async def settled(self) -> Ledger:
-        """The ledger, once all that it holds now is durable: readers see nothing that a crash could take back."""
+        """Return the ledger once its whole content is durable: readers see nothing that a crash could take back."""
         self._check_lease()
         while self.behind is None and self.controller.durable < self.ledger.revision:
             if not self._readers:
@@ -246,8 +246,8 @@ class Plane(Host):
         return self.ledger
 
     async def keep_pace(self) -> None:
-        """Wait while more waits to be taken in than a turn takes: before a node is heard again. So each node has at
-        most one word there, the network holds the rest, and who asks for something waits behind no more than that.
+        """Before a node is read again, wait until the inbox fits into one turn. So each node has at most one message in
+        it, the network buffers the rest, and requests wait behind no more than that.
         """
         while len(self._inbox) > AT_ONCE:
             if self._pace is None:
@@ -261,14 +261,14 @@ class Plane(Host):
             self._pace = None
 
     async def give_way(self) -> None:
-        """Let others have their turn, and whoever waits to read be answered: the log is written sooner meanwhile."""
+        """Let other tasks run. If a reader waits, wait for the log too, which commits sooner meanwhile."""
         await asyncio.sleep(0)
         if self._readers:
             await self.settled()
 
     def _run(self) -> None:
-        """Readers first: while one waits for the log, what comes in waits with it. Else there would always be
-        something newer in the ledger than in the log while much is submitted, and nobody could read.
+        """Serve readers first: while a reader waits for the log, incoming messages wait too. Otherwise, under many
+        submissions, the ledger would always be ahead of the log, and no reader would be answered.
         """
         if self._readers and (left := self._readers_until - self._loop.time()) > 0:
             if self._reading is None:
@@ -278,12 +278,12 @@ class Plane(Host):
         self._readers_until = self._loop.time() + READERS_FIRST
 
     def _go_on(self) -> None:
-        """Take in what came while somebody read."""
+        """Process the messages that arrived while readers waited."""
         self._reading = None
         super()._run()
 
     def _answer_readers(self) -> None:
-        """All is durable: whoever waited to read does so before the next turn."""
+        """Wake all waiting readers, now that everything is durable; they run before the next turn."""
         for reader in self._readers:
             if not reader.done():
                 reader.set_result(None)
@@ -295,18 +295,18 @@ class Plane(Host):
     # --- following ---------------------------------------------------------------------------------------------------
 
     def events_after(self, revision: int, limit: int) -> list[tuple[int, Event]]:
-        """Durable events after a revision, oldest first."""
+        """Return durable events after a revision, oldest first."""
         if self._recent and self._recent[0][0] <= revision + 1:
             found = [(at, event) for at, event in self._recent if revision < at <= self._published]
             return found[:limit]
         return [(at, event) for at, event in self.store.read(revision, limit) if at <= self._published]
 
     def rates(self) -> Rates:
-        """What has been placed, has ended and has returned lately, as far as it is remembered."""
+        """Return the recent rates of placements, ends and returns, as far as events are in memory."""
         return rates((event for _, event in reversed(self._recent)), self.clock.now())
 
     def follow(self) -> asyncio.Event:
-        """Set whenever more events are durable; give it back with `unfollow`."""
+        """Return an event that is set whenever more events are durable; give it back with `unfollow`."""
         news = asyncio.Event()
         self._followers.add(news)
         return news
@@ -315,7 +315,7 @@ class Plane(Host):
         self._followers.discard(news)
 
     async def over(self, job_id: str, units: tuple[str, ...], within: float) -> None:
-        """Wait until the end of the job, or of these units of it, is durable, the time is up, or this process ends."""
+        """Wait until the end of the job, or of these units, is durable, the time is up, or this process exits."""
         deadline = self._loop.time() + within
         awaited = (job_id, units)
         while (left := deadline - self._loop.time()) > 0 and not self._leaving:
@@ -325,13 +325,13 @@ class Plane(Host):
             await self._watch(awaited, left)
 
     async def ends(self, job_id: str, within: float) -> None:
-        """Wait until the job ends, or the time is up. It makes nothing durable, so many may call it often."""
+        """Wait until the job ends or the time limit passes. It forces no commit, so it is cheap to call often."""
         awaited: tuple[str, tuple[str, ...]] = (job_id, ())
         if not self._is_over(awaited):
             await self._watch(awaited, within)
 
     async def _watch(self, awaited: tuple[str, tuple[str, ...]], within: float) -> None:
-        """Wait until the end is durable, the time is up, or this process is told to end."""
+        """Wait until the end is durable, the time limit passes, or this process is told to exit."""
         future: asyncio.Future[None] = self._loop.create_future()
         watching = self._watched.setdefault(awaited, set())
         watching.add(future)
@@ -345,7 +345,7 @@ class Plane(Host):
                 del self._watched[awaited]
 
     def leaves(self) -> None:
-        """This process is about to end: whoever waits is answered now, and asks the next one."""
+        """Answer all waiting requests because this process is about to exit; clients ask the next one."""
         self._leaving = True
         self._answer_those_of(list(self._watched))
 
@@ -353,14 +353,14 @@ class Plane(Host):
         self._recent.extend(enumerate(events, start=expected + 1))
 
     def _save(self) -> None:
-        """Where much is kept, in a copy of this process, while this one goes on."""
+        """Save the state: if it is large, in a forked copy of this process."""
         if len(self.ledger.jobs.units) < SAVED_BESIDE:
             super()._save()
         elif self._saving is None:
             self._saving = self._loop.create_task(self._save_beside())
 
     async def _save_beside(self) -> None:
-        """The copy is made when this first runs: between two turns, so that ledger and log agree."""
+        """Fork when this task first runs: between two turns, so that ledger and log agree."""
         revision, times = self.ledger.revision, self._times_taken_back
         try:
             try:
@@ -406,14 +406,14 @@ class Plane(Host):
 
 
 def leave(error: PoiseError) -> NoReturn:
-    """As by kill -9: nothing that is still to be said or written is this one's to say."""
+    """Exit at once, as by kill -9: this process may no longer send or write anything."""
     _log.critical("%s; this control plane leaves it to them", error)
     os._exit(BROKEN)
 
 
 @contextlib.contextmanager
 def or_die() -> Iterator[None]:
-    """An error that nobody foresaw leaves ledger and log apart: end as by kill -9, and be started from the log."""
+    """Exit as by kill -9 on an unexpected error: ledger and log may differ. A restart recovers from the log."""
     try:
         yield
     except Exception:

@@ -1,9 +1,9 @@
-"""The routes of the API: which function answers which method and path, for whom, and what it is given.
+"""The API's router: maps a method and a path to a function, checks the role, and passes the parameters.
 
-A route is an async function, and its parameters say what it takes: `bearer` is who asks, `request` the request itself,
-`data` the body, JSON of the type that is written there, or as it is where that is `bytes`; a name that the path has in
-braces is a part of the path, and every other one is of the query, where it may be left out (one that ends with `_` is
-without it there). What it returns is sent as JSON, unless it is a `Content`, a `Redirect` or a `Stream`.
+A route is an async function whose parameters define its input: `bearer` is the authenticated bearer, `request` the
+request, `data` the body (JSON of the annotated type, or raw `bytes`). A name in braces in the path is a path parameter;
+every other parameter is an optional query parameter (a trailing `_` is dropped from its name). The result is sent as
+JSON unless it is a `Content`, a `Redirect` or a `Stream`.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ JSON = "application/json"
 HINT = "`/v1/schema/openapi.json` lists the routes, and what each takes"
 
 COMPRESSION, MIN_COMPRESSED = 1, 500
-"""The quickest level, since the thread that compresses is the one that decides; and the bytes below which it saves
-nothing."""
+"""The fastest gzip level, because compression runs on the thread that schedules; and the body size in bytes below which
+compression saves nothing."""
 
 _log = logging.getLogger("poise.control")
 
 
 class Request(NamedTuple):
-    """A request as a route sees it. `body` is empty where the route takes no `data`; `scheme` is `http` or `https`."""
+    """A request as a route gets it. `body` is empty if the route has no `data`; `scheme` is `http` or `https`."""
 
     headers: Mapping[str, str]
     body: bytes
@@ -45,20 +45,20 @@ class Request(NamedTuple):
 
 
 class Content(NamedTuple):
-    """An answer that is not JSON."""
+    """A response that is not JSON."""
 
     body: bytes
     media_type: str
 
 
 class Redirect(NamedTuple):
-    """Nothing but where to go."""
+    """A redirect without a body."""
 
     location: str
 
 
 class Stream(NamedTuple):
-    """An answer that comes piece by piece, and is not compressed. It ends early when the client goes."""
+    """A response sent in pieces, without compression. It stops when the client disconnects."""
 
     pieces: AsyncIterator[bytes]
     media_type: str
@@ -69,7 +69,7 @@ class WrongMethodError(InputError):
 
 
 class Given(NamedTuple):
-    """A parameter of a route: where it comes from (`path` or `query`), its name there, its type and its default."""
+    """A parameter of a route: its source (`path` or `query`), its name there, its type and its default."""
 
     place: str
     name: str
@@ -78,7 +78,7 @@ class Given(NamedTuple):
 
     @property
     def repeats(self) -> bool:
-        """Whether it may be given several times; of the others the last one counts."""
+        """Return whether it may occur several times; of any other parameter the last value counts."""
         return get_origin(self.kind) is tuple
 
     @property
@@ -87,8 +87,8 @@ class Given(NamedTuple):
 
 
 class Route:
-    """One method of one path. `role` is the one that it needs; a route that names none is for nobody, unless its path
-    is public. `status` is that of its answer.
+    """One method of one path. `role` is the required role; a route without one is closed to all, unless its path is
+    public. `status` is the status of its response.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Route:
         kinds = dict(handler.__annotations__)
         self.returns = kinds.pop("return")
         self.body = kinds.get("data")
-        """The type of the body, or None."""
+        """The type of the body; None without one."""
         defaults = {name: one.default for name, one in inspect.signature(handler).parameters.items()}
         self.parameters = {
             name: Given(
@@ -117,7 +117,7 @@ class Route:
         self._decoder = json_decoder(self.body) if self.body not in (None, bytes) else None
 
     async def answer(self, scope: Scope, receive: Receive, names: Mapping[str, str]) -> Any:
-        """What the function returns. `names` are those of the path. Raises `PoiseError`, and `GoneError`."""
+        """Call the function; return its result. `names` are the path parameters. Raises `PoiseError`, `GoneError`."""
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given: dict[str, Any] = {}
         for name, one in self.parameters.items():
@@ -136,11 +136,11 @@ class Route:
 
 
 class GoneError(Exception):
-    """The client has hung up before its request was complete."""
+    """The client disconnected before its request was complete."""
 
 
 class Routes:
-    """ASGI application of routes. `allow` raises `PoiseError` where whoever asks may not ask what needs this role."""
+    """ASGI application of routes. `allow` raises `PoiseError` unless the bearer has the required role."""
 
     def __init__(self, allow: Callable[[Scope, Role | None], None]) -> None:
         self._allow = allow
@@ -208,7 +208,7 @@ class Routes:
                 await _answer(scope, send, route.status, msgspec.json.encode(told), JSON)
 
     def _fitting(self, path: str) -> tuple[Mapping[str, Route], dict[str, str]]:
-        """The routes of a path by their methods, and what it has for the names in braces."""
+        """Return the routes of a path by method, and its path parameters."""
         path = path.rstrip("/") or "/"
         if path in self._paths:
             return self._paths[path], {}
@@ -220,7 +220,7 @@ class Routes:
 
 
 def _names(shape: list[str], parts: list[str]) -> dict[str, str] | None:
-    """The parts that stand where the shape has names in braces; None where it does not fit."""
+    """Return the path parameters; None if the path does not match the shape."""
     if len(shape) != len(parts):
         return None
     names = {}
@@ -250,7 +250,7 @@ def _decoded(decoder: "msgspec.json.Decoder[Any]", body: bytes) -> Any:
 
 
 def _lowered(message: str) -> str:
-    """The decoder's sentence as ours are."""
+    """Lower the first letter, as in all our messages."""
     return message[:1].lower() + message[1:]
 
 
@@ -283,7 +283,7 @@ async def _send(send: Send, status: int, body: bytes, headers: list[tuple[bytes,
 
 
 async def _stream(receive: Receive, send: Send, status: int, stream: Stream) -> None:
-    """Send the pieces until there are no more or the client has gone; then close their source."""
+    """Send all pieces, or stop when the client disconnects; then close their source."""
 
     async def write() -> None:
         async with contextlib.aclosing(stream.pieces) as pieces:  # type: ignore[type-var]

@@ -1,6 +1,6 @@
-"""The metrics of this control plane as text, for whoever asks: what is counted, and the state as it is now.
+"""The metrics of this control plane as text: counters, and the current state.
 
-Unlike other reads it does not wait for the log: that the log stands still is what somebody wants to see here.
+Unlike other reads it does not wait for the log: a log that hangs is exactly what a metrics reader must see.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from poise.model.tenants import Bearer
 
 
 class Scrape:
-    """Answers one after the other, so that many who ask do not hold up the loop together."""
+    """Answers one scrape at a time, so that concurrent scrapes do not block the loop."""
 
     def __init__(self, plane: Plane, home: Home, gate: Gatekeeper, minutes: Minutes, log_limit: int) -> None:
-        """`log_limit`: bytes to which the log may grow; 0: as far as its disk lets it."""
+        """`log_limit` is the maximum size of the log in bytes; 0 means the space on its disk."""
         self._plane = plane
         self._home = home
         self._gate = gate
@@ -30,7 +30,7 @@ class Scrape:
         self._turn = asyncio.Lock()
 
     async def answer(self, bearer: Bearer) -> Content:
-        """What this bearer may see."""
+        """Return the metrics that this bearer may see."""
         async with self._turn:
             found = standing(self._plane, __version__)
             leads = self._plane.behind is None
@@ -41,7 +41,7 @@ class Scrape:
             return await asyncio.to_thread(self._written, found, bearer, leads=leads)
 
     def _written(self, found: Families, bearer: Bearer, *, leads: bool) -> Content:
-        from poise.drivers.exposition import CONTENT_TYPE, text  # 50 ms to import, which a start need not wait for
+        from poise.drivers.exposition import CONTENT_TYPE, text  # a 50 ms import, kept out of the start
 
         if leads:
             found |= self._plane.tally.told() | log_size(self._home.log, self._log_limit)

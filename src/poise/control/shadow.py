@@ -1,8 +1,8 @@
-"""A policy in shadow: it is asked on the views on which the policy in charge decides, and nothing follows from that.
-What would have come of it is not told here, but by its simulated fleet (`control/worlds`).
+"""A policy in shadow gets the views on which the active policy decides; its plans have no effect. The results that it
+would have had come from its simulated fleet (`control/worlds`).
 
-It runs in a process of its own, as policies of others do. It is asked one view at a time, and rests after each: what it
-costs the loop is a bounded part of the time. Views that come meanwhile are passed over, and counted.
+It runs in a separate process, like a third-party policy. It decides one view at a time and rests after each, so it
+costs the loop a bounded share of its time. Views that arrive meanwhile are skipped and counted.
 """
 
 import asyncio
@@ -18,22 +18,22 @@ from poise.model.times import Times
 from poise.model.views import Snapshot
 
 SHARE = 0.05
-"""The part of the loop's time that a shadow may take."""
+"""Fraction of the loop's time that a shadow may use."""
 
 KEPT = 20
-"""The latest differences that are kept, and the units of most differences that are told."""
+"""Number of latest differences kept, and of units with most differences reported."""
 
 MOST_UNITS = 10_000
-"""Units whose differences are counted."""
+"""Maximum number of units whose differences are counted."""
 
 Act = tuple[str, str]
 
 
 class Shadow:
-    """Compares the plans of one policy with those of the one in charge."""
+    """Compares the plans of one policy with those of the active policy."""
 
     def __init__(self, choice: Choice, times: Times, since: float = 0.0) -> None:
-        """`since` is when somebody asked for it, in seconds since 1970 (0: now)."""
+        """`since` is when the shadow was requested, in seconds since 1970 (0: now)."""
         self.choice = choice
         self._label = choice.label
         self._decider = WorkerDecider(choice, times)
@@ -47,11 +47,11 @@ class Shadow:
         self._units: Counter[str] = Counter()
 
     async def ready(self) -> None:
-        """Once it has been loaded, well or badly."""
+        """Wait until the policy has loaded or failed to load."""
         await self._decider.ready()
 
     def ask(self, view: Snapshot, live: Plan) -> None:
-        """What it would have decided in the place of this plan."""
+        """Ask the policy for its plan on this view, and compare it with the live plan."""
         began = self._loop.time()
         if self._busy or began < self._not_before:
             self._passed_over += 1
@@ -61,11 +61,11 @@ class Shadow:
         self._loop.call_soon(self._rest, perf_counter())
 
     def _rest(self, began: float) -> None:
-        """The view has been encoded by now, on this thread: that is the cost."""
+        """Rest in proportion to the cost so far: the view has been encoded on this thread by now."""
         self._not_before = self._loop.time() + (perf_counter() - began) / SHARE
 
     def report(self) -> ShadowReport:
-        """What was found so far."""
+        """Return the results so far."""
         return ShadowReport(
             policy=self._label,
             since=self._since,
@@ -80,12 +80,12 @@ class Shadow:
         )
 
     def close(self) -> None:
-        """End its process."""
+        """End the process of the policy."""
         self._decider.close()
 
     def _compare(self, revision: int, live: Plan, plan: Plan) -> None:
         self._busy = False
-        if plan.failed or plan.policy not in (self._label, self._label.partition("@")[0]):  # the safe policy stood in
+        if plan.failed or plan.policy not in (self._label, self._label.partition("@")[0]):  # by the safe policy
             self._failed += 1
             return
         self._rounds += 1
@@ -105,7 +105,7 @@ class Shadow:
 
 
 def _acts(decisions: Sequence[Decision]) -> dict[Act, str]:
-    """What changes for units, whatever the reasons; and these."""
+    """Return the changes to units, each with its reason. Reasons are not compared."""
     found: dict[Act, str] = {}
     for one in decisions:
         if isinstance(one, Place):

@@ -1,8 +1,8 @@
-"""A log that this control plane shares with others: one of them leads, the rest stand by. Following the log, and taking
-over.
+"""A log that several control planes share: one leads, the others stand by. This module follows the log and takes over
+the lead.
 
-Whoever stands by asks the store each quarter of a second for what is new, and for the lease. Being told of it instead
-(PostgreSQL's LISTEN, etcd's watch) would need a connection of its own, and would save that quarter alone.
+A standby polls the store every quarter of a second for new events and for the lease. Notifications (PostgreSQL's
+LISTEN, etcd's watch) would need a connection of their own and save only that quarter.
 """
 
 import asyncio
@@ -31,18 +31,18 @@ from poise.model.times import Times
 LOOK_SECONDS = 0.25
 LIFE_SECONDS = 1.0
 PAGE = 5_000
-"""Events that are taken in at once: reads wait meanwhile."""
+"""Events applied in one batch; reads wait meanwhile."""
 
 PASSING = frozenset({"E202", "E211", "E213"})
-"""What may be wrong with a store and is waited for: it is full, away, or lets nobody in. Who ended instead would end
-for good, and nobody would lead once it is well again.
+"""Store errors that are retried: full, away, or access denied. A standby that exited instead would stay down, and no
+control plane would lead once the store recovers.
 """
 
 _log = logging.getLogger("poise.control")
 
 
 def _parted(address: str) -> tuple[str, str]:
-    """Where one is reached, and the fingerprint of the authority that speaks for it; a socket needs none."""
+    """Split an address into where to connect and the fingerprint of its certificate authority; a socket has none."""
     with contextlib.suppress(InputError):
         told = Address.parse(address)
         return str(told), told.authority
@@ -50,7 +50,7 @@ def _parted(address: str) -> tuple[str, str]:
 
 
 async def open_shared(url: str, home: Home, token: str, address: str) -> "Shared":
-    """Once the store answers; while it does not, that is on file for the command line to tell."""
+    """Open the log once the store answers. Until then its error is in a file that the command line shows."""
     call_soon = asyncio.get_running_loop().call_soon_threadsafe
     lease = lease_at(
         url,
@@ -90,9 +90,9 @@ async def open_shared(url: str, home: Home, token: str, address: str) -> "Shared
 
 
 class Shared(NamedTuple):
-    """`ledger` is what the log said when it was opened; `token` the digest of the home's, and `authority` the
-    fingerprint of the one that speaks for it, where it listens to other machines: who has another one could not be
-    spoken to after a change of leader. The `vault` opens what the others seal.
+    """`ledger` is the state of the log when it was opened. `token` is the digest of the home's token; `authority` is
+    the fingerprint of the home's certificate authority if it listens to other machines. Both must match the leader's,
+    or clients could not connect after a change of leader. `vault` decrypts what the others encrypt.
     """
 
     store: LedStore[Event]
@@ -103,7 +103,7 @@ class Shared(NamedTuple):
     authority: str = ""
 
     def leader(self) -> str:
-        """The address of the one that leads, if one does. Raises `Conflict` where it could not be followed."""
+        """Return the leader's address, or an empty text. Raises `Conflict` if its token or authority differs."""
         led = self.lease.look()
         if not led.held:
             return ""
@@ -126,7 +126,7 @@ class Shared(NamedTuple):
         return address
 
     def compare_keys(self, texts: Iterable[str]) -> None:
-        """Warn of secrets that would not open here: if this control plane led, their jobs would be on hold."""
+        """Warn of secrets that cannot be decrypted here: if this control plane led, their jobs would be on hold."""
         try:
             missing = self.vault.missing(texts)
         except PoiseError as error:
@@ -136,7 +136,7 @@ class Shared(NamedTuple):
             _log.warning("secrets of jobs are sealed with key %s: copy its line into %s", key, self.vault.path)
 
     async def lead(self, plane: Plane) -> None:
-        """Stand by until it leads, and then for as long as it does. Raises what a person has to see to."""
+        """Stand by, then lead until the process ends. Raises errors that a person must fix."""
         await self._until_it_leads(plane)
         while True:
             self.lease.lives()
@@ -163,7 +163,7 @@ class Shared(NamedTuple):
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _catch_up(self, plane: Plane) -> bool:
-        """False: there was no more than this. A leader that writes all the time is not to be read all the time."""
+        """Apply new events. Return whether the page was full; only then read on, or a steady writer keeps us busy."""
         known, looked = plane.ledger.revision, boottime()
         events = await asyncio.to_thread(lambda: list(self.store.read(known, PAGE)))
         if events and events[0][0] != known + 1:  # the log was pruned meanwhile
@@ -176,7 +176,7 @@ class Shared(NamedTuple):
         return len(events) == PAGE
 
     async def _lead(self, plane: Plane, term: int) -> None:
-        """What is in the log now is all that there will be of others."""
+        """Apply the rest of the log: no other control plane can append to it now. Then start to lead."""
         while await self._catch_up(plane):
             pass
         last, known = await asyncio.to_thread(self.store.lead, term), plane.ledger.revision

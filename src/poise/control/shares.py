@@ -11,10 +11,10 @@ from poise.errors import Busy
 from poise.model.tenants import HOME, Bearer, Role
 
 RATE, BURST = 200.0, 400.0
-"""Requests of a tenant in a second, on the whole and at first. Further ones wait for as long as that takes."""
+"""A tenant's requests per second, sustained and in a burst. Requests above the limit are delayed."""
 
 AT_ONCE = 256
-"""Requests of a tenant under way, with those that wait, that follow something, and its channels; more are refused."""
+"""Limit on a tenant's concurrent requests, including waiting ones, streams and channels; more are refused."""
 
 
 class Turns:

@@ -22,26 +22,26 @@ from poise.errors import Fault, PoiseError, Unreachable, client_only
 START_SECONDS = 60.0
 
 END_SECONDS = 75.0
-"""A supervisor that is ending has ended by then, also one that gives the machines of a cluster back."""
+"""Time limit for a supervisor to shut down, including the return of a cluster's machines."""
 
 RESTART_SECONDS = 1.0
-"""In which one that was killed is there again."""
+"""Time limit for a killed control plane to be restarted."""
 
 ASK_SECONDS = 0.05
-"""How often to ask a control plane that starts, which is asked at once where it makes its socket."""
+"""How often to poll a starting control plane; it is also asked as soon as it creates its socket."""
 
 NODE_SECONDS = 5.0
-"""The agent of this machine has joined a new control plane by then."""
+"""Time limit for this machine's agent to join a new control plane."""
 
 SUBMIT_ATTEMPTS = 3
-"""Submissions to try while control planes leave because they are idle."""
+"""Number of attempts to submit while control planes exit because they are idle."""
 
 UNTIL_IDLE = "--until-idle"
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 KEPT = ("PATH", "HOME", "VIRTUAL_ENV", "LANG")
-"""Variables that work keeps which is run for somebody who waits; and those of conda."""
+"""Variables passed on to interactive commands, besides those of conda."""
 
 
 def kept_environment() -> dict[str, str]:
@@ -52,7 +52,7 @@ def user_name() -> str:
     """Return the user's name for display; empty if the system has none."""
     try:
         return getpass.getuser()
-    except (ImportError, KeyError, OSError):  # the first on Windows
+    except (ImportError, KeyError, OSError):  # ImportError on Windows
         return ""
 
 
@@ -66,12 +66,12 @@ def running_here(home: Home) -> bool:
 
 
 def supervised(home: Home) -> bool:
-    """Whether somebody keeps the control plane of this home alive, even if it is just being restarted."""
+    """Return whether a supervisor keeps this home's control plane alive, even if that is just restarting."""
     return is_held(home.supervisor)
 
 
 def may_be_asked(home: Home) -> bool:
-    """Whether there is a control plane to ask, rather than the log: of this home, or another one that answers now."""
+    """Return whether to ask a control plane instead of the log: this home's, or another one that answers now."""
     if home.elsewhere is not None or running_here(home) or supervised(home):
         return True
     deadline = time.monotonic() + RESTART_SECONDS
@@ -90,21 +90,21 @@ def _listens(home: Home, turn: int) -> bool:
     try:
         reach(home, turn=turn).close()
     except (PoiseError, ssl.SSLError):
-        return True  # somebody does, and whoever asks is told what is wrong
+        return True  # it answers, and the caller gets the real error
     except OSError:
         return False
     return True
 
 
 def connected(home: Home) -> Client:
-    """A client of the running control plane; raises `Unreachable` at once when none is kept alive here."""
+    """Return a client of the running control plane; raise `Unreachable` at once if none is kept alive here."""
     if not running(home) and not supervised(home):
         raise Unreachable("no control plane runs here", field=str(home.root), hint="`poise up`")
     return Client(home)
 
 
 def await_end(home: Home) -> None:
-    """Wait until a supervisor that is ending has ended."""
+    """Wait until a supervisor that is shutting down has exited, up to a time limit."""
     deadline = time.monotonic() + END_SECONDS
     while is_ending(home.supervisor) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -130,7 +130,7 @@ def ensure_up(home: Home, *options: str) -> Client:
         try:
             return _when_ready(home)
         except Unreachable:
-            continue  # one that was about to leave has left
+            continue  # it was idle and exiting, and is gone
     raise Fault("the control plane does not start", field=str(home.messages), hint=f"tail {home.messages}")
 
 
@@ -154,7 +154,7 @@ def submit(
     is_new = False
     if not running_here(home) and not supervised(home):
         from poise.model.secrets import named
-        from poise.model.spec import compile_spec  # not needed where a control plane does it
+        from poise.model.spec import compile_spec  # not needed if a control plane does it
 
         compile_spec(named(spec), wall=time.time())
         is_new = _asks(spec) and not home.log.exists()

@@ -1,7 +1,7 @@
-"""The files of jobs on the side of the control plane: a process of its own keeps them (`drivers/blobs.py`).
+"""The control plane's side of the files of jobs: a separate process keeps them (`drivers/blobs.py`).
 
-It is started with the first request about files. When it is killed, the next request starts another one, and what was
-on its way is asked again: each request can be repeated.
+The process starts at the first request about files. If it is killed, it is restarted and pending requests are repeated,
+which is safe for each of them.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from poise.model.spec import Compiled
 from poise.model.trees import CODE, Tree
 
 AT_ONCE = 8
-"""Requests that the process is given before one is answered; each holds at most some MiB."""
+"""Maximum number of unanswered requests to the process; each holds at most a few MiB."""
 
 TRIES = 3
 
@@ -27,14 +27,14 @@ _told = msgpack_decoder(Told)
 
 
 def trees_of(ledger: Ledger) -> list[tuple[str, Tree]]:
-    """The trees of all jobs and schedules that are known, with their tenants: each may be run again."""
+    """Return the trees of all known jobs and schedules, with their tenants: each may run again."""
     jobs = ((job.tenant, job.tree) for job in ledger.jobs.values())
     recurring = ((of.job.tenant, of.job.tree) for of in ledger.schedules.values())
     return [(tenant, tree) for tenant, tree in (*jobs, *recurring) if tree is not None]
 
 
 class Storehouse:
-    """One for each control plane."""
+    """The store of files of one control plane."""
 
     def __init__(self, path: Path, limit: int = LIMIT) -> None:
         self.path = path
@@ -48,11 +48,11 @@ class Storehouse:
 
     @property
     def has_files(self) -> bool:
-        """Whether any files were ever sent here."""
+        """Return whether files were ever stored here."""
         return self._process is not None or self.path.exists()
 
     async def ask(self, deed: str, tenant: str = "", tree: bytes = b"", data: bytes = b"") -> bytes:
-        """What the process answers. Raises PoiseError."""
+        """Send a request to the process and return its answer; retry if the process dies. Raises PoiseError."""
         async with self._room:
             for _ in range(TRIES):
                 with contextlib.suppress(ConnectionError):
@@ -90,7 +90,7 @@ class Storehouse:
                     str(self._limit),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
-                    start_new_session=True,  # a signal to the group of the control plane is not for it
+                    start_new_session=True,  # shields it from signals to the control plane's group
                 )
                 self._reading = asyncio.create_task(self._read(self._process))
             return self._process
@@ -114,7 +114,7 @@ class Storehouse:
                     future.set_exception(ConnectionError("the process has ended"))
 
     async def admit(self, compiled: Compiled) -> Compiled:
-        """The job, if its files are here, for its tenant. Raises SpecError and NotFound."""
+        """Return the job if its files are stored for its tenant. Raises SpecError and NotFound."""
         if compiled.tree is None:
             return compiled
         if not compiled.tree.hash:
@@ -124,13 +124,13 @@ class Storehouse:
         return compiled
 
     async def tidy(self, ledger: Ledger) -> None:
-        """Remove files that no job of the ledger needs."""
+        """Remove files that no job or schedule of the ledger needs."""
         if self.has_files:
             data = msgspec.msgpack.encode([(tenant, bytes.fromhex(tree.hash)) for tenant, tree in trees_of(ledger)])
             await self.ask("tidy", data=data)
 
     async def close(self) -> None:
-        """End the process: what it has acknowledged is on the disk."""
+        """Kill the process: everything that it has acknowledged is on disk."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

@@ -2,23 +2,23 @@
 
     python -S supervisor.py HOME [--no-agent] [--dashboard] [--until-idle] [options of the control plane …]
 
-There is one agent, of this machine; or, where the home has a declared fleet (`fleet.json`), one for each of its nodes;
-or, where it has a cluster (`NAME/cluster.json`), one process that keeps the agents of the cluster's machines; or none:
-then this machine only decides, or stands by to.
-What nodes of an earlier fleet left running is ended once, by an agent that retires them: their work has been given up.
-A gateway (`poise serve`) of this home whose processes were all killed is started again, at the same address; one that
-was told to end is not, and none ends with this process.
+The supervisor runs one agent for this machine; or one for each node of a declared fleet (`fleet.json`); or, for a
+cluster (`NAME/cluster.json`), one process that keeps the agents of the cluster's machines; or none: then this machine
+only schedules, or stands by to.
+An agent retires the nodes of an earlier fleet: it ends once what they left running, since their work has been given up.
+A gateway (`poise serve`) of this home whose processes were all killed is restarted at the same address. A gateway that
+was told to stop is not, and gateways keep running when the supervisor exits.
 
-With `--traces URL` the exporter of traces runs beside them, with `--dashboard` the dashboard; while a policy is in
-shadow (`shadow/asked.json`), the process of its simulated fleet.
+With `--traces URL` it also runs the exporter of traces, with `--dashboard` the dashboard, and while a policy is in
+shadow (`shadow/asked.json`) the process of its simulated fleet.
 
-A child that ends is started again, at once the first time and after a pause that doubles to five seconds when it keeps
-ending. A control plane that ends with code 0 was told to, with code 3 cannot start until a person acts: then the agents
-are ended too, and so is this process. Whoever holds the locks already (children of a supervisor that was killed) is
-left alone, and replaced only when it is gone.
+A child that exits is restarted: at once the first time, then after a pause that doubles up to five seconds. If the
+control plane exits with code 0 (it was told to) or 3 (it cannot start until a person acts), the supervisor stops the
+agents and exits. Processes that already hold the locks (children of a killed supervisor) are left alone, and replaced
+only when they are gone.
 """
 
-# pathlib would be the dearest import here; json and socket are imported where they are needed, which is seldom:
+# pathlib is the slowest import here; json and socket are imported only if needed:
 # ruff: noqa: PTH103, PTH108, PTH110, PTH112, PTH118, PTH119, PTH122, PTH123, PTH208
 
 import contextlib
@@ -43,12 +43,12 @@ TRACES = "--traces"
 UNTIL_IDLE = "--until-idle"
 BOOT = "/proc/sys/kernel/random/boot_id"
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""NumPy starts a thread for each core when it is imported. The control plane multiplies no matrices: they idle."""
+"""NumPy starts one thread per core at import. The control plane multiplies no matrices, so they would idle."""
 
 
 class Child:
-    """One process to keep alive. `lock` is the file that it holds while it lives; `defaults` are variables that it gets
-    where the environment does not set them.
+    """One process to keep alive. It holds the file `lock` while it lives. `defaults` are environment variables for it,
+    used if they are not set already.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Child:
             self.started = now
 
     def ended(self) -> int | None:
-        """The exit code if it has just ended; it is due again after a pause."""
+        """Return the exit code if it has just exited; it is restarted after a pause."""
         if self.process is None or self.process.poll() is None:
             return None
         code, self.process = self.process.returncode, None
@@ -90,7 +90,7 @@ class Child:
             self.process.terminate()
 
     def stop(self, asked: float) -> None:
-        """Wait until it has ended, and end it by force when it has had its time since then (monotonic seconds)."""
+        """Wait until it exits; kill it `stop_seconds` after `asked` (monotonic seconds)."""
         if self.process is not None:
             try:
                 self.process.wait(max(0.0, asked + self.stop_seconds - time.monotonic()))
@@ -115,7 +115,7 @@ class Gateway(Child):
             return
         try:
             lock = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:  # it has ended in order
+        except FileNotFoundError:  # it exited in order
             return
         import json
         import socket
@@ -124,7 +124,7 @@ class Gateway(Child):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with open(self.record) as file, open(BOOT) as boot:
                 told = json.load(file)
-                if told["boot"] != boot.read():  # its machine was started again, and nobody has asked for it since
+                if told["boot"] != boot.read():  # the machine was rebooted, so the gateway is no longer wanted
                     os.unlink(self.record)
                     os.unlink(self.lock)
                     return
@@ -142,7 +142,7 @@ class Gateway(Child):
                 )
                 self.started = now
                 sys.stderr.write(f"the gateway {self.mark} was killed; process {self.process.pid} takes over\n")
-        except BlockingIOError:  # it lives
+        except BlockingIOError:  # it is alive
             pass
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             self.pause = min(LONGEST_PAUSE, self.pause * 2 or LOOK_EVERY)
@@ -173,7 +173,7 @@ def held_by_other(path: str) -> bool:
 
 
 def take(path: str) -> bool:
-    """Hold the lock from now on. Looking at a lock shares it for an instant, so try for a moment."""
+    """Acquire the lock and keep it. Checks of a lock share it for an instant, so retry for 0.5 s."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     for _ in range(50):
         try:
@@ -189,13 +189,13 @@ def take(path: str) -> bool:
 
 
 def say_ending(lock: str) -> None:
-    """Write into our lock that we are ending: who wants to start another waits for that. (`poise.drivers.lock`)"""
+    """Mark our lock as ending: starters of another supervisor wait for it. (`poise.drivers.lock`)"""
     with contextlib.suppress(OSError), open(lock, "ab") as file:
         file.write(b"ending\n")
 
 
 def agents(home: str) -> tuple[list[Child], list[Child]]:
-    """The agents to keep, of the declared fleet's nodes or of this machine; and those that retire other nodes."""
+    """Return the agents of this machine or of the declared fleet's nodes, and those that retire former nodes."""
     program = [sys.executable, "-m", "poise.agent", home]
     declared = os.path.join(home, "fleet.json")
     node, nodes = (os.path.join(home, name) for name in ("node", "nodes"))
@@ -212,7 +212,7 @@ def agents(home: str) -> tuple[list[Child], list[Child]]:
     except FileNotFoundError:
         kept = {node: Child(program, os.path.join(node, "lock"))}
     except (ValueError, KeyError, TypeError):
-        return [], []  # it is damaged, and the control plane says so
+        return [], []  # the file is damaged; the control plane reports that
     else:
         folders = {os.path.join(nodes, name): name for name in names}
         kept = {
@@ -228,7 +228,7 @@ def retiring(program: list[str], folder: str) -> Child:
 
 
 def dashboards(home: str, options: list[str]) -> list[Child]:
-    """The dashboard, where one is kept; for other machines, too, where the control plane listens to them."""
+    """Return the dashboard, if it is enabled. It listens to other machines if the control plane does."""
     if DASHBOARD not in options:
         return []
     beyond = [LISTEN, options[options.index(LISTEN) + 1]] if LISTEN in options else []
@@ -236,7 +236,7 @@ def dashboards(home: str, options: list[str]) -> list[Child]:
 
 
 def exporters(home: str, options: list[str]) -> list[Child]:
-    """The exporter of traces, where they are exported."""
+    """Return the exporter of traces, if it is enabled."""
     if TRACES not in options:
         return []
     url = options[options.index(TRACES) + 1]
@@ -282,12 +282,12 @@ def run(home: str, options: list[str]) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # so that a child's end wakes the sleep below
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # makes the exit of a child wake the sleep below
     wakeup, wake = os.pipe()
     os.set_blocking(wakeup, False)
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
-    while not stopping and os.path.isdir(home):  # a child would make a home anew that was removed
+    while not stopping and os.path.isdir(home):  # a child would create a removed home again
         if keeps_gateways:
             serving = gateways(home, serving)
         for child in (control, *nodes, *retiring, *beside, *serving.values()):
@@ -300,14 +300,14 @@ def run(home: str, options: list[str]) -> int:
             one.ended()
         retiring = [node for node in retiring if node.ended() != 0]
     say_ending(os.path.join(home, "supervisor"))
-    stop_all([control])  # first, so that the nodes' end is no loss to it
+    stop_all([control])  # first, so that it does not count the nodes as lost
     stop_all([*nodes, *retiring])
-    stop_all(beside)  # last: the exporter sends what the others have written
+    stop_all(beside)  # last: it exports what the others have written
     return 0
 
 
 def stop_all(children: list[Child]) -> None:
-    """All at once: a fleet takes no longer than one of its nodes."""
+    """Stop all in parallel: a fleet takes no longer than its slowest node."""
     for child in children:
         child.ask_to_stop()
     asked = time.monotonic()
@@ -316,7 +316,7 @@ def stop_all(children: list[Child]) -> None:
 
 
 def _sleep(wakeup: int) -> None:
-    """Until a signal comes or it is time to look again."""
+    """Sleep until a signal or the next check."""
     import select
 
     select.select([wakeup], [], [], LOOK_EVERY)
@@ -328,7 +328,7 @@ def main() -> int:
     home, options = sys.argv[1], sys.argv[2:]
     os.makedirs(home, mode=0o700, exist_ok=True)
     if not take(os.path.join(home, "supervisor")):
-        return 0  # somebody keeps this home already
+        return 0  # another supervisor keeps this home
     return run(home, options)
 
 

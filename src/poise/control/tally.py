@@ -33,7 +33,7 @@ from poise.model.usage import MINUTE, SIGNALS, Window
 from poise.units import SECOND
 
 REMEMBERED = 10_000
-"""Forecasts that are remembered until their task ends, and of starts until there is one; then the oldest is dropped."""
+"""Maximum number of forecasts of run times and of starts that wait for their outcome; the oldest is dropped."""
 
 CPU, DEVICE, POWER, DEVICE_POWER = (SIGNALS.index(name) for name in ("cpu", "device", "power", "device_power"))
 MILLIWATTS = 1000
@@ -55,18 +55,18 @@ _ZERO: dict[Metric, tuple[Labels, ...]] = {
     metrics.START_FORECAST_ERROR: ((),),
     metrics.FORECAST_ERROR: ((),),
 }
-"""Labels that are known from the start: a rate needs the zero before the first."""
+"""Labels that start at zero: a rate needs a zero before the first count."""
 
 
 class Counts:
-    """Counters and histograms by metric and labels. To be used on one thread, or under a lock."""
+    """Counters and histograms by metric and labels. Not thread-safe."""
 
     def __init__(self) -> None:
         self._counted: dict[Metric, dict[Labels, float]] = {}
         self._bins: dict[Metric, dict[Labels, Bins]] = {}
 
     def begin(self, metric: Metric, labels: Labels) -> None:
-        """With nothing."""
+        """Add a series with the value zero."""
         if metric.kind == "histogram":
             self._bins.setdefault(metric, {})[labels] = Bins(metric.buckets)
         else:
@@ -181,7 +181,7 @@ class Tally:
     def _placed(self, event: Placed) -> None:
         ledger = self._ledger()
         unit = ledger.jobs.unit(event.unit)
-        if unit is None:  # over, and forgotten since
+        if unit is None:  # the job has ended and was forgotten
             return
         spec, priority = unit.spec, unit.spec.priority.name.lower()
         self._counts.count(metrics.PLACED, priority, by=len(event.spots))
@@ -212,7 +212,7 @@ class Tally:
 
 
 class Held(NamedTuple):
-    """CPU cores and devices of a node: how many it has, and how many are held."""
+    """CPU cores and devices of a node, in total and held by work."""
 
     cores: float
     devices: int
@@ -231,7 +231,7 @@ class Minutes:
         self._latest: dict[str, Window] = {}
 
     def take(self, node: str, windows: Sequence[Window], held: Held) -> None:
-        """A node that holds so much now has reported these, oldest first."""
+        """Store minutes that a node reported, oldest first; `held` is what it holds now."""
         for window in windows:
             before = self._latest.get(node)
             if before is not None and window.at > before.at:
@@ -247,13 +247,13 @@ class Minutes:
                 self._counts.count(metrics.ENERGY, part, by=power / MILLIWATTS * MINUTE)
 
     def _used(self, resource: str, busy: int, there: float, held: float) -> None:
-        if busy < 0 or not there:  # nobody measures it
+        if busy < 0 or not there:  # not measured
             return
         self._counts.count(metrics.HELD_SECONDS, resource, by=held * MINUTE)
         self._counts.count(metrics.IDLE_SECONDS, resource, by=max(0.0, held - busy / 1000 * there) * MINUTE)
 
     def keep_only(self, nodes: Mapping[str, object]) -> None:
-        """Forget the minutes of nodes that are not there any more."""
+        """Drop the minutes of nodes that no longer exist."""
         for name in self._latest.keys() - nodes.keys():
             del self._latest[name]
 

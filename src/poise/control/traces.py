@@ -1,6 +1,6 @@
-"""`python -m poise.control.traces HOME --to URL`: the exporter of a home's traces, a process of its own.
+"""`python -m poise.control.traces HOME --to URL`: exports a home's traces, in a process of its own.
 
-It gives way to everything else on its machine. The supervisor keeps it alive while the home exports traces.
+It runs at low priority. The supervisor keeps it alive while the home exports traces.
 """
 
 import argparse

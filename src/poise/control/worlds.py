@@ -38,28 +38,28 @@ from poise.model.worlds import Row, Window, WorldsTold, WorldTold
 from poise.units import DAY, HOUR, SECOND
 
 SHARE = 0.1
-"""The part of a core that is taken."""
+"""Fraction of a core that may be used."""
 
 SLICE = 0.1
 """Seconds of processor time after which the process rests."""
 
 LOOK_SECONDS, WRITE_SECONDS = 2.0, 10.0
-"""How often the log is read at most, and how often what was found is written."""
+"""Minimum interval between reads of the log, and between writes of the results."""
 
 SETTLED = 2 * SECOND
-"""What happened longer ago is in the log."""
+"""Events older than this are assumed to be in the log."""
 
 PAGE = 1000
-"""Events that are read at once."""
+"""Number of events read at once."""
 
 WINDOW = DAY
-"""For so long worlds go on before they begin anew."""
+"""Age at which worlds restart."""
 
 BEHIND = HOUR
-"""Worlds that are later than this because there is no time to compute begin anew."""
+"""Worlds that lag by more than this for lack of processor time restart."""
 
 MOST_PAIRS = 40_000
-"""Jobs whose figures are kept for each policy, the latest."""
+"""Maximum number of jobs, the latest, whose results are kept for each policy."""
 
 _log = logging.getLogger("poise.worlds")
 
@@ -69,7 +69,7 @@ class _Anew(Exception):
 
 
 class Shadowing:
-    """The worlds of one home, until it is `stopping`; `wake` becomes readable when that changes."""
+    """The worlds of one home. It runs until `stopping`; `wake` becomes readable when that changes."""
 
     def __init__(self, home: Home, *, stopping: Callable[[], bool], wake: int) -> None:
         self._home = home
@@ -78,7 +78,7 @@ class Shadowing:
         self._windows: dict[str, list[Window]] = {}
 
     def run(self) -> None:
-        """Until it is time to stop, or no policy is in shadow."""
+        """Simulate until told to stop, or until no policy is in shadow."""
         told, killed = read_told(self._home), True
         while not self._stopping() and (asked := read_asked(self._home)):
             labels = {one.choice.label for one in asked}
@@ -96,7 +96,7 @@ class Shadowing:
             self._pause(LOOK_SECONDS)
 
     def _follow(self, asked: Sequence[Asked], again: WorldsTold | None) -> None:
-        """Raises `_Anew` once these worlds are over."""
+        """Follow the log and advance the worlds. Raises `_Anew` when they must restart."""
         with contextlib.closing(read_home(self._home, decode_event)) as log:
             ledger = self._beginning(log, again)
             if ledger.leader.began is None:
@@ -116,7 +116,7 @@ class Shadowing:
                         break
                 now = ledger.now if len(page) == PAGE else max(ledger.now, self._now(ledger) - SETTLED)
                 limit = before + SLICE
-                worlds.advance(now, lambda: time.process_time() < limit)  # noqa: B023 — it is done within the turn
+                worlds.advance(now, lambda: time.process_time() < limit)  # noqa: B023 — called within the turn
                 late = now - worlds.now
                 over = worlds.other_policy or now - worlds.since > WINDOW or read_asked(self._home) != list(asked)
                 computing = time.process_time() >= limit
